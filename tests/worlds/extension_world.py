@@ -53,14 +53,14 @@ class RecipeReplica(Replica):
 def gradient_of_batch(peer: SimulatedPeer, batch: PublicBatch) -> None:
     assert isinstance(peer.replica, RecipeReplica)
     recipe = peer.replica.recipe
-    recipe.loss(peer.replica.trained, recipe.public_batch({}, batch)).backward()  # type: ignore[no-untyped-call]
+    recipe.total_loss(peer.replica.trained, recipe.public_batch({}, batch)).backward()  # type: ignore[no-untyped-call]
 
 
 def gradient(peer: SimulatedPeer, samples: int) -> None:
     assert isinstance(peer.replica, RecipeReplica)
     recipe = peer.replica.recipe
     position = StreamPosition(peer.network.peer_id, worker=peer.samples_done)  # others in each micro-batch
-    recipe.loss(peer.replica.trained, next(recipe.batches({}, position, samples))).backward()  # type: ignore[no-untyped-call]
+    recipe.total_loss(peer.replica.trained, next(recipe.batches({}, position, samples))).backward()  # type: ignore[no-untyped-call]
 
 
 def hosted(sections: dict[str, Any]) -> RunSpec:

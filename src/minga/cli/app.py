@@ -12,7 +12,7 @@ from minga.cli.terminal.command_groups import arrange
 from minga.cli.terminal.context import collect_again, make_context
 from minga.cli.terminal.exit_codes import EXPLANATION
 from minga.cli.terminal.options import Bind, Directory, Json, LinkArgument, OptionalLink
-from minga.recipes.registry import USUAL_MODEL
+from minga.recipes.registry import USUAL_MODEL, USUAL_RECIPE
 
 app = typer.Typer(
     name="minga",
@@ -68,16 +68,17 @@ def _root(
 def demo(
     minutes: Annotated[float, typer.Option(min=0.1, max=600.0, help="How long to train.")] = 3.0,
     peers: Annotated[int, typer.Option(min=2, max=16, help="Trainers at the start.")] = 3,
+    recipe: Annotated[str, typer.Option(metavar="NAME", help="What they train.")] = USUAL_RECIPE,
     directory: Annotated[
         Path | None, typer.Option(help="Where the results go (default: ./minga-demo, numbered).")
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Train a small model on bundled text with several peers on this machine; kill one, let one join late."""
+    """Train a small model on bundled data with several peers on this machine; kill one, let one join late."""
     ready = make_context(json_output=json_output)
     from minga.cli.demo.demo import DemoOptions, run_demo
 
-    raise typer.Exit(run_demo(DemoOptions(minutes, peers, directory), ready.output, ready.interruption))
+    raise typer.Exit(run_demo(DemoOptions(minutes, peers, recipe, directory), ready.output, ready.interruption))
 
 
 @app.command()
@@ -127,10 +128,9 @@ def host(
     Without RUN.TOML, in the folder of a run, it goes on with that run.
     """
     if example:
-        from minga.core.spec.sections import ModelSection
         from minga.recipes.registry import example_toml
 
-        typer.echo(example_toml(ModelSection().recipe), nl=False)
+        typer.echo(example_toml(USUAL_RECIPE), nl=False)
         return
     if spec is not None and resume is not None:
         raise typer.BadParameter("a run keeps its settings: name either a run spec or --resume DIRECTORY")
@@ -517,6 +517,36 @@ def export(
 
     peer = peer_options("monitor", identity=None, ephemeral=True, voucher=identity, directory=None, host=bind)
     run_export(link, directory, out, peer, ready)
+
+
+@app.command()
+def sample(
+    source: Annotated[
+        str, typer.Argument(metavar="RUN", help="The link of a run, or its folder on this machine.", show_default=False)
+    ],
+    prompts: Annotated[
+        list[str], typer.Argument(metavar="PROMPT...", help="What the model goes by.", show_default=False)
+    ],
+    n: Annotated[int, typer.Option("--n", min=1, max=4096, help="Samples of each prompt.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0, max=100.0, help="Below 1: likelier ones; 0: likeliest.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, max=2**31, help="Choose among so many; 0: among all.")] = 0,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Choose among those of this probability.")] = 1.0,
+    guidance: Annotated[float, typer.Option(min=0.0, max=1000.0, help="(images) Above 1: closer to the prompt.")] = 1.0,
+    length: Annotated[int, typer.Option(min=1, max=2**20, help="(texts) At most so many new tokens.")] = 64,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Equal seeds, equal samples.")] = 0,
+    identity: Voucher = None,
+    bind: Bind = None,
+    json_output: Json = False,
+) -> None:
+    """Let the model of a run go on from prompts."""
+    ready = make_context(json_output=json_output)
+    from minga.cli.keeping.sample import run_sample
+    from minga.cli.terminal.peer_options import peer_options
+    from minga.recipes.interface import SampleOptions
+
+    peer = peer_options("monitor", identity=None, ephemeral=True, voucher=identity, directory=None, host=bind)
+    options = SampleOptions(n, temperature, top_k, top_p, guidance, length, seed)
+    run_sample(source, prompts, options, peer, ready)
 
 
 members_app.add_commands(app)

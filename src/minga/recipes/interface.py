@@ -21,6 +21,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Section
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor, nn
 
     from minga.security.randomness.public_batch import PublicBatch
@@ -58,6 +59,60 @@ class Metric:
     name: str
     better: Literal["lower", "higher"]
     chance: float | None = None
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss in parts. `total`, a float32 scalar, is what training minimises; `parts` are scalars by name.
+
+    Each part `x` has a twin among the held-out figures, `heldout_x`, which is computed in the same way. Peers report
+    the part whose twin is the recipe's headline, so that plots compare like with like.
+    """
+
+    total: Tensor
+    parts: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """How samples are drawn from a trained model.
+
+    `count` samples a prompt; `length` is the largest number of new tokens of a text. Scores are divided by
+    `temperature` (0 takes the likeliest each time); the `top_k` likeliest are kept (0 keeps all), then the likeliest
+    that come to a probability of `top_p`. `guidance` above 1 draws away from samples without a prompt, for recipes that
+    train for it. Equal seeds give equal samples on one machine.
+    """
+
+    count: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    guidance: float = 1.0
+    length: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigurationError` unless each option is within its bounds."""
+        for name, value, low, high in (
+            ("n", self.count, 1, 4096),
+            ("temperature", self.temperature, 0.0, 100.0),
+            ("top-k", self.top_k, 0, 2**31),
+            ("top-p", self.top_p, 0.0, 1.0),
+            ("guidance", self.guidance, 0.0, 1000.0),
+            ("length", self.length, 1, 2**20),
+            ("seed", self.seed, 0, 2**63 - 1),
+        ):
+            if not low <= value <= high:
+                raise ConfigurationError(f"--{name} {value}: must be from {low:g} to {high:g}")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a model made of a prompt: a text, or an image, uint8 [height, width, 3]."""
+
+    prompt: str
+    text: str = ""
+    image: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +156,9 @@ class Recipe(ABC, Generic[S]):
 
     headline: ClassVar[Metric]
     """The figure of `evaluate` that demo, plots and status show."""
+
+    demo_goal: ClassVar[float | None] = None
+    """What the headline has to reach in a demo of three minutes or more; None if it only has to get better."""
 
     coupling: ClassVar[Literal["none", "micro-batch"]] = "none"
     """Whether the loss of a sample depends on others of its micro-batch."""
@@ -170,12 +228,23 @@ class Recipe(ABC, Generic[S]):
         """A batch of `size` made-up samples, with the names, types and ranks of real ones and the largest shapes."""
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The loss of a batch: a scalar that is the mean over its samples.
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor | Loss:
+        """The loss of a batch: a scalar that is the mean over its samples, alone or with its parts.
 
         Being a mean over samples, it makes the average of gradients weighted by samples equal to the gradient of the
         whole batch, however that was cut into micro-batches.
         """
+
+    def total_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """What training minimises: `loss`, or the total of one that comes in parts."""
+        found = self.loss(model, batch)
+        return found.total if isinstance(found, Loss) else found
+
+    def reported_loss(self, loss: Tensor | Loss) -> Tensor:
+        """What peers tell of a loss: the part whose held-out twin is the headline, the total where there is none."""
+        if not isinstance(loss, Loss):
+            return loss
+        return loss.parts.get(self.headline.name.removeprefix("heldout_"), loss.total)
 
     def samples(self, batch: Batch) -> int:
         """How many samples a batch holds: the first dimension of its first tensor, unless the recipe says otherwise."""
@@ -210,10 +279,39 @@ class Recipe(ABC, Generic[S]):
         Raises `StorageError` where that fails, and `ConfigurationError` if the directory already has content.
         """
 
+    def sample(
+        self,
+        model: nn.Module,  # noqa: ARG002
+        files: Files,  # noqa: ARG002
+        prompts: Sequence[str],  # noqa: ARG002
+        options: SampleOptions,  # noqa: ARG002
+    ) -> list[Sample]:
+        """What the model makes of the prompts, `options.count` samples of each, in their order.
+
+        Leaves the model and all random generators as they were. Raises `ConfigurationError` if the recipe draws none.
+        """
+        raise ConfigurationError(f"the recipe {self.context.recipe} draws no samples")
+
+    @classmethod
+    def demo_spec(cls) -> Mapping[str, Any]:
+        """Tables of a run spec, such as `[training]` and `[recipe.NAME]`, with which the recipe visibly learns within
+        three minutes on two CPU cores; `minga demo --recipe NAME` runs it.
+        """
+        return {}
+
+    def demo_results(
+        self,
+        model: nn.Module,  # noqa: ARG002
+        files: Files,  # noqa: ARG002
+        directory: Path,  # noqa: ARG002
+    ) -> Sequence[Path]:
+        """Write into `directory` what the demo shows of the trained model besides its plot; the files written."""
+        return ()
+
     def facts(self) -> RecipeFacts:
         """What plans have to know, counted on a model without memory."""
         from minga.recipes.counting import tensors_and_operations
 
         name = self.context.recipe
-        tensors, operations = tensors_and_operations(self.build_model, self.synthetic_batch(1), self.loss)
+        tensors, operations = tensors_and_operations(self.build_model, self.synthetic_batch(1), self.total_loss)
         return RecipeFacts(name, tensors, operations, 1, None, f"the recipe {name}, counted")

@@ -11,6 +11,7 @@ from minga.core.spec.fields import without_private
 from minga.core.spec.plugins import Registry, check_recorded, recorded
 from minga.core.spec.problems import explain
 from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import ModelSection
 from minga.core.spec.toml import render_section
 from minga.recipes.interface import Recipe, RecipeContext
 
@@ -25,6 +26,9 @@ RECIPES: Final[Registry[type[Recipe[Any]]]] = Registry(
 )
 CUSTOM: Final = "custom"
 """The name in run specs whose model, data and loss are in a program of the organiser's."""
+
+USUAL_RECIPE: Final = str(ModelSection().recipe)
+"""What a run spec that names none trains."""
 
 USUAL_MODEL: Final = "albert-base"
 """What `minga bench-device` measures unless told otherwise."""

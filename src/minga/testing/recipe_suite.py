@@ -199,7 +199,7 @@ def check_synthetic_batch(case: RecipeCase, folder: Path) -> None:
     for name in real:
         _require(real[name].dtype == made[name].dtype, f"{name} is {made[name].dtype}, not {real[name].dtype}")
         _require(real[name].ndim == made[name].ndim, f"{name} has {made[name].ndim} dimensions, not {real[name].ndim}")
-    _require(bool(recipe.loss(new_model(recipe), made).isfinite()), "the loss of a synthetic batch is not finite")
+    _require(bool(recipe.total_loss(new_model(recipe), made).isfinite()), "the loss of a synthetic batch is not finite")
 
 
 def check_loss(case: RecipeCase, folder: Path) -> None:
@@ -209,10 +209,10 @@ def check_loss(case: RecipeCase, folder: Path) -> None:
     """
     recipe, files = case.recipe(), case.files(folder)
     model, batch = new_model(recipe), _first(recipe, files, size=8, count=1)[0]
-    loss = recipe.loss(model, batch)
+    loss = recipe.total_loss(model, batch)
     _require(loss.shape == () and loss.dtype == torch.float32, f"the loss is {loss.dtype} {tuple(loss.shape)}")
     _require(bool(loss.isfinite()), "the loss is not finite")
-    _require(loss.item() == recipe.loss(model, batch).item(), "the same batch has two losses")
+    _require(loss.item() == recipe.total_loss(model, batch).item(), "the same batch has two losses")
     loss.backward()  # type: ignore[no-untyped-call]
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -220,14 +220,14 @@ def check_loss(case: RecipeCase, folder: Path) -> None:
             _require(gradient is not None and bool(gradient.isfinite().all()), f"{name} has no finite gradient")
     if recipe.coupling == "none" and all(each.ndim and each.shape[0] == 8 for each in batch.values()):
         rows = [{name: each[row : row + 1] for name, each in batch.items()} for row in range(8)]
-        mean = sum(recipe.loss(model, row).item() for row in rows) / 8
+        mean = sum(recipe.total_loss(model, row).item() for row in rows) / 8
         _require(abs(mean - loss.item()) <= _CLOSE * max(1.0, abs(mean)), f"the loss is no mean of its samples' {mean}")
     optimizer = torch.optim.Adam(model.parameters(), lr=_LEARNING_RATE)
     for _ in range(_LEARNING_STEPS):
         optimizer.zero_grad()
-        recipe.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        recipe.total_loss(model, batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    last = recipe.loss(model, batch).item()
+    last = recipe.total_loss(model, batch).item()
     _require(last <= 0.8 * loss.item(), f"{_LEARNING_STEPS} steps on one batch took the loss to {last:.3g} only")
 
 

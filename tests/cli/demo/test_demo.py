@@ -9,9 +9,11 @@ from typing import Any, cast
 import pytest
 
 from minga.cli.demo.child import Child
-from minga.cli.demo.demo import _result_directory
+from minga.cli.demo.demo import _result_directory, demo_run
 from minga.cli.demo.report import DemoFacts, check, in_words, normal_step_s, recovery_s
 from minga.core.errors import ConfigurationError
+from minga.recipes.albert.recipe import AlbertRecipe
+from minga.recipes.interface import Metric
 
 KILL_TIME = 1020.0
 
@@ -42,6 +44,7 @@ def facts(**changes: Any) -> DemoFacts:
     killed = FakeChild("trainer 3")
     killed.process = SimpleNamespace(poll=lambda: -9)
     values: dict[str, Any] = {
+        "recipe": AlbertRecipe,
         "organiser": organiser,
         "survivors": [FakeChild("trainer 1"), FakeChild("trainer 2", late_s=0.5), newcomer],
         "newcomer": newcomer,
@@ -61,8 +64,9 @@ def test_all_is_well(tmp_path: Path) -> None:
     assert summary["failed"] == []
     expected = {
         "steps": 60,
-        "heldout_loss_first": 9.0,
-        "heldout_loss_last": 6.2,
+        "headline_first": 9.0,
+        "headline_last": 6.2,
+        "improvement": pytest.approx(2.8),
         "killed": 1,
         "recovery_s": 0.5,
         "late_join_s": 4.0,
@@ -72,7 +76,7 @@ def test_all_is_well(tmp_path: Path) -> None:
     }
     assert expected.items() <= summary.items()
     text = "\n".join(in_words(facts(), summary, tmp_path))
-    assert "from 9.00 to 6.20" in text
+    assert "heldout_mlm_loss went from 9 to 6.2" in text
     assert "Not as promised" not in text
 
 
@@ -85,10 +89,10 @@ def test_all_is_well(tmp_path: Path) -> None:
         ({"survivors": [FakeChild("a", late_s=3.5)]}, "recovery_s"),
         ({"newcomer": FakeChild("n", begun=2000.0)}, "late_join_contributed"),
         ({"killed": FakeChild("k")}, "killed"),
-        ({"organiser": FakeChild("o", step=12, last={"heldout_mlm_loss": 6.0})}, "heldout_loss_first"),
+        ({"organiser": FakeChild("o", step=12, last={"heldout_mlm_loss": 6.0})}, "headline_first"),
         (
             {"organiser": FakeChild("o", first={"heldout_mlm_loss": 9.0}, last={"heldout_mlm_loss": 6.5})},
-            "heldout_loss_last",
+            "headline_last",
         ),
     ],
 )
@@ -112,7 +116,20 @@ def test_a_shorter_demo_only_has_to_improve() -> None:
     half = FakeChild("o", first={"heldout_mlm_loss": 9.0}, last={"heldout_mlm_loss": 8.0})
     assert check(facts(organiser=half), 2.0, 3)["ok"]
     worse = FakeChild("o", first={"heldout_mlm_loss": 9.0}, last={"heldout_mlm_loss": 9.1})
-    assert check(facts(organiser=worse), 2.0, 3)["failed"] == ["heldout_loss_last"]
+    assert check(facts(organiser=worse), 2.0, 3)["failed"] == ["headline_last"]
+
+
+def test_a_demo_of_any_recipe_has_a_run_spec() -> None:
+    spec = demo_run("albert", AlbertRecipe)
+    assert (spec.model.recipe, spec.recipe["albert"]["max_length"]) == ("albert", 64)
+    assert (spec.training.target_batch_size, spec.state.digest_every) == (256, 1)
+
+
+def test_figures_that_should_rise() -> None:
+    rising = type("Rising", (AlbertRecipe,), {"headline": Metric("accuracy", "higher"), "demo_goal": 0.8})
+    for last, failed in ((0.9, []), (0.7, ["headline_last"]), (0.1, ["headline_last"])):
+        organiser = FakeChild("o", first={"accuracy": 0.2}, last={"accuracy": last})
+        assert check(facts(recipe=rising, organiser=organiser), 3.0, 3)["failed"] == failed
 
 
 def test_normal_step_and_recovery() -> None:

@@ -133,6 +133,14 @@ def test_means_may_travel_by_a_codec_of_their_own_and_old_specs_are_what_they_we
     assert apart.run_id != spec(averaging={"codec": "int8"}).run_id
 
 
+def test_schedules_may_begin_and_end_above_zero_and_old_specs_are_what_they_were() -> None:
+    plain, raised = spec(), spec(optimizer={"final_learning_rate": 1e-4, "warmup_learning_rate": 1e-5})
+    assert b"final_learning_rate" not in plain.canonical_bytes()
+    assert b"warmup_learning_rate" not in plain.canonical_bytes()
+    assert RunSpec.from_toml(raised.to_toml()) == RunSpec.from_canonical(raised.canonical_bytes()) == raised
+    assert raised.run_id != plain.run_id
+
+
 def test_a_byzantine_run_has_one_codec_for_both_directions() -> None:
     with pytest.raises(ConfigurationError, match=r"leave averaging\.download_codec out"):
         spec(averaging={"download_codec": "float16"}, security={"verification": "byzantine"})

@@ -65,6 +65,14 @@ def test_schedules():
     assert schedule(OptimizerSection(schedule="linear", warmup_steps=5, total_steps=5))(5) == 0.0
 
 
+def test_schedules_that_begin_and_end_above_zero():
+    rates = {"learning_rate": 4.8, "warmup_learning_rate": 0.3, "final_learning_rate": 0.48}
+    for kind, middle in (("linear", 0.55), ("cosine", 0.55)):
+        factor = schedule(OptimizerSection(schedule=kind, warmup_steps=10, total_steps=110, **rates))
+        assert [factor(step) * 4.8 for step in (0, 4, 9)] == pytest.approx([0.3 + 0.45, 0.3 + 2.25, 4.8])
+        assert [factor(60), factor(110), factor(10**6)] == pytest.approx([middle, 0.1, 0.1])
+
+
 def test_the_cosine_has_a_series_of_its_own():
     factor = schedule(OptimizerSection(schedule="cosine", warmup_steps=0, total_steps=1000))
     for step in range(1001):

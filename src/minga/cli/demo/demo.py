@@ -11,17 +11,22 @@ import importlib.resources
 import queue
 import shutil
 import time
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minga.cli.demo.child import Child
 from minga.cli.demo.picture import draw_terminal
-from minga.cli.demo.report import DemoFacts, check, in_words, keep_results, normal_step_s
+from minga.cli.demo.report import DemoFacts, check, in_words, normal_step_s
+from minga.cli.demo.results import keep_results
 from minga.cli.terminal.interrupt import Interruption
 from minga.cli.terminal.output import Output
 from minga.core.errors import ConfigurationError, LocalError, StorageError
 from minga.core.files import write_atomically
+from minga.core.spec.run_spec import RunSpec
+from minga.recipes.interface import Recipe
+from minga.recipes.registry import RECIPES, USUAL_RECIPE
 
 SETUP_LIMIT_S = 180.0
 GOODBYE_LIMIT_S = 20.0
@@ -40,18 +45,20 @@ class DemoOptions:
 
     minutes: float = 3.0
     peers: int = 3
+    recipe: str = USUAL_RECIPE
     directory: Path | None = None
 
 
 def run_demo(options: DemoOptions, output: Output, interruption: Interruption) -> int:
     """Run the demo; the exit code is 1 if something did not come out as promised."""
+    recipe = RECIPES.get(options.recipe)
     directory = _result_directory(options.directory)
-    demo = _Demo(options, directory, output)
+    demo = _Demo(options, recipe, directory, output)
     interruption.on_interrupt(demo.abandon)
     try:
         facts = demo.run()
         summary = check(facts, options.minutes, options.peers)
-        keep_results(facts, directory)
+        summary["results"] = keep_results(facts, directory)
         _write_summary(directory, summary)
     finally:
         demo.abandon()
@@ -60,7 +67,8 @@ def run_demo(options: DemoOptions, output: Output, interruption: Interruption) -
     for line in words:
         output.say(line)
     shown = [*demo.told, *(line.replace(str(directory), directory.name) for line in words)]
-    draw_terminal(f"minga demo --minutes {options.minutes:g}", shown, directory / "terminal.svg")
+    named = "" if options.recipe == USUAL_RECIPE else f" --recipe {options.recipe}"
+    draw_terminal(f"minga demo{named} --minutes {options.minutes:g}", shown, directory / "terminal.svg")
     output.summary(**summary)
     return 0 if summary["ok"] else 1
 
@@ -68,8 +76,8 @@ def run_demo(options: DemoOptions, output: Output, interruption: Interruption) -
 class _Demo:
     """One demo. Times are Unix times, since they are compared with those that the children report."""
 
-    def __init__(self, options: DemoOptions, directory: Path, output: Output) -> None:
-        self.options, self.directory, self.output = options, directory, output
+    def __init__(self, options: DemoOptions, recipe: type[Recipe[Any]], directory: Path, output: Output) -> None:
+        self.options, self.recipe, self.directory, self.output = options, recipe, directory, output
         self.inbox: queue.Queue[tuple[Child, Any]] = queue.Queue()
         self.children: list[Child] = []
         self.killed: Child | None = None
@@ -97,6 +105,7 @@ class _Demo:
         last_step = self._finish(organiser)
         left_over = self._wait_for_goodbyes()
         return DemoFacts(
+            recipe=self.recipe,
             organiser=organiser,
             survivors=[*trainers[:-1], newcomer],
             newcomer=newcomer,
@@ -120,9 +129,9 @@ class _Demo:
     # ---- acts
 
     def _start_organiser(self) -> tuple[Child, str]:
-        self._tell("The organiser prepares the text and the tokenizer …")
+        self._tell("The organiser prepares the data …")
         spec = self.directory / "run.toml"
-        spec.write_text(importlib.resources.files("minga.cli.demo").joinpath("demo.toml").read_text("utf-8"), "utf-8")
+        spec.write_text(demo_run(self.options.recipe, self.recipe).to_toml(), "utf-8")
         organiser = self._start("organiser", ["host", str(spec)])
         self._until(lambda: organiser.first("link") is not None, "the organiser has a link")
         event = organiser.first("link") or {}
@@ -132,7 +141,8 @@ class _Demo:
         return organiser, str(event["link"])
 
     def _start_trainer(self, name: str, link: str) -> Child:
-        child = self._start(name, ["join", link, "--micro-batch", str(MICRO_BATCH)])
+        own_choice = ["--micro-batch", str(MICRO_BATCH)] if self.recipe.coupling == "none" else []
+        child = self._start(name, ["join", link, *own_choice])
         if name != "newcomer":
             child.step_back()
         return child
@@ -199,7 +209,8 @@ class _Demo:
     def _tell_progress(self, organiser: Child) -> None:
         steps = organiser.steps()
         figures = [e for e in organiser.events if e.get("event") == "evaluation"]
-        held_out = f", held-out loss {figures[-1][figures[-1]['headline']]:.2f}" if figures else ""
+        name = self.recipe.headline.name
+        held_out = f", {name} {figures[-1][name]:.4g}" if figures and name in figures[-1] else ""
         self._tell(f"step {steps[-1][1] if steps else 0}{held_out}")
 
     def _tell(self, text: str, **fields: Any) -> None:
@@ -207,6 +218,15 @@ class _Demo:
         self.told.append(f"{int(elapsed) // 60}:{int(elapsed) % 60:02d}  {text}")
         self.output.say(self.told[-1])
         self.output.event("demo", text=text, **fields)
+
+
+def demo_run(name: str, recipe: type[Recipe[Any]]) -> RunSpec:
+    """The run spec of a demo of the recipe `name`. Raises `ConfigurationError`."""
+    common = importlib.resources.files("minga.cli.demo").joinpath("demo.toml").read_text("utf-8")
+    values: dict[str, Any] = {**tomllib.loads(common), "model": {"recipe": name}}
+    for section, table in recipe.demo_spec().items():
+        values[section] = {**values.get(section, {}), **table}
+    return RunSpec.from_mapping(values, f"the demo of {name}")
 
 
 def _result_directory(wished: Path | None) -> Path:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import shutil
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from minga.cli.demo.child import Child
-from minga.core.errors import ConfigurationError, StorageError
+from minga.recipes.interface import Recipe
 
 MAX_RECOVERY_S = 3.0
 MAX_LATE_JOIN_S = 15.0
 MIN_STEPS_PER_MINUTE = 10.0
-FIRST_LOSS, LAST_LOSS = 8.9, 6.4
 RUN_FOLDER = "run"
 FULL_MINUTES = 3.0
-"""From how many minutes on the held-out loss has to come down to `LAST_LOSS`; shorter demos only have to improve."""
+"""From how many minutes on the headline has to reach the recipe's `demo_goal`; shorter demos only have to improve."""
 
 
 @dataclass(frozen=True)
 class DemoFacts:
     """What happened. `survivors` are all trainers at the end, the newcomer among them."""
 
+    recipe: type[Recipe[Any]]
     organiser: Child
     survivors: list[Child]
     newcomer: Child
@@ -61,14 +59,17 @@ def recovery_s(facts: DemoFacts) -> float | None:
 def check(facts: DemoFacts, minutes: float, peers: int) -> dict[str, Any]:
     """The summary: all figures, `ok`, and in `failed` what did not hold."""
     result, ready = facts.organiser.summary, facts.newcomer.first("ready")
-    headline = result.get("headline", "")
-    first, last = (result.get(moment, {}).get(headline) for moment in ("first", "last"))
+    headline = facts.recipe.headline
+    first, last = (result.get(moment, {}).get(headline.name) for moment in ("first", "last"))
+    improvement = None if first is None or last is None else (first - last) * (1 if headline.better == "lower" else -1)
     late_join_s = round(ready["t"] - facts.newcomer.begun, 3) if ready else None
     finals = [(c.summary.get("step"), c.summary.get("digest")) for c in [facts.organiser, *facts.survivors]]
     figures: dict[str, Any] = {
         "steps": result.get("step", 0),
-        "heldout_loss_first": first,
-        "heldout_loss_last": last,
+        "headline": headline.name,
+        "headline_first": first,
+        "headline_last": last,
+        "improvement": improvement,
         "killed": 1 if facts.killed.process.poll() not in (None, 0) else 0,
         "recovery_s": recovery_s(facts),
         "late_join_s": late_join_s,
@@ -81,11 +82,10 @@ def check(facts: DemoFacts, minutes: float, peers: int) -> dict[str, Any]:
         "seconds": round(facts.seconds, 1),
         "samples": sum(c.summary.get("samples", 0) for c in facts.survivors),
     }
-    needed_last = LAST_LOSS if minutes >= FULL_MINUTES else None
     bounds = {
         "steps": figures["steps"] >= MIN_STEPS_PER_MINUTE * min(minutes, 2.0),
-        "heldout_loss_first": first is not None and first >= FIRST_LOSS,
-        "heldout_loss_last": last is not None and first is not None and last <= (needed_last or first),
+        "headline_first": first is not None,
+        "headline_last": improvement is not None and improvement > 0 and _reaches(facts.recipe, last, minutes),
         "killed": figures["killed"] == 1,
         "recovery_s": figures["recovery_s"] is not None and figures["recovery_s"] <= MAX_RECOVERY_S,
         "late_join_s": late_join_s is not None and late_join_s <= MAX_LATE_JOIN_S,
@@ -97,22 +97,12 @@ def check(facts: DemoFacts, minutes: float, peers: int) -> dict[str, Any]:
     return {"ok": not failed, **figures, "failed": failed}
 
 
-def keep_results(facts: DemoFacts, results: Path) -> None:
-    """Draw the plot, and take the organiser's folder of the run (checkpoint, files, history) over into the results.
-
-    Raises `StorageError` if the disk refuses.
-    """
-    from minga.monitor.history import FILE_NAME, read_history
-    from minga.monitor.plot import plot_history
-
-    link = facts.organiser.first("link") or {}
-    source = Path(str(link["directory"]))
-    with contextlib.suppress(ConfigurationError):  # too short for a single loss
-        plot_history(read_history(source / FILE_NAME), results / "loss.png", title="minga demo")
-    try:
-        shutil.move(source, results / RUN_FOLDER)
-    except OSError as error:
-        raise StorageError(f"the results cannot be moved to {results}: {error}") from error
+def _reaches(recipe: type[Recipe[Any]], last: float, minutes: float) -> bool:
+    """Whether a demo of so many minutes did as well as the recipe promises."""
+    goal = recipe.demo_goal
+    if goal is None or minutes < FULL_MINUTES:
+        return True
+    return last <= goal if recipe.headline.better == "lower" else last >= goal
 
 
 def in_words(facts: DemoFacts, summary: dict[str, Any], directory: Path) -> Iterator[str]:
@@ -121,8 +111,8 @@ def in_words(facts: DemoFacts, summary: dict[str, Any], directory: Path) -> Iter
     yield ""
     yield (
         f"{summary['trainers']} peers that knew nothing but a link trained one model for {summary['steps']} steps. "
-        f"The loss on text that none of them trained on went from {_rounded(figures['heldout_loss_first'])} "
-        f"to {_rounded(figures['heldout_loss_last'])}."
+        f"On data that none of them trained on, {summary['headline']} went from {_rounded(figures['headline_first'])} "
+        f"to {_rounded(figures['headline_last'])}."
     )
     yield (
         f"{facts.killed.name} was killed in mid-step; the others went on after {figures['recovery_s']} s more than a "
@@ -132,7 +122,8 @@ def in_words(facts: DemoFacts, summary: dict[str, Any], directory: Path) -> Iter
     yield f"The newcomer had the current state {figures['late_join_s']} s after its start, and {contributed}."
     same = "hold bit for bit the same state" if summary["digests_equal"] else "do NOT hold the same state"
     yield f"At the end the survivors {same}; {summary['leftover_processes']} processes were left over."
-    yield f"Results: {directory} (loss.png, terminal.svg, summary.json, run/checkpoints, logs)"
+    shown = ", ".join([*summary.get("results", []), "terminal.svg", "summary.json", "run/checkpoints", "logs"])
+    yield f"Results: {directory} ({shown})"
     yield f"The model for transformers: minga export --directory {directory / RUN_FOLDER} --out model"
     if summary["failed"]:
         yield f"Not as promised: {', '.join(summary['failed'])}."
@@ -141,4 +132,4 @@ def in_words(facts: DemoFacts, summary: dict[str, Any], directory: Path) -> Iter
 
 
 def _rounded(value: Any) -> str:
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

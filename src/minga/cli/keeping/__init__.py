@@ -1,10 +1,12 @@
-"""Commands about what lies on this machine: runs, export, backup, restore.
+"""Commands about what lies on this machine: runs, export, sample, backup, restore.
 
     a run's folder ─┬─▶ runs (list, remove)
                     ├─▶ export (a model)
+                    ├─▶ sample (what the model makes of prompts)
                     └─▶ backup ─▶ FILE ─▶ backup (restore)
 
-Read: runs (`minga runs`), export (`minga export`), backup (`minga backup` and `minga restore`).
+Read: runs (`minga runs`), export (`minga export`), sample (`minga sample`), backup (`minga backup` and `minga
+restore`).
 
 Called by app.
 """

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError, UnreachableError
-from minga.core.spec.run_spec import RunSpec
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
-from minga.recipes.initial import new_model
-from minga.recipes.registry import load_recipe
+from minga.recipes.running.trained_model import TrainedModel, from_run_folder, with_state
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
 from minga.training.record_kinds import Progress
-from minga.training.replica.build_optimizer import build_optimizer
 from minga.training.replica.replica import Replica
 from minga.training.session import Session
-from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.manifest import Manifest
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.transfer.download import download
@@ -29,17 +25,6 @@ from minga.training.transfer.download import download
 DONORS_TIMEOUT_S = 10.0
 ATTEMPTS = 5
 RETRY_S = 1.0
-SPEC_FILE = "run-spec.toml"
-
-
-@dataclass(frozen=True)
-class _Source:
-    """A state, and what is needed to make a model of it."""
-
-    spec: RunSpec
-    files: Mapping[str, Path]
-    snapshot: StateSnapshot | None
-    peer: Peer | None = None
 
 
 def run_export(link: str | None, directory: Path | None, out: Path, peer: PeerOptions, context: Context) -> None:
@@ -48,48 +33,25 @@ def run_export(link: str | None, directory: Path | None, out: Path, peer: PeerOp
         raise ConfigurationError("name either a LINK or a --directory with checkpoints of a run")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigurationError(f"--out {out}: already there and not empty; choose another directory")
-    if directory is not None:
-        step = _export(_from_disk(directory), out)
-    else:
-        context.output.say("Looking for the run …")
-        with join(str(link), peer) as joined:
-            wire(context, joined)
-            step = _export(_Source(joined.spec, joined.files, None, joined), out)
+    with trained_model(link, directory, peer, context) as trained:
+        trained.recipe.export(trained.model, trained.files, out, step=trained.step)
+    step = trained.step
     context.output.say(f"{out}: the model after step {step}; load it with transformers.AutoModel.from_pretrained.")
     context.output.summary(ok=True, step=step, out=str(out))
 
 
-def _export(source: _Source, out: Path) -> int:
-    recipe = load_recipe(source.spec)
-    model = new_model(recipe)
-    optimizer, scheduler = build_optimizer(source.spec.optimizer, model)
-    replica = Replica(source.spec, optimizer, model=model, scheduler=scheduler)
-    snapshot = source.snapshot
-    if snapshot is None and source.peer is not None:
-        snapshot = _from_swarm(source.peer, replica)
-    if snapshot is not None:
-        replica.restore(snapshot)
-    recipe.export(model, source.files, out, step=replica.step)
-    return replica.step
-
-
-def _from_disk(directory: Path) -> _Source:
-    store = directory / "checkpoints"
-    if not store.is_dir():
-        runs = sorted(path.parent for path in directory.glob("*/checkpoints"))
-        hint = "name the folder of one run, which `minga host` and `minga join` show"
-        if runs:
-            count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-            hint = f"it has the folders of {count}; name one of them, such as {runs[-1]}"
-        raise ConfigurationError(f"--directory {directory}: no folder named checkpoints in it; {hint}")
-    checkpoint = CheckpointStore(store).load()
-    if checkpoint is None:
-        raise ConfigurationError(f"--directory {directory}: it has no checkpoint yet")
-    if SPEC_FILE not in checkpoint.files:
-        raise ConfigurationError(f"{checkpoint.path}: no {SPEC_FILE} in it, so the model is not known")
-    spec = RunSpec.from_toml(checkpoint.files[SPEC_FILE].decode("utf-8"), str(checkpoint.path / SPEC_FILE))
-    files = {name: directory / "files" / name for name in spec.files}
-    return _Source(spec, files, checkpoint.snapshot)
+@contextmanager
+def trained_model(
+    link: str | None, directory: Path | None, peer: PeerOptions, context: Context
+) -> Iterator[TrainedModel]:
+    """The model of a run: of the newest checkpoint in its folder `directory`, or as its peers have it now."""
+    if directory is not None:
+        yield from_run_folder(directory)
+        return
+    context.output.say("Looking for the run …")
+    with join(str(link), peer) as joined:
+        wire(context, joined)
+        yield with_state(joined.spec, joined.files, lambda replica: _from_swarm(joined, replica))
 
 
 def _from_swarm(peer: Peer, replica: Replica) -> StateSnapshot:

@@ -13,6 +13,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "status": "minga status LINK --watch",
         "doctor": "minga doctor LINK",
         "export": "minga export LINK --out my-model",
+        "sample": 'minga sample LINK "In the beginning" --n 3 --top-k 40',
         "runs": "minga runs --remove 5ff8c8e8",
         "version": "minga version --json",
     },

@@ -238,6 +238,9 @@ class RunSpec(Section):
             del values["averaging"]["sketch"]
         if self.model.init_from is None:  # and those that begin with random parameters
             values["model"].pop("init_from", None)
+        for name in ("warmup_learning_rate", "final_learning_rate"):  # and those whose schedules begin and end at 0
+            if not values["optimizer"][name]:
+                del values["optimizer"][name]
         for name in ("archive_every", "upload_to"):  # and those of which nothing is kept for good
             if not values["checkpoints"][name]:
                 del values["checkpoints"][name]

@@ -64,8 +64,10 @@ class OptimizerSection(Section):
     schedule: Literal["linear", "cosine", "constant"] = choice(
         "linear", "course of the learning rate after the warm-up", "linear", "cosine", "constant"
     )
-    warmup_steps: int = whole(5000, 0, MAX_STEPS, "steps in which the learning rate rises from 0 to its peak")
+    warmup_steps: int = whole(5000, 0, MAX_STEPS, "steps in which the learning rate rises to its peak")
     total_steps: int = whole(125_000, 1, MAX_STEPS, "steps after which the schedule has reached its end")
+    warmup_learning_rate: Real = real(0.0, 0.0, 1000.0, "learning rate from which the warm-up rises to the peak")
+    final_learning_rate: Real = real(0.0, 0.0, 1000.0, "(linear, cosine) learning rate to which the schedule falls")
 
     @field_validator("max_grad_norm", mode="before")
     @classmethod

@@ -7,7 +7,7 @@ peers with different micro-batches add up to one large batch. The two agree wher
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ class AlbertRecipe(Recipe[AlbertSettings]):
 
     Settings = AlbertSettings
     headline = Metric("heldout_mlm_loss", better="lower")
+    demo_goal = 6.4
     sizes = tuple(SIZES)
     model_files = (TOKENIZER_FILE,)
 
@@ -75,6 +76,22 @@ class AlbertRecipe(Recipe[AlbertSettings]):
     def size_settings(cls, size: str, tokens: int | None) -> dict[str, Any]:
         """The published sizes, with a vocabulary of 30,000 and 512 tokens a sample unless told otherwise."""
         return {"size": size, "max_length": tokens or USUAL_TOKENS, "vocabulary_size": USUAL_VOCABULARY}
+
+    @classmethod
+    def demo_spec(cls) -> Mapping[str, Any]:
+        """The tiny model on the Bible: a few minutes on two cores show it learning."""
+        return {
+            "recipe": {"albert": {"size": "tiny", "max_length": 64, "data": {"source": "bible"}}},
+            "optimizer": {
+                "name": "adamw",
+                "learning_rate": 0.002,
+                "betas": [0.9, 0.95],
+                "weight_decay": 0.1,
+                "warmup_steps": 10,
+                "schedule": "constant",
+            },
+            "training": {"target_batch_size": 256},
+        }
 
     def check_public(self) -> None:
         """A streamed data set is not the same for all."""

@@ -4,7 +4,8 @@
                               └─▶ background_evaluation: held-out figures on a thread of its own
 
 Read: registry (from a name to the recipe), run (entry), micro_batch (how many samples one backward pass takes),
-background_evaluation (evaluation beside training), device_speed (how fast this machine trains).
+background_evaluation (evaluation beside training), device_speed (how fast this machine trains),
+trained_model (what a run has learned, from a checkpoint or from its peers).
 
 Called by cli. It knows recipes by their interface only.
 """

@@ -82,7 +82,7 @@ def _measure(
         torch.cuda.reset_peak_memory_stats(device)
 
     def compute() -> None:
-        loss = recipe.loss(model, batch)
+        loss = recipe.total_loss(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         float(loss.item())  # waits until the device is done
         wait(device)

@@ -88,7 +88,7 @@ def passes(recipe: Recipe[Any], model: nn.Module, device: torch.device) -> TryOu
     """Forward and backward passes on made-up samples, which leave model and random numbers as they were."""
 
     def once(batch: Batch) -> None:
-        recipe.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        recipe.total_loss(model, batch).backward()  # type: ignore[no-untyped-call]
         _wait_for(device)
 
     def try_out(size: int) -> float:

@@ -12,7 +12,7 @@ from torch import nn
 from minga.core.errors import ConfigurationError
 from minga.recipes.init_from import load_initial
 from minga.recipes.initial import new_model
-from minga.recipes.interface import Batch, Files, Recipe, StreamPosition
+from minga.recipes.interface import Batch, Files, Loss, Recipe, StreamPosition
 from minga.recipes.registry import check_published, load_recipe
 from minga.recipes.running.micro_batch import (
     ACCELERATOR_MICRO_BATCH,
@@ -162,8 +162,9 @@ class RecipeRun:
 
     def _backward(self, batch: Batch) -> float:
         loss = self.recipe.loss(self.model, {name: tensor.to(self.device) for name, tensor in batch.items()})
-        loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.item())
+        total = loss.total if isinstance(loss, Loss) else loss
+        total.backward()  # type: ignore[no-untyped-call]
+        return float(self.recipe.reported_loss(loss).item())
 
 
 def choose_device(name: str) -> torch.device:

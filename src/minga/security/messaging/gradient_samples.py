@@ -63,14 +63,14 @@ class PiecePaths(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Sample:
+class GradientPieces:
     """Pieces of a gradient with their paths, by place."""
 
     pieces: Mapping[int, tuple[Bytes, tuple[bytes, ...]]]
 
-    def sample(self, places: Iterable[int]) -> Sample:
+    def sample(self, places: Iterable[int]) -> GradientPieces:
         """Some of these. Raises `KeyError` if one is not there."""
-        return Sample({place: self.pieces[place] for place in places})
+        return GradientPieces({place: self.pieces[place] for place in places})
 
     def belongs_to(self, root: bytes, count: int) -> bool:
         """Whether these are pieces of the gradient with that root, of `count` pieces."""
@@ -88,9 +88,9 @@ class GradientCommitment:
         """What a candidate commits to."""
         return self._tree.root
 
-    def sample(self, places: Iterable[int]) -> Sample:
+    def sample(self, places: Iterable[int]) -> GradientPieces:
         """Some pieces. Raises `IndexError` if there is none at one of the places."""
-        return Sample({place: (self._pieces[place], self._tree.path(place)) for place in places})
+        return GradientPieces({place: (self._pieces[place], self._tree.path(place)) for place in places})
 
 
 class GradientSamples:
@@ -103,7 +103,7 @@ class GradientSamples:
         self._count = max(1, min(MAX_PIECES, layout.total // PIECE_NUMEL))
         self._division = EqualParts.equal(layout, self._count)
         self._piece_bytes = self._division.part_bytes
-        self._kept: dict[tuple[int, PeerId], GradientCommitment | Sample] = {}
+        self._kept: dict[tuple[int, PeerId], GradientCommitment | GradientPieces] = {}
         self._served = ServingLimit(node, MAX_SERVED_EACH)
         node.serve(SUBMISSION, self._serve)
 
@@ -111,7 +111,7 @@ class GradientSamples:
         """A gradient as its candidate would submit it. Raises `NonFiniteError`."""
         return GradientCommitment(*await asyncio.to_thread(encoded, self._division, gradient))
 
-    def decode(self, sample: Sample) -> torch.Tensor:
+    def decode(self, sample: GradientPieces) -> torch.Tensor:
         """The numbers of a sample. Raises `InvalidEncodingError`."""
         return torch.cat([self._division.row(piece, place) for place, (piece, _) in sorted(sample.pieces.items())])
 
@@ -120,7 +120,7 @@ class GradientSamples:
         integers = UniformIntegers(derive(coin, "sample of a candidate", candidate))
         return tuple(integers.sample(range(self._count), min(SAMPLED, self._count)))
 
-    def keep(self, step: int, candidate: PeerId, submission: GradientCommitment | Sample) -> None:
+    def keep(self, step: int, candidate: PeerId, submission: GradientCommitment | GradientPieces) -> None:
         """Hand it on to any member that asks."""
         self._kept[step, candidate] = submission
 
@@ -131,7 +131,7 @@ class GradientSamples:
 
     async def fetch(
         self, step: int, candidate: PeerId, root: bytes, places: Sequence[int], peers: Iterable[PeerId]
-    ) -> Sample | None:
+    ) -> GradientPieces | None:
         """Pieces of the gradient with that root from any of `peers` who has them, and kept here from then on."""
         sample = self._sample(step, candidate, places)
         if sample is not None and await asyncio.to_thread(sample.belongs_to, root, self._count):
@@ -148,14 +148,14 @@ class GradientSamples:
 
     # ---- inner workings
 
-    def _sample(self, step: int, candidate: PeerId, places: Iterable[int]) -> Sample | None:
+    def _sample(self, step: int, candidate: PeerId, places: Iterable[int]) -> GradientPieces | None:
         """What is kept of it; None if a piece of it is not."""
         try:
             return self._kept[step, candidate].sample(places)
         except LookupError:
             return None
 
-    async def _ask(self, peer: PeerId, wanted: Request) -> Sample | None:
+    async def _ask(self, peer: PeerId, wanted: Request) -> GradientPieces | None:
         sizes = [self._piece_bytes[place] for place in wanted.places]
         try:
             async with (
@@ -174,7 +174,7 @@ class GradientSamples:
         for place, size, path in zip(wanted.places, sizes, shown.paths, strict=True):
             pieces[place] = bytes(data[at : at + size]), path
             at += size
-        return Sample(pieces)
+        return GradientPieces(pieces)
 
     async def _serve(self, peer: PeerId, stream: MessageStream) -> None:
         wanted = await stream.receive(Request)

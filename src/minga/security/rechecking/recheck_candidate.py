@@ -21,7 +21,7 @@ import torch
 
 from minga.averaging.codecs.interface import InvalidEncodingError
 from minga.network.interface import PeerId
-from minga.security.messaging.gradient_samples import GradientCommitment, GradientSamples, Sample
+from minga.security.messaging.gradient_samples import GradientCommitment, GradientPieces, GradientSamples
 from minga.security.parts.transfer_limits import LOOK_S
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.behaviour import TrainingBackend
@@ -103,7 +103,7 @@ class CandidateRecheck:
             await asyncio.gather(fetching, return_exceptions=True)
         return await asyncio.to_thread(self._compare, sent, own, expected) if sent is not None else None
 
-    def _compare(self, sent: Sample, own: GradientCommitment, expected: torch.Tensor) -> float:
+    def _compare(self, sent: GradientPieces, own: GradientCommitment, expected: torch.Tensor) -> float:
         """How far a sample is from the same pieces of a gradient that is `expected`."""
         try:
             theirs = self._samples.decode(sent)

@@ -52,19 +52,22 @@ def _optimizer(settings: OptimizerSection, groups: list[dict[str, Any]]) -> Opti
 def schedule(settings: OptimizerSection) -> Callable[[int], float]:
     """The learning rate's factor of update number `step` (from 0), a function of the global step alone.
 
-    It rises linearly over the warm-up, of which the last update has the full rate (the first is not wasted on a rate of
-    0), then falls to 0 at `total_steps`, linearly or along half a cosine, or stays. The rate belongs to the state that
-    peers compare, so it is computed by operations that round alike everywhere.
+    It rises linearly from `warmup_learning_rate` over the warm-up, of which the last update has the full rate (the
+    first is not wasted on a rate of 0). Then it falls to `final_learning_rate` at `total_steps`, linearly or along half
+    a cosine, or stays. The rate belongs to the state that peers compare, so it is computed by operations that round
+    alike everywhere.
     """
     warmup, total, kind = settings.warmup_steps, settings.total_steps, settings.schedule
+    lowest = settings.warmup_learning_rate / settings.learning_rate
+    last = settings.final_learning_rate / settings.learning_rate
 
     def factor(step: int) -> float:
         if step < warmup:
-            return (step + 1) / warmup
+            return lowest + (1.0 - lowest) * ((step + 1) / warmup)
         if kind == "constant":
             return 1.0
         left = max(0.0, (total - step) / max(1, total - warmup))
-        return left if kind == "linear" else _half_cosine(left)
+        return last + (1.0 - last) * (left if kind == "linear" else _half_cosine(left))
 
     return factor
 

@@ -1,0 +1,63 @@
+"""The model of a run with the parameters of a state: of the newest checkpoint in a run's folder, or of any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
+from minga.recipes.initial import new_model
+from minga.recipes.interface import Files, Recipe
+from minga.recipes.registry import load_recipe
+from minga.training.replica.build_optimizer import build_optimizer
+from minga.training.replica.replica import Replica
+from minga.training.state.checkpoints import CheckpointStore
+from minga.training.state.snapshot import StateSnapshot
+
+SPEC_FILE = "run-spec.toml"
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model after `step` global steps, with the recipe that can evaluate, export and sample it."""
+
+    recipe: Recipe[Any]
+    model: nn.Module
+    files: Files
+    step: int
+
+
+def with_state(spec: RunSpec, files: Mapping[str, Path], state: Callable[[Replica], StateSnapshot]) -> TrainedModel:
+    """The model of the run of `spec`, with the state that `state` finds for a replica of it."""
+    recipe = load_recipe(spec)
+    model = new_model(recipe)
+    optimizer, scheduler = build_optimizer(spec.optimizer, model)
+    replica = Replica(spec, optimizer, model=model, scheduler=scheduler)
+    replica.restore(state(replica))
+    return TrainedModel(recipe, model, files, replica.step)
+
+
+def from_run_folder(directory: Path) -> TrainedModel:
+    """The model of the newest checkpoint in the folder of a run. Raises `ConfigurationError` if there is none."""
+    store = directory / "checkpoints"
+    if not store.is_dir():
+        runs = sorted(path.parent for path in directory.glob("*/checkpoints"))
+        hint = "name the folder of one run, which `minga host` and `minga join` show"
+        if runs:
+            count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+            hint = f"it has the folders of {count}; name one of them, such as {runs[-1]}"
+        raise ConfigurationError(f"{directory}: no folder named checkpoints in it; {hint}")
+    checkpoint = CheckpointStore(store).load()
+    if checkpoint is None:
+        raise ConfigurationError(f"{directory}: it has no checkpoint yet")
+    if SPEC_FILE not in checkpoint.files:
+        raise ConfigurationError(f"{checkpoint.path}: no {SPEC_FILE} in it, so the model is not known")
+    spec = RunSpec.from_toml(checkpoint.files[SPEC_FILE].decode("utf-8"), str(checkpoint.path / SPEC_FILE))
+    files = {name: directory / "files" / name for name in spec.files}
+    snapshot = checkpoint.snapshot
+    return with_state(spec, files, lambda _: snapshot)
