@@ -20,7 +20,7 @@ class PartLosses:
 
 
 def part_losses(model: TextToImageDecoder, batch: Batch, *, on_padding: bool) -> PartLosses:
-    """The losses of the samples. Without `on_padding`, padding is not predicted; an empty caption then costs nothing."""
+    """The losses of the samples. Unless `on_padding`, padding is not predicted, and an empty caption costs nothing."""
     captions, codes = batch["captions"], batch["codes"]
     text_logits, image_logits = model(captions, codes)
     text = functional.cross_entropy(text_logits.float().mT, model.labels(captions), reduction="none")

@@ -23,7 +23,7 @@ from minga.recipes.text_to_image.evaluation import pack_captions
 from minga.recipes.text_to_image.pairs import Pairs, pack_pairs
 from minga.recipes.text_to_image.settings import TextToImageSettings
 from minga.recipes.text_to_image.sizes import SIZES
-from minga.recipes.text_to_image.tokens.fsq import HALVINGS
+from minga.recipes.text_to_image.tokens.fsq import HALVINGS, FsqTokenizer
 from minga.recipes.text_to_image.tokens.janus import published_tokenizer
 from minga.recipes.text_to_image.tokens.stored import ImageTokenizer, image_tokenizer_files
 from minga.recipes.text_to_image.tokens.training import quality, train_fsq
@@ -60,8 +60,8 @@ def prepare_files(settings: TextToImageSettings, seed: int) -> dict[str, bytes]:
             files[name] = pack_pairs(as_pairs(pairs, words, shape), shape)
             if len(files[name]) > MAX_FILE_BYTES:
                 raise ConfigurationError(
-                    f"data: {len(pairs)} pairs are {len(files[name]) >> 20} MiB, too much to travel with a run; publish "
-                    'captions and codes as a data set, and use source = "hub" with code_column'
+                    f"data: {len(pairs)} pairs are {len(files[name]) >> 20} MiB, too much to travel with a run; "
+                    'publish captions and codes as a data set, and use source = "hub" with code_column'
                 )
     if heldout:
         files[SAMPLES_FILE] = pack_captions([caption for caption, _ in heldout])
@@ -120,7 +120,7 @@ def _encoded(
 ) -> tuple[ImageTokenizer, list[CodedRow], list[CodedRow]]:
     training, heldout = picture_sets(settings.data, settings.side, seed)
     tokenizer = _image_tokenizer(settings, shape, training, seed)
-    if len(heldout):
+    if len(heldout) and isinstance(tokenizer, FsqTokenizer):
         found = quality(tokenizer, heldout.some(range(min(_JUDGED_BY, len(heldout)))))
         logger.info(
             "image tokenizer: %.1f dB on held-out pictures, %d of %d codes used, perplexity %.0f",

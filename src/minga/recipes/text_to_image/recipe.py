@@ -6,23 +6,38 @@ so nothing on a peer decodes pictures or depends on how its device rounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from tokenizers import Tokenizer
+from torch import nn
 
 from minga.core.errors import ConfigurationError, StorageError
+from minga.core.files import write_atomically
 from minga.recipes.counting import tensors_and_operations
-from minga.recipes.interface import Batch, Files, Metric, Recipe, RecipeContext, RecipeFacts, StreamPosition
+from minga.recipes.images.grid import grid_png
+from minga.recipes.interface import (
+    Batch,
+    Files,
+    Loss,
+    Metric,
+    Recipe,
+    RecipeContext,
+    RecipeFacts,
+    Sample,
+    SampleOptions,
+    StreamPosition,
+)
 from minga.recipes.order import epoch_seed, shuffled
-from minga.recipes.text_to_image.captions import read_caption_tokenizer
+from minga.recipes.text_to_image.captions import encode_captions, read_caption_tokenizer
+from minga.recipes.text_to_image.data.openmoji import ATTRIBUTION
 from minga.recipes.text_to_image.data.sources import local_files
 from minga.recipes.text_to_image.data.stream import CodedRow, in_batches, streamed_blocks
 from minga.recipes.text_to_image.decoder.model import TextToImageDecoder
 from minga.recipes.text_to_image.evaluation import ceilings, heldout_losses, sample_figures, unpack_captions
+from minga.recipes.text_to_image.export import export_model
 from minga.recipes.text_to_image.loss import part_losses
 from minga.recipes.text_to_image.pairs import Pairs, read_pairs
 from minga.recipes.text_to_image.prepare import (
@@ -35,10 +50,14 @@ from minga.recipes.text_to_image.prepare import (
     is_held_out,
     prepare_files,
 )
+from minga.recipes.text_to_image.sampling import draw_codes
 from minga.recipes.text_to_image.settings import TextToImageSettings
 from minga.recipes.text_to_image.sizes import SIZES
 from minga.recipes.text_to_image.tokens.stored import DESCRIPTION_FILE, PARAMETERS_FILE, read_image_tokenizer
 from minga.security.randomness.public_batch import PublicBatch
+
+GRID_SAMPLES: Final = 16
+"""Pictures on the sheet of an export and of a demo."""
 
 
 class TextToImageRecipe(Recipe[TextToImageSettings]):
@@ -103,11 +122,11 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         codes = random.integers(0, shape.codes, size=(size, shape.image_length))
         return Pairs(np.minimum(captions, shape.vocabulary - 1), codes).batch(np.arange(size))
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """(caption + w · picture) / (1 + w), nats a token, w the setting `image_weight`; float32 scalar."""
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """(caption + w · picture) / (1 + w), nats a token, w the setting `image_weight`; both parts besides."""
         losses = part_losses(_decoder(model), batch, on_padding=self.settings.loss_on_padding)
-        weight = self.settings.image_weight
-        return ((losses.text + weight * losses.image) / (1 + weight)).mean()
+        weight, text, image = self.settings.image_weight, losses.text.mean(), losses.image.mean()
+        return Loss((text + weight * image) / (1 + weight), {"text_loss": text, "image_loss": image})
 
     def samples(self, batch: Batch) -> int:
         """The number of pairs."""
@@ -116,7 +135,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
     def facts(self) -> RecipeFacts:
         """Counted on a model without memory, the second forward pass of reversible layers included."""
         name = f"{self.context.recipe}-{self.settings.size}"
-        tensors, operations = tensors_and_operations(self.build_model, self.synthetic_batch(1), self.loss)
+        tensors, operations = tensors_and_operations(self.build_model, self.synthetic_batch(1), self.total_loss)
         return RecipeFacts(name, tensors, operations, self._shape.positions, None, f"the recipe {name}, counted")
 
     def evaluate(self, model: nn.Module, files: Files) -> dict[str, float]:
@@ -136,8 +155,62 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         return figures
 
     def export(self, model: nn.Module, files: Files, directory: Path, *, step: int) -> None:
-        """Weights, configuration, both tokenizers, a README and a grid of samples."""
-        raise NotImplementedError
+        """Weights, configuration, both tokenizers, a README and a grid of samples; see `export_model`."""
+        names = [CAPTION_TOKENIZER_FILE, *(name for name in (DESCRIPTION_FILE, PARAMETERS_FILE) if name in files)]
+        export_model(
+            _decoder(model),
+            {name: _body(files, name) for name in names},
+            directory,
+            title=self.context.run_name,
+            facts=f"These are the parameters after {step} global steps of run `{self.context.run_id}`.",
+            grid=self._grid(model, files),
+            attribution=ATTRIBUTION if self.settings.data.source == "openmoji" else "",
+        )
+
+    def sample(self, model: nn.Module, files: Files, prompts: Sequence[str], options: SampleOptions) -> list[Sample]:
+        """Pictures; `length` and a prompt's words beyond the longest caption do not count."""
+        image_tokenizer = read_image_tokenizer(files)
+        captions = encode_captions(self._tokenizer(files), prompts, self._shape.text_length)
+        codes = draw_codes(_decoder(model), captions, options)
+        pictures = image_tokenizer.decode(np.minimum(codes, image_tokenizer.codes - 1))
+        return [Sample(prompts[number // options.count], image=picture) for number, picture in enumerate(pictures)]
+
+    @classmethod
+    def demo_spec(cls) -> Mapping[str, Any]:
+        """The tiny model on OpenMoji, with fewer compositions than usual and a shorter training of the tokenizer."""
+        return {
+            "recipe": {"text-to-image": {"size": "tiny", "tokenizer_steps": 300, "data": {"compositions": 8000}}},
+            "optimizer": {
+                "name": "adamw",
+                "learning_rate": 0.003,
+                "betas": [0.9, 0.96],
+                "max_grad_norm": 1.0,
+                "warmup_steps": 10,
+                "schedule": "constant",
+            },
+            "training": {"target_batch_size": 64},
+        }
+
+    def demo_results(self, model: nn.Module, files: Files, directory: Path) -> Sequence[Path]:
+        """`grid.png`: pictures for captions with drawings that nobody trained on."""
+        grid = self._grid(model, files)
+        if grid is None:
+            return ()
+        path = directory / "grid.png"
+        try:
+            write_atomically(path, grid)
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+        return (path,)
+
+    def _grid(self, model: nn.Module, files: Files) -> bytes | None:
+        """Samples of held-out captions on one sheet, if the run has such captions and can make pictures."""
+        if SAMPLES_FILE not in files or PARAMETERS_FILE not in files:
+            return None
+        captions = unpack_captions(files[SAMPLES_FILE])[:GRID_SAMPLES]
+        samples = self.sample(model, files, captions, SampleOptions())
+        pictures = [sample.image for sample in samples if sample.image is not None]
+        return grid_png(pictures, captions, notes={"seed": "0"})
 
     def _batch(self, pairs: Pairs, rows: np.ndarray[Any, np.dtype[np.int64]], chance: np.random.Generator) -> Batch:
         share = self.settings.caption_dropout
@@ -167,7 +240,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
             self._read[path] = read_pairs(path, self._shape)
         return self._read[path]
 
-    def _tokenizer(self, files: Files) -> Any:
+    def _tokenizer(self, files: Files) -> Tokenizer:
         return read_caption_tokenizer(_body(files, CAPTION_TOKENIZER_FILE), self._shape.vocabulary)
 
 

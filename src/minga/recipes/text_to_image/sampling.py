@@ -6,7 +6,7 @@ no picture depends on how many are drawn with it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from minga.core.errors import ConfigurationError
+from minga.recipes.interface import SampleOptions
 from minga.recipes.text_to_image.decoder.cache import IncrementalDecoder
 from minga.recipes.text_to_image.decoder.model import PAD, TextToImageDecoder
 
@@ -22,40 +22,23 @@ AT_A_TIME: Final = 64
 """Pictures that are drawn together."""
 
 
-@dataclass(frozen=True)
-class Draw:
-    """How the next code is drawn.
-
-    temperature: divides the logits; 0 takes the likeliest code.
-    top_k: only so many of the likeliest codes; 0 for all.
-    top_p: only the likeliest codes that together, after `top_k`, have this probability.
-    guidance: logits are u + guidance · (c − u), with u those of an empty caption and c those of the caption; 1 is off.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    guidance: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1 or not 0 <= self.guidance <= 100:
-            raise ConfigurationError(
-                f"{self}: temperature and top_k must be at least 0, top_p above 0 and at most 1, guidance from 0 to 100"
-            )
-
-
 @torch.no_grad()
 def draw_codes(
-    model: TextToImageDecoder, captions: npt.NDArray[np.int64], draw: Draw, seed: int, each: int = 1
+    model: TextToImageDecoder, captions: npt.NDArray[np.int64], options: SampleOptions
 ) -> npt.NDArray[np.int64]:
-    """Codes int64 [n · each, S²] of `each` pictures for each caption int64 [n, T]. Leaves the model as it was."""
-    chances = [np.random.default_rng([seed, row, copy]) for row in range(len(captions)) for copy in range(each)]
-    rows = np.repeat(captions, each, axis=0)
+    """Codes int64 [n · count, S²] of `options.count` pictures for each caption int64 [n, T].
+
+    With guidance g other than 1, logits are u + g · (c - u), with c those of the caption and u those of an empty one
+    (Ho and Salimans 2022, arXiv:2207.12598). Leaves the model as it was.
+    """
+    count, seed = options.count, options.seed
+    chances = [np.random.default_rng([seed, row, copy]) for row in range(len(captions)) for copy in range(count)]
+    rows = np.repeat(captions, count, axis=0)
     was_training = model.training
     model.eval()
     try:
         parts = [
-            _drawn(model, rows[start : start + AT_A_TIME], draw, chances[start : start + AT_A_TIME])
+            _drawn(model, rows[start : start + AT_A_TIME], options, chances[start : start + AT_A_TIME])
             for start in range(0, len(rows), AT_A_TIME)
         ]
     finally:
@@ -63,31 +46,36 @@ def draw_codes(
     return np.concatenate(parts)
 
 
-def probabilities(logits: Tensor, draw: Draw) -> npt.NDArray[np.float64]:
-    """float64 [n, codes], rows sum to 1: what is drawn from, of logits [n, codes]."""
+def probabilities(logits: Tensor, options: SampleOptions) -> npt.NDArray[np.float64]:
+    """float64 [n, codes], rows sum to 1: what is drawn from, of logits [n, codes]; `top_k` applies before `top_p`."""
     values = logits.double().cpu().numpy()
-    if draw.temperature == 0:
+    if options.temperature == 0:
         return np.asarray(np.eye(values.shape[1])[values.argmax(axis=1)])
-    values = values / draw.temperature
-    if 0 < draw.top_k < values.shape[1]:
-        least = np.partition(values, -draw.top_k, axis=1)[:, -draw.top_k, None]
+    values = values / options.temperature
+    if 0 < options.top_k < values.shape[1]:
+        least = np.partition(values, -options.top_k, axis=1)[:, -options.top_k, None]
         values = np.where(values < least, -np.inf, values)
     shares = np.exp(values - values.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
-    if draw.top_p < 1:
+    if options.top_p < 1:
         order = np.argsort(-shares, axis=1, kind="stable")
         ranked = np.take_along_axis(shares, order, axis=1)
-        ranked[np.cumsum(ranked, axis=1) - ranked >= draw.top_p] = 0.0
+        left_out = np.cumsum(ranked, axis=1) - ranked >= options.top_p
+        left_out[:, 0] = False
+        ranked[left_out] = 0.0
         np.put_along_axis(shares, order, ranked, axis=1)
         shares /= shares.sum(axis=1, keepdims=True)
     return np.asarray(shares)
 
 
 def _drawn(
-    model: TextToImageDecoder, captions: npt.NDArray[np.int64], draw: Draw, chances: list[np.random.Generator]
+    model: TextToImageDecoder,
+    captions: npt.NDArray[np.int64],
+    options: SampleOptions,
+    chances: Sequence[np.random.Generator],
 ) -> npt.NDArray[np.int64]:
     device, shape = model.logits.weight.device, model.shape
-    guided = draw.guidance != 1
+    guided = options.guidance != 1
     inputs = np.concatenate([captions, np.full_like(captions, PAD)]) if guided else captions
     decoder = IncrementalDecoder(model, torch.from_numpy(inputs).to(device))
     found = np.empty((len(captions), shape.image_length), dtype=np.int64)
@@ -96,8 +84,8 @@ def _drawn(
         logits = decoder.next_logits.float()
         if guided:
             with_caption, without = logits.chunk(2)
-            logits = without + draw.guidance * (with_caption - without)
-        sums = np.cumsum(probabilities(logits, draw), axis=1)
+            logits = without + options.guidance * (with_caption - without)
+        sums = np.cumsum(probabilities(logits, options), axis=1)
         # The last sum may be just below 1, by rounding; a number beyond it is the last code that can be drawn.
         codes = (sums < np.minimum(numbers[:, place, None], sums[:, -1:])).sum(axis=1)
         found[:, place] = codes

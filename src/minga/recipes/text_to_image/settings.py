@@ -144,9 +144,9 @@ class TextToImageSettings(Section):
     tokenizer_steps: int = whole(
         800, 1, 1_000_000, "steps of 64 pictures that the image tokenizer is trained; 800 take a minute on one core"
     )
-    levels: Annotated[
-        tuple[Annotated[int, Field(ge=2, le=64)], ...], Field(strict=False, max_length=8)
-    ] = described((), "levels of each channel of the image tokenizer; none: those of the size", "up to 8 numbers")
+    levels: Annotated[tuple[Annotated[int, Field(ge=2, le=64)], ...], Field(strict=False, max_length=8)] = described(
+        (), "levels of each channel of the image tokenizer; none: those of the size", "up to 8 numbers"
+    )
     reversible: bool = described(
         True, "whether layers compute activations again instead of keeping them; no result changes", "true or false"
     )
@@ -167,7 +167,7 @@ class TextToImageSettings(Section):
 
     def shape(self) -> DecoderShape:
         """The decoder of these settings. Raises `ConfigurationError` for a shape that no decoder can have."""
-        names = ("width", "layers", "heads", "text_length", "vocabulary", "codes", "grid")
+        names: tuple[Override, ...] = ("width", "layers", "heads", "text_length", "vocabulary", "codes", "grid")
         return DecoderShape(**{name: self._number(name) for name in names}, dropout=self.dropout)
 
     @property

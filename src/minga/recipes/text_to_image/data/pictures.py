@@ -14,7 +14,7 @@ import numpy as np
 from minga.core.errors import ConfigurationError
 from minga.recipes.images.content_rank import held_out
 from minga.recipes.images.loading import SUFFIXES, Pixels, open_picture, square
-from minga.recipes.text_to_image.data.compositions import Composer, caption_of, draw_compositions
+from minga.recipes.text_to_image.data.compositions import Composer, Composition, caption_of, draw_compositions
 from minga.recipes.text_to_image.data.openmoji import drawings
 from minga.recipes.text_to_image.data.rows import caption_of_row, fits, picture_of_row, taken
 from minga.recipes.text_to_image.data.sources import rows
@@ -74,8 +74,12 @@ def _composed(data: ImageTextData, side: int, seed: int) -> tuple[PictureSet, Pi
         made = draw_compositions(count, len(own), data.colours, random) if own else []
         composer = Composer(own, side)
         captions = [caption_of(own[one.drawing].name, one.colour, one.size, one.place) for one in made]
-        parts.append(PictureSet(captions, lambda number, c=composer, m=made: c.paint(m[number])))
+        parts.append(PictureSet(captions, _painter(composer, made)))
     return parts[0], parts[1]
+
+
+def _painter(composer: Composer, made: list[Composition]) -> Callable[[int], Pixels]:
+    return lambda number: composer.paint(made[number])
 
 
 def _in_folder(data: ImageTextData, side: int) -> tuple[list[str], list[Pixels]]:

@@ -73,7 +73,7 @@ class IncrementalDecoder:
         x = model.embed(captions, captions[:, :0])
         self._shifts = [(_Shift(self._shape, x), _Shift(self._shape, x)) for _ in model.plan]
         self._visible = {
-            attends: _visible_slots(model.get_buffer(f"mask_{attends}"), self._shape, attends)
+            attends: _visible_slots(model.mask(attends), self._shape, attends)
             for attends in {layer.attends for layer in model.plan}
         }
         self.next_logits = self._read_text(x)
@@ -85,16 +85,16 @@ class IncrementalDecoder:
             raise ValueError("the picture is complete")
         at = slice(shape.prefix + place, shape.prefix + place + 1)
         first = second = functional.embedding(codes[:, None] + shape.text_ids, model.logits.weight)
-        for number, plan in enumerate(model.plan):
-            own, memory = model.layers[number], self._memories[number]
-            attention, feed_forward = model.attentions[plan.weights], model.feed_forwards[plan.weights]
-            x = self._shifts[number][0].shift(own.attention.norm(second), place)
-            query, key, value = attention.project(x, model.cosines[at], model.sines[at])
+        for parts, memory, shifts in zip(model.parts(), self._memories, self._shifts, strict=True):
+            own = parts.own
+            x = shifts[0].shift(own.attention.norm(second), place)
+            query, key, value = parts.attention.project(x, model.cosines[at], model.sines[at])
             memory.put(key, value, place)
-            visible = self._visible[plan.attends][place : place + 1]
-            first = first + own.attention.scale * attention.attend(query, memory.keys, memory.values, visible)
-            x = self._shifts[number][1].shift(own.feed_forward.norm(first), place)
-            second = second + own.feed_forward.scale * feed_forward(x)
+            visible = self._visible[parts.attends][place : place + 1]
+            first = first + own.attention.scale * parts.attention.attend(query, memory.keys, memory.values, visible)
+            second = second + own.feed_forward.scale * parts.feed_forward(
+                shifts[1].shift(own.feed_forward.norm(first), place)
+            )
         self._place += 1
         self.next_logits = model.image_logits((first + second)[:, 0] / 2)
 
@@ -107,15 +107,14 @@ class IncrementalDecoder:
     def _read_text(self, x: Tensor) -> Tensor:
         model, length = self._model, self._shape.prefix
         first = second = x
-        for number, plan in enumerate(model.plan):
-            own = model.layers[number]
-            attention, feed_forward = model.attentions[plan.weights], model.feed_forwards[plan.weights]
+        for parts in model.parts():
+            own = parts.own
             shifted = self._text_shifted(own.attention, second)
-            query, key, value = attention.project(shifted, model.cosines[:length], model.sines[:length])
-            mask = model.get_buffer(f"mask_{plan.attends}")[:length, :length]
-            first = first + own.attention.scale * attention.attend(query, key, value, mask)
-            second = second + own.feed_forward.scale * feed_forward(self._text_shifted(own.feed_forward, first))
-            self._memories.append(_Memory(key, value, capacity(self._shape, plan.attends)))
+            query, key, value = parts.attention.project(shifted, model.cosines[:length], model.sines[:length])
+            mask = model.mask(parts.attends)[:length, :length]
+            first = first + own.attention.scale * parts.attention.attend(query, key, value, mask)
+            second = second + own.feed_forward.scale * parts.feed_forward(self._text_shifted(own.feed_forward, first))
+            self._memories.append(_Memory(key, value, capacity(self._shape, parts.attends)))
         return model.image_logits((first + second)[:, -1] / 2)
 
     def _text_shifted(self, around: Around, x: Tensor) -> Tensor:
@@ -123,7 +122,7 @@ class IncrementalDecoder:
 
 
 def _visible_slots(mask: Tensor, shape: DecoderShape, attends: Attends) -> Tensor:
-    """bool [S² − 1, T + 1 + capacity]: which slots each image token attends to."""
+    """Slots as bool [S² - 1, T + 1 + capacity]: those that each image token attends to."""
     kept, prefix = capacity(shape, attends), shape.prefix
     visible = mask.new_zeros(shape.image_length - 1, prefix + kept)
     visible[:, :prefix] = True

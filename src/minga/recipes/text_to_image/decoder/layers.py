@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from minga.recipes.text_to_image.decoder.rotary import rotate
-from minga.recipes.text_to_image.decoder.shape import DecoderShape
+from minga.recipes.text_to_image.decoder.shape import Attends, DecoderShape
 
 EXPANSION: Final = 4
 """Width of the feed-forward layer, in widths of the model."""
@@ -73,6 +74,16 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.attention = Around(width, depth)
         self.feed_forward = Around(width, depth)
+
+
+@dataclass(frozen=True)
+class LayerParts:
+    """A layer with the weights that it shares, and what its image tokens attend to."""
+
+    own: DecoderLayer
+    attention: RotaryAttention
+    feed_forward: GatedFeedForward
+    attends: Attends
 
 
 def _initial_scale(depth: int) -> float:

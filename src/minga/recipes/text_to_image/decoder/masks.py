@@ -10,14 +10,14 @@ from torch import Tensor
 from minga.recipes.text_to_image.decoder.shape import Attends, DecoderShape
 
 REACH: Final = 2
-"""Rows above, and columns to either side, that an image token sees by "convolution": a window of 5 × 5."""
+"""Rows above, and columns to either side, that an image token sees by "convolution": a window of 5 by 5."""
 
 
 def attention_mask(shape: DecoderShape, attends: Attends) -> Tensor:
-    """bool [positions, positions], true where the position of the row attends to that of the column.
+    """A bool [positions, positions], true where the position of the row attends to that of the column.
 
     "row": the earlier tokens of the same row of the picture; "column": of the same column; "convolution": those in the
-    window of 5 × 5 around it. Each position attends to itself.
+    window of 5 by 5 around it. Each position attends to itself.
     """
     positions = torch.arange(shape.positions)
     image = positions - shape.prefix

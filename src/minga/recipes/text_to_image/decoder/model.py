@@ -1,23 +1,31 @@
 """The decoder: captions and image tokens in one sequence, each predicted from what stands before it.
 
-    begin, T caption tokens, S² − 1 image tokens ─▶ layers ─▶ mean of two streams ─▶ norm ─▶ logits
+    begin, T caption tokens, S² - 1 image tokens ─▶ layers ─▶ mean of two streams ─▶ norm ─▶ logits
 
 The rows of the last matrix are the embeddings, too. Padding of a caption is a token of its own at each position.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from minga.recipes.text_to_image.decoder.layers import Around, DecoderLayer, GatedFeedForward, RotaryAttention
+from minga.recipes.text_to_image.decoder.layers import (
+    Around,
+    DecoderLayer,
+    GatedFeedForward,
+    LayerParts,
+    RotaryAttention,
+)
 from minga.recipes.text_to_image.decoder.masks import attention_mask
 from minga.recipes.text_to_image.decoder.reversible import ReversibleLayer, run_plain, run_reversible
 from minga.recipes.text_to_image.decoder.rotary import rotary_angles
-from minga.recipes.text_to_image.decoder.shape import DecoderShape, LayerPlan, check_plan
+from minga.recipes.text_to_image.decoder.shape import Attends, DecoderShape, LayerPlan, check_plan
 from minga.recipes.text_to_image.decoder.token_shift import shift_tokens
 
 PAD = 0
@@ -25,6 +33,9 @@ PAD = 0
 
 class TextToImageDecoder(nn.Module):
     """A decoder of `shape`. `is_reversible` changes memory and time of the gradient, and no result."""
+
+    cosines: Tensor
+    sines: Tensor
 
     def __init__(
         self, shape: DecoderShape, *, is_reversible: bool = True, plan: tuple[LayerPlan, ...] | None = None
@@ -66,7 +77,7 @@ class TextToImageDecoder(nn.Module):
 
     def run(self, x: Tensor) -> Tensor:
         """All layers: [n, positions, width] to the same shape."""
-        layers = [self._layer(place) for place in range(len(self.plan))]
+        layers = [self._layer(parts) for parts in self.parts()]
         if self.is_reversible and torch.is_grad_enabled():
             return run_reversible(layers, x)
         return run_plain(layers, x)
@@ -81,12 +92,24 @@ class TextToImageDecoder(nn.Module):
         rows = self.shape.text_ids
         return functional.linear(self.norm(hidden), self.logits.weight[rows:], self.logits.bias[rows:])
 
-    def _layer(self, place: int) -> ReversibleLayer:
-        plan, own = self.plan[place], self.layers[place]
-        attention, feed_forward = self.attentions[plan.weights], self.feed_forwards[plan.weights]
-        attend = partial(
-            attention, cosines=self.cosines, sines=self.sines, mask=self.get_buffer(f"mask_{plan.attends}")
-        )
+    def parts(self) -> Iterator[LayerParts]:
+        """The layers in order."""
+        for plan, own in zip(self.plan, self.layers, strict=True):
+            attention, feed_forward = self.attentions[plan.weights], self.feed_forwards[plan.weights]
+            yield LayerParts(
+                cast("DecoderLayer", own),
+                cast("RotaryAttention", attention),
+                cast("GatedFeedForward", feed_forward),
+                plan.attends,
+            )
+
+    def mask(self, attends: Attends) -> Tensor:
+        """`attention_mask` on the device of the model."""
+        return self.get_buffer(f"mask_{attends}")
+
+    def _layer(self, parts: LayerParts) -> ReversibleLayer:
+        own, attention, feed_forward = parts.own, parts.attention, parts.feed_forward
+        attend = partial(attention, cosines=self.cosines, sines=self.sines, mask=self.mask(parts.attends))
         return ReversibleLayer(
             partial(self._sub_layer, own.attention, attend),
             partial(self._sub_layer, own.feed_forward, feed_forward),

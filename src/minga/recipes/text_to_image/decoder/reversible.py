@@ -1,6 +1,6 @@
 """Reversible residual layers: activations are computed again in the backward pass, not kept.
 
-Two streams, y1 = x1 + f(x2), y2 = x2 + g(y1), can be inverted: x2 = y2 − g(y1), x1 = y1 − f(x2) (Gomez et al. 2017,
+Two streams, y1 = x1 + f(x2), y2 = x2 + g(y1), can be inverted: x2 = y2 - g(y1), x1 = y1 - f(x2) (Gomez et al. 2017,
 arXiv:1707.04585). So only the last y1, y2 are kept, and memory does not grow with depth; the price is one more forward
 pass. Gradients of weights that several layers share are summed as the pass goes back.
 """

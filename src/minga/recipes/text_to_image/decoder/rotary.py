@@ -1,8 +1,8 @@
 """Rotary embeddings of three axes: place in the text, row and column of the picture.
 
 Of each head's d channels, three groups of 2 · ⌊⌊d/3⌋/2⌋ are rotated, pairs of neighbours together; the rest stay. The
-text's angles are those of language models (Su et al. 2021, arXiv:2104.09864), p · 10000^(−2i/⌊d/3⌋); a picture's are
-p · π · f with f evenly spaced from 1 to 5 and p from −1 to 1 along the axis. Text sits at −10 on both axes of the
+text's angles are those of language models (Su et al. 2021, arXiv:2104.09864), p · 10000^(-2i/⌊d/3⌋); a picture's are
+p · π · f with f evenly spaced from 1 to 5 and p from -1 to 1 along the axis. Text sits at -10 on both axes of the
 picture, the picture at 8192 in the text. Queries, keys and values are rotated.
 """
 

@@ -22,7 +22,7 @@ def shift_tokens(x: Tensor, shape: DecoderShape) -> Tensor:
         return text
     rows = -(-count // shape.grid)
     square = functional.pad(image[..., :half], (0, 0, 0, rows * shape.grid - count))
-    square = square.unflatten(1, (rows, shape.grid))
+    square = square.reshape(-1, rows, shape.grid, half)
     above = functional.pad(square[:, :-1, :, :quarter], (0, 0, 0, 0, 1, 0))
     left = functional.pad(square[:, :, :-1, quarter:], (0, 0, 1, 0))
     shifted = cat([above, left], dim=-1).flatten(1, 2)[:, :count]

@@ -1,6 +1,6 @@
 """The image tokenizer that a run trains itself: a small convolutional auto-encoder with scalar quantisation.
 
-A picture of p pixels a side becomes p/4 × p/4 codes, or p/8 × p/8 with a third halving.
+A picture of p pixels a side becomes p/4 by p/4 codes, or p/8 by p/8 with a third halving.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class FsqTokenizer(nn.Module):
         return self.quantiser.codes
 
     def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
-        """Pictures float32 [n, 3, p, p] within −1 to 1 as the decoder gives them back, and their rounded values."""
+        """Pictures float32 [n, 3, p, p] within -1 to 1 as the decoder gives them back, and their rounded values."""
         quantised = self.quantiser.quantise(self.encoder(pictures).movedim(1, -1))
         return self._drawn(quantised), quantised
 
@@ -102,7 +102,7 @@ class FsqTokenizer(nn.Module):
         parts = []
         with torch.no_grad():
             for start in range(0, len(codes), _AT_A_TIME):
-                ids = torch.from_numpy(codes[start : start + _AT_A_TIME]).unflatten(1, (side, side))
+                ids = torch.from_numpy(codes[start : start + _AT_A_TIME]).reshape(-1, side, side)
                 drawn = self._drawn(self.quantiser.values(ids))
                 pixels = ((drawn.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
                 parts.append(pixels.movedim(1, -1).numpy())
@@ -118,5 +118,5 @@ class FsqTokenizer(nn.Module):
 
 
 def as_tensor(pictures: Pictures) -> Tensor:
-    """float32 [n, 3, height, width] within −1 to 1."""
+    """float32 [n, 3, height, width] within -1 to 1."""
     return torch.from_numpy(pictures).movedim(-1, 1).float() / 127.5 - 1

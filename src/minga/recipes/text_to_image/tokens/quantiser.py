@@ -2,7 +2,7 @@
 
 With L_j levels in channel j (Mentzer et al. 2023, arXiv:2309.15505):
 
-    z = tanh(h + shift) · half − offset,   half = (L − 1)(1 − 10⁻³)/2, offset = ½ for even L, else 0,
+    z = tanh(h + shift) · half - offset,   half = (L - 1)(1 - 10⁻³)/2, offset = ½ for even L, else 0,
     shift = atanh(offset / half);   id = Σ_j (round(z_j) + ⌊L_j/2⌋) · Π_{i<j} L_i
 
 Gradients pass through the rounding as if it were not there. There is no codebook to collapse.
@@ -48,5 +48,5 @@ class ScalarQuantiser:
         return (digits - self._lowest).float()
 
     def scaled(self, quantised: Tensor) -> Tensor:
-        """Rounded values as a decoder takes them, within −1 to 1."""
+        """Rounded values as a decoder takes them, within -1 to 1."""
         return quantised / self._lowest.clamp(min=1)

@@ -85,4 +85,3 @@ def _built(description: Any) -> FsqTokenizer | JanusTokenizer:
     if description["kind"] != FsqTokenizer.kind or not whole or not 1 <= len(levels) <= 8 or halvings not in HALVINGS:
         raise ValueError("there is no such tokenizer")
     return FsqTokenizer(levels, halvings)
-
