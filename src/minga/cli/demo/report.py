@@ -115,7 +115,8 @@ def in_words(facts: DemoFacts, summary: dict[str, Any], directory: Path) -> Iter
         f"On data that none of them trained on, {summary['headline']} went from {_rounded(figures['headline_first'])} "
         f"to {_rounded(figures['headline_last'])}."
     )
-    others = {name: value for name, value in summary["figures_last"].items() if name != summary["headline"]}
+    known = ("step", summary["headline"])
+    others = {name: value for name, value in summary["figures_last"].items() if name not in known}
     if others:
         yield f"Besides: {', '.join(f'{name} {_rounded(value)}' for name, value in sorted(others.items()))}."
     yield (

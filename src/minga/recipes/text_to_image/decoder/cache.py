@@ -7,8 +7,6 @@ used in turns: image token j is in slot j mod capacity.
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -18,8 +16,6 @@ from minga.recipes.text_to_image.decoder.masks import REACH
 from minga.recipes.text_to_image.decoder.model import TextToImageDecoder
 from minga.recipes.text_to_image.decoder.shape import Attends, DecoderShape
 from minga.recipes.text_to_image.decoder.token_shift import shift_tokens
-
-BYTES_A_VALUE: Final = 4
 
 
 def capacity(shape: DecoderShape, attends: Attends) -> int:
@@ -35,7 +31,6 @@ class _Shift:
     def __init__(self, shape: DecoderShape, like: Tensor) -> None:
         self._grid, self._quarter = shape.grid, shape.width // 4
         self._slots = like.new_zeros(len(like), shape.grid, 2 * self._quarter)
-        self.size = self._slots.numel()
 
     def shift(self, x: Tensor, place: int) -> Tensor:
         """`x` [n, 1, width] of image token `place`, shifted; what it leaves for others is kept."""
@@ -97,12 +92,6 @@ class IncrementalDecoder:
             )
         self._place += 1
         self.next_logits = model.image_logits((first + second)[:, 0] / 2)
-
-    @property
-    def kept_bytes(self) -> int:
-        """Memory of keys, values and shifted inputs."""
-        kept = sum(memory.keys.numel() + memory.values.numel() for memory in self._memories)
-        return BYTES_A_VALUE * (kept + sum(each.size for pair in self._shifts for each in pair))
 
     def _read_text(self, x: Tensor) -> Tensor:
         model, length = self._model, self._shape.prefix

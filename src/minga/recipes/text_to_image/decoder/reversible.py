@@ -90,10 +90,10 @@ def _invert(
     `state` is that of the random generators when the branch ran first.
     """
     with torch.enable_grad(), _replayed(state, x.device) if state else nullcontext():
-        x = x.detach().requires_grad_()
-        y = branch(x)
+        leaf = x.detach().requires_grad_()
+        y = branch(leaf.view_as(leaf))  # torch's counters of operations cannot follow a leaf into a module here
         trained = [each for each in parameters if each.requires_grad]
-        passed, *of_parameters = torch.autograd.grad(y, (x, *trained), gradient.to(y.dtype))
+        passed, *of_parameters = torch.autograd.grad(y, (leaf, *trained), gradient.to(y.dtype))
     for parameter, each in zip(trained, of_parameters, strict=True):
         known = totals.get(id(parameter))
         totals[id(parameter)] = each if known is None else known.add_(each)

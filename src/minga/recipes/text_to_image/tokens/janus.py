@@ -9,7 +9,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import nn
-from transformers import JanusVQVAE, JanusVQVAEConfig
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.text_to_image.tokens.fsq import Codes, Pictures, as_tensor
@@ -30,6 +29,8 @@ class JanusTokenizer(nn.Module):
         numbers = [value for each in self.config.values() for value in (each if isinstance(each, list) else [each])]
         if any(isinstance(value, int | float) and abs(value) > _MOST for value in numbers):
             raise ValueError("a number of its configuration is too large")
+        from transformers import JanusVQVAE, JanusVQVAEConfig  # takes seconds, and few runs need it
+
         self.model = JanusVQVAE(JanusVQVAEConfig(**self.config))
 
     @property
@@ -66,6 +67,8 @@ def published_tokenizer(source: str) -> JanusTokenizer:
 
     Raises `ConfigurationError` if there is none.
     """
+    from transformers import JanusVQVAE
+
     local = Path(source).expanduser()
     try:
         model = JanusVQVAE.from_pretrained(

@@ -12,6 +12,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from minga.core.errors import ConfigurationError, StorageError
+from minga.recipes.initial import EqualDraws
 from minga.recipes.text_to_image.tokens.fsq import HALVINGS, Codes, FsqTokenizer, Pictures
 from minga.recipes.text_to_image.tokens.janus import JanusTokenizer
 
@@ -66,7 +67,8 @@ def read_image_tokenizer(files: Mapping[str, Path]) -> ImageTokenizer:
     try:
         if len(described) > _MAX_DESCRIPTION:
             raise ValueError("its description is too long")
-        tokenizer = _built(json.loads(described))
+        with EqualDraws(0):  # initial values are replaced, and torch's generator is not ours to use
+            tokenizer = _built(json.loads(described))
         tokenizer.load_state_dict(load(body))
     except (SafetensorError, RuntimeError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ConfigurationError(f"the image tokenizer is damaged: {str(error)[:200]}") from error
