@@ -188,7 +188,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
                 "warmup_steps": 10,
                 "schedule": "constant",
             },
-            "training": {"target_batch_size": 64},
+            "training": {"target_batch_size": 48},
         }
 
     def demo_results(self, model: nn.Module, files: Files, directory: Path) -> Sequence[Path]:

@@ -144,7 +144,7 @@ class TextToImageSettings(Section):
     tokenizer_steps: int = whole(
         800, 1, 1_000_000, "steps of 64 pictures that the image tokenizer is trained; 800 take a minute on one core"
     )
-    levels: Annotated[tuple[Annotated[int, Field(ge=2, le=64)], ...], Field(strict=False, max_length=8)] = described(
+    levels: Annotated[tuple[Annotated[int, Field(ge=3, le=64)], ...], Field(strict=False, max_length=8)] = described(
         (), "levels of each channel of the image tokenizer; none: those of the size", "up to 8 numbers"
     )
     reversible: bool = described(

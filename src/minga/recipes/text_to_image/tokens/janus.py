@@ -47,8 +47,8 @@ class JanusTokenizer(nn.Module):
         parts = []
         with torch.no_grad():
             for start in range(0, len(pictures), _AT_A_TIME):
-                found = self.model.encode(as_tensor(pictures[start : start + _AT_A_TIME]))
-                parts.append(found.image_tokens.reshape(found.image_tokens.shape[0], -1).long().numpy())
+                some = as_tensor(pictures[start : start + _AT_A_TIME])
+                parts.append(self.model.encode(some).image_tokens.reshape(len(some), -1).long().numpy())
         return np.concatenate(parts)
 
     def decode(self, codes: Codes) -> Pictures:
@@ -58,7 +58,7 @@ class JanusTokenizer(nn.Module):
             for start in range(0, len(codes), _AT_A_TIME):
                 drawn = self.model.decode(torch.from_numpy(codes[start : start + _AT_A_TIME]))
                 pixels = ((drawn.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
-                parts.append(pixels.movedim(1, -1).numpy() if pixels.shape[1] == 3 else pixels.numpy())
+                parts.append(pixels.movedim(1, -1).numpy())
         return np.concatenate(parts)
 
 

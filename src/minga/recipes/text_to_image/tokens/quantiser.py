@@ -21,17 +21,19 @@ _MARGIN: Final = 1e-3
 
 
 class ScalarQuantiser:
-    """Quantises the last dimension, of as many channels as there are `levels`."""
+    """Quantises the last dimension, of as many channels as there are `levels`, each at least 3."""
 
     def __init__(self, levels: Sequence[int]) -> None:
         self.levels = tuple(levels)
         self.codes = math.prod(self.levels)
         half = [(level - 1) * (1 - _MARGIN) / 2 for level in self.levels]
         offset = [0.5 if level % 2 == 0 else 0.0 for level in self.levels]
-        self._half, self._offset = torch.tensor(half), torch.tensor(offset)
-        self._shift = torch.tensor([math.atanh(o / h) for o, h in zip(offset, half, strict=True)])
-        self._lowest = torch.tensor([level // 2 for level in self.levels])
-        self._places = torch.tensor([math.prod(self.levels[:channel]) for channel in range(len(self.levels))])
+        shift = [math.atanh(o / h) for o, h in zip(offset, half, strict=True)]
+        places = [math.prod(self.levels[:channel]) for channel in range(len(self.levels))]
+        # On the CPU even where a model is built on `meta`: nothing would fill them there.
+        self._half, self._offset, self._shift = (torch.tensor(each, device="cpu") for each in (half, offset, shift))
+        self._lowest = torch.tensor([level // 2 for level in self.levels], device="cpu")
+        self._places = torch.tensor(places, device="cpu")
 
     def quantise(self, h: Tensor) -> Tensor:
         """`h` float [..., channels] to rounded values within the levels; the gradient passes through the rounding."""

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from minga.core.errors import ConfigurationError, StorageError
-from minga.recipes.initial import EqualDraws
 from minga.recipes.text_to_image.tokens.fsq import HALVINGS, Codes, FsqTokenizer, Pictures
 from minga.recipes.text_to_image.tokens.janus import JanusTokenizer
 
@@ -67,9 +67,9 @@ def read_image_tokenizer(files: Mapping[str, Path]) -> ImageTokenizer:
     try:
         if len(described) > _MAX_DESCRIPTION:
             raise ValueError("its description is too long")
-        with EqualDraws(0):  # initial values are replaced, and torch's generator is not ours to use
+        with torch.device("meta"):  # so that a false description takes no memory, and nothing is drawn at random
             tokenizer = _built(json.loads(described))
-        tokenizer.load_state_dict(load(body))
+        tokenizer.load_state_dict(load(body), assign=True)
     except (SafetensorError, RuntimeError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ConfigurationError(f"the image tokenizer is damaged: {str(error)[:200]}") from error
     if not all(bool(each.isfinite().all()) for each in tokenizer.parameters()):
@@ -83,7 +83,7 @@ def _built(description: Any) -> FsqTokenizer | JanusTokenizer:
     if description["kind"] == JanusTokenizer.kind:
         return JanusTokenizer(description["config"])
     levels, halvings = description["levels"], description["halvings"]
-    whole = isinstance(levels, list) and all(type(level) is int and 2 <= level <= 64 for level in levels)
+    whole = isinstance(levels, list) and all(type(level) is int and 3 <= level <= 64 for level in levels)
     if description["kind"] != FsqTokenizer.kind or not whole or not 1 <= len(levels) <= 8 or halvings not in HALVINGS:
         raise ValueError("there is no such tokenizer")
     return FsqTokenizer(levels, halvings)
