@@ -1,12 +1,13 @@
 """Models, data and losses that runs can name.
 
     run spec ─▶ registry ─▶ recipe (interface) ─▶ running/run: model, data, optimizer, training loop
-                                       └─ albert/ (uses text/)
+                                       ├─ albert/ (uses text/)
+                                       └─ text_to_image/ (uses text/, images/)
 
 Read: interface (the recipe seam), registry (recipes by name), initial (equal initial parameters on every machine),
 init_from (parameters of another run or of a hub instead), order (orders that all peers draw alike), counting
-(parameters and operations of a model). Then text (text as training data), albert (the recipe that comes with minga),
-running (what is the same for all recipes).
+(parameters and operations of a model), new_folder (exports, whole or not at all). Then text and images (training data
+of two kinds), albert and text_to_image (the recipes that come with minga), running (what is the same for all recipes).
 
 Called by cli. A recipe knows batches and losses, and nothing of peers or steps.
 

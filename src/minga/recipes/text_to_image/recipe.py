@@ -179,7 +179,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
     def demo_spec(cls) -> Mapping[str, Any]:
         """The tiny model on OpenMoji, with fewer compositions than usual and a shorter training of the tokenizer."""
         return {
-            "recipe": {"text-to-image": {"size": "tiny", "tokenizer_steps": 300, "data": {"compositions": 8000}}},
+            "recipe": {"text-to-image": {"size": "tiny", "tokenizer_steps": 150, "data": {"compositions": 6000}}},
             "optimizer": {
                 "name": "adamw",
                 "learning_rate": 0.003,
