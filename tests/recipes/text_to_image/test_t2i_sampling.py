@@ -69,3 +69,11 @@ def test_guided_logits_go_from_those_without_caption_through_those_with_it() -> 
         _, without = model(torch.zeros_like(torch.from_numpy(CAPTIONS)), torch.from_numpy(codes))
     guided = without + 3 * (with_caption - without)
     assert np.array_equal(guided.argmax(dim=-1).numpy(), codes)
+
+
+def test_codes_that_the_image_tokenizer_does_not_have_are_never_drawn() -> None:
+    model = decoder()
+    with torch.no_grad():
+        model.logits.bias[model.shape.text_ids + 5 :] = 50
+    assert draw_codes(model, CAPTIONS, SampleOptions(count=4)).min() >= 5
+    assert draw_codes(model, CAPTIONS, SampleOptions(count=4), known=5).max() < 5

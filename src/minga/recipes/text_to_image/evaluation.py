@@ -13,12 +13,11 @@ from tokenizers import Tokenizer
 
 from minga.core.errors import ConfigurationError, StorageError
 from minga.recipes.interface import SampleOptions
-from minga.recipes.text_to_image.captions import encode_captions
 from minga.recipes.text_to_image.decoder.model import TextToImageDecoder
 from minga.recipes.text_to_image.judging import judge
 from minga.recipes.text_to_image.loss import part_losses
 from minga.recipes.text_to_image.pairs import Pairs
-from minga.recipes.text_to_image.sampling import draw_codes
+from minga.recipes.text_to_image.sampling import draw_pictures
 from minga.recipes.text_to_image.tokens.stored import ImageTokenizer
 
 MAX_PAIRS: Final = 256
@@ -51,8 +50,7 @@ def sample_figures(
     """`sample_background_accuracy`, `sample_position_accuracy`, `sample_size_accuracy` of pictures drawn for captions,
     one each, always from the same seed; empty if the captions do not say such things.
     """
-    ids = encode_captions(tokenizer, captions, model.shape.text_length)
-    pictures = image_tokenizer.decode(draw_codes(model, ids, SampleOptions(seed=_SEED)))
+    pictures = draw_pictures(model, tokenizer, image_tokenizer, captions, SampleOptions(seed=_SEED))
     return {f"sample_{name}_accuracy": share for name, share in judge(pictures, captions).items()}
 
 

@@ -31,7 +31,7 @@ from minga.recipes.interface import (
     StreamPosition,
 )
 from minga.recipes.order import epoch_seed, shuffled
-from minga.recipes.text_to_image.captions import encode_captions, read_caption_tokenizer
+from minga.recipes.text_to_image.captions import read_caption_tokenizer
 from minga.recipes.text_to_image.data.openmoji import ATTRIBUTION
 from minga.recipes.text_to_image.data.sources import local_files
 from minga.recipes.text_to_image.data.stream import CodedRow, in_batches, streamed_blocks
@@ -50,7 +50,7 @@ from minga.recipes.text_to_image.prepare import (
     is_held_out,
     prepare_files,
 )
-from minga.recipes.text_to_image.sampling import draw_codes
+from minga.recipes.text_to_image.sampling import draw_pictures
 from minga.recipes.text_to_image.settings import TextToImageSettings
 from minga.recipes.text_to_image.sizes import SIZES
 from minga.recipes.text_to_image.tokens.stored import DESCRIPTION_FILE, PARAMETERS_FILE, read_image_tokenizer
@@ -169,10 +169,8 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
 
     def sample(self, model: nn.Module, files: Files, prompts: Sequence[str], options: SampleOptions) -> list[Sample]:
         """Pictures; `length` and a prompt's words beyond the longest caption do not count."""
-        image_tokenizer = read_image_tokenizer(files)
-        captions = encode_captions(self._tokenizer(files), prompts, self._shape.text_length)
-        codes = draw_codes(_decoder(model), captions, options)
-        pictures = image_tokenizer.decode(np.minimum(codes, image_tokenizer.codes - 1))
+        words, image_tokenizer = self._tokenizer(files), read_image_tokenizer(files)
+        pictures = draw_pictures(_decoder(model), words, image_tokenizer, prompts, options)
         return [Sample(prompts[number // options.count], image=picture) for number, picture in enumerate(pictures)]
 
     @classmethod

@@ -12,21 +12,37 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from minga.recipes.interface import SampleOptions
+from minga.recipes.text_to_image.captions import encode_captions
 from minga.recipes.text_to_image.decoder.cache import IncrementalDecoder
 from minga.recipes.text_to_image.decoder.model import PAD, TextToImageDecoder
+from minga.recipes.text_to_image.tokens.fsq import Pictures
+from minga.recipes.text_to_image.tokens.stored import ImageTokenizer
 
 AT_A_TIME: Final = 64
 """Pictures that are drawn together."""
 
 
+def draw_pictures(
+    model: TextToImageDecoder,
+    words: Tokenizer,
+    image_tokenizer: ImageTokenizer,
+    captions: Sequence[str],
+    options: SampleOptions,
+) -> Pictures:
+    """`options.count` pictures for each caption, uint8 [n · count, side, side, 3], in the order of the captions."""
+    ids = encode_captions(words, captions, model.shape.text_length)
+    return image_tokenizer.decode(draw_codes(model, ids, options, known=image_tokenizer.codes))
+
+
 @torch.no_grad()
 def draw_codes(
-    model: TextToImageDecoder, captions: npt.NDArray[np.int64], options: SampleOptions
+    model: TextToImageDecoder, captions: npt.NDArray[np.int64], options: SampleOptions, known: int | None = None
 ) -> npt.NDArray[np.int64]:
-    """Codes int64 [n · count, S²] of `options.count` pictures for each caption int64 [n, T].
+    """Codes int64 [n · count, S²] of `options.count` pictures for each caption int64 [n, T], each below `known`.
 
     With guidance g other than 1, logits are u + g · (c - u), with c those of the caption and u those of an empty one
     (Ho and Salimans 2022, arXiv:2207.12598). Leaves the model as it was.
@@ -38,7 +54,7 @@ def draw_codes(
     model.eval()
     try:
         parts = [
-            _drawn(model, rows[start : start + AT_A_TIME], options, chances[start : start + AT_A_TIME])
+            _drawn(model, rows[start : start + AT_A_TIME], options, chances[start : start + AT_A_TIME], known)
             for start in range(0, len(rows), AT_A_TIME)
         ]
     finally:
@@ -73,6 +89,7 @@ def _drawn(
     captions: npt.NDArray[np.int64],
     options: SampleOptions,
     chances: Sequence[np.random.Generator],
+    known: int | None,
 ) -> npt.NDArray[np.int64]:
     device, shape = model.logits.weight.device, model.shape
     guided = options.guidance != 1
@@ -85,7 +102,7 @@ def _drawn(
         if guided:
             with_caption, without = logits.chunk(2)
             logits = without + options.guidance * (with_caption - without)
-        sums = np.cumsum(probabilities(logits, options), axis=1)
+        sums = np.cumsum(probabilities(logits[:, :known], options), axis=1)
         # The last sum may be just below 1, by rounding; a number beyond it is the last code that can be drawn.
         codes = (sums < np.minimum(numbers[:, place, None], sums[:, -1:])).sum(axis=1)
         found[:, place] = codes

@@ -29,7 +29,7 @@ Codes = npt.NDArray[np.int64]
 """Image tokens, int64 [n, S²], row by row."""
 
 
-class Residual(nn.Module):
+class ResidualBlock(nn.Module):
     """x + conv1(relu(conv3(relu(x))))."""
 
     def __init__(self, channels: int) -> None:
@@ -63,12 +63,12 @@ class FsqTokenizer(nn.Module):
             nn.ReLU(),
             nn.Conv2d(_NARROW, _WIDE, 4, stride=2, padding=1),
             *down,
-            Residual(_WIDE),
+            ResidualBlock(_WIDE),
             nn.Conv2d(_WIDE, channels, 1),
         )
         self.decoder = nn.Sequential(
             nn.Conv2d(channels, _WIDE, 3, padding=1),
-            Residual(_WIDE),
+            ResidualBlock(_WIDE),
             nn.ReLU(),
             *up,
             nn.ConvTranspose2d(_WIDE, _NARROW, 4, stride=2, padding=1),
