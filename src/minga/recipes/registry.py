@@ -24,6 +24,7 @@ RECIPES: Final[Registry[type[Recipe[Any]]]] = Registry(
         "masked-lm": "minga.recipes.masked_lm.recipe:MaskedLmRecipe",
         "sahajbert": "minga.recipes.albert.sahajbert:SahajbertRecipe",
         "swav": "minga.recipes.swav.recipe:SwavRecipe",
+        "text-to-image": "minga.recipes.text_to_image.recipe:TextToImageRecipe",
     },
     base="minga.recipes.interface:Recipe",
 )
