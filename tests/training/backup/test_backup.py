@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -205,3 +206,20 @@ def test_a_checkpoint_that_is_pruned_meanwhile_is_said_in_words(
     with pytest.raises(minga.StorageError, match="cannot be written"):
         write_backup(tmp_path / "run", tmp_path / "kept.backup", organiser, WORDS)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_fast_run_may_prune_the_checkpoint_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    organiser, real = Identity.generate(), backup_module._add
+    a_run(tmp_path / "run", organiser)
+
+    def prune_first(*given: Any) -> None:
+        shutil.rmtree(tmp_path / "run" / "checkpoints", ignore_errors=True)
+        real(*given)
+
+    monkeypatch.setattr(backup_module, "_add", prune_first)
+    made = write_backup(tmp_path / "run", tmp_path / "kept.backup", organiser, WORDS)
+    restored = restore_backup(tmp_path / "kept.backup", tmp_path / "runs", tmp_path / "key.json", WORDS)
+    assert made.step is not None
+    assert restored.run.step == made.step

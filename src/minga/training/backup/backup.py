@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import secrets
@@ -72,15 +73,16 @@ def write_backup(folder: Path, out: Path, identity: Identity, passphrase: str) -
 
 def _write(folder: Path, partial: Path, identity: Identity, passphrase: str) -> int | None:
     """Write it to the new file `partial`; returns the step of the checkpoint, None without one."""
-    step, files = backup_files(folder)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
-    with open(descriptor, "wb") as file:
-        sealed = SealedWriter(file, passphrase)
+    with open(descriptor, "wb") as file, contextlib.ExitStack() as opened:
+        sealed = SealedWriter(file, passphrase)  # takes a second, in which a fast run prunes checkpoints
+        step, files = backup_files(folder)
+        # A file that is open can be read to its end though its checkpoint is pruned meanwhile.
+        contents = [opened.enter_context(path.open("rb")) for path in files]
         with tarfile.open(fileobj=cast("IO[bytes]", sealed), mode="w|", format=tarfile.PAX_FORMAT) as tar:
             _add(tar, _KEY_NAME, io.BytesIO(identity.seed), len(identity.seed))
-            for path in files:
-                with path.open("rb") as content:  # as long as it is now: a history may grow meanwhile
-                    _add(tar, path.relative_to(folder).as_posix(), content, os.fstat(content.fileno()).st_size)
+            for path, content in zip(files, contents, strict=True):  # as long as it is now: a history may grow
+                _add(tar, path.relative_to(folder).as_posix(), content, os.fstat(content.fileno()).st_size)
         sealed.close()
         file.flush()
         os.fsync(file.fileno())
