@@ -1,12 +1,16 @@
-"""Five peers train a small ALBERT, three of them at home behind routers of their own that let nobody in.
+"""Five peers train a small ALBERT, four of them behind routers: a cloud with 1:1 NAT, three homes that let nobody in.
 
-All run `minga host` and `minga join` as a person would. Once everybody has contributed to several steps, the machine of
-the organiser, one of the two that can be dialled, is cut dead with SIGKILL; the others have to go on.
+All run `minga host` and `minga join` as a person would, by the one link that was printed. The organiser is the cloud
+machine, which announces its public address, for its own interface has a private one. Once all have contributed to
+several steps, it is cut dead with SIGKILL; the others, of which one can still be dialled, have to go on.
 
+    peers                       for each: its NAT, its role, its paths to others by kind, the steps with its samples
     peers_trained               peers whose samples were counted in at least `STEPS` steps
     clients                     peers that `minga status` shows as clients, which nobody told them to be
     survived_public_peer_death  whether all others contributed to as many steps again after it
     gap_s                       the longest time without a step that any of them saw around the death
+
+There is no relay here: `_links_relayed` has one, in the virtual world.
 """
 
 from __future__ import annotations
@@ -16,19 +20,29 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from subprocess import PIPE
-from typing import Any
+from typing import Any, Final
 
 from benchmarks._report import emit, note
-from tests.netlab import Host, Lab
+from minga.identity.links.links import Link
+from tests.netlab import Host, Lab, RouterKind
 from tests.worlds.cli_run import SPEC
 
 STEPS = 5
 PATIENCE_S = 120.0
 FAST, SLOW = 20e6, 8e6
-PUBLIC, HOMES = ("public0", "public1"), ("home0", "home1", "home2")
+ORGANISER, PUBLIC = "cloud", "public"
+PORT = 4433
+NATS: Final = {
+    ORGANISER: "one-to-one",
+    PUBLIC: "none",
+    "home0": "port-restricted",
+    "home1": "port-restricted",
+    "home2": "symmetric",
+}
 
 
 class Trainer:
@@ -59,6 +73,18 @@ class Trainer:
         applied = [(when, e) for when, e in self._events if e.get("event") == "step.applied"]
         return [when for when, event in applied if event["samples"] > 0 and when > since_s]
 
+    def peer_id(self) -> str:
+        """Its id, which a peer that joins prints; the organiser's is in the link."""
+        told = {e["event"]: e for _, e in self._events if e.get("event") in ("joined", "link")}
+        if "link" in told:
+            return Link.parse(told["link"]["link"]).organiser
+        return str(told["joined"]["peer"]) if "joined" in told else ""
+
+    def paths(self) -> dict[frozenset[str], str]:
+        """The kinds of path of the connections that it told of, by the two peers."""
+        met = [e for _, e in self._events if e.get("event") == "peer.connected"]
+        return {frozenset((self.peer_id(), e["peer"])): e["path"] for e in met}
+
     def _wait(self, condition: Any, what: str) -> Any:
         deadline = time.monotonic() + PATIENCE_S
         with self._changed:
@@ -78,20 +104,28 @@ class Trainer:
 
 def measure_nat() -> dict[str, Any]:
     """The figures of the setup."""
-    hosts = [Host(name, FAST, FAST) for name in PUBLIC] + [Host(n, SLOW, FAST, nat=f"router of {n}") for n in HOMES]
+    hosts = [
+        Host(ORGANISER, FAST, FAST, nat=ORGANISER, forwarded=0),
+        Host(PUBLIC, FAST, FAST),
+        *(Host(name, SLOW, FAST, nat=name) for name in NATS if name not in (ORGANISER, PUBLIC)),
+    ]
+    symmetric: dict[str, RouterKind] = {name: "symmetric" for name, nat in NATS.items() if nat == "symmetric"}
     figures: dict[str, Any] = {"peers_trained": 0, "clients": 0, "survived_public_peer_death": False, "gap_s": None}
-    with tempfile.TemporaryDirectory(prefix="minga-bench-") as temporary, Lab(hosts) as lab:
+    with tempfile.TemporaryDirectory(prefix="minga-bench-") as temporary, Lab(hosts, kinds=symmetric) as lab:
         folder = Path(temporary)
         spec = folder / "run.toml"
         spec.write_text(SPEC)
         work = ["--device", "cpu", "--threads", "1", "--micro-batch", "8"]
-        peers = [Trainer(lab, PUBLIC[0], ["host", str(spec), "--role", "trainer", *work], folder)]
+        announced = ["--port", str(PORT), "--announce", f"{lab.public_address(ORGANISER)}:{PORT}"]
+        peers = [Trainer(lab, ORGANISER, ["host", str(spec), "--role", "trainer", *work, *announced], folder)]
+        roles: dict[str, str] = {}
         try:
             link = peers[0].wait_for("link")["link"]
-            peers += [Trainer(lab, name, ["join", link, *work], folder) for name in (*PUBLIC[1:], *HOMES)]
+            peers += [Trainer(lab, name, ["join", link, *work], folder) for name in list(NATS)[1:]]
             for peer in peers:
                 peer.wait_for_steps(0.0)
-            figures["clients"] = count_clients(lab, link, folder)
+            roles = seen_roles(lab, link, folder)
+            figures["clients"] = list(roles.values()).count("client")
             killed_s = time.monotonic()
             peers[0].process.kill()
             for peer in peers[1:]:
@@ -101,8 +135,19 @@ def measure_nat() -> dict[str, Any]:
         except RuntimeError as error:
             note(str(error))
         figures["peers_trained"] = sum(len(peer.contributed()) >= STEPS for peer in peers)
-        for peer in peers:
-            emit(setup="nat", peer=peer.name, steps_contributed=len(peer.contributed()))
+        paths = {pair: kind for peer in peers for pair, kind in peer.paths().items()}
+        known = {peer.peer_id() for peer in peers}
+        figures["peers"] = {
+            peer.name: {
+                "nat": NATS[peer.name],
+                "role": roles.get(peer.peer_id()),
+                "paths": Counter(kind for pair, kind in paths.items() if peer.peer_id() in pair and pair <= known),
+                "steps_contributed": len(peer.contributed()),
+            }
+            for peer in peers
+        }
+        for name, each in figures["peers"].items():
+            emit(setup="nat", peer=name, **each)
     return figures
 
 
@@ -111,13 +156,13 @@ def longest_gap_s(moments: Sequence[float], around_s: float) -> float:
     return min(m for m in moments if m > around_s) - max((m for m in moments if m <= around_s), default=around_s)
 
 
-def count_clients(lab: Lab, link: str, folder: Path) -> int:
-    """How many clients somebody who looks at the run from outside sees."""
-    arguments = [sys.executable, "-m", "minga", "status", link, "--json", "--host", lab.address(PUBLIC[1])]
+def seen_roles(lab: Lab, link: str, folder: Path) -> dict[str, str]:
+    """The roles of all peers, by their ids, as a person sees them who looks at the run from outside."""
+    arguments = [sys.executable, "-m", "minga", "status", link, "--json", "--host", lab.address(PUBLIC)]
     with (folder / "status.log").open("w") as log:
-        process = lab.start(PUBLIC[1], [*arguments, "--directory", str(folder)], stdout=PIPE, stderr=log, text=True)
+        process = lab.start(PUBLIC, [*arguments, "--directory", str(folder)], stdout=PIPE, stderr=log, text=True)
         output, _ = process.communicate(timeout=PATIENCE_S)
     lines = output.strip().splitlines()
     if not lines:
         raise RuntimeError(f"status says nothing\n{(folder / 'status.log').read_text()[-1500:]}")
-    return sum(peer["role"] == "client" for peer in json.loads(lines[-1])["peers"])
+    return {peer["peer_id"]: peer["role"] for peer in json.loads(lines[-1])["peers"]}

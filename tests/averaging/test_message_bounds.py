@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from minga.averaging.messages import AskView, FetchChunks, Fingerprint, Hold, Peer, RoundId, View
+from minga.averaging.allreduce.messages import FetchChunks, Hold
+from minga.averaging.messages import AskView, Fingerprint, Peer, RoundId, View
 from minga.security.protocol import statements
 from minga.training.state import manifest
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks._links_relayed import measure_relayed
 from benchmarks._links_setups import CROWD_SCALE, GIGABIT, HOME_SCALE, SCALE, setups
 from benchmarks.links import is_ok
+from minga.network.virtual.internet import Nat
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,16 @@ def test_what_passes(name: str, figures: dict[str, Any], expected: bool) -> None
 
 
 def test_five_peers_must_train_three_of_them_as_clients_and_survive() -> None:
-    good = {"peers_trained": 5, "clients": 3, "survived_public_peer_death": True}
+    good = {"peers_trained": 5, "clients": 3, "survived_public_peer_death": True, "virtual": {"ok": True}}
     assert is_ok("nat", good)
-    for name, value in (("peers_trained", 4), ("clients", 2), ("survived_public_peer_death", False)):
+    wrong = {"peers_trained": 4, "clients": 2, "survived_public_peer_death": False, "virtual": {"ok": False}}
+    for name, value in wrong.items():
         assert not is_ok("nat", good | {name: value})
+
+
+def test_peers_behind_every_kind_of_nat_join_by_one_link_and_train() -> None:
+    figures = measure_relayed(3)
+    assert figures["ok"]
+    assert {each["nat"] for each in figures["peers"].values()} == set(Nat)
+    assert figures["peers"]["symmetric0"]["paths"] == {"direct": 3, "relayed": 3}
+    assert figures["peers"]["cloud"]["paths"] == {"direct": 6}

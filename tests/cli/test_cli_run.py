@@ -174,13 +174,52 @@ def test_interrupt_ends_with_130(spec: str, tmp_path: Path, moment: str) -> None
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith((".unfinished", ".partial"))]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for single processes")
+def test_an_interrupted_host_says_which_step_is_on_disk(spec: str, tmp_path: Path) -> None:
+    with Running("host", spec, *ALONE, "--directory", str(tmp_path), "--role", "trainer") as host:
+        host.wait_for("step.applied", step=2)
+        host.process.send_signal(signal.SIGINT)
+        summary = host.summary()
+        assert summary["exit_code"] == 130
+    kept = [int(path.name.split("-")[1]) for path in tmp_path.rglob("step-*")]
+    assert max(kept, default=None) == summary.get("checkpoint"), "on a busy machine there may be no time for one"
+    assert summary["step"] >= 2
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for single processes")
+def test_a_host_that_keeps_nothing_says_so(spec: str, tmp_path: Path) -> None:
+    with Running("host", spec, *ALONE, "--directory", str(tmp_path), "--role", "monitor") as host:
+        assert host.wait_for("keeps.nothing")["role"] == "monitor"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children are looked up in /proc")
+def test_an_interrupt_ends_the_processes_of_all_devices(spec: str, tmp_path: Path) -> None:
+    with Running("host", spec, *ALONE, "--directory", str(tmp_path / "host")) as host:
+        link = host.wait_for("link")["link"]
+        joining = ("join", link, *ALONE, "--directory", str(tmp_path / "join"), "--devices", "2")
+        with Running(*joining) as trainer:
+            assert trainer.wait_for("ready")["devices"] == 2
+            trainer.wait_for("step.applied", step=1)
+            pid = trainer.process.pid
+            (child,) = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+            trainer.process.send_signal(signal.SIGINT)
+            assert trainer.summary()["exit_code"] == 130
+            deadline = time.monotonic() + 20.0
+            while _is_alive(child) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert not _is_alive(child)
+
+
 def test_an_interrupted_command_says_what_it_had_done(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(exit_codes, "done_so_far", [lambda: {"step": 7}, lambda: {"samples": 320}])
+    done = {"samples": 320, "checkpoint": 6}
+    monkeypatch.setattr(exit_codes, "done_so_far", [lambda: {"step": 7}, lambda: done])
     assert exit_codes.report_interrupt(json_output=True) == exit_codes.INTERRUPTED
     told = capsys.readouterr()
-    assert told.err == "minga: interrupted at step 7, with 320 samples of this machine\n"
+    assert told.err == (
+        "minga: interrupted at step 7, with 320 samples of this machine; the newest checkpoint is of step 6\n"
+    )
     assert last_json(told.out)["samples"] == 320
 
 
@@ -238,7 +277,7 @@ def test_doctor_finds_the_way_and_tells_another_run_from_nobody(spec: str, tmp_p
         link = Link.parse(host.wait_for("link")["link"])
         fine = run("doctor", str(link), "--json")
         assert fine.returncode == 0, fine.stdout
-        assert last_json(fine.stdout)["checks"] == 12
+        assert last_json(fine.stdout)["checks"] == 13
         other = Link("ab" * 32, link.organiser, link.entries)
         summary = last_json(run("doctor", str(other), "--json").stdout)
         assert summary["failed"] == "entry by organiser"

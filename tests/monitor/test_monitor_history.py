@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError, StorageError
 from minga.monitor.history import FILE_NAME, History, read_history
-from minga.monitor.plot import plot_history
+from minga.monitor.plot import _held_out, plot_history
 from minga.network.interface import PeerId
 from minga.training.record_kinds import Metrics
 from minga.training.status.losses import MAX_REMEMBERED, LossMeter
@@ -121,6 +121,22 @@ def test_plot(tmp_path: Path) -> None:
     plot_history(entries(), path, title="a $run$ with _signs_")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert [file.name for file in path.parent.iterdir()] == ["loss.png"]
+
+
+def test_a_headline_that_is_no_loss_is_drawn_beside_the_held_out_loss(tmp_path: Path) -> None:
+    figures = {"heldout_swav_loss": 5.0, "heldout_probe_accuracy": 0.7}
+    evaluation = {"t": 2.5, "event": "evaluation", "step": 1, "headline": "heldout_probe_accuracy", **figures}
+    assert _held_out([evaluation]) == ("heldout_probe_accuracy", "heldout_swav_loss")
+    assert _held_out([entries()[2]]) == ("heldout_loss", "heldout_loss")
+    assert _held_out([{**evaluation, "heldout_loss": 1.0}])[1] == "heldout_loss"
+    assert _held_out([]) == ("", "")
+    for shown in (
+        [evaluation],
+        [*entries()[:2], evaluation],
+        [{k: v for k, v in evaluation.items() if "loss" not in k}],
+    ):
+        plot_history([*shown, entries()[4]], tmp_path / "loss.png")
+        assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_plots_that_cannot_be_drawn(tmp_path: Path) -> None:

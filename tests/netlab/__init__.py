@@ -10,5 +10,6 @@ from __future__ import annotations
 
 from tests.netlab._lab import Host, Lab, why_unavailable
 from tests.netlab._namespace import LabError, enter
+from tests.netlab._nat import RouterKind
 
-__all__ = ["Host", "Lab", "LabError", "enter", "why_unavailable"]
+__all__ = ["Host", "Lab", "LabError", "RouterKind", "enter", "why_unavailable"]

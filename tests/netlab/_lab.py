@@ -1,12 +1,12 @@
-"""Hosts on a switch, some of them behind routers that masquerade.
+"""Hosts on a switch, some of them behind routers with NAT.
 
 Theory of operation. The switch is a bridge in a namespace of its own, so the machine's own network neither changes nor
 is it reachable. Each host is a namespace with one device, `eth0`; the other end of the cable, its *port*, is in the
 switch, or in its router. A router is a namespace with a port in the switch and a bridge for those behind it:
 
     a ── p0 ┐
-    b ── p1 ┤ switch ── p2 ── router: wan0, masquerade, lan0 ┬ p3 ── c
-                                                             └ p4 ── d
+    b ── p1 ┤ switch ── p2 ── router: wan0, NAT, lan0 ┬ p3 ── c
+                                                      └ p4 ── d
 
 All traffic of a host passes its port, so that is where cables are cut: by dropping frames, silently.
 """
@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.netlab._namespace import LabError, Namespace
+from tests.netlab._nat import RouterKind, router_rules
 from tests.netlab._shaping import frames_in_a_piece, shaping
 
 MAX_HOSTS = 200
@@ -38,18 +39,23 @@ class Host:
 
     Rates are those that plain TCP reaches.
 
-    Hosts that name the same router are in one home network and share an address.
+    Hosts that name the same router are in one home network and share an address. `forwarded` is a UDP and TCP port of
+    the router that leads to this host, 0 for every port that no other host has: then it has a public address to itself,
+    as with the 1:1 NAT of clouds.
     """
 
     name: str
     up: float | None = None
     down: float | None = None
     nat: str | None = None
+    forwarded: int | None = None
 
     def __post_init__(self) -> None:
         for rate in (self.up, self.down):
             if rate is not None:
                 _check_rate(rate)
+        if self.forwarded is not None and (self.nat is None or not 0 <= self.forwarded < 65536):
+            raise LabError(f"{self.name}: a router forwards ports 0 to 65535 to hosts that are behind it")
 
 
 @dataclass(frozen=True)
@@ -64,13 +70,19 @@ class _Place:
 
 
 class Lab:
-    """A network of `hosts`. `paths[a, b]` limits what a sends to b, in bits per second.
+    """A network of `hosts`. `paths[a, b]` limits what a sends to b, in bits per second. The routers in `kinds` are of
+    that kind, all others of the first, see `RouterKind`.
 
     Use it as a context manager: processes started in it are ended and the network is gone when the block is left.
     The same happens if this process dies. Raises `LabError` if it cannot be set up.
     """
 
-    def __init__(self, hosts: Sequence[Host], paths: Mapping[tuple[str, str], float] | None = None) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        paths: Mapping[tuple[str, str], float] | None = None,
+        kinds: Mapping[str, RouterKind] | None = None,
+    ) -> None:
         names = [host.name for host in hosts]
         if len(set(names)) != len(names) or not 0 < len(names) <= MAX_HOSTS:
             raise LabError(f"there must be 1 to {MAX_HOSTS} hosts with different names")
@@ -78,7 +90,9 @@ class Lab:
             raise LabError(f"paths name hosts that do not exist: {', '.join(sorted(unknown))}")
         for rate in (paths or {}).values():
             _check_rate(rate)
-        self._hosts, self._paths = tuple(hosts), dict(paths or {})
+        if unknown := set(kinds or {}) - {host.nat for host in hosts}:
+            raise LabError(f"kinds name routers that do not exist: {', '.join(sorted(unknown))}")
+        self._hosts, self._paths, self._kinds = tuple(hosts), dict(paths or {}), dict(kinds or {})
         self._places: dict[str, _Place] = {}
         self._processes: list[subprocess.Popen[Any]] = []
         self._stack = contextlib.ExitStack()
@@ -91,6 +105,8 @@ class Lab:
                 self._places[host.name] = self._plug_in(stack, number, host, switch, routers)
             for host in self._hosts:
                 self._shape(host)
+            for name, router in routers.items():
+                self._translate(name, router)
             stack.callback(self._end_processes)
             self._stack = stack.pop_all()
         return self
@@ -157,22 +173,12 @@ class Lab:
         return made
 
     def _router(self, stack: contextlib.ExitStack, switch: Namespace, number: int) -> Namespace:
-        """A namespace that lets those behind it out under its own address, and nobody in."""
+        """A namespace between a home network and the switch; what it translates, `_translate` says."""
         router = self._bridge(stack, "lan0")
         router.set("net/ipv4/ip_forward", 1)
         router.set("net/bridge/bridge-nf-call-iptables", 0)
         _cable(router, "wan0", _router_address(number) + "/16", switch, f"r{number}", "br0")
         router.ip([f"addr add {_inner_address(number, 1)}/24 dev lan0"])
-        accept = "iifname wan0 ct state established,related accept; iifname wan0 drop"
-        router.nft(
-            [
-                "table ip nat {",
-                "  chain out { type nat hook postrouting priority 100; oifname wan0 masquerade; }",
-                f"  chain through {{ type filter hook forward priority 0; {accept}; }}",
-                f"  chain in {{ type filter hook input priority 0; {accept}; }}",
-                "}",
-            ]
-        )
         return router
 
     def _plug_in(
@@ -196,6 +202,13 @@ class Lab:
         _cable(inside, "eth0", f"{address}/24", routers[host.nat], port, "lan0")
         inside.ip([f"route add default via {_inner_address(router, 1)}"])
         return _Place(inside, port, routers[host.nat], address, _router_address(router))
+
+    def _translate(self, name: str, router: Namespace) -> None:
+        """Let those behind a router out under its address, and others in as its kind and its forwarded ports say."""
+        behind = [host for host in self._hosts if host.nat == name]
+        ports = {h.forwarded: self._places[h.name].address for h in behind if h.forwarded is not None}
+        public = self._places[behind[0].name].public
+        router.nft(router_rules(self._kinds.get(name, "port-restricted"), public, ports))
 
     def _shape(self, host: Host) -> None:
         place = self._places[host.name]

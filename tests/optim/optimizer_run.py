@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from blake3 import blake3
 
-from minga.optim import LAMB, LARS, SGD, AdamW, clip_by_global_norm
+from minga.optim import LAMB, LARC, LARS, SGD, AdamW, clip_by_global_norm
 
 SHAPES = ((331, 151), (37, 129), (8195,), (4, 3, 5, 5), (65, 33), (7,), ())
 TINY, STRIDED, HALF = 2, 3, 4
@@ -28,6 +28,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda p: AdamW(p, lr=1e-3, weight_decay=0.1),
     "lamb": lambda p: LAMB(p, lr=1e-3),
     "lars": lambda p: LARS(p, lr=1.0, weight_decay=1e-3),
+    "larc": lambda p: LARC(p, lr=1.0, weight_decay=1e-3),
     CONTROL: lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1),
 }
 
@@ -60,14 +61,21 @@ def play(name: str, steps: int, device: str = "cpu") -> str:
     return hashed.hexdigest()
 
 
-def main() -> None:
-    steps, threads = int(sys.argv[1]), [int(number) for number in sys.argv[2:]]
-    digests: dict[str, dict[int, str]] = {name: {} for name in OPTIMIZERS}
+def play_all(steps: int, threads: Sequence[int]) -> dict[str, dict[str, str]]:
+    """The digests by optimizer and number of threads; of the control only with the first number."""
+    digests: dict[str, dict[str, str]] = {name: {} for name in OPTIMIZERS}
+    before = torch.get_num_threads()
     for number in threads:
         torch.set_num_threads(number)
         for name in OPTIMIZERS:
             if name != CONTROL or number == threads[0]:
-                digests[name][number] = play(name, steps)
+                digests[name][str(number)] = play(name, steps)
+    torch.set_num_threads(before)
+    return digests
+
+
+def main() -> None:
+    digests = play_all(int(sys.argv[1]), [int(number) for number in sys.argv[2:]])
     print(json.dumps({"width": torch.backends.cpu.get_cpu_capability(), "digests": digests}))
 
 

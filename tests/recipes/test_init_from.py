@@ -16,6 +16,7 @@ from torch import nn
 from minga.cli.taking_part import prepared_files as prepared_module
 from minga.cli.taking_part.prepared_files import prepared_files
 from minga.core.errors import ConfigurationError
+from minga.core.files import Content
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.init_from import INITIAL_FILE, initial_file, load_initial
 from minga.recipes.registry import load_recipe, published
@@ -139,6 +140,10 @@ def test_parameters_of_another_model_are_refused(
         load_initial(nn.Linear(3, 2), {INITIAL_FILE: tmp_path / INITIAL_FILE})
 
 
+def content(given: Content) -> bytes:
+    return given.read_bytes() if isinstance(given, Path) else given
+
+
 def test_parameters_travel_with_the_run_and_the_organisers_path_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,15 +151,19 @@ def test_parameters_travel_with_the_run_and_the_organisers_path_does_not(
     (old / "files").mkdir(parents=True)
     (old / "files" / "tokenizer.json").write_bytes(b"the old tokenizer")
     save_file({"weight": torch.ones(1)}, old / "model.safetensors")
+    large = tmp_path / "large.zst"
+    large.write_bytes(b"text")
     plain = RunSpec.from_toml(SPEC)
     spec = RunSpec.from_toml(SPEC + f"[model]\ninit_from = '{old}'\n")
     monkeypatch.setattr(
-        type(load_recipe(spec)), "prepare", lambda _: {"tokenizer.json": b"a new one", "training.jsonl.zst": b"text"}
+        type(load_recipe(spec)), "prepare", lambda _: {"tokenizer.json": b"a new one", "training.jsonl.zst": large}
     )
     files = prepared_files(spec, tmp_path)
-    assert files["tokenizer.json"] == b"the old tokenizer", "the parameters were trained with it"
-    assert files["training.jsonl.zst"] == b"text"
-    assert set(load(files[INITIAL_FILE])) == {"weight"}
+    assert content(files["tokenizer.json"]) == b"the old tokenizer", "the parameters were trained with it"
+    assert content(files["training.jsonl.zst"]) == b"text"
+    large.unlink()
+    assert content(prepared_files(spec, tmp_path)["training.jsonl.zst"]) == b"text", "it was copied"
+    assert set(load(content(files[INITIAL_FILE]))) == {"weight"}
     assert prepared_module._key(spec, load_recipe(spec)) == prepared_module._key(plain, load_recipe(plain))
     assert str(old).encode() not in published(spec).canonical_bytes()
     assert plain.canonical_bytes() != spec.canonical_bytes()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import tomllib
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from minga.averaging import CODECS, SKETCHES
 from minga.core.spec.run_spec import RunSpec
-from minga.recipes import RECIPES, StreamPosition, load_recipe, new_model, published
+from minga.recipes import RECIPES, Files, StreamPosition, load_recipe, new_model, published
 from minga.security import AGGREGATORS
 from minga.security.randomness.public_batch import PublicBatch
 from minga.simulation import BEHAVIOURS
@@ -42,25 +44,33 @@ class RecipeReplica(Replica):
     def __init__(self, spec: RunSpec) -> None:
         self.recipe = load_recipe(spec)
         model = new_model(self.recipe)
-        optimizer, scheduler = build_optimizer(spec.optimizer, model)
-        super().__init__(spec, optimizer, model=model, scheduler=scheduler, max_grad_norm=spec.optimizer.max_grad_norm)
+        optimizer, scheduler = build_optimizer(spec.optimizer, model, self.recipe.decayed)
+        super().__init__(
+            spec,
+            optimizer,
+            model=model,
+            scheduler=scheduler,
+            max_grad_norm=spec.optimizer.max_grad_norm,
+            rules=self.recipe,
+        )
         self.trained = model
 
     def figures(self) -> dict[str, float]:
         return self.recipe.evaluate(self.trained, {})
 
 
-def gradient_of_batch(peer: SimulatedPeer, batch: PublicBatch) -> None:
+def gradient_of_batch(peer: SimulatedPeer, batch: PublicBatch, *, files: Files) -> None:
     assert isinstance(peer.replica, RecipeReplica)
     recipe = peer.replica.recipe
-    recipe.total_loss(peer.replica.trained, recipe.public_batch({}, batch)).backward()  # type: ignore[no-untyped-call]
+    recipe.total_loss(peer.replica.trained, recipe.public_batch(files, batch)).backward()  # type: ignore[no-untyped-call]
 
 
-def gradient(peer: SimulatedPeer, samples: int) -> None:
+def gradient(peer: SimulatedPeer, samples: int, *, files: Files) -> None:
     assert isinstance(peer.replica, RecipeReplica)
     recipe = peer.replica.recipe
     position = StreamPosition(peer.network.peer_id, worker=peer.samples_done)  # others in each micro-batch
-    recipe.total_loss(peer.replica.trained, next(recipe.batches({}, position, samples))).backward()  # type: ignore[no-untyped-call]
+    batch = next(recipe.batches(files, position, samples))
+    recipe.total_loss(peer.replica.trained, batch).backward()  # type: ignore[no-untyped-call]
 
 
 def hosted(sections: dict[str, Any]) -> RunSpec:
@@ -68,9 +78,14 @@ def hosted(sections: dict[str, Any]) -> RunSpec:
     return with_origins(published(RunSpec.from_mapping(sections))).published({})
 
 
-def recipe_swarm(spec: RunSpec, hostile: dict[str, str], from_step: int) -> Swarm:
+def recipe_swarm(spec: RunSpec, hostile: dict[str, str], from_step: int, files: Files = MappingProxyType({})) -> Swarm:
     """A swarm that trains the recipe of `spec`; `hostile` names the attacks of peers by their names."""
-    swarm = Swarm(spec, make_replica=RecipeReplica, gradient=gradient, public_gradient=gradient_of_batch)
+    swarm = Swarm(
+        spec,
+        make_replica=RecipeReplica,
+        gradient=partial(gradient, files=files),
+        public_gradient=partial(gradient_of_batch, files=files),
+    )
     allies: set[Any] = set()
     makers = {name: attack(behaviour).begin(from_step) for name, behaviour in hostile.items()}
 

@@ -17,6 +17,7 @@ import msgspec
 
 from minga.core.errors import ConfigurationError, RejectedError, RemoteError, StateMismatchError
 from minga.core.events.bus import Event, EventBus
+from minga.core.refusal_code import RefusalCode
 from minga.identity.keys.keys import Identity
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.framing import MessageStream
@@ -64,7 +65,7 @@ class DonatedBackend(abc.ABC):
             wanted = await stream.receive(StateRequest)
             data = self.dump(wanted.step)
             if data is None:
-                raise RejectedError("that state is not kept here", code="absent")
+                raise RejectedError("that state is not kept here", code=RefusalCode.ABSENT)
             await stream.send(Donation(gives(data)))
 
         node.serve(DONATE, serve)

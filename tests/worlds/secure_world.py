@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.core.errors import RejectedError
+from minga.core.refusal_code import RefusalCode
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.security.messaging.delivery import FETCH, FetchPart
@@ -78,7 +79,7 @@ def hide_parts(peer: SecurePeer) -> None:
     """Let a peer hand out what it brings to aggregators, and nothing that it is asked for."""
 
     async def refuse(peer: PeerId, stream: MessageStream) -> None:
-        raise RejectedError("not from here", code="absent")
+        raise RejectedError("not from here", code=RefusalCode.ABSENT)
 
     peer.member._node.serve(FETCH, refuse)
 

@@ -49,8 +49,11 @@ class RunOrders(Protocol):
     def batch_range(self, orders: Sequence[str]) -> tuple[int, int] | None:
         """The smallest and the largest target batch size under these orders; None if they say nothing of it."""
 
-    async def obtain(self, orders: Sequence[str], peer: PeerId) -> None:
-        """Get those that are not known here from `peer`. Raises `RemoteError` if it does not have them either."""
+    async def obtain(self, orders: Sequence[str], peer: PeerId, step: int) -> None:
+        """Get those that are not known here from `peer`, which wants them in force in the round of `step`.
+
+        Raises `RemoteError` if it does not have them either, or if one of them is for later steps.
+        """
 
 
 class WithoutOrders:
@@ -64,7 +67,7 @@ class WithoutOrders:
         """Nothing."""
         return None
 
-    async def obtain(self, orders: Sequence[str], peer: PeerId) -> None:
+    async def obtain(self, orders: Sequence[str], peer: PeerId, step: int) -> None:  # noqa: ARG002
         """There are none to get; a plan that names one is refused, by `ProtocolError`."""
         if orders:
             raise ProtocolError("the plan names orders in a run without organisers", peer=peer, phase="group")

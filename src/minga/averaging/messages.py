@@ -1,4 +1,4 @@
-"""What peers say to each other to form a group and to reduce a vector.
+"""What peers say to each other to form a group, up to its plan.
 
 Every number that arrives is bounded by its type; whatever relates two messages (a part that overlaps another, a
 member that is listed twice) is checked where the message is used.
@@ -29,7 +29,6 @@ Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=LONGEST_S)]
 Rate = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]
 Index = Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
-AssignmentKey = tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)], Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARTS)]]
 RoundId = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 Fingerprint = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 Peer = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -217,6 +216,15 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     averages_every: Annotated[int, msgspec.Meta(ge=0, le=MAX_INTERVAL)] = 0
 
     @property
+    def ids(self) -> tuple[PeerId, ...]:
+        """The ids of the members, in their order."""
+        return tuple(member.peer_id for member in self.members)
+
+    def rank_of(self, peer: PeerId) -> int:
+        """The place of a member among the members. Raises `ValueError` for another peer."""
+        return self.ids.index(peer)
+
+    @property
     def result_id(self) -> str:
         """The id of the round whose result this one ends with."""
         return self.adopts or self.round_id
@@ -224,7 +232,7 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     @property
     def succession(self) -> tuple[PeerId, ...]:
         """Who decides the next step if this round is committed: the members that made its result, the leader first."""
-        return tuple(PeerId(peer) for peer in self.view) or tuple(member.peer_id for member in self.members)
+        return tuple(PeerId(peer) for peer in self.view) or self.ids
 
 
 class SignedPlan(msgspec.Struct, frozen=True, tag="signed_plan"):
@@ -235,120 +243,3 @@ class SignedPlan(msgspec.Struct, frozen=True, tag="signed_plan"):
 
 
 FromLeader = Limit | Redirect | SignedPlan | Prepare
-
-
-class PartHello(msgspec.Struct, frozen=True):
-    """Opens the stream between a member and the root or relay that it sends an assignment to: which assignment of
-    which round, and the sender's weight (samples behind its vector; 0 sends nothing and only receives).
-
-    A relay has no weight here: it tells with each chunk how many samples of its site are behind that.
-    """
-
-    round_id: RoundId
-    assignment: AssignmentKey
-    weight: Samples | None
-
-
-class ChunkWeight(msgspec.Struct, frozen=True, array_like=True):
-    """Relay to root, before each chunk: the samples behind its mean; with 0 there is no chunk to follow."""
-
-    weight: Samples
-
-
-class CountedMembers(msgspec.Struct, frozen=True, array_like=True):
-    """Before each chunk of a mean, of a root's or a relay's, in rounds whose uploads leave something out: the members
-    whose chunks are in it, one bit for each member of the plan, lowest bit first.
-    """
-
-    members: Annotated[bytes, msgspec.Meta(max_length=-(-MAX_MEMBERS // 8))]
-
-
-class Lost(msgspec.Struct, frozen=True):
-    """Member to coordinator: nothing more comes from the `lost` (indices into the plan), and others should take over
-    what the `slow` have left. `by`: it was member `by` who said so, and who does not reach the coordinator.
-    """
-
-    round_id: RoundId
-    lost: Members
-    slow: Members = ()
-    by: Index | None = None
-
-
-class Alive(msgspec.Struct, frozen=True):
-    """Coordinator to member: are you still in this round? Who was restarted meanwhile lives, but is not."""
-
-    round_id: RoundId
-
-
-class RoundState(msgspec.Struct, frozen=True):
-    """Member to coordinator: the term whose result it holds and the one that it knows to be committed, None if none."""
-
-    held: Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)] | None = None
-    committed: Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)] | None = None
-
-
-class Assignment(msgspec.Struct, frozen=True):
-    """Chunks (global numbers) of which member `aggregator` makes the result; `key` = (repair term, position) is unique
-    in it. `relays` are those of the plan's part, repairs have none.
-    """
-
-    key: AssignmentKey
-    aggregator: Index
-    chunks: Annotated[tuple[Offset, ...], msgspec.Meta(max_length=MAX_CHUNKS)]
-    relays: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_SITES)] = ()
-
-
-class Freeze(msgspec.Struct, frozen=True):
-    """Coordinator to member: take no more from `dead`, nor what went through the `revoked`; tell me what you hold."""
-
-    round_id: RoundId
-    term: Annotated[int, msgspec.Meta(ge=1, le=MAX_TERM)]
-    dead: Members
-    revoked: Members
-
-
-class ChunkMap(msgspec.Struct, frozen=True):
-    """Member to coordinator: bitmap of the chunks whose reduced values it has, the repairs it knows of, and the
-    members that repairs went on without: what these hold may be of an assignment that was replaced.
-    """
-
-    bitmap: Annotated[bytes, msgspec.Meta(max_length=MAX_CHUNKS // 8)]
-    term: Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)]
-    assignments: tuple[Assignment, ...]
-    dead: Members = ()
-
-
-class Repair(msgspec.Struct, frozen=True):
-    """Coordinator to member: all assignments added so far, and who holds which chunk that need not be reduced again."""
-
-    round_id: RoundId
-    term: Annotated[int, msgspec.Meta(ge=1, le=MAX_TERM)]
-    dead: Members
-    revoked: Members
-    assignments: tuple[Assignment, ...]
-    holders: Annotated[tuple[tuple[Index, tuple[Offset, ...]], ...], msgspec.Meta(max_length=MAX_MEMBERS)]
-
-
-class FetchChunks(msgspec.Struct, frozen=True):
-    """Ask a member for reduced chunks, as float32; it answers each as soon as it has it."""
-
-    round_id: RoundId
-    chunks: Annotated[tuple[Offset, ...], msgspec.Meta(max_length=MAX_CHUNKS)]
-
-
-class Hold(msgspec.Struct, frozen=True):
-    """Member to coordinator: the `members` have the whole reduced vector, as it is in term `term`."""
-
-    round_id: RoundId
-    term: Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)]
-    members: Members
-
-
-class Committed(msgspec.Struct, frozen=True):
-    """Coordinator to member: a quorum held the result of term `term`, so it counts; apply it."""
-
-    term: Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)]
-
-
-class Done(msgspec.Struct, frozen=True):
-    """An empty, friendly answer."""

@@ -64,10 +64,3 @@ def facts_of(name: str) -> StrategyFacts:
     if not isinstance(facts, StrategyFacts):
         raise ConfigurationError(f"strategy: what an installed package brings as {name!r} is none")
     return facts
-
-
-def check_strategy_choice(name: object) -> None:
-    """Raise `ConfigurationError` unless a run can name `name` as its strategy on this machine."""
-    if name not in STRATEGIES.names():
-        known = ", ".join(STRATEGIES.names())
-        raise ConfigurationError(f"strategy: {name!r} is none of {known}, and no installed package brings it")

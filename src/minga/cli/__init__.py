@@ -2,7 +2,7 @@
 
     minga ARGUMENTS ─▶ app ─▶ one command's module ─▶ library ─▶ terminal/output ─▶ exit code
 
-Read: app (all commands and their options). Then terminal (shared by all), taking_part, keeping, planning,
+Read: app (the command and those that take part). Then terminal (shared by all), taking_part, keeping, planning,
 simulating, diagnosing, access, demo: one folder for each group of commands. Everything heavy is imported by the command
 that needs it.
 

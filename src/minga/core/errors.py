@@ -23,6 +23,8 @@ that is to blame, so that callers can drop that peer and go on.
 
 from __future__ import annotations
 
+from minga.core.refusal_code import RefusalCode
+
 
 class MingaError(Exception):
     """Base of everything that minga raises on purpose."""
@@ -100,7 +102,7 @@ class RejectedError(RemoteError):
         self,
         message: str,
         *,
-        code: str = "refused",
+        code: RefusalCode = RefusalCode.REFUSED,
         peer: str | None = None,
         round: int | None = None,
         phase: str | None = None,

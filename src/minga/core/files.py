@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeAlias
+
+Content: TypeAlias = "bytes | Path"
+"""What a file holds: its bytes, or a file with the same content, for what is too large to lie in memory."""
 
 
 @contextlib.contextmanager
@@ -26,7 +31,16 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, body: bytes) -> None:
-    """Write `body` to `path`; see `replacing`."""
+def write_atomically(path: Path, content: Content) -> None:
+    """Write `content` to `path`; see `replacing`."""
     with replacing(path) as partial:
-        partial.write_bytes(body)
+        write(partial, content)
+
+
+def write(path: Path, content: Content) -> None:
+    """Write `content` to `path`, whose folder is made. Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, Path):
+        shutil.copyfile(content, path)
+    else:
+        path.write_bytes(content)

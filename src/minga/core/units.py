@@ -78,6 +78,11 @@ def format_size(size_bytes: float) -> str:
     return _scaled(size_bytes, 1024.0, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
+def format_rate(bytes_per_s: float) -> str:
+    """A rate in bits per second for people, decimal prefixes, three significant digits: `19.8 Mbit/s`."""
+    return _scaled(8.0 * bytes_per_s, 1000.0, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"))
+
+
 def format_duration(duration_s: float) -> str:
     """A duration in seconds for people, in at most two units: `250 ms`, `4.2 s`, `1 min 30 s`, `3 h 5 min`, `2 d`."""
     if not math.isfinite(duration_s):

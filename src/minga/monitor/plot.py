@@ -1,4 +1,7 @@
-"""Loss against time and against samples, with joins and departures marked, as a PNG."""
+"""Loss against time and against samples, with joins and departures marked, as a PNG.
+
+A headline that is no loss, such as an accuracy, has an axis of its own at the right.
+"""
 
 from __future__ import annotations
 
@@ -22,27 +25,43 @@ def plot_history(entries: Sequence[Entry], path: Path, *, title: str = "") -> No
     if path.suffix.lower() != ".png":
         raise ConfigurationError(f"{path}: the plot is a PNG; choose a name that ends in .png")
     steps = [e for e in entries if e["event"] == "step" and _number(e, "loss")]
-    held_out = [e for e in entries if e["event"] == "evaluation" and _number(e, str(e.get("headline")))]
-    if not steps and not held_out:
+    evaluations = [e for e in entries if e["event"] == "evaluation"]
+    if not steps and not any(_number(e, str(e.get("headline"))) for e in evaluations):
         raise ConfigurationError("there is no loss to draw yet; watch the run for some steps first")
     figure = blank(11.0, 4.5)
     by_time, by_samples = figure.subplots(1, 2, sharey=True)
-    _draw(by_time, by_samples, entries, steps, held_out)
+    _draw(by_time, by_samples, entries, steps, evaluations)
     if title:
         figure.suptitle(title.replace("$", r"\$"))
     write(figure, path)
 
 
 def _draw(
-    by_time: Any, by_samples: Any, entries: Sequence[Entry], steps: Sequence[Entry], held_out: Sequence[Entry]
+    by_time: Any, by_samples: Any, entries: Sequence[Entry], steps: Sequence[Entry], evaluations: Sequence[Entry]
 ) -> None:
     begin = min(e["t"] for e in entries)
     unit_s, unit = (60.0, "minutes") if max(e["t"] for e in entries) - begin < 7200 else (3600.0, "hours")
-    for points, style, label in ((steps, {"linewidth": 1.2}, "training"), (held_out, {"marker": "o"}, "held out")):
-        if points:
-            values = [float(e["loss" if points is steps else e["headline"]]) for e in points]
-            by_time.plot([(e["t"] - begin) / unit_s for e in points], values, label=label, **style)
-            by_samples.plot([_samples_at(entries, e["t"]) for e in points], values, label=label, **style)
+
+    def curve(pair: tuple[Any, Any], points: Sequence[Entry], name: str, label: str, **style: Any) -> list[Any]:
+        shown = [e for e in points if _number(e, name)]
+        values = [float(e[name]) for e in shown]
+        lines = pair[0].plot([(e["t"] - begin) / unit_s for e in shown], values, label=label, **style)
+        return [*lines, *pair[1].plot([_samples_at(entries, e["t"]) for e in shown], values, label=label, **style)]
+
+    headline, held_out_loss = _held_out(evaluations)
+    if steps:
+        curve((by_time, by_samples), steps, "loss", "training", linewidth=1.2)
+    if held_out_loss:
+        curve((by_time, by_samples), evaluations, held_out_loss, "held out", marker="o")
+    if headline != held_out_loss:
+        right = by_time.twinx(), by_samples.twinx()
+        right[1].set(ylabel=headline)
+        for axes, line in zip(
+            (by_time, by_samples),
+            curve(right, evaluations, headline, headline, marker="s", color="tab:purple"),
+            strict=True,
+        ):
+            axes.plot([], [], label=headline, marker="s", color=line.get_color())  # for the legend
     named: set[str] = set()
     for entry in entries:
         if entry["event"] in _MARKS:
@@ -56,6 +75,16 @@ def _draw(
     for axes in (by_time, by_samples):
         axes.grid(alpha=0.3)
         axes.legend()
+
+
+def _held_out(evaluations: Sequence[Entry]) -> tuple[str, str]:
+    """The names of the headline and of the held-out loss, which may be the same; empty where there is none."""
+    names = [str(e.get("headline")) for e in evaluations if _number(e, str(e.get("headline")))]
+    headline = names[-1] if names else ""
+    if headline.endswith("loss") or not headline:
+        return headline, headline
+    losses = {name for e in evaluations for name in e if name.startswith("heldout_") and name.endswith("loss")}
+    return headline, "heldout_loss" if "heldout_loss" in losses else max(losses, default="")
 
 
 def _samples_at(entries: Sequence[Entry], time_s: float) -> float:

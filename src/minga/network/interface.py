@@ -13,12 +13,16 @@ from typing import Annotated, Literal, NewType
 
 import msgspec
 
+from minga.core.aio.observers import Observers
+
 PeerId = NewType("PeerId", str)
 """A peer's Ed25519 public key as 64 lower-case hexadecimal digits."""
 
 Endpoint = Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{3,80}\Z")]
 RelayUrl = Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{3,256}\Z")]
 MAX_ENDPOINTS = 16
+MAX_LEARNED = 2
+"""How many addresses a peer offers that others told it; a newer one takes the place of the oldest."""
 Endpoints = Annotated[tuple[Endpoint, ...], msgspec.Meta(max_length=MAX_ENDPOINTS)]
 
 Buffer = bytes | bytearray | memoryview
@@ -115,6 +119,11 @@ class Connection(ABC):
 
     @property
     @abstractmethod
+    def seen_at(self) -> str | None:
+        """The `ip:port` at which the other side answers, as this side sees it; None over a relay, or if unknown."""
+
+    @property
+    @abstractmethod
     def is_closed(self) -> bool:
         """Whether the connection is known to be gone."""
 
@@ -136,6 +145,17 @@ class Network(ABC):
     def address(self) -> Address:
         """Where others can dial this peer at present; not `dialable` for a peer that only dials out."""
 
+    @property
+    @abstractmethod
+    def on_address(self) -> Observers[[]]:
+        """Told each time that `address` may have changed: a relay answered, or an address became known."""
+
+    @abstractmethod
+    async def announce(self, endpoint: str) -> None:
+        """Offer `endpoint`, an `ip:port` that others told this peer, as one of at most `MAX_LEARNED` such; the oldest
+        makes room. Without effect for a peer that only dials out, and for an endpoint that is no `ip:port`.
+        """
+
     @abstractmethod
     def wall_time(self) -> float:
         """Seconds since the Unix epoch by this machine's (possibly wrong) clock."""
@@ -149,8 +169,8 @@ class Network(ABC):
 
     @abstractmethod
     async def can_dial(self, address: Address) -> bool:
-        """Whether a peer to which that peer never connected can reach it directly: dials it with a new identity and
-        hangs up.
+        """Whether a peer to which that peer never connected can reach it at the endpoints of `address`, or through its
+        relay: dials it with a new identity and hangs up. Without a relay in `address` none is used.
 
         Takes at most a few seconds and never raises `RemoteError`.
         """

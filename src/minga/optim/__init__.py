@@ -1,20 +1,22 @@
 """Optimizers that give equal bits from equal gradients, on every device, with any vector width and number of threads.
 
-    gradients ─▶ norms: clip_by_global_norm ─▶ sgd · adamw · lamb · lars ─▶ parameters
+    gradients ─▶ norms: clip_by_global_norm ─▶ sgd · adamw · lamb · lars · larc ─▶ parameters
                                                  │ step, state: reproducible
                                                  └ pieces ─▶ arithmetic (what may be computed where)
 
 Read: arithmetic (operations that round alike everywhere), pieces (tensors as flat pieces), norms (sums in a fixed
-order, clipping), reproducible (the base class), moments (of AdamW and LAMB), then sgd, adamw, lamb, lars.
+order, clipping), reproducible (the base class), moments (of AdamW and LAMB), then sgd, adamw, lamb,
+lars, larc.
 
 Called by training, recipes and programs of users. It knows tensors only: no peers, no run spec.
 """
 
 from minga.optim.adamw import AdamW
 from minga.optim.lamb import LAMB
+from minga.optim.larc import LARC
 from minga.optim.lars import LARS
 from minga.optim.norms import clip_by_global_norm
 from minga.optim.reproducible import ReproducibleOptimizer
 from minga.optim.sgd import SGD
 
-__all__ = ["LAMB", "LARS", "SGD", "AdamW", "ReproducibleOptimizer", "clip_by_global_norm"]
+__all__ = ["LAMB", "LARC", "LARS", "SGD", "AdamW", "ReproducibleOptimizer", "clip_by_global_norm"]

@@ -22,7 +22,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from minga.optim.arithmetic import rounded, work_device
+from minga.optim.arithmetic import rounded, square_root, work_device
 from minga.optim.pieces import by_place, pieces
 
 FEWEST_LANES: Final = 1 << 10
@@ -63,6 +63,20 @@ def clip_by_global_norm(parameters: Iterable[Tensor], max_norm: float) -> float:
             for (piece,) in pieces(place, [tensors], []):
                 piece.mul_(scale)
     return norm
+
+
+@torch.no_grad()
+def row_norms(matrix: Tensor) -> Tensor:
+    """Return the Euclidean norms of the rows of a matrix, float64 [rows, 1] on the device where its arithmetic is done,
+    equal to the last bit on every device.
+    """
+    rows, columns = matrix.shape
+    squares = torch.zeros(_power_of_two(columns), rows, dtype=torch.float64, device=work_device(matrix.device))
+    squares[:columns].copy_(matrix.detach().t())
+    squares.mul_(squares)
+    roots = _fold(squares, 1).clone()
+    square_root(roots, out=roots)
+    return roots.t()
 
 
 def sums_of_squares(tensors: Sequence[Tensor]) -> list[float]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 
@@ -17,7 +18,9 @@ def tensors_and_operations(
     """Elements of each trained tensor, and the operations of `batch` forward and backward."""
     with torch.device("meta"):
         model = build_model().to("meta")
-    with FlopCounterMode(display=False) as counter:
-        loss(model, {name: tensor.to("meta") for name, tensor in batch.items()}).backward()  # type: ignore[no-untyped-call]
+    # Inputs are fake tensors as well: libraries know that these have no values, and look at none.
+    with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter:
+        shapes = {name: torch.empty(each.shape, dtype=each.dtype, device="meta") for name, each in batch.items()}
+        loss(model, shapes).backward()  # type: ignore[no-untyped-call]
     tensors = tuple(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     return tensors, float(counter.get_total_flops())

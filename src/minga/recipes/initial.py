@@ -56,9 +56,9 @@ class EqualDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _fill(self, tensor: Tensor, kind: str, first: float, second: float) -> Tensor:
         """Mean `first` and deviation `second`, or uniform from `first` to below `second`; float32 arithmetic."""
-        self._draws += 1
         if tensor.is_meta:
             return tensor
+        self._draws += 1
         key = blake3(f"{self._seed}/{self._draws}".encode(), derive_key_context=_CONTEXT).digest(length=16)
         random = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "big")))
         flat = np.empty(tensor.numel(), dtype=np.float32)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 from minga.core.errors import ConfigurationError
+from minga.core.files import Content
 from minga.core.spec.fields import Section
 
 if TYPE_CHECKING:
@@ -120,7 +121,8 @@ class RecipeContext:
     """What a recipe may know of its run besides its own settings.
 
     `seed` is the run's; `is_public` says that members compute each other's batches again, all with
-    `micro_batch_size`, which is None in other runs.
+    `micro_batch_size`, which is None in other runs. `init_from` is where the organiser takes the first parameters from,
+    and None for all others.
     """
 
     recipe: str
@@ -129,6 +131,7 @@ class RecipeContext:
     seed: int
     is_public: bool = False
     micro_batch_size: int | None = None
+    init_from: str | None = None
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,11 @@ class Recipe(ABC, Generic[S]):
     """What the headline has to reach in a demo of three minutes or more; None if it only has to get better."""
 
     coupling: ClassVar[Literal["none", "micro-batch"]] = "none"
-    """Whether the loss of a sample depends on others of its micro-batch."""
+    """Whether the loss of a sample depends on others of its micro-batch.
+
+    With "micro-batch" peers optimise the same function only if their micro-batches are equally large: the size is the
+    setting `micro_batch_size` of the recipe, and no peer chooses its own.
+    """
 
     model_files: ClassVar[tuple[str, ...]] = ()
     """Files of `prepare` that the parameters depend on, such as a tokenizer: a run that begins from another takes them
@@ -189,11 +196,34 @@ class Recipe(ABC, Generic[S]):
     def check_public(self) -> None:
         """Raise `ConfigurationError` if these settings cannot serve a run whose members check each other."""
 
+    @property
+    def fixed_micro_batch_size(self) -> int | None:
+        """The micro-batch size of every peer where samples are coupled, None where each chooses its own.
+
+        Raises `TypeError` for a coupled recipe without such a setting.
+        """
+        if self.coupling == "none":
+            return None
+        size = getattr(self.settings, "micro_batch_size", None)
+        if not isinstance(size, int):
+            raise TypeError(f"{type(self).__name__} couples micro-batches and has no setting micro_batch_size")
+        return size
+
     # ---- organiser
 
+    def published_settings(self) -> S:
+        """The settings with which the run is published: those given, unless they name what only the organiser has.
+
+        Called by the organiser, before `prepare`, and by all others, for whom they must be what they are already.
+        Raises `ConfigurationError` where what they name cannot be used.
+        """
+        return self.settings
+
     @abstractmethod
-    def prepare(self) -> dict[str, bytes]:
-        """Make the files that ship with the run; called once, by the organiser, who may take seconds for it.
+    def prepare(self) -> Mapping[str, Content]:
+        """Make the files that ship with the run; called once, by the organiser, who may take minutes for it.
+
+        A file is given as its bytes or, if it is large, as the path of a file that has its content, which is copied.
 
         Raises `ConfigurationError` where the data that the settings name cannot be found or is too little or too much.
         """
@@ -246,6 +276,16 @@ class Recipe(ABC, Generic[S]):
             return loss
         return loss.parts.get(self.headline.name.removeprefix("heldout_"), loss.total)
 
+    def checkpoint_activations(self, model: nn.Module) -> None:  # noqa: ARG002
+        """Let the model compute its activations again in the backward pass instead of keeping them: less memory, more
+        time, the same gradients. Raises `ConfigurationError` if it cannot.
+        """
+        raise ConfigurationError(f"--checkpoint-activations: the recipe {self.context.recipe} does not do that")
+
+    def compile_model(self, model: nn.Module) -> None:
+        """Let PyTorch compile the model where it is: faster after some minutes, if this machine has a compiler."""
+        model.compile()
+
     def samples(self, batch: Batch) -> int:
         """How many samples a batch holds: the first dimension of its first tensor, unless the recipe says otherwise."""
         return int(next(iter(batch.values())).shape[0])
@@ -262,6 +302,27 @@ class Recipe(ABC, Generic[S]):
         the recipe cannot do that or the files hold nothing to train on, `StorageError` if the disk refuses.
         """
         raise ConfigurationError(f"--data: the recipe {self.context.recipe} does not train on files of one's own")
+
+    # ---- updates
+
+    def frozen(self, step: int) -> frozenset[str]:  # noqa: ARG002
+        """The names of the parameters that the update from global step `step` to the next leaves as they are: they have
+        no gradient, no decay and no momentum then. The same on every peer.
+        """
+        return frozenset()
+
+    def constrain(self, model: nn.Module, step: int) -> None:
+        """Bring the parameters that an update has led to, those of global step `step`, to what they have to be.
+
+        Called on every peer after each update, before peers compare states. Depends on step and parameters alone,
+        rounds alike everywhere (see `minga.optim.arithmetic`), and changes nothing when called twice.
+        """
+
+    def decayed(self, name: str, parameter: Tensor) -> bool:  # noqa: ARG002
+        """Whether the optimizer's weight decay applies to a parameter: by default to matrices and higher, which leaves
+        out biases and the parameters of norms.
+        """
+        return parameter.ndim >= 2
 
     # ---- figures
 

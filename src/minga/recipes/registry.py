@@ -20,6 +20,10 @@ RECIPES: Final[Registry[type[Recipe[Any]]]] = Registry(
     "recipe",
     {
         "albert": "minga.recipes.albert.recipe:AlbertRecipe",
+        "causal-lm": "minga.recipes.causal_lm.recipe:CausalLmRecipe",
+        "masked-lm": "minga.recipes.masked_lm.recipe:MaskedLmRecipe",
+        "sahajbert": "minga.recipes.albert.sahajbert:SahajbertRecipe",
+        "swav": "minga.recipes.swav.recipe:SwavRecipe",
         "text-to-image": "minga.recipes.text_to_image.recipe:TextToImageRecipe",
     },
     base="minga.recipes.interface:Recipe",
@@ -58,11 +62,26 @@ def load_recipe(spec: RunSpec, source: str = "run spec") -> Recipe[Any]:
         spec.training.seed,
         is_public,
         spec.security.micro_batch_size if is_public else None,
+        spec.model.init_from,
     )
     recipe = found(settings, context)
+    _check_coupling(recipe, spec, source)
     if is_public:
         recipe.check_public()
     return recipe
+
+
+def _check_coupling(recipe: Recipe[Any], spec: RunSpec, source: str) -> None:
+    """Where the micro-batch size is part of the run, it must suit what else the run says about samples."""
+    size = recipe.fixed_micro_batch_size
+    if size is None:
+        return
+    where = f"{source}: recipe.{spec.model.recipe}.micro_batch_size = {size}"
+    smallest, _ = spec.training.batch_range
+    if size > smallest:
+        raise ConfigurationError(f"{where}: it must be at most the run's target batch size, {smallest}")
+    if recipe.context.is_public and size != spec.security.micro_batch_size:
+        raise ConfigurationError(f"{where}: security.micro_batch_size = {spec.security.micro_batch_size} must equal it")
 
 
 def spelled_out(spec: RunSpec) -> RunSpec:
@@ -74,7 +93,7 @@ def spelled_out(spec: RunSpec) -> RunSpec:
     """
     if spec.is_old or spec.model.recipe == CUSTOM:
         return spec
-    settings = without_private(load_recipe(spec).settings)
+    settings = without_private(load_recipe(spec).published_settings())
     spec = spec.with_plugins(recorded([(RECIPES, spec.model.recipe)], spec.plugins))
     return spec.with_recipe_settings(settings.model_dump(mode="json"))
 

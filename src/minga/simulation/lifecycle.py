@@ -130,7 +130,8 @@ class World:
 
     def _can_join(self, resident: ScheduledPeer) -> bool:
         """Whether there is a peer that it can dial, unless it may be the first one."""
-        return resident.host.dialable or any(peer.network.settings.dialable for peer in self._swarm.alive())
+        alive = self._swarm.alive()
+        return resident.host.takes_newcomers or any(peer.network.settings.takes_newcomers for peer in alive)
 
     def _join(self, resident: ScheduledPeer) -> SimulatedPeer:
         """Start a peer."""

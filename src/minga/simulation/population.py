@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from minga.network.virtual.host import MAX_LATENCY_S
-from minga.network.virtual.internet import HostSettings
+from minga.network.virtual.internet import HostSettings, Nat
 from minga.simulation.scenario.scenario import Scenario
 from minga.simulation.scenario.sections import PeerTable
 from minga.simulation.swarm.simulated_peer import TrainerSettings
@@ -65,15 +65,16 @@ class ScheduledPeer:
 def population(scenario: Scenario) -> list[ScheduledPeer]:
     """All peers, in the order in which they come first.
 
-    Who cannot be dialled comes no earlier than the first who can: nobody else could let it in.
+    A peer to which no newcomer gets through comes no earlier than the first that lets newcomers in.
     """
     residents = [_resident(scenario, kind, number) for kind in scenario.peers for number in range(1, kind.count + 1)]
-    dialable = [each for each in residents if each.host.dialable and each.fits]
-    first_s = min((each.arrival_s for each in dialable), default=0.0)
+    open_ones = [each for each in residents if each.host.takes_newcomers and each.fits]
+    first_s = min((each.arrival_s for each in open_ones), default=0.0)
     waiting = (
-        each if each.host.dialable else replace(each, arrival_s=max(each.arrival_s, first_s)) for each in residents
+        each if each.host.takes_newcomers else replace(each, arrival_s=max(each.arrival_s, first_s))
+        for each in residents
     )
-    return sorted(waiting, key=lambda each: (each.arrival_s, not each.host.dialable))
+    return sorted(waiting, key=lambda each: (each.arrival_s, not each.host.takes_newcomers))
 
 
 def _resident(scenario: Scenario, kind: PeerTable, number: int) -> ScheduledPeer:
@@ -81,6 +82,7 @@ def _resident(scenario: Scenario, kind: PeerTable, number: int) -> ScheduledPeer
     seed = f"minga scenario {scenario.seed} {name}"
     rng = random.Random(seed)
     # Always the same draws in the same order, so that a change of one setting leaves all others as they were.
+    relay = scenario.relay_of(kind)
     speed = 0.0 if kind.samples_per_second is None else kind.samples_per_second.draw(rng)
     host = HostSettings(
         up_bytes_per_s=None if kind.up is None else kind.up.draw(rng),
@@ -89,6 +91,8 @@ def _resident(scenario: Scenario, kind: PeerTable, number: int) -> ScheduledPeer
         loss=kind.packet_loss,
         dialable=_is_dialable(kind, number),
         region=kind.region or "",
+        nat=Nat(kind.nat),
+        relay=None if relay is None else relay.url,
     )
     memory = None if kind.memory is None else kind.memory.draw(rng)
     trainer = TrainerSettings(kind.micro_batch, kind.micro_batch / speed, kind.jitter) if speed else None

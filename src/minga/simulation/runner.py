@@ -141,6 +141,9 @@ class Simulation:
         swarm.conduct_of = lab.conduct_of
         for table, names in lab.groups:
             recorder.note("attack", peers=names, behaviour=table.behaviour, from_step=table.from_step)
+        for relay in scenario.relays:
+            rate = None if relay.rate is None else relay.rate.values[0]
+            swarm.add_relay(relay.name, rate, latency_s=relay.latency.values[0], region=relay.region or "")
         for path in scenario.paths:
             swarm.internet.set_region_latency(path.between[0], path.between[-1], path.latency.values[0])
         return swarm

@@ -3,8 +3,8 @@
     your network, stream, codec, sketch, aggregator, strategy or recipe ─▶ suite: one check after the other
 
 Read: suite (what the network's suites share), network_suite (Network), stream_suite (Stream), bulk_suite (streams
-for bulk), codec_suite (Codec), sketch_suite (Sketch), aggregator_suite (Aggregator), strategy_suite (Strategy),
-recipe_suite (Recipe).
+for bulk), codec_suite (Codec), with codec_defence (what a codec never lets through) and codec_cases (vectors that are
+hard on codecs), sketch_suite (Sketch), aggregator_suite (Aggregator), strategy_suite (Strategy), recipe_suite (Recipe).
 `guard_threads()` makes what belongs to a peer's event loop raise where it is used on another thread.
 
 Called by tests, also those of other packages; nothing in minga imports it.
@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from minga.core.thread_guard import guard_threads
 from minga.testing.aggregator_suite import AGGREGATOR_CHECKS, AggregatorViolation, check_aggregator
-from minga.testing.codec_suite import CODEC_CHECKS, CodecViolation, check_codec
+from minga.testing.codec_cases import CodecViolation
+from minga.testing.codec_suite import CODEC_CHECKS, check_codec
 from minga.testing.network_suite import NETWORK_CHECKS, check_network
 from minga.testing.recipe_suite import RECIPE_CHECKS, RecipeCase, RecipeViolation, check_recipe
 from minga.testing.sketch_suite import SKETCH_CHECKS, SketchViolation, check_sketch

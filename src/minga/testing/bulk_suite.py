@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from minga.core.aio.observers import Observers
 from minga.network.interface import Address, Connection, LinkFacts, Network, PeerId, Stream
 from minga.testing.suite import MakeNetwork
 
@@ -38,6 +39,11 @@ class BulkConnection(Connection):
         return self._connection.facts()
 
     @property
+    def seen_at(self) -> str | None:
+        """See the interface."""
+        return self._connection.seen_at
+
+    @property
     def is_closed(self) -> bool:
         """See the interface."""
         return self._connection.is_closed
@@ -62,6 +68,15 @@ class BulkNetwork(Network):
     def address(self) -> Address:
         """See the interface."""
         return self._network.address
+
+    @property
+    def on_address(self) -> Observers[[]]:
+        """See the interface."""
+        return self._network.on_address
+
+    async def announce(self, endpoint: str) -> None:
+        """See the interface."""
+        await self._network.announce(endpoint)
 
     def wall_time(self) -> float:
         """See the interface."""

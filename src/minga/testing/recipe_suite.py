@@ -27,6 +27,7 @@ from blake3 import blake3
 from torch import Tensor, nn
 
 from minga.core.errors import ConfigurationError, StorageError
+from minga.core.files import write
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import check_file_names
 from minga.recipes.initial import new_model
@@ -73,9 +74,8 @@ class RecipeCase:
         index = folder / "names.json"
         if not index.is_file():
             prepared = self.recipe().prepare()
-            for name, body in prepared.items():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).write_bytes(body)
+            for name, content in prepared.items():
+                write(folder / name, content)
             index.write_text(json.dumps(sorted(prepared)))
         return {name: folder / name for name in json.loads(index.read_text())}
 
@@ -215,7 +215,7 @@ def check_loss(case: RecipeCase, folder: Path) -> None:
     _require(loss.item() == recipe.total_loss(model, batch).item(), "the same batch has two losses")
     loss.backward()  # type: ignore[no-untyped-call]
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and name not in recipe.frozen(0):
             gradient = parameter.grad
             _require(gradient is not None and bool(gradient.isfinite().all()), f"{name} has no finite gradient")
     if recipe.coupling == "none" and all(each.ndim and each.shape[0] == 8 for each in batch.values()):
@@ -229,6 +229,26 @@ def check_loss(case: RecipeCase, folder: Path) -> None:
         optimizer.step()
     last = recipe.total_loss(model, batch).item()
     _require(last <= 0.8 * loss.item(), f"{_LEARNING_STEPS} steps on one batch took the loss to {last:.3g} only")
+
+
+def check_updates(case: RecipeCase, folder: Path) -> None:
+    """Frozen parameters exist, constraints applied twice change nothing more, coupled micro-batches have one size."""
+    del folder
+    recipe = case.recipe()
+    model = new_model(recipe)
+    names = {name for name, _ in model.named_parameters()}
+    for step in (0, 1, 1000):
+        _require(recipe.frozen(step) <= names, f"at step {step} a parameter is frozen that the model lacks")
+        recipe.constrain(model, step)
+        once = digest(model.state_dict())
+        recipe.constrain(model, step)
+        _require(digest(model.state_dict()) == once, "to constrain parameters twice changes them again")
+    _require(
+        all(isinstance(recipe.decayed(name, each), bool) for name, each in model.named_parameters()),
+        "whether a parameter decays is no bool",
+    )
+    size = recipe.fixed_micro_batch_size
+    _require((size is None) == (recipe.coupling == "none"), "only coupled micro-batches have a fixed size")
 
 
 def check_evaluation(case: RecipeCase, folder: Path) -> None:
@@ -287,6 +307,7 @@ RECIPE_CHECKS: Final[tuple[Callable[[RecipeCase, Path], None], ...]] = (
     check_public_batches,
     check_synthetic_batch,
     check_loss,
+    check_updates,
     check_evaluation,
     check_export,
     check_damaged_files,

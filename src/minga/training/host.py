@@ -10,12 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from blake3 import blake3
-
 from minga.core.errors import ConfigurationError, StorageError
-from minga.core.files import write_atomically
+from minga.core.files import Content, write_atomically
 from minga.core.spec.run_spec import RunSpec
-from minga.core.spec.sections import FileEntry
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.training.access.access_files import AccessFiles
@@ -30,6 +27,7 @@ from minga.training.run_folder.known_runs import known_run
 from minga.training.run_folder.own_settings import OwnSettings
 from minga.training.run_folder.rejoin import check_organiser
 from minga.training.session import Session
+from minga.training.transfer.file_pieces import describe_file, whole_digest
 
 logger = logging.getLogger("minga.training")
 
@@ -53,7 +51,7 @@ def host(
     spec: RunSpec | Mapping[str, Any] | Path | str | None = None,
     options: PeerOptions | None = None,
     *,
-    files: Mapping[str, bytes] | None = None,
+    files: Mapping[str, Content] | None = None,
     resume: Path | str | None = None,
 ) -> Peer:
     """Begin a run, or go on with one: the peer that is returned has the `link` for all others.
@@ -62,7 +60,8 @@ def host(
     id, though the settings may be equal. `resume` is the folder of a run that this machine hosted before, and goes on
     with that one; `spec` and `files`, if given, must agree with it. The link stays valid as long as any peer that it
     names can be reached. A run that is hosted again has the same port, unless `options` say otherwise, and the settings
-    of its organiser's machine that are not published. `files` travel with the run.
+    of its organiser's machine that are not published. `files` travel with the run: their contents by
+    name, or, for large ones, paths of files on this machine, which are copied.
 
     With an `ephemeral` key and no directory of its own, the peer leaves nothing behind on this machine.
 
@@ -104,9 +103,12 @@ def read_spec(spec: RunSpec | Mapping[str, Any] | Path | str) -> RunSpec:
 
 
 def _begun(
-    spec: RunSpec, files: Mapping[str, bytes], identity: Identity, options: PeerOptions, held: contextlib.ExitStack
+    spec: RunSpec, files: Mapping[str, Content], identity: Identity, options: PeerOptions, held: contextlib.ExitStack
 ) -> _Run:
-    entries = {name: FileEntry(blake3=blake3(b).hexdigest(), size_bytes=len(b)) for name, b in files.items()}
+    try:
+        entries = {name: describe_file(content) for name, content in files.items()}
+    except OSError as error:
+        raise ConfigurationError(f"{error.filename}: a file of the run cannot be read: {error.strerror}") from error
     published = with_origins(spec).published(entries).begin(identity.peer_id)
     if options.ephemeral and options.directory is None:
         directory = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="minga-", ignore_cleanup_errors=True)))
@@ -121,7 +123,7 @@ def _begun(
     return run
 
 
-def _resumed(directory: Path, given: RunSpec | None, files: Mapping[str, bytes] | None, identity: Identity) -> _Run:
+def _resumed(directory: Path, given: RunSpec | None, files: Mapping[str, Content] | None, identity: Identity) -> _Run:
     known = known_run(directory)
     run = _Run(known.signed, known.spec, directory)
     check_organiser(run.signed, identity)
@@ -133,10 +135,10 @@ def _resumed(directory: Path, given: RunSpec | None, files: Mapping[str, bytes] 
         )
     for name, path in run.files().items():
         try:
-            bodies = [path.read_bytes(), *([files[name]] if files and name in files else [])]
+            found = [whole_digest(content) for content in (path, *([files[name]] if files and name in files else []))]
         except OSError as error:
             raise StorageError(f"{path}, a file of this run, cannot be read: {error}") from error
-        if any(blake3(body).hexdigest() != run.spec.files[name].blake3 for body in bodies):
+        if any(digest != run.spec.files[name].blake3 for digest in found):
             raise ConfigurationError(f"the file {name} is not the one with which this run was begun")
     logger.info("going on with the run %r: %s", run.spec.name, known.progress)
     return run

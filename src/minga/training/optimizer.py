@@ -21,6 +21,7 @@ from minga.training.bridge.thread_task import ThreadTask
 from minga.training.peer import Peer
 from minga.training.replica.process_group import FollowerReplica, LeaderReplica, ProcessGroup
 from minga.training.replica.replica import Replica
+from minga.training.replica.update_rules import UpdateRules
 
 IDLE_S = 0.02
 """Longest pause, in seconds, of a thread that has nothing to do but wait."""
@@ -45,6 +46,7 @@ class Optimizer(torch.optim.Optimizer):
     model: gives the parameters their names in checkpoints, and its buffers to the buffers policy of the run spec.
     max_grad_norm: clip the norm of the averaged gradient, by the same number on all peers; None takes the run spec's,
         or with recipe "custom" does not clip.
+    rules: which parameters of `model` rest at a step, and what becomes of them after an update; the same on all peers.
 
     The constructor returns when this peer has the swarm's current state. Raises `ConfigurationError` for arguments that
     disagree with the run spec or with each other. With `torch.amp.GradScaler`, call `scaler.step(opt, samples=...)`: a
@@ -60,6 +62,7 @@ class Optimizer(torch.optim.Optimizer):
         scheduler: LRScheduler | None = None,
         model: torch.nn.Module | None = None,
         max_grad_norm: float | None = None,
+        rules: UpdateRules | None = None,
     ) -> None:
         if isinstance(optimizer, Optimizer):
             raise ConfigurationError("this is a minga.Optimizer already; pass the torch optimizer that it wraps")
@@ -75,7 +78,15 @@ class Optimizer(torch.optim.Optimizer):
                 f"{spec.training.target_batch_size}"
             )
         _check_public(spec, ranks, model)
-        self._replica = _replica(ranks, spec, optimizer, scheduler, model, _norm(max_grad_norm, spec))
+        self._replica = _replica(
+            ranks,
+            spec,
+            optimizer,
+            model=model,
+            scheduler=scheduler,
+            max_grad_norm=_norm(max_grad_norm, spec),
+            rules=rules,
+        )
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.inner, self.scheduler, self.peer = optimizer, scheduler, peer
         self.param_groups, self.state, self.defaults = optimizer.param_groups, optimizer.state, optimizer.defaults
@@ -83,6 +94,8 @@ class Optimizer(torch.optim.Optimizer):
         """Whether the run has reached its last step; `step` does nothing from then on."""
         self.dropped_micro_batches = 0
         """Micro-batches that did not count: not finite, or too late for their step. Known to rank 0 only."""
+        self.last_samples = 0
+        """Samples of the last micro-batch, in all processes of this peer; known to rank 0."""
         self._last_step = spec.training.stop_after_steps
         self._port: GradientPort | AssignedPort | None = None
         if peer is not None:
@@ -207,6 +220,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _enter(self, peer: Peer) -> None:
         """Begin to take part, with the newest state that this machine has."""
+        self._replica.directory = peer.directory
         checkpoint = peer.newest_checkpoint()
         if checkpoint is not None:
             self._replica.restore(checkpoint)
@@ -216,7 +230,7 @@ class Optimizer(torch.optim.Optimizer):
         self._port = peer.attach(self._replica)
 
     def _add(self, samples: int, loss: float | torch.Tensor | None) -> None:
-        samples = self._replica.collect(samples)
+        samples = self.last_samples = self._replica.collect(samples)
         port, peer = self._port, self.peer
         if port is None or peer is None:
             return
@@ -306,14 +320,12 @@ def _replica(
     ranks: ProcessGroup | None,
     spec: RunSpec,
     optimizer: torch.optim.Optimizer,
-    scheduler: LRScheduler | None,
-    model: torch.nn.Module | None,
-    norm: float | None,
+    **settings: Any,
 ) -> Replica:
     if ranks is None:
-        return Replica(spec, optimizer, model=model, scheduler=scheduler, max_grad_norm=norm)
+        return Replica(spec, optimizer, **settings)
     kind = LeaderReplica if ranks.leads else FollowerReplica
-    replica = kind(ranks, spec, optimizer, model=model, scheduler=scheduler, max_grad_norm=norm)
+    replica = kind(ranks, spec, optimizer, **settings)
     layout = replica.vector.layout.fingerprint.encode()
     if not ranks.agree(ranks.share_bytes(layout) == layout):
         raise ConfigurationError("the processes of this peer have different models or optimizers")

@@ -28,7 +28,7 @@ from minga.identity.links.grant import LinkAccess
 from minga.identity.links.links import Link
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.training.access.access_files import AccessFiles
-from minga.training.access.standing_orders import check_changes
+from minga.training.access.standing_orders import StandingOrders, check_changes
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
 from minga.training.record_kinds import Progress
@@ -150,10 +150,10 @@ class Organiser:
         """An order that changes settings in rounds of `from_step` and later ones, with this organiser's signature.
 
         Without `from_step` it is a step so far ahead that all members hear of the order before. Raises
-        `ConfigurationError` for settings that cannot change.
+        `ConfigurationError` for settings that cannot change, and values that do not go with the others of that step.
         """
-        check_changes(self._spec, dict(changes))
         step = self.step_ahead() if from_step is None else from_step
+        check_changes(self._amended(step), dict(changes))
         return draft_amendment(self.ledger, changes, step, int(time.time())).signed_by(self._key)
 
     def regroup(self) -> Regroup:
@@ -195,7 +195,8 @@ class Organiser:
         if order.run.hex() != self.ledger.run_id or order.term != self.ledger.term:
             raise ConfigurationError("this order belongs to another run, or to a term that is over; make a new one")
         if isinstance(order, Amendment):
-            check_changes(self._spec, {key: json.loads(text) for key, text in order.changes})
+            changes = {key: json.loads(text) for key, text in order.changes}
+            check_changes(self._amended(order.from_step), changes)
         order = order.signed_by(self._key)
         in_force = len(order.signers(self.ledger.organisers.keys)) >= self.ledger.organisers.needed
         if in_force:
@@ -210,6 +211,13 @@ class Organiser:
         status = self._peer.status()
         steps = seconds * status.samples_per_second / max(1, status.target_batch_size)
         return status.step + LEAST_LEAD + math.ceil(steps)
+
+    def progress(self) -> tuple[int, int]:
+        """The step that the run is at, and how many peers train in it, as far as this peer knows."""
+        if self._peer is None:
+            return 0, 0
+        status = self._peer.status()
+        return status.step, sum(peer.role in ("trainer", "client") for peer in status.peers)
 
     # ---- peers in the run
 
@@ -234,6 +242,15 @@ class Organiser:
         return self._peer.on_loop(look)
 
     # ---- inner workings
+
+    def _amended(self, step: int) -> RunSpec:
+        """The run spec by the amendments that are due at `step`."""
+
+        def amended() -> RunSpec:
+            orders = StandingOrders(self._spec, self.ledger)
+            return orders.spec(orders.due(step))
+
+        return amended() if self._peer is None else self._peer.on_loop(amended)
 
     def _check_for_members(self) -> None:
         if self.ledger.is_open:

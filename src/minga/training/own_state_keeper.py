@@ -60,7 +60,7 @@ class OwnStateKeeper:
     def begin(self, member: Member, before: OwnState | None) -> None:
         """The peer takes part, with what `take_up` returned. On the loop."""
         self._member, self._vectors = member, member.vectors
-        member.on_absorbed = self._note_step
+        member.replica_step.on_absorbed = self._note_step
         if before is not None:
             member.vectors.restore(before.residuals)
             member.in_doubt = not before.is_final

@@ -281,6 +281,10 @@ class Peer:
         self._session.state_epoch = int(written) if written.isdigit() and len(written) < 20 else 0
         return checkpoint.snapshot
 
+    def checkpoint_step(self) -> int | None:
+        """The step of the newest checkpoint of this run on this machine; None if there is none."""
+        return max(self._checkpoints.steps(), default=None)
+
     def is_checkpoint_due(self, step: int) -> bool:
         """Whether the run spec asks for a checkpoint after `step`, and the last one is written."""
         every = self._amended.checkpoints.every_steps

@@ -19,12 +19,12 @@ from minga.averaging.link_reporter import LinkReporter
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
 from minga.averaging.strategy_choice import facts_of
-from minga.core.aio.hedging import racing
 from minga.core.errors import ClosedError, ConfigurationError, MingaError, RejectedError, RemoteError, UnreachableError
 from minga.core.events.bus import EventBus
 from minga.core.events.network import PeerNotDialable
 from minga.core.events.training import AccessLost, MemberFailed, RunNobodyAnswers, SyncAdvanced
 from minga.core.rate_cap import RateCap
+from minga.core.refusal_code import RefusalCode
 from minga.core.spec.run_spec import RunSpec
 from minga.core.thread_guard import any_thread, loop_bound
 from minga.identity.access.ledger import AccessLedger
@@ -39,10 +39,12 @@ from minga.network.probing.prober import Prober
 from minga.network.rpc.dial_back import Reachability
 from minga.network.rpc.handshake import Role
 from minga.network.rpc.node import Node
+from minga.network.rpc.own_address import OwnAddress
 from minga.security.protocol.behaviour import Behaviour
 from minga.training.access.access_files import AccessFiles
 from minga.training.access.access_watch import AccessWatch
-from minga.training.access.admission import CODE, Admission
+from minga.training.access.admission import Admission
+from minga.training.access.entrance import Entrance
 from minga.training.access.standing_orders import StandingOrders
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
@@ -57,8 +59,6 @@ from minga.training.state.snapshot import StateSnapshot
 from minga.training.transfer.download import SyncProgress, download
 from minga.training.transfer.server import StateServer
 
-ENTRY_ATTEMPTS = 3
-ENTRY_PAUSE_S = 1.0
 SEE_OFF_S = 0.3
 """Longest time, in seconds, that others of the last round have to take over what this peer made in it."""
 LEAVE_S = 0.8
@@ -72,7 +72,7 @@ class SessionSettings:
     """The settings that this peer itself chooses.
 
     All traffic keeps to `max_upload` and `max_download`, and the plan knows them. Verified chunks of an unfinished
-    state download are kept in `cache`. With `may_be_alone` the peer goes on where no other answers. `divide` makes the
+    state download are kept in `cache`, and there lies a large state that is being downloaded. With `may_be_alone` the peer goes on where no other answers. `divide` makes the
     plans of the groups that it leads, and `kinds` are the records that it can read and write.
     """
 
@@ -134,6 +134,7 @@ class Session:
         self.admission.address_of = self.board.address_of
         self.gossip = Gossip(self.board, self.node, entries=self.entries)
         self.reachability = Reachability(self.node)
+        self.own_address = OwnAddress(self.node, self.reachability)
         self.state_server = StateServer(self.node)
         self.member: Member | VerifiedMember | None = None
         self.behaviour = Behaviour()
@@ -166,7 +167,7 @@ class Session:
     async def start(self) -> None:
         """Appear in the run: accept connections, find the others through the entries, publish the own address.
 
-        Raises the error of the last entry tried if none of them admits this peer.
+        Raises as `Entrance.enter`, unless this peer may be alone.
         """
         self.node.start()
         self._started = True
@@ -174,11 +175,13 @@ class Session:
             self.node.spawn(self._access_watch.run())
         self.gossip.start()
         await self._enter()
-        if self.settings.role in ("trainer", "auxiliary") and await self.reachability.check() is False:
+        if self.settings.role in ("trainer", "auxiliary") and await self.own_address.is_dialable() is False:
             self.settings = replace(self.settings, role="client")
             self.node.role, self.node.is_dialable = "client", False
             self.events.emit(PeerNotDialable())
         self.publish_address()
+        if self.settings.role != "monitor" or self.settings.may_be_alone:  # others are dialled by no newcomer
+            self.own_address.start(self.publish_address)
 
     def rates(self) -> AccessRates:
         """The present rates of this peer's link, as far as they are known, and its caps."""
@@ -344,44 +347,23 @@ class Session:
         return next((entry for entry in self.entries if entry.peer_id == peer), known)
 
     async def _enter(self) -> None:
-        """Find the run by any entry; all are asked at once, because a dead address takes long to find out.
-
-        Raises `RejectedError` if the peers that answer refuse this one, and `UnreachableError` if none answers.
-        """
-        error: RemoteError | None = None
-        attempts = 1 if self.settings.may_be_alone else ENTRY_ATTEMPTS  # one lasts as long as a dial, about 10 s
-        for attempt in range(attempts if self.entries else 0):
-            if attempt:
-                await asyncio.sleep(ENTRY_PAUSE_S)
-            errors: list[RemoteError] = []
-            async with racing(map(self._knock, self.entries)) as knocks:
-                for knock in knocks:
-                    try:
-                        await knock
-                        return
-                    except RemoteError as failure:
-                        errors.append(failure)
-            if refused := [failure for failure in errors if isinstance(failure, RejectedError)]:
-                raise refused[0]
-            error = errors[-1]
-        if error is not None and self.settings.may_be_alone:
+        entrance = Entrance(self.node, self.gossip, self.entries, self._greet)
+        if not self.settings.may_be_alone:
+            return await entrance.enter()
+        try:
+            await entrance.enter(attempts=1)
+        except UnreachableError as error:
             self.events.emit(RunNobodyAnswers(why=str(error)))
-        elif error is not None:
-            raise UnreachableError(
-                f"none of the {len(self.entries)} entry addresses of the link answers; the last error was: {error}"
-            ) from error
 
-    async def _knock(self, entry: Address) -> None:
-        await self.node.dial(entry)
+    async def _greet(self, peer: PeerId) -> None:
         if self._on_meeting is not None and not self.admission.is_decided:
-            await self._on_meeting(self, entry.peer_id)
+            await self._on_meeting(self, peer)
         if self._access_watch is not None:
             try:
-                await self._access_watch.exchange.exchange(entry.peer_id)
+                await self._access_watch.exchange.exchange(peer)
             except RejectedError as error:
-                if error.code != "method" or self.admission.is_for_members:
+                if error.code != RefusalCode.METHOD or self.admission.is_for_members:
                     raise  # in an open run an earlier version of minga knows no orders
-        await self.gossip.synchronise(entry.peer_id)
 
     def _end_step(self) -> None:
         if self._access_watch is not None:
@@ -389,7 +371,7 @@ class Session:
 
     def _lose_access(self, why: str) -> None:
         """This peer may not take part any more: let the trainer go."""
-        error = RejectedError(f"this machine's access to the run has ended: {why}", code=CODE)
+        error = RejectedError(f"this machine's access to the run has ended: {why}", code=RefusalCode.ACCESS)
         self.events.emit(AccessLost(why=why))
         if self._life is not None:
             self._life.cancel()

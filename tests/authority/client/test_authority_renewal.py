@@ -11,6 +11,7 @@ import pytest
 
 from minga.authority.client.renewal import keep_renewed
 from minga.core.errors import RejectedError, UnreachableError
+from minga.core.refusal_code import RefusalCode
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import CLOCK_SKEW_S
 from minga.identity.access.token import Login, Token
@@ -116,7 +117,7 @@ async def test_who_gets_no_further_token_goes_when_the_last_one_ends() -> None:
     swarm, authority = make_swarm(spec), Authority(spec)
     steady, _ = add(swarm, authority)
     second, _ = add(swarm, authority)
-    removed, renewing = add(swarm, authority, RejectedError("alice is not on the list", code="access"))
+    removed, renewing = add(swarm, authority, RejectedError("alice is not on the list", code=RefusalCode.ACCESS))
     await swarm.run_until_step(2, peers=[steady, second, removed])
     gone = swarm.peers[removed]
     await gone.ended.wait()

@@ -33,6 +33,7 @@ from minga.core.errors import (
     StorageError,
     UnreachableError,
 )
+from minga.core.refusal_code import RefusalCode
 from minga.identity.access.ledger import CLOCK_SKEW_S, NoAccessError
 from minga.identity.access.orders import Revocation
 from minga.identity.access.token import Token
@@ -75,7 +76,7 @@ async def token_of(place: Place, peer: Identity, login: Any = ALICE) -> Token:
 async def refusal(place: Place, peer: Identity, login: Any = ALICE) -> RejectedError:
     with pytest.raises(RejectedError) as caught:
         await token_of(place, peer, login)
-    assert caught.value.code == "access"
+    assert caught.value.code == RefusalCode.ACCESS
     assert place.pauses == [], "a no is not asked for again"
     return caught.value
 

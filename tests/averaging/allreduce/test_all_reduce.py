@@ -12,12 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minga.averaging.allreduce.messages import FetchChunks, PartHello
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.sender import FETCH, PART
 from minga.averaging.allreduce.service import MAX_EXPECTING, RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS as REGISTRY
-from minga.averaging.messages import FetchChunks, PartHello, Plan
+from minga.averaging.messages import Plan
 from minga.core.errors import RejectedError, RemoteError
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.handshake import Call

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from minga.averaging.allreduce.commit import HOLD
+from minga.averaging.allreduce.messages import Committed, Hold
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.messages import Committed, Hold, Plan
+from minga.averaging.messages import Plan
 from minga.core.errors import RemoteError
 from minga.network.rpc.framing import MessageStream
 from tests.worlds.reduce_world import ROUND, World

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from minga.averaging.allreduce import sender, waiting
 from minga.averaging.allreduce.coordinator import FREEZE, LOST, REPAIR
+from minga.averaging.allreduce.messages import Assignment, ChunkMap, Done, Freeze, Lost, Repair
 from minga.averaging.allreduce.repair import Repairer
 from minga.averaging.allreduce.round import Round, RoundOutcome, chunk_table, unpack_bitmap
 from minga.averaging.allreduce.service import RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import Encoder
-from minga.averaging.messages import MAX_TERM, Assignment, ChunkMap, Done, Freeze, Lost, Part, Repair
+from minga.averaging.messages import MAX_TERM, Part
 from minga.core.errors import RemoteError
 from tests.worlds.reduce_world import ROUND, Party, World
 from tests.worlds.swarm_tools import later, virtually

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minga.averaging.allreduce.messages import ChunkWeight, PartHello
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.sender import PART
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.messages import ChunkWeight, PartHello
 from minga.averaging.solver.division import Division, PartShare
 from minga.core.errors import RemoteError
 from tests.worlds.reduce_world import World

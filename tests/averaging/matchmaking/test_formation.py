@@ -23,6 +23,7 @@ from minga.averaging.messages import FromLeader, Join, Limit, Part, Plan, Redire
 from minga.averaging.planning.signed_plan import CONTEXT
 from minga.core.aio.observers import Observers
 from minga.core.errors import MinorityError, ProtocolError, RejectedError, RemoteError
+from minga.core.refusal_code import RefusalCode
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.changes import Change, Observer, Presence
 from minga.network.interface import Address, PeerId
@@ -335,13 +336,13 @@ def test_joins_that_do_not_fit_are_refused_with_the_reason() -> None:
         camp, victim, liar = await one_and_a_liar()
         answer = await ask(liar, victim.party, JOIN, join_of(liar, layout="1" * 32, step=victim.step))
         assert isinstance(answer, RejectedError)
-        assert answer.code == "layout"
+        assert answer.code == RefusalCode.LAYOUT
         answer = await ask(liar, victim.party, JOIN, join_of(liar, step=0))
         assert isinstance(answer, RejectedError)
-        assert answer.code == "behind"
+        assert answer.code == RefusalCode.BEHIND
         answer = await ask(liar, victim.party, JOIN, join_of(liar, step=1 << 40))
         assert isinstance(answer, RejectedError)
-        assert answer.code == "ahead"
+        assert answer.code == RefusalCode.AHEAD
         assert victim.party.offences() == []
         await camp.until_step(4)
         await camp.close()
@@ -480,7 +481,7 @@ def test_a_leader_that_neither_leads_nor_says_who_does_is_given_up(
             await stream.receive(Join)
             asked += 1
             if answer == "not now":
-                raise RejectedError("not now", code="stand_by")
+                raise RejectedError("not now", code=RefusalCode.STAND_BY)
             others = [member.party for member in camp.members if member.party.peer_id != peer]
             await stream.send(Redirect(others[asked % len(others)].network.address))
             await stream.finish()

@@ -16,11 +16,12 @@ from minga.averaging.group import GroupSettings
 from minga.averaging.link_record import LinkRow, Links, link_key
 from minga.averaging.messages import GroupMember, Join, Part, Plan, Report
 from minga.averaging.planning.plan_check import unfair_parts
-from minga.averaging.planning.plan_maker import UNFAIR, PlanMaker
+from minga.averaging.planning.plan_maker import PlanMaker
 from minga.averaging.solver.division import Division, PartShare, SwarmRates
 from minga.averaging.solver.planner import divide
 from minga.core.errors import RejectedError
 from minga.core.events.bus import Event, EventBus
+from minga.core.refusal_code import RefusalCode
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.interface import Address, PeerId
 from tests.worlds.reduce_world import one_vector
@@ -126,7 +127,7 @@ async def test_who_is_to_do_it_all_refuses() -> None:
     victim, other = Desk(PEERS[5], upload), Desk(PEERS[6], upload)
     with pytest.raises(RejectedError, match="busy for 44 s, where equal parts take most 7 s") as caught:
         victim.check(all_to_one)
-    assert (caught.value.code, caught.value.peer) == (UNFAIR, PEERS[0])
+    assert (caught.value.code, caught.value.peer) == (RefusalCode.UNFAIR, PEERS[0])
     assert [event.kind for event in victim.events] == ["plan.refused"]
     other.check(all_to_one)
     victim.check(plan_of(dict.fromkeys(range(12), 1 / 12)))

@@ -1,4 +1,4 @@
-"""Who computes gradients: the programme against every choice there is, its bounds, and the choice in practice."""
+"""Who computes gradients: the bound against the published programme, and the choice against every one there is."""
 
 from __future__ import annotations
 
@@ -12,23 +12,15 @@ import pytest
 from minga.averaging.planning.contributor_choice import StepWork, combined, resting, step_seconds, with_resting
 from minga.averaging.solver.clean_rates import CleanRates, usable
 from minga.averaging.solver.division import SwarmRates
-from minga.averaging.solver.lower_bound import best_contributors, shortest_round
+from minga.averaging.solver.lower_bound import shortest_round
 from tests.worlds.planner_swarms import GBIT, VECTOR, auxiliary, peer, random_swarm, two_sites
-
-LIMIT_S = 20.0
 
 
 def exhaustive(rates: SwarmRates, work: StepWork) -> float:
-    """The shortest step of all 2^n - 1 choices, each by its own linear programme."""
-    best = math.inf
+    """The shortest step of all 2^n - 1 choices, each by the division that would be executed."""
     senders = [index for index, one in enumerate(rates.peers) if one.sends]
-    for count in range(1, len(senders) + 1):
-        for chosen in itertools.combinations(senders, count):
-            rests = tuple(index for index in senders if index not in chosen)
-            speed = sum(rates.peers[index].samples_per_second for index in chosen)
-            round_s = shortest_round(usable(with_resting(rates, rests)), work.vector_bytes)
-            best = min(best, combined(work, speed, round_s))
-    return best
+    choices = [rests for count in range(len(senders)) for rests in itertools.combinations(senders, count)]
+    return min(step_seconds(with_resting(rates, rests), work) for rests in choices)
 
 
 def literal(rates: CleanRates) -> float:
@@ -82,27 +74,17 @@ def test_the_programme_is_the_published_one() -> None:
 
 
 @pytest.mark.parametrize("overlapped", [False, True])
-def test_the_choice_is_the_best_of_all(overlapped: bool) -> None:
+def test_the_choice_is_nearly_the_best_of_all(overlapped: bool) -> None:
     generator = random.Random(22)
-    looser = 0
-    for trial in range(10):
-        rates = random_swarm(generator, 3 + trial % 5, paths=0.2 * (trial % 2))
+    rested = 0
+    for trial in range(20):
+        rates = random_swarm(generator, 3 + trial % 5)
         work = StepWork(0.286 * GBIT, 40.0 * len(rates.peers) * generator.uniform(0.1, 3.0), overlapped)
-        found = best_contributors(usable(rates), work.vector_bytes, work.batch, overlapped=overlapped, limit_s=LIMIT_S)
-        relaxed = best_contributors(
-            usable(rates), work.vector_bytes, work.batch, overlapped=overlapped, limit_s=LIMIT_S, relaxed=True
-        )
-        assert found is not None
-        assert relaxed is not None
-        assert found.step_s == pytest.approx(exhaustive(rates, work), rel=1e-5)
-        assert found.bound_s == pytest.approx(found.step_s, rel=1e-5)
-        assert relaxed.step_s <= found.step_s * (1 + 1e-6)
-        looser += relaxed.step_s < found.step_s * (1 - 1e-3)
-        rests = tuple(index for index, computes in enumerate(found.computes) if not computes)
-        speed = sum(one.samples_per_second for one, on in zip(rates.peers, found.computes, strict=True) if on)
-        round_s = shortest_round(usable(with_resting(rates, rests)), work.vector_bytes)
-        assert combined(work, speed, round_s) == pytest.approx(found.step_s, rel=1e-5)
-    assert looser  # so the relaxed figure is a bound, not a plan
+        rests = resting(rates, work)
+        rested += bool(rests)
+        shortest_s = exhaustive(rates, work)
+        assert step_seconds(with_resting(rates, rests), work) <= shortest_s * (1.03 if rests else 1.06)
+    assert rested >= 5
 
 
 def slow_uploaders(count: int, slow: int) -> SwarmRates:

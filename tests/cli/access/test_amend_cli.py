@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from minga.cli.access import amend
+from minga.cli.access import amend, stop
 from minga.cli.access.amend import parse_changes
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
@@ -46,10 +46,65 @@ def test_amend_pause_resume_ban_and_stop_an_open_run(tmp_path: Path) -> None:
             assert (banned["in_force"], banned["range"]) == (True, None)
             host.wait_for("access.ended", peer=me)
             assert not guest.summary()["ok"]
+        examined = last_json(run("doctor", link, *LOCAL, *own(tmp_path, "guest"), "--json").stdout)
+        assert (examined["ok"], examined["failed"]) == (False, "access")
+        assert "barred this peer from the run" in examined["detail"]
         alone = last_json(run("resume", link, "--with-present", *desk).stdout)
         assert (alone["in_force"], len(alone["members"])) == (True, 1)
         assert host.wait_for("run.regrouped", present=True)["members"] == 1
-        assert last_json(run("stop", link, *desk).stdout)["ok"]
+        stopped = last_json(run("stop", link, *desk).stdout)
+        assert (stopped["ok"], stopped["ended"]) == (True, False), "nobody trains any more: it does not wait for ever"
+
+
+class Paused(Organiser):
+    """A desk without a connection."""
+
+    def step_ahead(self, seconds: float = 0.0) -> int:
+        return 10
+
+
+def desk_of(spec: RunSpec, kind: type[Organiser] = Paused) -> tuple[Organiser, AccessLedger]:
+    key = Identity.generate()
+    ledger = AccessLedger.of_spec(spec.run_id, spec, key.peer_id)
+    files = cast(Any, SimpleNamespace(keep_orders=lambda _: None))
+    return kind(cast(Any, None), spec, ledger, key, files, None), ledger
+
+
+def test_an_amendment_is_checked_against_what_others_have_changed() -> None:
+    auto = {"target_batch_size": "auto", "target_batch_size_min": 10, "target_batch_size_max": 1000}
+    desk, ledger = desk_of(RunSpec.from_mapping({"name": "amended", "training": auto}))
+    least = "training.target_batch_size_min"
+    with pytest.raises(ConfigurationError, match="exceeds"):
+        desk.amend({least: 2000}, 5)
+    desk.put_in_force(desk.amend({"training.target_batch_size_max": 4000}, 5))
+    assert desk.put_in_force(desk.amend({least: 2000}, 5))[1]
+    with pytest.raises(ConfigurationError, match="exceeds"):
+        desk.amend({least: 2000}, 4)  # before the other one
+    with pytest.raises(ConfigurationError, match="exceeds"):
+        desk.amend({"training.target_batch_size_max": 1000}, 6)
+    assert len(list(ledger.amendments)) == 2
+
+
+@pytest.mark.parametrize(
+    ("progress", "ended", "said"),
+    [
+        ([(3, 2), (4, 2), (10, 2)], True, "The run has ended with step 10."),
+        ([(3, 0)], False, "No peer trains now"),
+        ([(3, 1), (4, 0)], False, "No peer trains now"),
+        ([(3, 1)], False, "Step 3 is taken now. The run ends by itself"),
+    ],
+)
+def test_a_stop_waits_only_while_a_peer_trains_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, progress: list[tuple[int, int]], ended: bool, said: str
+) -> None:
+    seen, now, lines = list(progress), [0.0], list[str]()
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(stop, "time", clock)
+    organiser = SimpleNamespace(progress=lambda: seen.pop(0) if len(seen) > 1 else seen[0])
+    context = SimpleNamespace(output=SimpleNamespace(say=lines.append))
+    assert stop.wait_for_end(cast(Any, organiser), 10, cast(Any, context)) is ended
+    assert lines[-1].startswith(said)
+    assert now[0] <= stop.WAIT_S + 1.0
 
 
 def test_changes_are_read_as_toml_or_as_words() -> None:
@@ -61,14 +116,13 @@ def test_changes_are_read_as_toml_or_as_words() -> None:
 
 def test_a_stop_ends_a_pause_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A paused run comes to no later step at which the pause could end."""
-    key, spec = Identity.generate(), RunSpec.from_mapping({"name": "paused"})
-    ledger = AccessLedger.of_spec(spec.run_id, spec, key.peer_id)
+    spec = RunSpec.from_mapping({"name": "paused"})
 
     class Desk(Organiser):
         def step_ahead(self, seconds: float = 0.0) -> int:
-            return 7 if not ledger.amendments.due(10) else 10
+            return 7 if not self.ledger.amendments.due(10) else 10
 
-    desk = Desk(cast(Any, None), spec, ledger, key, cast(Any, SimpleNamespace(keep_orders=lambda _: None)), None)
+    desk, ledger = desk_of(spec, Desk)
     monkeypatch.setattr(amend, "_enter", lambda *_: contextlib.nullcontext(desk))
     context = cast(Any, SimpleNamespace(output=SimpleNamespace(say=lambda _: None, summary=lambda **_: None)))
     options, orders = amend.AmendOptions(), StandingOrders(spec, ledger)

@@ -47,5 +47,8 @@ def test_admit_join_ban(tmp_path: Path) -> None:
             host.wait_for("access.ended", peer=me)
             last = guest.summary()
             assert (last["ok"], "a test" in last["message"]) == (False, True)
+        examined = run("doctor", link, *LOCAL, *own(tmp_path, "guest"), "--json")
+        assert last_json(examined.stdout)["failed"] == "entry by organiser"
+        assert "barred this peer from the run: a test" in last_json(examined.stdout)["detail"]
         again = run("join", link, *WORK, *own(tmp_path, "guest"), "--json")
         assert "a test" in last_json(again.stdout)["message"]

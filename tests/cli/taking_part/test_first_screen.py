@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ import typer
 
 import minga
 from minga.averaging.solver.division import PeerRates, SwarmRates
-from minga.cli.taking_part.first_screen import costs_of, lines, show_and_ask
+from minga.cli.taking_part.first_screen import Costs, costs_of, lines, show_and_ask
 from minga.cli.terminal.output import Output
 from minga.cli.terminal.peer_options import WorkOptions
+from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.training.availability.traffic_budget import TrafficLimit
 from minga.training.prospect import Prospect
@@ -58,6 +60,25 @@ def test_what_is_not_known_yet_is_not_made_up() -> None:
     assert "of a size that the organiser's program knows" in lines(costs)[0]
 
 
+def test_a_budget_is_told_in_steps_and_time() -> None:
+    def told(limit: str) -> tuple[Costs, str]:
+        costs = costs_of(prospect(TWO), minga.PeerOptions(), WORK, TrafficLimit.parse(limit))
+        return costs, "\n".join(lines(costs))
+
+    costs, text = told("50GB/month")
+    assert costs.limit_days is not None
+    assert costs.limit_steps is not None
+    assert costs.upload_per_day is not None
+    assert costs.download_per_day is not None
+    assert costs.limit_days == pytest.approx(50e9 / (costs.upload_per_day + costs.download_per_day), rel=0.01)
+    assert costs.limit_steps / costs.limit_days == pytest.approx(86_400 / (256 / 20), rel=0.2)
+    assert f"about {costs.limit_steps:,} steps, or 1 d " in text
+    _, small = told("1MB/day")
+    assert "steps, or 1 s of training" in small or "steps, or" in small
+    _, tiny = told("10KB/day")
+    assert "less than the download at the start: this machine would take no step" in tiny
+
+
 @pytest.mark.parametrize(("answer", "yes", "taken"), [(True, False, True), (False, False, False), (None, True, True)])
 def test_on_a_terminal_the_owner_is_asked_once(
     answer: bool | None, yes: bool, taken: bool, monkeypatch: pytest.MonkeyPatch
@@ -74,11 +95,23 @@ def test_on_a_terminal_the_owner_is_asked_once(
 
     monkeypatch.setattr(typer, "confirm", confirm)
     if taken:
-        show_and_ask(prospect(), minga.PeerOptions(), WORK, output, yes=yes)
+        show_and_ask(prospect(), minga.PeerOptions(), WORK, output, yes=yes, max_files=2**31)
     else:
         with pytest.raises(typer.Exit):
-            show_and_ask(prospect(), minga.PeerOptions(), WORK, output, yes=yes)
+            show_and_ask(prospect(), minga.PeerOptions(), WORK, output, yes=yes, max_files=2**31)
     assert len(asked) == (not yes)
+
+
+def test_a_run_with_larger_files_than_this_machine_takes_is_declined_before_they_come() -> None:
+    own = RunSpec.from_toml("name = 'own'\n[model]\nrecipe = 'custom'\n").model_dump(mode="json")
+    entry = {"blake3": "0" * 64, "size_bytes": 5 << 30, "pieces": "1" * 64}
+    spec = RunSpec.from_mapping({**own, "files": {"a": entry, "b": entry}})
+    large = replace(prospect(), spec=spec)
+    output = Output(json_output=False)
+    output.interactive = False
+    with pytest.raises(ConfigurationError, match=r"10 GiB, more than the 2 GiB.*--max-files 10GiB allows it"):
+        show_and_ask(large, minga.PeerOptions(role="monitor"), WORK, output, yes=True, max_files=2**31)
+    show_and_ask(large, minga.PeerOptions(role="monitor"), WORK, output, yes=True, max_files=10 * 2**30)
 
 
 def test_a_program_sees_the_run_before_its_files_and_may_decline(tmp_path: Path) -> None:
@@ -92,7 +125,9 @@ def test_a_program_sees_the_run_before_its_files_and_may_decline(tmp_path: Path)
         raise DeclinedError
 
     options = minga.PeerOptions("monitor", ephemeral=True, directory=tmp_path / "host", host="127.0.0.1")
-    with minga.host(minga.RunSpec(name="seen", model={"recipe": "custom"}), options, files={"big": b"x"}) as host:
+    (tmp_path / "large").write_bytes(bytes(3 << 20) + b"end")
+    files = {"big": b"x", "large": tmp_path / "large"}
+    with minga.host(minga.RunSpec(name="seen", model={"recipe": "custom"}), options, files=files) as host:
         joining = minga.PeerOptions("monitor", ephemeral=True, directory=tmp_path / "guest", host="127.0.0.1")
         with pytest.raises(DeclinedError):
             minga.join(host.link, joining, consider=decline)
@@ -101,3 +136,4 @@ def test_a_program_sees_the_run_before_its_files_and_may_decline(tmp_path: Path)
         assert not list((tmp_path / "guest").rglob("big"))
         with minga.join(host.link, joining, consider=seen.append) as guest:
             assert guest.files["big"].read_bytes() == b"x"
+            assert guest.files["large"].read_bytes() == bytes(3 << 20) + b"end"

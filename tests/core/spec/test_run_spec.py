@@ -66,7 +66,7 @@ def specs(draw: st.DrawFn) -> RunSpec:
             "model": {"recipe": "digits"},
             "recipe": {"digits": draw(tables)},
             "optimizer": {
-                "name": draw(st.sampled_from(["lamb", "adamw", "sgd", "lars"])),
+                "name": draw(st.sampled_from(["lamb", "adamw", "sgd", "lars", "larc"])),
                 "learning_rate": draw(reals(0, 1000, exclude_min=True)),
                 "betas": [draw(reals(0, 1, exclude_max=True)), draw(reals(0, 1, exclude_max=True))],
                 "max_grad_norm": draw(st.just("off") | reals(0, 1e9, exclude_min=True)),
@@ -382,7 +382,8 @@ BAD = [
     ("files", {"a": {"blake3": "ab" * 32, "size_bytes": -1}}, "files.a.size_bytes"),
     ("files", {"a": {"blake3": "ab" * 32}}, "size_bytes: missing"),
     ("files", {"a": {**ENTRY.model_dump(), "mode": 7}}, "mode: unknown key"),
-    ("files", {f"a{i}": ENTRY.model_dump() for i in range(17)}, "at most 16"),
+    ("files", {f"a{i}": ENTRY.model_dump() for i in range(65)}, "at most 64"),
+    ("files", {f"a{i}": {**ENTRY.model_dump(), "size_bytes": 7 << 30} for i in range(5)}, "the limit is 34359738368"),
 ]
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from minga.core.spec.run_spec import RunSpec
+from minga.identity.access import orders as order_types
 from minga.identity.access.amendments import Amendment, Regroup
 from minga.identity.access.ledger import AccessLedger, InvalidOrderError, Organisers
 from minga.identity.access.orders import Order, Revocation, Transfer
-from minga.identity.keys.keys import Identity
+from minga.identity.keys.keys import Identity, verify
 from minga.training.access.standing_orders import StandingOrders
 
 FIRST, SECOND, NEXT = (Identity.from_seed(bytes([i]) * 32) for i in (210, 211, 212))
@@ -42,6 +45,29 @@ def transfer(book: AccessLedger) -> Transfer:
 
 def bar(subject: Identity, signer: Identity) -> Revocation:
     return Revocation(RUN, 0, NOW, (), key(subject), 1, "stolen").signed_by(signer)
+
+
+def test_an_order_is_verified_once_for_each_signer_and_not_at_all_if_it_says_nothing_new(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[str] = []
+
+    def counted(signer: str, *rest: Any, **context: Any) -> bool:
+        tried.append(signer)
+        return verify(signer, *rest, **context)
+
+    monkeypatch.setattr(order_types, "verify", counted)
+    book = ledger(FIRST, SECOND)
+    forged = order_types.Signature(key(FIRST), bytes(64))
+    many = msgspec.structs.replace(amendment(1), signatures=(forged,) * 8)
+    with pytest.raises(InvalidOrderError):
+        book.take(many)
+    assert tried == [FIRST.peer_id]
+    assert book.take(bar(NEXT, FIRST))
+    assert len(tried) == 2
+    for again in (bar(NEXT, FIRST), msgspec.structs.replace(bar(NEXT, FIRST), signatures=(forged,))):
+        assert not book.take(again)
+    assert len(tried) == 2
 
 
 def test_a_retired_organiser_changes_the_run_no_more() -> None:

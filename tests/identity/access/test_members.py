@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from minga.core.errors import RejectedError, RemoteError
+from minga.core.refusal_code import RefusalCode
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import CLOCK_SKEW_S, AccessLedger
 from minga.identity.access.orders import Grant, Revocation, Transfer
@@ -123,7 +124,7 @@ async def test_who_is_invited_trains_and_a_stranger_is_refused() -> None:
     stranger = swarm.add(name="stranger")
     await stranger.ended.wait()
     assert isinstance(stranger.error, RejectedError)
-    assert stranger.error.code == "access"
+    assert stranger.error.code == RefusalCode.ACCESS
     assert f"for members only; ask its organiser to admit the peer {stranger.network.peer_id}" in str(stranger.error)
     late = swarm.add(access=invitation(spec))
     await train_on(swarm, [*names, late.name])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from minga.core.errors import RejectedError
+from minga.core.refusal_code import RefusalCode
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.dial_back import Dialled, DialMe, Reachability
 
@@ -24,7 +25,7 @@ def test_peers_are_asked_about_the_public_addresses_only(answers: list[bool | No
     async def call(peer: int, _: str, request: DialMe, __: type) -> Dialled:
         asked.append(request.address)
         if answers[peer] is None:
-            raise RejectedError("busy", code="busy")
+            raise RejectedError("busy", code=RefusalCode.BUSY)
         return Dialled(bool(answers[peer]))
 
     async def main(*direct: str) -> bool | None:

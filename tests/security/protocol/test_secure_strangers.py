@@ -8,7 +8,7 @@ import contextlib
 import msgspec
 import pytest
 
-from minga.averaging.messages import Done
+from minga.averaging.allreduce.messages import Done
 from minga.core.errors import ProtocolError, RejectedError, UnreachableError
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId

@@ -10,6 +10,7 @@ import torch
 from msgspec import Struct
 
 from minga.core.errors import RejectedError
+from minga.core.refusal_code import RefusalCode
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
@@ -75,7 +76,7 @@ LATE_S = 4.5
 
 
 async def refuse(peer: PeerId, stream: MessageStream) -> None:
-    raise RejectedError("ask somebody else", code="absent")
+    raise RejectedError("ask somebody else", code=RefusalCode.ABSENT)
 
 
 class Late(Attack):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from minga.averaging.messages import Accepted
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, ProtocolError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.amendments import MAX_AMENDMENTS, Amendment
 from minga.identity.access.ledger import AccessLedger, InvalidOrderError
@@ -21,6 +21,7 @@ from minga.network.interface import PeerId
 from minga.network.virtual.host import EPOCH_S
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm
+from minga.training.access.admission import MAX_INVALID
 from minga.training.access.order_gossip import OrderExchange
 from minga.training.access.standing_orders import StandingOrders, check_changes
 from minga.training.life.member import Member
@@ -157,6 +158,41 @@ async def test_a_paused_run_holds_its_state_and_goes_on_and_stops_when_told() ->
 
 
 # ---- rules
+
+
+@virtually
+async def test_members_refuse_a_plan_by_an_order_for_later_steps() -> None:
+    """A leader says which orders are in force; it moves none of them."""
+    swarm = Swarm(make_spec(32), organiser=ORGANISER)
+    grow(swarm, 4, random.Random(4))
+    await swarm.run_until_step(2)
+    late = amendment(swarm.spec, 1, 1000, optimizer__learning_rate="0.5")
+    for peer in swarm.peers.values():
+        tell(peer, late)
+    hostile = next(iter(swarm.peers.values()))
+    standing = hostile.session.orders
+    assert standing is not None
+    standing.due = lambda _: (late.id,)  # type: ignore[method-assign]
+    await swarm.run_until_step(8)
+    assert not [peer for peer in amended(swarm) if peer != hostile.name]
+    honest = [peer for peer in swarm.peers.values() if peer is not hostile]
+    assert 0.5 not in {rate_of(peer) for peer in honest}
+    assert all(peer.replica.step >= 8 for peer in honest)
+    with pytest.raises(ProtocolError, match="for later steps"):
+        await standing.obtain([late.id], "00" * 32, 999)
+    await standing.obtain([late.id], "00" * 32, 1000)
+    await swarm.close()
+
+
+@virtually
+async def test_of_forged_orders_a_few_are_looked_at() -> None:
+    swarm = Swarm(make_spec(32), organiser=ORGANISER)
+    grow(swarm, 2, random.Random(4))
+    await swarm.run_until_step(1)
+    one, _ = swarm.peers.values()
+    stranger = [amendment(swarm.spec, number, 0, SECOND, paused="true") for number in range(1, 1001)]
+    assert len(one.session.admission.take(stranger)) == MAX_INVALID
+    await swarm.close()
 
 
 @virtually

@@ -232,7 +232,7 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
         CheckpointStore(tmp_path / "file")
 
 
-@pytest.mark.parametrize("where", ["save_file", "_encode", "_flush", "mkdir", "rename"])
+@pytest.mark.parametrize("where", ["write_tensors", "_encode", "_flush", "mkdir", "rename"])
 def test_a_full_disk_leaves_nothing_half_written(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")

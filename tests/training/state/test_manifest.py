@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.optim import LAMB, LARS, SGD, AdamW
+from minga.training.state import state_memory
 from minga.training.state.manifest import (
     CHUNK_BYTES,
     HASH_BYTES,
@@ -27,6 +29,7 @@ from minga.training.state.manifest import (
 from minga.training.state.scalars import canonical_json, merge_numbers, numbers_of, parse_canonical_json
 from minga.training.state.snapshot import DTYPES, StateSnapshot, TensorEntry, layout_bytes
 from minga.training.state.state_dict import TrainingState
+from minga.training.state.state_memory import StateMemory
 
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 
@@ -122,18 +125,36 @@ def test_the_manifest_of_the_live_state_equals_that_of_the_copy() -> None:
     assert hash_chunks([snapshot.bytes_view], parallel=True) == state.manifest(2).chunk_hashes
 
 
-def test_the_memory_of_an_old_snapshot_is_taken_only_if_it_fits() -> None:
+def test_a_large_state_in_a_file_has_the_same_bytes_as_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = Tied(0)
     optimizer = torch.optim.AdamW(model.parameters())
+    train(model, optimizer, 2)
     state = TrainingState(optimizer, model=model)
-    early = state.capture(0)
+    inside = state.capture(2)
+    monkeypatch.setattr(state_memory, "FILED_BYTES", 1)
+    filed = state.capture(2, tmp_path)
+    assert filed.memory is not None and filed.memory.mapping is not None and inside.memory.mapping is None
+    assert not list(tmp_path.iterdir()), "the file has no name, so that nothing stays after a kill"
+    filed.release()
+    assert filed.has_bytes_of(inside) and build_manifest(filed) == build_manifest(inside)
     train(model, optimizer, 1)
-    first = state.capture(1, reuse=early)
-    assert first.buffer.data_ptr() != early.buffer.data_ptr()
-    train(model, optimizer, 1)
-    second = state.capture(2, reuse=first)
-    assert second.buffer.data_ptr() == first.buffer.data_ptr()
-    assert build_manifest(second).digest == state.digest(2)
+    assert build_manifest(filed) == build_manifest(inside), "it is of one step, whatever happens to the model"
+    state.restore(filed)
+    assert state.digest(2) == build_manifest(inside).digest
+
+
+def test_a_state_that_finds_no_room_on_the_disk_goes_to_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(descriptor: int, start: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(state_memory.os, "posix_fallocate", refuse, raising=False)
+    memory = StateMemory.of(state_memory.FILED_BYTES, tmp_path)
+    assert memory.mapping is None and memory.buffer.numel() == state_memory.FILED_BYTES
+    assert "No space left" in caplog.text and not list(tmp_path.iterdir())
 
 
 def test_tied_parameters_are_stored_once_and_stay_tied() -> None:

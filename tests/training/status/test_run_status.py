@@ -17,6 +17,7 @@ from minga.cli.taking_part.status_view import (
     RESTED,
     RESTING,
     PlainTrouble,
+    amendment_lines,
     headline,
     organiser_lines,
     organiser_view,
@@ -40,7 +41,7 @@ from minga.training.peer import Peer
 from minga.training.record_kinds import RUN_KINDS, Metrics, Progress, StateInfo
 from minga.training.status.last_problem import MAX_REASON_LETTERS, MEANINGS
 from minga.training.status.losses import LossMeter
-from minga.training.status.run_status import RunStatus, read_status
+from minga.training.status.run_status import AmendmentStatus, RunStatus, read_status
 
 RUN_ID = "ab" * 32
 
@@ -221,6 +222,27 @@ def test_where_all_do_the_same_there_are_no_words_about_plans(mode: str) -> None
         assert (status.plan is None) == (mode == "byzantine")
         for view in (organiser_view(status, {}), volunteer_view(own_part(status, {}))):
             assert ("towards the next step" in drawn(view)) == (mode != "byzantine")
+
+    in_loop(check)
+
+
+def test_what_a_later_order_overruled_is_not_listed() -> None:
+    orders = (
+        AmendmentStatus(1, 0, "optimizer.learning_rate = 0.01", due=True),
+        AmendmentStatus(2, 5, "paused = true", due=False, overruled=True),
+        AmendmentStatus(3, 0, "paused = false", due=True),
+        AmendmentStatus(4, 90, "training.stop_after_steps = 100", due=False),
+    )
+
+    def check(swarm: Swarm) -> None:
+        status = replace(watched(swarm)[1].look(), amendments=orders)
+        assert amendment_lines(status) == [
+            "amendment 1, in force (from step 0): optimizer.learning_rate = 0.01",
+            "amendment 3, in force (from step 0): paused = false",
+            "amendment 4, not yet in force (from step 90): training.stop_after_steps = 100",
+        ]
+        assert "paused = true" not in drawn(organiser_view(status, {}))
+        assert len(status.to_json()["amendments"]) == 4, "programs get them all"
 
     in_loop(check)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +14,33 @@ from blake3 import blake3
 from minga.core.errors import ProtocolError, RejectedError, StorageError, UnreachableError
 from minga.core.events.bus import Event, EventBus
 from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import FileEntry
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.interface import Address, PeerId
+from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.network.virtual.internet import HostSettings, VirtualInternet
 from minga.simulation import run_virtual
+from minga.training.state.manifest import CHUNK_BYTES
 from minga.training.transfer import run_files
-from minga.training.transfer.run_files import FILE, FileRequest, RunFileServer
+from minga.training.transfer.chunk_serving import serve_chunks
+from minga.training.transfer.file_pieces import describe_file
+from minga.training.transfer.messages import DownloadOpened, ManifestReply, ManifestRequest, OpenDownload, TakeChunks
+from minga.training.transfer.run_files import FILE_HASHES, FILE_PIECES, RunFileServer
 from minga.training.transfer.run_files_fetch import FileProgress, fetch_files, fetch_run_spec
 
 ORGANISER = Identity.from_seed(b"o" * 32)
-CONTENT = {"tokenizer.json": b"{}" * 400_000, "data/train.txt": os.urandom(1_500_001), "empty": b""}
+CONTENT = {"tokenizer.json": b"{}" * 400_000, "data/train.txt": os.urandom(5 * CHUNK_BYTES + 1), "empty": b""}
 
 
-@dataclass(frozen=True)
-class Facts:
-    blake3: str
-    size_bytes: int
+def entry_of(body: bytes) -> FileEntry:
+    digests = b"".join(blake3(body[start : start + CHUNK_BYTES]).digest() for start in range(0, len(body), CHUNK_BYTES))
+    return FileEntry(blake3=blake3(body).hexdigest(), size_bytes=len(body), pieces=blake3(digests).hexdigest())
 
 
-def facts_of(content: dict[str, bytes]) -> dict[str, Facts]:
-    return {name: Facts(blake3(body).hexdigest(), len(body)) for name, body in content.items()}
-
-
-FACTS = facts_of(CONTENT)
+ENTRIES = {name: entry_of(body) for name, body in CONTENT.items()}
+OLD_ENTRIES = {name: entry.model_copy(update={"pieces": None}) for name, entry in ENTRIES.items()}
 SPEC = RunSpec(name="files")
 SIGNED = SignedRunSpec.sign(SPEC, ORGANISER)
 
@@ -71,7 +72,13 @@ class Swarm:
         self.peers[peer.id] = peer
         return peer
 
-    def server(self, signed: SignedRunSpec = SIGNED, content: dict[str, bytes] = CONTENT, rate: float = 1e6) -> Peer:
+    def server(
+        self,
+        signed: SignedRunSpec = SIGNED,
+        content: dict[str, bytes] = CONTENT,
+        rate: float = 1e6,
+        kind: type[RunFileServer] = RunFileServer,
+    ) -> Peer:
         """A peer that serves `content` as if it were the run's files."""
         peer = self.peer(rate)
         paths = {}
@@ -79,7 +86,7 @@ class Swarm:
             paths[name] = self.folder / "served" / peer.id[:8] / name
             paths[name].parent.mkdir(parents=True, exist_ok=True)
             paths[name].write_bytes(body)
-        RunFileServer(peer.node, signed, FACTS, paths)
+        kind(peer.node, signed, ENTRIES, paths)
         return peer
 
 
@@ -99,8 +106,10 @@ def virtually(test: Callable[[Swarm], Coroutine[Any, Any, None]]) -> Callable[[P
     return run
 
 
-async def fetch(peer: Peer, servers: list[Peer], folder: Path, **options: Any) -> dict[str, Path]:
-    return await fetch_files(peer.node, [server.id for server in servers], FACTS, folder, **options)
+async def fetch(
+    peer: Peer, servers: list[Peer], folder: Path, entries: dict[str, FileEntry] = ENTRIES, **options: Any
+) -> dict[str, Path]:
+    return await fetch_files(peer.node, [server.id for server in servers], entries, folder, **options)
 
 
 def complete(paths: dict[str, Path], folder: Path) -> bool:
@@ -144,7 +153,7 @@ async def test_a_broken_off_file_is_continued_from_another_peer(swarm: Swarm) ->
     first, newcomer, folder = swarm.server(), swarm.peer(), swarm.folder / "here"
 
     def kill(progress: FileProgress) -> None:
-        if progress.done_bytes > 1_000_000:
+        if progress.done_bytes > 4_000_000:
             swarm.internet.kill(first.network)
 
     with pytest.raises(UnreachableError, match=r"nobody could send the file"):
@@ -154,7 +163,7 @@ async def test_a_broken_off_file_is_continued_from_another_peer(swarm: Swarm) ->
     assert complete(await fetch(newcomer, [swarm.server()], folder, progress=seen.append), folder)
     received = newcomer.node.facts(next(reversed(swarm.peers)))
     assert received is not None
-    assert received.bytes_received < 1_700_000
+    assert received.bytes_received < 3_700_000
 
 
 @virtually
@@ -165,13 +174,13 @@ async def test_a_liar_is_named_and_others_are_asked(swarm: Swarm) -> None:
     assert complete(await fetch(newcomer, [liar, honest], folder), folder)
     assert set(newcomer.offenders()) == {liar.id}
     with pytest.raises(UnreachableError, match="does not match its hash"):
-        await fetch(newcomer, [liar], swarm.folder / "there")
+        await fetch(newcomer, [liar], swarm.folder / "there", {"tokenizer.json": ENTRIES["tokenizer.json"]})
 
 
 @virtually
 async def test_nobody_is_blamed_for_a_damaged_beginning(swarm: Swarm) -> None:
     honest, newcomer, folder = swarm.server(), swarm.peer(), swarm.folder / "here"
-    part = folder / "data" / f"train.txt.{FACTS['data/train.txt'].blake3[:16]}.part"
+    part = folder / "data" / f"train.txt.{ENTRIES['data/train.txt'].blake3[:16]}.part"
     part.parent.mkdir(parents=True)
     for damaged in (b"x" * 1000, bytes(len(CONTENT["data/train.txt"])), b"y" * 5_000_000):
         part.write_bytes(damaged)
@@ -194,7 +203,7 @@ async def test_a_server_whose_file_is_gone_or_short_is_passed_over(swarm: Swarm)
 def test_unsafe_names_are_refused(name: str, tmp_path: Path) -> None:
     async def test(swarm: Swarm) -> None:
         with pytest.raises(ProtocolError, match="cannot be stored"):
-            await fetch_files(swarm.peer().node, [], {name: FACTS["empty"]}, swarm.folder / "here")
+            await fetch_files(swarm.peer().node, [], {name: ENTRIES["empty"]}, swarm.folder / "here")
         assert not (swarm.folder / "here").exists()
 
     virtually(test)(tmp_path)
@@ -210,19 +219,112 @@ async def test_a_disk_that_refuses_is_a_storage_error(swarm: Swarm) -> None:
 @virtually
 async def test_bad_requests(swarm: Swarm) -> None:
     server, bad = swarm.server(), swarm.peer()
-    known = FACTS["data/train.txt"].blake3
+    known = ENTRIES["data/train.txt"].blake3
     with pytest.raises(RejectedError, match="no file with this hash"):
-        await bad.node.call(server.id, FILE, FileRequest("0" * 64, 0), FileRequest)
-    for request in (FileRequest(known, 1_500_002), FileRequest(known, -1), FileRequest("../x", 0)):
-        with pytest.raises(UnreachableError):
-            await bad.node.call(server.id, FILE, request, FileRequest)
+        await bad.node.call(server.id, FILE_HASHES, ManifestRequest("0" * 64), ManifestReply)
+    with pytest.raises(RejectedError, match="no file with this hash"):
+        await bad.node.call(server.id, FILE_PIECES, OpenDownload("0" * 64), DownloadOpened)
+    with pytest.raises(UnreachableError):
+        await bad.node.call(server.id, FILE_PIECES, OpenDownload("../x"), DownloadOpened)
+    for indices in ((6,), (0,) * 32):
+        async with bad.node.open(server.id, FILE_PIECES) as stream:
+            await stream.send(OpenDownload(known))
+            await stream.receive(DownloadOpened)
+            await stream.send(TakeChunks(indices))
+            with pytest.raises(UnreachableError):
+                await stream.receive(DownloadOpened)
     assert server.offenders() == [bad.id] * 3
 
 
 @virtually
-async def test_sending_is_limited(swarm: Swarm) -> None:
+async def test_a_busy_peer_is_asked_again_until_it_has_time(swarm: Swarm) -> None:
+    server, newcomer = swarm.server(), swarm.peer()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_files, "MAX_SENDING", 0)
+        task = asyncio.ensure_future(fetch(newcomer, [server], swarm.folder / "here"))
+        await asyncio.sleep(60.0)
+        assert not task.done()
+    assert complete(await task, swarm.folder / "here")
+    assert newcomer.offenders() == []
+
+
+@virtually
+async def test_a_peer_that_is_busy_for_ever_is_given_up(swarm: Swarm) -> None:
     server, newcomer = swarm.server(), swarm.peer()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_files, "MAX_SENDING", 0)
         with pytest.raises(UnreachableError, match="0 files are sent at a time"):
             await fetch(newcomer, [server], swarm.folder / "here")
+
+
+@virtually
+async def test_pieces_of_one_file_come_from_several_peers_at_once(swarm: Swarm) -> None:
+    servers, newcomer = [swarm.server(rate=5e5) for _ in range(3)], swarm.peer()
+    name = "data/train.txt"
+    begun = asyncio.get_running_loop().time()
+    await fetch(newcomer, servers, swarm.folder / "here", {name: ENTRIES[name]})
+    alone_s = len(CONTENT[name]) / 5e5
+    assert asyncio.get_running_loop().time() - begun < 0.6 * alone_s
+    for server in servers:
+        facts = newcomer.node.facts(server.id)
+        assert facts is not None
+        assert facts.bytes_received > CHUNK_BYTES
+
+
+class ForgedHashes(RunFileServer):
+    """Serves true pieces, and digests of other ones."""
+
+    async def _send_hashes(self, peer: PeerId, stream: MessageStream) -> None:
+        digest = (await stream.receive(ManifestRequest)).digest
+        hashes = bytes(len(self._files[digest].hashes()))
+        await stream.send(ManifestReply(len(hashes)))
+        await stream.send_bulk(memoryview(hashes))
+
+
+class Forger(ForgedHashes):
+    """Serves other pieces than the file's, and the digests of these."""
+
+    async def _send_hashes(self, peer: PeerId, stream: MessageStream) -> None:
+        digest = (await stream.receive(ManifestRequest)).digest
+        sizes = [min(CHUNK_BYTES, self._files[digest].entry.size_bytes - i * CHUNK_BYTES) for i in range(6)]
+        hashes = b"".join(blake3(bytes(size)).digest() for size in sizes)
+        await stream.send(ManifestReply(len(hashes)))
+        await stream.send_bulk(memoryview(hashes))
+
+    async def _send_pieces(self, peer: PeerId, stream: MessageStream) -> None:
+        size_bytes = self._files[(await stream.receive(OpenDownload)).digest].entry.size_bytes
+
+        async def zeros(index: int) -> memoryview:
+            return memoryview(bytes(min(CHUNK_BYTES, size_bytes - index * CHUNK_BYTES)))
+
+        await serve_chunks(stream, peer, 6, zeros)
+
+
+@pytest.mark.parametrize("entries", [ENTRIES, OLD_ENTRIES], ids=["with pieces", "of before"])
+@pytest.mark.parametrize("kind", [ForgedHashes, Forger])
+def test_a_forged_list_of_pieces_convicts_its_sender(
+    kind: type[RunFileServer], entries: dict[str, FileEntry], tmp_path: Path
+) -> None:
+    name = "data/train.txt"
+
+    async def test(swarm: Swarm) -> None:
+        liar, honest, newcomer = swarm.server(kind=kind), swarm.server(), swarm.peer()
+        got = await fetch(newcomer, [liar, honest], swarm.folder / "here", {name: entries[name]})
+        assert got[name].read_bytes() == CONTENT[name]
+        assert newcomer.offenders() == [liar.id]
+
+    virtually(test)(tmp_path)
+
+
+@virtually
+async def test_files_of_runs_without_pieces_are_fetched_as_well(swarm: Swarm) -> None:
+    servers, newcomer, folder = [swarm.server(), swarm.server()], swarm.peer(), swarm.folder / "here"
+    assert complete(await fetch(newcomer, servers, folder, OLD_ENTRIES), folder)
+    assert newcomer.offenders() == []
+
+
+def test_a_file_is_described_by_its_content(tmp_path: Path) -> None:
+    for name, body in CONTENT.items():
+        path = tmp_path / "file"
+        path.write_bytes(body)
+        assert describe_file(path) == ENTRIES[name]

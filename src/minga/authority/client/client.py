@@ -28,6 +28,7 @@ from minga.authority.messages import (
     decode,
 )
 from minga.core.errors import ProtocolError, RejectedError, UnreachableError
+from minga.core.refusal_code import RefusalCode
 from minga.core.urls import is_safe_url
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
@@ -94,7 +95,9 @@ class AuthorityClient:
     async def _offer(self) -> LoginOffer:
         offer = await self._ask("GET", OFFER_PATH, LoginOffer)
         if offer.run.hex() != self._run_id:
-            raise RejectedError(f"the authority {self.url} is for another run; ask for a new link", code="access")
+            raise RejectedError(
+                f"the authority {self.url} is for another run; ask for a new link", code=RefusalCode.ACCESS
+            )
         return offer
 
     async def _token(self, peer: Identity, login: LoginWay) -> tuple[Token, Issued] | Pending:
@@ -151,7 +154,7 @@ class AuthorityClient:
         if answer.status not in (400, 401, 403, 413):
             raise ProtocolError(f"{self.url} is no authority of this version: HTTP status {answer.status}", phase=PHASE)
         kind = LoginNeeded if refusal.code == "login_needed" else RejectedError
-        raise kind(f"the authority {self.url} refuses: {refusal.message}", code="access", phase=PHASE)
+        raise kind(f"the authority {self.url} refuses: {refusal.message}", code=RefusalCode.ACCESS, phase=PHASE)
 
     def _read(self, answer: HttpAnswer, kind: type[M]) -> M:
         try:

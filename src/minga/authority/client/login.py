@@ -10,6 +10,7 @@ from typing import Protocol
 from minga.authority.client.client import PHASE, AuthorityClient, LoginNeeded
 from minga.authority.messages import ByAccessToken, ByCode, ByDevice, ByKey, DeviceCode, Issued, LoginOffer, Pending
 from minga.core.errors import ConfigurationError, LocalError, RejectedError, RemoteError, UnreachableError
+from minga.core.refusal_code import RefusalCode
 from minga.core.units import format_duration
 from minga.identity.access.ledger import CLOCK_SKEW_S
 from minga.identity.access.token import Token
@@ -131,7 +132,7 @@ class LogIn:
         if not ways:
             raise RejectedError(
                 f"the authority {self.client.url} lets people log in in the browser only; leave the secret away",
-                code="access",
+                code=RefusalCode.ACCESS,
                 phase=PHASE,
             )
         return ways[0]
@@ -146,7 +147,7 @@ class LogIn:
             if not isinstance(answer, Pending):
                 return answer
             interval_s = answer.interval_s
-        raise RejectedError("nobody logged in in the browser in time; try again", code="access", phase=PHASE)
+        raise RejectedError("nobody logged in in the browser in time; try again", code=RefusalCode.ACCESS, phase=PHASE)
 
 
 def check_clock(token: Token, now_s: float) -> None:

@@ -61,10 +61,11 @@ import contextlib
 from collections import defaultdict
 
 from minga.averaging.allreduce.coordinator import ALIVE
+from minga.averaging.allreduce.messages import Alive, Committed, Hold, RoundState
 from minga.averaging.allreduce.round import Round
-from minga.averaging.messages import Alive, Committed, Hold, RoundState
 from minga.core.aio.hedging import racing
 from minga.core.errors import ClosedError, ProtocolError, RejectedError, RemoteError
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.rpc.framing import MessageStream
 
@@ -121,12 +122,12 @@ class QuorumCommit:
         """
         round = self._round
         if sender in round.dead:
-            raise RejectedError("it was given up in this round", code="given_up")
+            raise RejectedError("it was given up in this round", code=RefusalCode.GIVEN_UP)
         self._hear(request, stream)
         async with racing([self._hear_more(stream), round.decided.wait()]) as ends:
             await next(ends)
         if round.committed_term is None:
-            raise RejectedError(round.aborted or "aborted", code="aborted")
+            raise RejectedError(round.aborted or "aborted", code=RefusalCode.ABORTED)
         return round.committed_term
 
     # ---- the member
@@ -136,7 +137,7 @@ class QuorumCommit:
         try:
             await self._ask(coordinator, term)
         except RemoteError as error:
-            if isinstance(error, RejectedError) and error.code == "given_up":
+            if isinstance(error, RejectedError) and error.code == RefusalCode.GIVEN_UP:
                 round.abort(error.message)
             elif not round.decided.is_set():
                 round.mark_dead(coordinator, error.message)

@@ -8,12 +8,14 @@ from weakref import WeakMethod
 
 from msgspec.structs import replace
 
+from minga.averaging.allreduce.messages import Alive, Assignment, ChunkMap, Done, Freeze, Lost, Repair, RoundState
 from minga.averaging.allreduce.round import Round, unpack_bitmap
 from minga.averaging.allreduce.sender import fetch
 from minga.averaging.allreduce.stragglers import StragglerDetector
-from minga.averaging.messages import MAX_TERM, Alive, Assignment, ChunkMap, Done, Freeze, Lost, Repair, RoundState
+from minga.averaging.messages import MAX_TERM
 from minga.core.errors import RejectedError, RemoteError
 from minga.core.events.averaging import RoundRepaired
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 
 LOST, ALIVE, FREEZE, REPAIR = "round.lost", "round.alive", "round.freeze", "round.repair"
@@ -48,7 +50,7 @@ class Coordinator:
             try:
                 await round.node.call(round.members[coordinator], LOST, replace(request, by=sender), Done)
             except RemoteError as error:  # if it is gone, this member's own work finds out
-                if isinstance(error, RejectedError) and error.code == "given_up":
+                if isinstance(error, RejectedError) and error.code == RefusalCode.GIVEN_UP:
                     raise  # the sender is to know
 
     async def coordinate(self, sender: int, request: Lost) -> None:
@@ -60,7 +62,7 @@ class Coordinator:
         async with self._lock:
             round = self._round
             if (sender if request.by is None else request.by) in round.dead:
-                raise RejectedError("it was given up in this round", code="given_up")
+                raise RejectedError("it was given up in this round", code=RefusalCode.GIVEN_UP)
             if round.plan.adopts:
                 return  # nothing is reduced in this round
             known = set(range(len(round.members)))
@@ -143,7 +145,7 @@ class Coordinator:
             try:
                 holding = await round.node.call(round.members[member], FREEZE, request, ChunkMap)
             except RemoteError as error:
-                if isinstance(error, RejectedError) and error.code == "term":
+                if isinstance(error, RejectedError) and error.code == RefusalCode.TERM:
                     await asyncio.sleep(0.05)  # another coordinator is at work; ask again with a higher term
                     return
                 round.mark_dead(member, error.message)

@@ -15,9 +15,11 @@ What a root has finished counts when a quorum holds it with all else, see `commi
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import torch
 
+from minga.averaging.allreduce.messages import Assignment, ChunkWeight, PartHello
 from minga.averaging.allreduce.round import Round
 from minga.averaging.allreduce.sender import Reduced, receive_counted, send_reduced
 from minga.averaging.allreduce.waiting import WaitDeadlines
@@ -25,9 +27,9 @@ from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, FLOAT32_MAX, WEIGHT
 from minga.averaging.codecs.encoded_chunks import receive_encoded
 from minga.averaging.codecs.layout import Chunk
 from minga.averaging.codecs.tensor_bytes import as_bytes
-from minga.averaging.messages import Assignment, ChunkWeight, PartHello
 from minga.core.errors import NonFiniteError, ProtocolError, RejectedError, RemoteError, SilentError
 from minga.core.events.averaging import RoundSenderDropped
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import Buffer
 from minga.network.rpc.framing import MessageStream
@@ -52,6 +54,8 @@ class Reducer:
         self._absent = children - self._away
         self._streams: dict[int, MessageStream] = {}
         self._pending = {index: set(self._absent) for index in assignment.chunks}
+        self._owed = {index: set(self._absent) for index in assignment.chunks}
+        """Who still has to be sent the result of each chunk: its bytes are kept as long as there is one."""
         self._weights: dict[int, float] = {}
         self._counted: dict[int, frozenset[int]] = {}  # whose chunks are in a sum
         self._contributions: dict[int, tuple[int, Reduced]] = {}
@@ -97,7 +101,7 @@ class Reducer:
         if self._round.routes.parent(self._assignment, child) != self._round.me:
             raise ProtocolError("it sends a part to another member than the plan says", peer=stream.peer)
         if child not in self._absent:
-            raise RejectedError("too late, this part goes on without it", code="late")
+            raise RejectedError("too late, this part goes on without it", code=RefusalCode.LATE)
         if (hello.weight is None) != self._round.routes.is_relay(self._assignment, child):
             raise ProtocolError("it takes itself for a relay, or does not", peer=stream.peer, phase="reduce")
         self._streams[child] = stream
@@ -115,13 +119,14 @@ class Reducer:
     def pass_on(self, index: int, result: Reduced) -> None:
         """See `SiteReducer`."""
         self._encoded[index] = result
+        self._settle(set(), (index,))
         self._pending[index].clear()  # the root went on without us: nothing more is added to what is the result now
         self._ready.fire()
 
     # ---- receiving
 
     async def _converse(self, child: int, hello: PartHello, stream: MessageStream) -> None:
-        sending = asyncio.get_running_loop().create_task(self._send_results(stream))
+        sending = asyncio.get_running_loop().create_task(self._send_results(child, stream))
         try:
             if hello.weight == 0:
                 self._drop(child)
@@ -145,8 +150,9 @@ class Reducer:
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
+            self._settle({child}, self._assignment.chunks)
         if self._round.aborted:
-            raise RejectedError(self._round.aborted, code="aborted")
+            raise RejectedError(self._round.aborted, code=RefusalCode.ABORTED)
 
     async def _receive(self, child: int, weight: int | None, stream: MessageStream) -> None:
         """Take the child's chunks; one without a weight of its own is a relay and tells it with each chunk."""
@@ -219,6 +225,7 @@ class Reducer:
             self._encoded[index] = mean
             round.note_fate(index, mean.members, encoded=False)
             round.got(index)
+            self._settle(set(), (index,))
         self._ready.fire()
 
     def _is_over(self) -> bool:
@@ -247,7 +254,9 @@ class Reducer:
         its site would be lost.
         """
         round = self._round
-        self._absent.discard(child)
+        if child in self._absent:  # it comes too late from now on
+            self._absent.discard(child)
+            self._settle({child}, self._assignment.chunks)
         if round.is_broken(self._assignment):
             return
         if why is not None:
@@ -271,7 +280,7 @@ class Reducer:
 
     # ---- sending
 
-    async def _send_results(self, stream: MessageStream) -> None:
+    async def _send_results(self, child: int, stream: MessageStream) -> None:
         round = self._round
         for index in self._assignment.chunks:
             while index not in self._encoded:
@@ -279,6 +288,14 @@ class Reducer:
                     return
                 await self._ready.wait()
             await send_reduced(round, index, self._encoded[index], stream)
+            self._settle({child}, (index,))
+
+    def _settle(self, children: set[int], indices: Iterable[int]) -> None:
+        """Nothing more of these chunks goes to these children: forget the bytes that no child is owed."""
+        for index in indices:
+            self._owed[index] -= children
+            if not self._owed[index] and index in self._encoded:
+                self._encoded[index] = self._encoded[index]._replace(body=b"")
 
     # ---- waiting
 

@@ -27,13 +27,14 @@ from weakref import WeakMethod
 
 from minga.averaging.allreduce.commit import QuorumCommit
 from minga.averaging.allreduce.coordinator import LOST, Coordinator, exist, is_valid, responsible
+from minga.averaging.allreduce.messages import Assignment, ChunkMap, Done, Freeze, Lost, Repair
 from minga.averaging.allreduce.reducer import Reducer
 from minga.averaging.allreduce.round import Round
 from minga.averaging.allreduce.sender import exchange, fetch
 from minga.averaging.allreduce.stragglers import StragglerDetector
-from minga.averaging.messages import Assignment, ChunkMap, Done, Freeze, Lost, Repair
 from minga.core.aio.hedging import racing
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.rpc.node import CALL_TIMEOUT_S
 
@@ -170,7 +171,7 @@ class Repairer:
         try:
             await round.node.call(round.members[coordinator], LOST, request, Done, timeout_s=REPAIR_TIMEOUT_S)
         except RemoteError as error:
-            if isinstance(error, RejectedError) and error.code == "given_up":
+            if isinstance(error, RejectedError) and error.code == RefusalCode.GIVEN_UP:
                 round.abort(error.message)
             else:  # it cannot be reached, never got the plan, or gave the round up for itself: the next in order can
                 round.mark_dead(coordinator, error.message)
@@ -186,7 +187,7 @@ class Repairer:
         round = self._round
         self._check_order(sender, request.term, request.dead)
         if request.term <= round.promised:
-            raise RejectedError(f"a repair of term {round.promised} is under way", code="term")
+            raise RejectedError(f"a repair of term {round.promised} is under way", code=RefusalCode.TERM)
         round.promised = request.term
         self._give_up(request.dead, request.revoked, request.term)
         added = tuple(a for key, a in round.assignments.items() if key[0] > 0)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mmap
 from collections.abc import Collection, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,13 +31,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from minga.averaging.allreduce.messages import Assignment
 from minga.averaging.allreduce.routes import Routes
 from minga.averaging.allreduce.send_order import SendOrder
 from minga.averaging.codecs.layout import Chunk, VectorLayout
 from minga.averaging.codecs.residual import Encoder, Fate, Residual
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.election import Electorate
-from minga.averaging.messages import Assignment, Plan
+from minga.averaging.messages import Plan
 from minga.averaging.planning.signed_plan import chunk_bytes_of
 from minga.core.aio.signal import Signal
 from minga.core.errors import UnreachableError
@@ -48,6 +50,9 @@ from minga.network.rpc.node import Node
 
 IDLE_S = 300.0
 """A 1 Mbit/s link with 64 aggregators takes that long for the first chunk to each of them, if all get on alike."""
+
+MAPPED_BYTES = 128 << 10
+"""Buffers of this size on are taken from the system itself."""
 
 LATE, LATE_S = 1.3, 0.25
 """A round is late if it takes so many times as long as predicted, and so many seconds longer: predictions leave round
@@ -93,7 +98,7 @@ class Round:
     ) -> None:
         self.node, self.plan, self.is_counted = node, plan, is_counted
         self.weight, self.result = weight, result
-        self.members = [member.peer_id for member in plan.members]
+        self.members = plan.ids
         self.me = self.members.index(node.peer_id)
         self.chunks, assignments = chunk_table(layout, plan)
         self.assignments: dict[tuple[int, int], Assignment] = {} if plan.adopts else {a.key: a for a in assignments}
@@ -210,7 +215,13 @@ class Round:
                 self.changed.fire()
 
     def buffer(self, size: int) -> memoryview:
-        """New memory for `size` encoded bytes; meta where the vectors have no numbers."""
+        """New memory for `size` encoded bytes; meta where the vectors have no numbers.
+
+        Many of them live for very different times. Those of a chunk or so come from the system and go back to it: the
+        C library would keep what lies between two that are still in use, which adds up to half a vector.
+        """
+        if size >= MAPPED_BYTES and not self.result.is_meta:
+            return memoryview(mmap.mmap(-1, size))
         return as_bytes(torch.empty(size, dtype=torch.uint8, device=self.result.device))
 
     def mark_dead(self, member: int, why: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from minga.averaging.messages import Assignment
+from minga.averaging.allreduce.messages import Assignment
 
 
 class Routes:

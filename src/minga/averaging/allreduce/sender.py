@@ -7,13 +7,14 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from minga.averaging.allreduce.messages import Assignment, ChunkWeight, CountedMembers, FetchChunks, PartHello
 from minga.averaging.allreduce.round import Round, pack_bitmap, unpack_bitmap
 from minga.averaging.codecs.dense import Codec, is_finite
 from minga.averaging.codecs.encoded_chunks import receive_encoded
 from minga.averaging.codecs.residual import Encoder
 from minga.averaging.codecs.tensor_bytes import as_bytes
-from minga.averaging.messages import Assignment, ChunkWeight, CountedMembers, FetchChunks, PartHello
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
+from minga.core.refusal_code import RefusalCode
 from minga.network.interface import Buffer
 from minga.network.rpc.framing import MessageStream
 
@@ -128,7 +129,7 @@ async def serve_fetch(round: Round, stream: MessageStream, request: FetchChunks)
     for index in request.chunks:
         while not round.have[index]:
             if round.aborted:
-                raise RejectedError(round.aborted, code="aborted")
+                raise RejectedError(round.aborted, code=RefusalCode.ABORTED)
             await round.came.wait()
         view = as_bytes(round.reduced[index])
         await stream.send_bulk(view)

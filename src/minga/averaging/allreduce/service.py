@@ -9,12 +9,7 @@ import torch
 
 from minga.averaging.allreduce.commit import HOLD, answer
 from minga.averaging.allreduce.coordinator import ALIVE, FREEZE, LOST, REPAIR
-from minga.averaging.allreduce.repair import Repairer
-from minga.averaging.allreduce.round import Round, RoundOutcome
-from minga.averaging.allreduce.sender import FETCH, PART, serve_fetch
-from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.residual import Residual
-from minga.averaging.messages import (
+from minga.averaging.allreduce.messages import (
     Alive,
     Done,
     FetchChunks,
@@ -22,12 +17,18 @@ from minga.averaging.messages import (
     Hold,
     Lost,
     PartHello,
-    Plan,
     Repair,
     RoundState,
 )
+from minga.averaging.allreduce.repair import Repairer
+from minga.averaging.allreduce.round import Round, RoundOutcome
+from minga.averaging.allreduce.sender import FETCH, PART, serve_fetch
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.residual import Residual
+from minga.averaging.messages import Plan
 from minga.core.aio.signal import Signal
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
@@ -159,7 +160,7 @@ class AllReduce:
         """The round with this id and the caller's index in it; waits a little for the plan to arrive."""
         if round_id not in self._rounds:
             if self._expecting[peer] >= MAX_EXPECTING:
-                raise RejectedError("too many of its requests wait for a plan already", code="round")
+                raise RejectedError("too many of its requests wait for a plan already", code=RefusalCode.ROUND)
             self._expecting[peer] += 1
             try:
                 await self._wait_for(round_id)
@@ -175,10 +176,10 @@ class AllReduce:
         deadline = asyncio.get_running_loop().time() + EXPECT_S
         while round_id not in self._rounds:
             if round_id in self._past:
-                raise RejectedError("that round is over here", code="round")
+                raise RejectedError("that round is over here", code=RefusalCode.ROUND)
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:
-                raise RejectedError("that round is unknown here", code="round")
+                raise RejectedError("that round is unknown here", code=RefusalCode.ROUND)
             await self._changed.wait(left)
 
     async def _serve_part(self, peer: PeerId, stream: MessageStream) -> None:
@@ -188,7 +189,7 @@ class AllReduce:
         while (reducer := repairer.reducer(hello.assignment)) is None:  # the repair may still be on its way to us
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0 or round.aborted:
-                raise RejectedError("that part is not reduced here", code="part")
+                raise RejectedError("that part is not reduced here", code=RefusalCode.PART)
             await round.changed.wait(left)
         await reducer.attend(sender, hello, stream)
 
@@ -224,7 +225,7 @@ class AllReduce:
         request = await stream.receive(Repair)
         round, repairer, sender = await self._expect(peer, request.round_id)
         if round.aborted:  # given up, or its result left: what it would send is being changed already
-            raise RejectedError(round.aborted, code="aborted")
+            raise RejectedError(round.aborted, code=RefusalCode.ABORTED)
         repairer.apply(sender, request)
         await stream.send(Done())
 
@@ -243,4 +244,4 @@ class AllReduce:
 def _require_going_on(round: Round) -> None:
     """Who gave a round up takes no part in it any more: it may have promised another attempt by now."""
     if round.aborted and round.committed_term is None:
-        raise RejectedError(round.aborted, code="aborted")
+        raise RejectedError(round.aborted, code=RefusalCode.ABORTED)

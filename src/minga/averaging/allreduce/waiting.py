@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 
+from minga.averaging.allreduce.messages import Assignment
 from minga.averaging.allreduce.round import Round
-from minga.averaging.messages import Assignment
 from minga.network.rpc.framing import MessageStream
 
 APPEAR_S = 2.0

@@ -72,7 +72,7 @@ class Acceptor:
         Raises `ProtocolError` if it has a vote and promised a higher number, if the number is so high that numbers
         would soon run out, or if the plan takes it for a holder of what it does not hold.
         """
-        leader, me = plan.members[0].peer_id, [member.peer_id for member in plan.members].index(self._me)
+        leader, me = plan.members[0].peer_id, plan.rank_of(self._me)
         is_holder, held = me in plan.holders, self.accepted.round_id if self.accepted is not None else ""
         if is_holder and held != plan.adopts:
             raise ProtocolError("the plan counts on a result that this peer does not hold", peer=leader, phase="group")

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from minga.averaging.clocking.registration import UPDATE_PERIOD_S
 from minga.averaging.contracts import Contributor
 from minga.averaging.matchmaking.acceptor import Acceptor
-from minga.averaging.matchmaking.leader import DIVERGED, OutOfSyncError
+from minga.averaging.matchmaking.leader import OutOfSyncError
 from minga.averaging.messages import FromLeader, Join, Limit, Plan, Prepare, Redirect, Report, SignedPlan, Update
 from minga.averaging.planning.signed_plan import accept_plan
 from minga.core.aio.hedging import racing
 from minga.core.errors import RejectedError, RemoteError, SilentError
+from minga.core.refusal_code import RefusalCode
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.keepalive import LEAST_TICKS, PULSE_S
@@ -80,7 +81,7 @@ async def follow(
                 return answer.leader
             return accept_plan(answer, leader=peer, step=join.step, numel=numel, me=node.peer_id)
         except RejectedError as error:
-            if error.code in ("behind", DIVERGED):
+            if error.code in (RefusalCode.BEHIND, RefusalCode.DIVERGED):
                 raise OutOfSyncError(error.message, code=error.code, peer=peer, round=join.step) from error
             raise
         finally:

@@ -39,12 +39,13 @@ from minga.averaging.matchmaking.quorum import QuorumRule
 from minga.averaging.matchmaking.succession import Succession
 from minga.averaging.matchmaking.view import MembershipView
 from minga.averaging.messages import Accepted, Join, Plan, Redirect, Report
-from minga.averaging.planning.plan_maker import UNFAIR, Divide, PlanMaker
+from minga.averaging.planning.plan_maker import Divide, PlanMaker
 from minga.averaging.planning.signed_plan import sign_plan
 from minga.averaging.solver.planner import divide
 from minga.core.aio.signal import Signal
 from minga.core.errors import ProtocolError, RejectedError, RemoteError, SilentError
 from minga.core.events.averaging import GroupLeaderLost
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import Identity
 from minga.network.interface import Address, PeerId
@@ -58,6 +59,8 @@ PROBE_PERIOD_S = 1.0
 PREPARE_PERIOD_S = 1.0
 PATIENT_TRIES = 20
 """A peer that should lead and neither takes us nor refuses us for good, so many times in a step, is no leader."""
+_NO_LEADER_FOR_US = (RefusalCode.AHEAD, RefusalCode.LAYOUT, RefusalCode.FULL, RefusalCode.UNFAIR)
+"""Refusals after which this peer looks for another leader."""
 
 
 @loop_bound
@@ -149,7 +152,7 @@ class GroupFormation:
                 invited = await ask_around(self._node, self._membership.guides(), self._join_message(members=-1))
             while True:
                 if self._membership.is_behind():
-                    raise OutOfSyncError("the swarm went on without us", code="behind", round=step)
+                    raise OutOfSyncError("the swarm went on without us", code=RefusalCode.BEHIND, round=step)
                 leader, invited = invited, None
                 try:
                     leader = leader or self._membership.choose_leader()
@@ -158,7 +161,7 @@ class GroupFormation:
                 except OutOfSyncError:
                     raise
                 except RejectedError as error:  # it cannot take us right now: ask again a little later
-                    if error.code in ("ahead", "layout", "full", UNFAIR) and error.peer:
+                    if error.code in _NO_LEADER_FOR_US and error.peer:
                         self._membership.suspects.add(PeerId(error.peer))
                     await self._changed.wait(STAND_BY_S)
                     continue
@@ -207,13 +210,13 @@ class GroupFormation:
         finally:
             self._following = None
         if isinstance(outcome, Plan):
-            await self._settings.orders.obtain(outcome.orders, leader.peer_id)
+            await self._settings.orders.obtain(outcome.orders, leader.peer_id, self._step)
             self.batch.check(outcome)
             self._plan_maker.check(outcome)
             self._succession.enter(outcome)
         elif outcome.peer_id in (*self._membership.suspects.now(), self._node.peer_id):
             why = f"redirected to {outcome.peer_id[:10]}, which cannot lead"
-            raise RejectedError(why, code="stand_by", peer=leader.peer_id)
+            raise RejectedError(why, code=RefusalCode.STAND_BY, peer=leader.peer_id)
         return outcome
 
     def _join_message(self, leader: PeerId | None = None, members: int = 0) -> Join:
@@ -297,7 +300,7 @@ class GroupFormation:
     def _abdicate(self) -> Address | None:
         """Who leads instead of us, if anybody. Raises `OutOfSyncError` if most of the swarm is ahead."""
         if self._membership.is_behind():
-            raise OutOfSyncError("the swarm went on without us", code="behind", round=self._step)
+            raise OutOfSyncError("the swarm went on without us", code=RefusalCode.BEHIND, round=self._step)
         if self._merge_into is not None and self._merge_into.peer_id not in self._membership.suspects.now():
             return self._merge_into
         # Newcomers have no view, so two of them may both lead for a moment: the worse in rank steps down.
@@ -329,7 +332,7 @@ class GroupFormation:
         if group is None or group.closed:
             leader = self._swarm_view.address(self._following) if self._following is not None else None
             if leader is None:
-                raise RejectedError("not leading and not following at the moment", code="stand_by")
+                raise RejectedError("not leading and not following at the moment", code=RefusalCode.STAND_BY)
             await stream.send(Redirect(leader))
         elif (len(group.registrations), self._node.peer_id) > (join.seats, peer):
             await stream.send(Redirect(self._node.address))
@@ -351,7 +354,7 @@ class GroupFormation:
         leader = self._following
         address = self._swarm_view.address(leader) if leader is not None else None
         if leader is None or address is None or leader in join.suspects or leader == peer:
-            raise RejectedError("not leading and not following at the moment", code="stand_by")
+            raise RejectedError("not leading and not following at the moment", code=RefusalCode.STAND_BY)
         await stream.send(Redirect(address))
         await stream.finish()
         await stream.drain()  # it may have sent updates meanwhile
@@ -359,9 +362,11 @@ class GroupFormation:
     def _check_join(self, peer: PeerId, join: Join) -> None:
         if join.layout != self._settings.vectors(join.step).layout:
             why = "its parameters have other shapes or another codec than this run's, or its rounds other vectors"
-            raise RejectedError(why, code="layout")
+            raise RejectedError(why, code=RefusalCode.LAYOUT)
         if join.epoch != self.epoch:
-            raise RejectedError("the organisers regrouped the run, and one side does not know it yet", code="stand_by")
+            raise RejectedError(
+                "the organisers regrouped the run, and one side does not know it yet", code=RefusalCode.STAND_BY
+            )
         if join.address.peer_id != peer:
             raise ProtocolError("it joins with the address of another peer", peer=peer)
 
@@ -371,7 +376,7 @@ class GroupFormation:
         deadline = loop.time() + AHEAD_PATIENCE_S
         while self._step < step:
             if (left := deadline - loop.time()) <= 0:
-                raise RejectedError(f"still at step {self._step}", code="ahead")
+                raise RejectedError(f"still at step {self._step}", code=RefusalCode.AHEAD)
             await self._changed.wait(left)
         if step < self._step:
-            raise RejectedError(f"step {step} is over, this is step {self._step}", code="behind")
+            raise RejectedError(f"step {step} is over, this is step {self._step}", code=RefusalCode.BEHIND)

@@ -10,6 +10,7 @@ from minga.averaging.group import GroupSettings, SwarmView
 from minga.averaging.matchmaking.leader import OutOfSyncError
 from minga.core.errors import MinorityError
 from minga.core.events.averaging import GroupMinority
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.gossip.changes import Change, Presence
 from minga.network.interface import PeerId
@@ -91,7 +92,9 @@ class QuorumRule:
             return
         self._overtaken_since_s = self._overtaken_since_s or now
         if now - self._overtaken_since_s > OVERTAKEN_S:
-            raise OutOfSyncError("a member of the last round took this step already", code="behind", round=step)
+            raise OutOfSyncError(
+                "a member of the last round took this step already", code=RefusalCode.BEHIND, round=step
+            )
 
     def _note_departures(self, peer: PeerId, change: Change) -> None:
         if change is Presence.LEFT:

@@ -22,14 +22,15 @@ from minga.averaging.matchmaking.quorum import QuorumRule
 from minga.averaging.matchmaking.view import MembershipView
 from minga.averaging.messages import Accepted, AskView, Plan, View
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 
 VIEW = "group.view"
-Obtain = Callable[[Sequence[str], PeerId], Awaitable[None]]
-"""Gets the organisers' orders with these ids from a peer, unless they are known."""
+Obtain = Callable[[Sequence[str], PeerId, int], Awaitable[None]]
+"""Gets the organisers' orders with these ids, for the round of a step, from a peer, unless they are known."""
 
 
 @loop_bound
@@ -97,7 +98,7 @@ class Succession:
         if electorate and not has_quorum(
             [p for p, registration in registrations.items() if registration.ballot == ballot], electorate
         ):
-            raise RejectedError("a member came back or left while the plan was made", code="stand_by")
+            raise RejectedError("a member came back or left while the plan was made", code=RefusalCode.STAND_BY)
         plan = _with_electorate(
             plan, electorate, {peer: registration.ballot for peer, registration in registrations.items()}, ballot
         )
@@ -106,7 +107,7 @@ class Succession:
         held = [registrations[member.peer_id].join.accepted for member in plan.members]
         holders = [index for index, accepted in enumerate(held) if _is_same(accepted, newest)]
         members = await self._members_of(newest, [plan.members[holder].peer_id for holder in holders])
-        await self._obtain(newest.orders, plan.members[holders[0]].peer_id)
+        await self._obtain(newest.orders, plan.members[holders[0]].peer_id, self._step)
         return replace(
             plan,
             adopts=newest.round_id,
@@ -122,7 +123,7 @@ class Succession:
         for holder in holders:
             with contextlib.suppress(RemoteError):
                 return (await self._ask(holder, result.round_id)).members
-        raise RejectedError("no holder tells whose result it has", code="stand_by")
+        raise RejectedError("no holder tells whose result it has", code=RefusalCode.STAND_BY)
 
     async def _ask(self, peer: PeerId, round_id: str = "") -> View:
         return await self._node.call(peer, VIEW, AskView(self._step, round_id), View)
@@ -135,7 +136,7 @@ class Succession:
         Raises `ProtocolError` if others decide on it than the members of the last round, as far as this peer knows
         these, or if it does not fit to what this peer promised and holds.
         """
-        leader, members = plan.members[0].peer_id, [member.peer_id for member in plan.members]
+        leader, members = plan.members[0].peer_id, plan.ids
         view = self._membership.view
         if view and not plan.electorate and self._acceptor.has_vote:
             raise ProtocolError("it begins anew although there was a last round", peer=leader, phase="group")
@@ -150,7 +151,7 @@ class Succession:
             is_held = acceptor.accepted is not None and acceptor.accepted.round_id == request.round_id
             members = acceptor.succession if is_held else ()
         if request.step != self._step or not members:
-            raise RejectedError("this peer does not know who took part in that round", code="stand_by")
+            raise RejectedError("this peer does not know who took part in that round", code=RefusalCode.STAND_BY)
         await stream.send(View(tuple(members)))
 
 

@@ -12,6 +12,7 @@ from minga.averaging.group import GroupSettings, SwarmView
 from minga.averaging.matchmaking.suspects import Suspects
 from minga.averaging.messages import Plan
 from minga.core.errors import RejectedError
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node
@@ -53,7 +54,7 @@ class MembershipView:
 
     def take_part(self, plan: Plan) -> None:
         """This peer has a plan. Whether its members are the next view is open until the round is committed."""
-        self._entered = tuple(member.peer_id for member in plan.members)
+        self._entered = plan.ids
         if not plan.electorate and not self.view:  # a first group: its members decide whether it ever gets to a result
             self.view = self._entered
         self._viewed_s = _now()
@@ -147,7 +148,7 @@ class MembershipView:
         others = [peer for peer in self._swarm_view.current(self._step) if peer != me]
         if others:
             return self._swarm_view.address(others[0]) or Address(others[0])
-        raise RejectedError("nobody can be reached who could lead", code="stand_by")
+        raise RejectedError("nobody can be reached who could lead", code=RefusalCode.STAND_BY)
 
 
 def _now() -> float:

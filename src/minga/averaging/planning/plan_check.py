@@ -65,7 +65,7 @@ def _usual_over_paths_s(
         line = own if index == me else _line(links.get(member.peer_id))
         shown = {"upload_shown": line.upload_shown, "download_shown": line.download_shown}
         claims.append(RateClaim(line.upload, line.download, aggregates=member.aggregates, **shown))
-    rates = swarm_rates([member.peer_id for member in plan.members], claims, links)
+    rates = swarm_rates(plan.ids, claims, links)
     foreseen, count = predict(equal_parts(rates), rates, vector_bytes), len(rates.peers)
     path_s: list[list[float]] = [[] for _ in rates.peers]
     for (one, _), rate in rates.pairs.items():

@@ -27,6 +27,7 @@ from minga.averaging.planning.signed_plan import PlanNeeds, make_plan, member_of
 from minga.averaging.solver.division import Division, SwarmRates, renumbered
 from minga.core.errors import RejectedError
 from minga.core.events.averaging import PlanRefused
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
@@ -35,7 +36,6 @@ MOVED: Final = 0.1
 RESTING_PERIOD_S: Final = 120.0
 REGROUPED_S: Final = 10.0
 """Seconds after which that is asked anew for a group that has other members."""
-UNFAIR: Final = "unfair"
 
 Result = TypeVar("Result")
 Divide = Callable[[SwarmRates, float], Division]
@@ -113,7 +113,7 @@ class PlanMaker:
 
     def remember(self, plan: Plan) -> None:
         """Take note of a plan that was agreed on, as a leader or as a member."""
-        ids = [member.peer_id for member in plan.members]
+        ids = plan.ids
         self._agreed = _Standby(tuple(sorted(ids)), frozenset(ids[index] for index in plan.resting))
 
     async def _solve(self, registrations: Mapping[PeerId, Registration]) -> _Solved:
@@ -136,12 +136,12 @@ class PlanMaker:
     def check(self, plan: Plan) -> None:
         """Raise `RejectedError`, naming the leader, if the plan is unfair by all that this peer knows."""
         links, own = dict(self._swarm_view.links()), self._swarm_view.rates()
-        me = [member.peer_id for member in plan.members].index(self._node.peer_id)
+        me = plan.rank_of(self._node.peer_id)
         why = unfair_parts(plan, links, own, me, self._work.vector_bytes)
         if why is not None:
             leader = plan.members[0].peer_id
             self._node.events.emit(PlanRefused(peer=leader, step=plan.step, why=why))
-            raise RejectedError(why, code=UNFAIR, peer=leader, round=plan.step, phase="group")
+            raise RejectedError(why, code=RefusalCode.UNFAIR, peer=leader, round=plan.step, phase="group")
 
 
 async def _aside(work: Callable[..., Result], *arguments: Any) -> Result:

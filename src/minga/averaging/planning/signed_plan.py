@@ -132,7 +132,7 @@ def _decoded(encoded: bytes) -> Plan:
 
 
 def _flaws(plan: Plan, leader: PeerId, step: int, numel: int, me: PeerId) -> Iterator[str]:
-    ids = [member.peer_id for member in plan.members]
+    ids = plan.ids
     if plan.step != step:
         yield f"it is for step {plan.step}"
     if ids[0] != leader:

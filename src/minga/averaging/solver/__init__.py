@@ -10,6 +10,5 @@ crosses), large_groups (sites by count), loads (what each link carries), share_l
 prediction (how long, and which link). Beside these: baselines (plans without a planner, to compare with),
 lower_bound (the best that one level can reach).
 
-Called by planning, and by simulation/forecast; planning/contributor_choice solves small groups by lower_bound. Pure
-arithmetic: no peers, no network, no clock.
+Called by planning, and by simulation/forecast. Pure arithmetic: no peers, no network, no clock.
 """

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minga.cli.access.members import NOT_TOLD, OrganiserOptions
+from minga.cli.access.stop import WAIT_S, wait_for_end
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError
+from minga.core.toml_file import parse_value, split_setting
 from minga.identity.access.amendments import MAX_AMENDED_STEP, Amendment, Regroup
 from minga.identity.links.links import Link
 from minga.training.access.access_files import read_order, write_order
@@ -25,21 +26,19 @@ NEXT_STEP_S = 5.0
 
 @dataclass(frozen=True)
 class AmendOptions:
-    """From which step on (None: soon), and the file that several organisers pass around to sign."""
+    """From which step on (None: soon), and the file that several organisers pass around to sign. `waits`: the command
+    stays until the run has ended.
+    """
 
     at_step: int | None = None
     file: Path | None = None
+    waits: bool = False
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
     """The settings in texts such as training.target_batch_size=512. Raises `ConfigurationError`."""
-    found: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip() or not value.strip():
-            raise ConfigurationError(f"{text[:60]!r}: write KEY=VALUE, such as optimizer.learning_rate=0.001")
-        found[key.strip()] = _value(value.strip())
-    return found
+    settings = (split_setting(text, "", "optimizer.learning_rate=0.001") for text in texts)
+    return {key: parse_value(value) for key, value in settings}
 
 
 def run_amend(
@@ -100,15 +99,28 @@ def run_stop(link: str, options: AmendOptions, desk: OrganiserOptions, context: 
         last = organiser.step_ahead(NEXT_STEP_S) if options.at_step is None else options.at_step
         last = max(1, last)
         effect = f"The run ends when its trainers have taken step {last}."
-        _issue(organiser, organiser.amend({STOP: last, PAUSED: False}, 0), options, context, effect)
+
+        def wait() -> dict[str, bool]:
+            return {"ended": wait_for_end(organiser, last, context, wait_s=WAIT_S if options.waits else 0.0)}
+
+        _issue(organiser, organiser.amend({STOP: last, PAUSED: False}, 0), options, context, effect, wait)
 
 
 def _enter(link: str, desk: OrganiserOptions, context: Context) -> AbstractContextManager[Organiser]:
     return organiser_desk(Link.parse(link), desk.peer, desk.identity, lambda joined: wire(context, joined))
 
 
-def _issue(organiser: Organiser, order: Amendment, options: AmendOptions, context: Context, effect: str = "") -> None:
-    """Put it in force and say so; `effect` says in plain words what it does."""
+def _issue(
+    organiser: Organiser,
+    order: Amendment,
+    options: AmendOptions,
+    context: Context,
+    effect: str = "",
+    then: Callable[[], dict[str, bool]] = dict,
+) -> None:
+    """Put it in force and say so; `effect` says in plain words what it does. What `then` returns, once members know of
+    it, is told as well.
+    """
     output = context.output
     order, in_force = organiser.put_in_force(order)
     if not in_force and options.file is None:
@@ -123,6 +135,7 @@ def _issue(organiser: Organiser, order: Amendment, options: AmendOptions, contex
     else:
         when = f"from step {order.from_step} on" if order.from_step else "as soon as it reaches them"
         output.say(f"Amendment {order.number}: {said}. All members go by it {when}. {effect}".rstrip())
+    further = then() if in_force and organiser.is_connected else {}
     output.summary(
         ok=True,
         number=order.number,
@@ -130,12 +143,5 @@ def _issue(organiser: Organiser, order: Amendment, options: AmendOptions, contex
         changes=dict(order.changes),
         in_force=in_force,
         told=organiser.is_connected,
+        **further,
     )
-
-
-def _value(text: str) -> Any:
-    try:
-        values = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):  # a word without quotes
-        return text
-    return values["value"] if len(values) == 1 else text

@@ -86,6 +86,7 @@ def resume(
 def stop(
     link: LinkArgument,
     at_step: AtStep = None,
+    wait: Annotated[bool, typer.Option(help="Stay until it has ended, for two minutes at most.")] = True,
     order: OrderFile = None,
     identity: Key = None,
     directory: Directory = None,
@@ -96,4 +97,4 @@ def stop(
     ready = make_context(json_output=json_output)
     from minga.cli.access.amend import AmendOptions, run_stop
 
-    run_stop(link, AmendOptions(at_step, order), organiser_options(identity, directory, bind), ready)
+    run_stop(link, AmendOptions(at_step, order, waits=wait), organiser_options(identity, directory, bind), ready)

@@ -12,7 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from minga.cli.diagnosing.hops import check_authority, check_entries
-from minga.cli.diagnosing.machine import Accelerators, accelerator, data_folder, from_outside
+from minga.cli.diagnosing.machine import Accelerators, Finding, accelerator, data_folder, from_outside
+from minga.cli.diagnosing.own_access import OwnAccess
 from minga.cli.diagnosing.udp import udp_loopback
 from minga.cli.terminal.exit_codes import CHECK_FAILED, OK
 from minga.cli.terminal.output import Output
@@ -39,12 +40,14 @@ class Check:
     advice: str = ""
 
 
-def run_doctor(link: str | None, identity: Path | None, host: str | None, output: Output) -> int:
+def run_doctor(
+    link: str | None, identity: Path | None, directory: Path | None, host: str | None, output: Output
+) -> int:
     """Print every check; the exit code is 1 if one failed."""
     checks: list[Check] = []
 
     async def run() -> None:
-        async for check in _all_checks(link, identity, host):
+        async for check in _all_checks(link, identity, directory, host):
             checks.append(check)
             mark = "[red]FAILED[/]" if not check.ok else "[yellow]note[/]  " if check.advice else "[green]ok[/]    "
             output.event("check", **asdict(check))
@@ -68,7 +71,9 @@ def run_doctor(link: str | None, identity: Path | None, host: str | None, output
     return OK if failed is None else CHECK_FAILED
 
 
-async def _all_checks(link: str | None, identity: Path | None, host: str | None) -> AsyncIterator[Check]:
+async def _all_checks(
+    link: str | None, identity: Path | None, directory: Path | None, host: str | None
+) -> AsyncIterator[Check]:
     for check in _machine(identity):
         yield check
     if find_spec("torch") is not None:
@@ -88,6 +93,7 @@ async def _all_checks(link: str | None, identity: Path | None, host: str | None)
         return
     try:
         parsed = Link.parse(link)
+        own = OwnAccess.of_this_machine(parsed, identity, directory, direct)
     except LinkError as error:
         yield Check("link", False, str(error), "if that does not help, ask the organiser for the link once more")
         return
@@ -96,8 +102,12 @@ async def _all_checks(link: str | None, identity: Path | None, host: str | None)
     async for name, ok, detail, advice in check_authority(parsed):
         yield Check(name, ok, detail, advice)
     if network.ok:
-        async for name, ok, detail, advice in check_entries(parsed, host):
+        works = True
+        async for name, ok, detail, advice in check_entries(parsed, host, own):
+            works = works and ok
             yield Check(name, ok, detail, advice)
+        if works and (found := await asyncio.to_thread(_line, parsed, host)) is not None:
+            yield Check("line against what the run needs", *found)
 
 
 def _machine(identity: Path | None) -> Iterator[Check]:
@@ -130,6 +140,12 @@ def _machine(identity: Path | None) -> Iterator[Check]:
         f"{format_size(free)} free in {folder}",
         "that is little for checkpoints: free some space or use --directory on another disk" if low else "",
     )
+
+
+def _line(link: Link, host: str | None) -> Finding | None:
+    from minga.cli.diagnosing.line import check_line  # with it come numpy and the planner
+
+    return check_line(link, host)
 
 
 async def _network(host: str | None) -> tuple[Check, tuple[str, ...]]:

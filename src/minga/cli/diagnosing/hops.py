@@ -8,10 +8,13 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from minga.cli.diagnosing.machine import room_for
+from minga.cli.diagnosing.own_access import BANNED_ADVICE, OwnAccess
 from minga.cli.diagnosing.udp import probe
 from minga.core.errors import ConfigurationError, MingaError, RejectedError, RemoteError
 from minga.core.events.bus import EventBus
+from minga.core.refusal_code import RefusalCause, RefusalCode
 from minga.core.spec.run_spec import RunSpec
+from minga.identity.access.ledger import AccessLedger
 from minga.identity.keys.keys import Identity
 from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
@@ -19,42 +22,46 @@ from minga.network.interface import Address, PeerId
 from minga.network.iroh.network import IrohNetwork
 from minga.network.iroh.settings import NetworkSettings
 from minga.network.rpc.node import Node
-from minga.training.access.admission import CODE
 from minga.training.transfer.run_files_fetch import fetch_run_spec
 
 MAX_CLOCK_OFFSET_S = 60.0
-
-MEMBERS_ONLY = "for members only"
-"""What the refusal of a peer without access says; a range of addresses that is barred is refused otherwise."""
 
 Hop = tuple[str, bool, str, str]
 """Name, whether it works, detail, advice."""
 
 _REFUSALS = {
-    "run": "the peer takes part in another run by now: ask the organiser for a fresh link",
-    "version": "update minga on the older side, and start it again",
-    "cut_off": "the peer has cut this machine off for a while: wait a minute and try again",
-    "access": "ask the organiser, who can admit you",
-    "full": "the peer has as many connections as it takes: try again later, or ask the organiser for another link",
+    RefusalCode.RUN: "the peer takes part in another run by now: ask the organiser for a fresh link",
+    RefusalCode.VERSION: "update minga on the older side, and start it again",
+    RefusalCode.CUT_OFF: "the peer has cut this machine off for a while: wait a minute and try again",
+    RefusalCode.ACCESS: "ask the organiser, who can admit you",
+    RefusalCode.BANNED: BANNED_ADVICE,
+    RefusalCode.FULL: "the peer has as many connections as it takes: try again later, or ask for another link",
+}
+_OTHER_REFUSALS = {
+    RefusalCause.LOCAL: "ask the organiser why",
+    RefusalCause.REMOTE: "ask the organiser why",
+    RefusalCause.OVER: "ask the organiser for a fresh link",
+    RefusalCause.TEMPORARY: "wait a minute and try again",
 }
 
 
-async def check_entries(link: Link, host: str | None) -> AsyncIterator[Hop]:
-    """Try every entry at once, then say what that means for joining."""
+async def check_entries(link: Link, host: str | None, own: OwnAccess) -> AsyncIterator[Hop]:
+    """Try every entry at once, then say what that means for joining with the key and addresses of this machine."""
+    doctor = Identity.ephemeral()
+    admission = own.admission(link, doctor)
     relays = tuple(dict.fromkeys(entry.relay for entry in link.entries if entry.relay is not None))
-    network = await IrohNetwork.open(
-        Identity.ephemeral().seed, NetworkSettings(relay=relays or "none", host=host, dialable=False)
-    )
+    network = await IrohNetwork.open(doctor.seed, NetworkSettings(relay=relays or "none", host=host, dialable=False))
     node = Node(
         network,
         run_id=link.run_id,
         role="monitor",
         lookup=lambda _: None,
         events=EventBus(asyncio.get_running_loop().time),
+        authorizer=admission,
     )
     node.start()
     try:
-        outcomes = await asyncio.gather(*(_try_entry(node, entry) for entry in link.entries))
+        outcomes = await asyncio.gather(*(_try_entry(node, entry, link, own) for entry in link.entries))
         reached = [PeerId(entry.peer_id) for entry, each in zip(link.entries, outcomes, strict=True) if each.connected]
         works = any(each.ok for each in outcomes)
         for entry, each in zip(link.entries, outcomes, strict=True):
@@ -67,7 +74,11 @@ async def check_entries(link: Link, host: str | None) -> AsyncIterator[Hop]:
         yield _clock(node)
         hop, spec = await _run_spec(node, link, reached)
         yield hop
-        if spec is not None and (found := await asyncio.to_thread(room_for, spec)) is not None:
+        if spec is None:
+            return
+        ledger = AccessLedger.of_spec(link.run_id, spec, link.organiser)
+        yield "access", *await own.check(node, admission, ledger, reached)
+        if (found := await asyncio.to_thread(room_for, spec)) is not None:
             yield "memory and disk for the run", *found
     finally:
         with contextlib.suppress(MingaError):
@@ -100,14 +111,14 @@ class _Outcome(NamedTuple):
     advice: str
 
 
-async def _try_entry(node: Node, entry: EntryPoint) -> _Outcome:
+async def _try_entry(node: Node, entry: EntryPoint, link: Link, own: OwnAccess) -> _Outcome:
     address = Address(PeerId(entry.peer_id), entry.direct, entry.relay)
     try:
         connection = await node.dial(address)
     except RejectedError as error:
-        if error.code == CODE and MEMBERS_ONLY in error.message:  # the doctor comes with a key of its own
+        if own.joins_otherwise(link, error):
             return _Outcome(False, True, "answers; as this run is for members only, `minga join` has to go on", "")
-        return _Outcome(False, False, error.message, _REFUSALS.get(error.code, "ask the organiser why"))
+        return _Outcome(False, False, error.message, _REFUSALS.get(error.code, _OTHER_REFUSALS[error.code.cause]))
     except RemoteError as error:
         if not entry.direct:
             advice = "the relay or the peer behind it does not answer: ask for a fresh link"

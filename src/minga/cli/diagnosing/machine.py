@@ -82,7 +82,7 @@ def needed_bytes(spec: RunSpec) -> tuple[int, int] | None:
     """Bytes of memory and of disk that PyTorch, the model, its optimizer and its checkpoints take; None if unknown."""
     from minga.averaging.strategy_choice import facts_of
     from minga.recipes.registry import CUSTOM, load_recipe
-    from minga.simulation.scenario.scenario import MOMENTS
+    from minga.simulation.scenario.tables import MOMENTS
 
     if spec.model.recipe == CUSTOM:
         return None

@@ -5,8 +5,8 @@
                     ├─▶ sample (what the model makes of prompts)
                     └─▶ backup ─▶ FILE ─▶ backup (restore)
 
-Read: runs (`minga runs`), export (`minga export`), sample (`minga sample`), backup (`minga backup` and `minga
-restore`).
+Read: keeping_app (options), runs (`minga runs`), export (`minga export`), sample (`minga sample`), backup (`minga
+backup` and `minga restore`).
 
 Called by app.
 """

@@ -29,6 +29,7 @@ def run_bench_device(
 
     from minga.recipes import load_recipe
     from minga.recipes.running.device_speed import devices, hardware, measure_speed
+    from minga.recipes.running.precision import choose_precision
     from minga.recipes.running.run import choose_device
 
     collect_again()
@@ -40,7 +41,8 @@ def run_bench_device(
     found: list[Measurement] = []
     for device in chosen:
         context.output.say(f"Measuring {facts.name} with {facts.tokens} tokens on {device} …")
-        speed = measure_speed(recipe, spec.optimizer, device, seconds)
+        precision = choose_precision("auto", device, spec)
+        speed = measure_speed(recipe, spec.optimizer, device, seconds, precision)
         one = Measurement(
             device=str(device),
             model=facts.name,

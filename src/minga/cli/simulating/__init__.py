@@ -3,7 +3,7 @@
     sim ─▶ log ─▶ replay
     trace ─▶ simulation/tracing
 
-Read: sim (`minga sim`), sim_view (a line, a summary, a table), replay (`minga replay`),
+Read: simulating_app (options), sim (`minga sim`), sim_view (a line, a summary, a table), replay (`minga replay`),
 trace (`minga trace`).
 
 Called by app; the work is in simulation.

@@ -20,8 +20,8 @@ from minga.cli.terminal.output import Output
 from minga.cli.terminal.peer_options import WorkOptions
 from minga.core.errors import ConfigurationError
 from minga.core.rate_cap import RateCap
-from minga.core.units import format_size
-from minga.simulation.forecast.explanation import explain
+from minga.core.units import format_duration, format_size
+from minga.simulation.forecast.explanation import PeerTask, explain
 from minga.simulation.forecast.model_facts import STATE_BYTES
 from minga.training.availability.traffic_budget import TrafficLimit
 from minga.training.join import PeerOptions
@@ -36,9 +36,11 @@ USUAL_DOWNLOAD: Final = 100e6 / 8
 class Costs:
     """What this machine would give. Bytes; None where it is not known before joining.
 
-    `download_bytes` is what comes at the start: the files of the run and its state. `upload` and `download` are the
-    rates, in bytes per second, that `upload_per_day` and `download_per_day` were worked out with; `capped` says whether
-    the owner of the machine set them; `traffic_limit` is the budget that they set, in words.
+    `download_bytes` is what comes at the start: the files of the run (`files_bytes`) and its state. `upload` and
+    `download` are the rates, in bytes per second, that `upload_per_day` and `download_per_day` were worked out with;
+    `capped` says whether the owner of the machine set them; `traffic_limit` is the budget that they set, in words, of
+    `limit_bytes`. `limit_days` and `limit_steps` say how long that lasts at these rates, after the download at the
+    start.
     """
 
     name: str
@@ -51,47 +53,59 @@ class Costs:
     memory_here: int | None
     disk_bytes: int | None
     disk_free: int
+    files_bytes: int
     download_bytes: int | None
     peers: int
     upload: float
     download: float
     capped: bool
     traffic_limit: str | None
+    limit_bytes: float | None
+    limit_days: float | None
+    limit_steps: int | None
     upload_per_day: float | None
     download_per_day: float | None
 
 
 def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: TrafficLimit | None = None) -> Costs:
     """Work it out, by the recipe's facts and by the plan that the run's next leader would make with this peer in it."""
-    from minga.recipes.running.device_speed import hardware
-    from minga.recipes.running.run import choose_device
+    from minga.recipes.running.devices import choose_devices, machine_name
 
     spec = prospect.spec
     parameters = _parameters(prospect)
     needed = needed_bytes(spec)
     caps = [_rate(cap) for cap in peer.caps()]
     upload, download = caps[0] or USUAL_UPLOAD, caps[1] or USUAL_DOWNLOAD
-    per_day = _per_day(prospect, peer, upload, download)
+    task = _task(prospect, peer, upload, download)
     state = None if parameters is None else parameters * (4 + STATE_BYTES[spec.optimizer.name])
+    files = sum(entry.size_bytes for entry in spec.files.values())
+    at_start = None if state is None else state + files
+    days, steps = (None, None) if limit is None or task is None else _lasts(limit, task, at_start or 0)
     return Costs(
         name=spec.name,
         run_id=prospect.run_id,
         organiser=prospect.organiser,
         recipe=spec.model.recipe,
         parameters=parameters,
-        device="none" if peer.role == "monitor" else hardware(choose_device(work.device)),
+        device="none"
+        if peer.role == "monitor"
+        else machine_name(choose_devices(work.device, work.devices, spec, peer.role)),
         memory_bytes=None if needed is None else needed[0],
         memory_here=total_memory(),
         disk_bytes=None if needed is None else needed[1],
         disk_free=shutil.disk_usage(data_folder()).free,
-        download_bytes=None if state is None else state + sum(entry.size_bytes for entry in spec.files.values()),
+        files_bytes=files,
+        download_bytes=at_start,
         peers=len(prospect.live.peers),
         upload=upload,
         download=download,
         capped=any(cap is not None for cap in caps),
         traffic_limit=None if limit is None else f"{format_size(limit.limit_bytes)} a {limit.period}",
-        upload_per_day=None if per_day is None else per_day[0],
-        download_per_day=None if per_day is None else per_day[1],
+        limit_bytes=None if limit is None else limit.limit_bytes,
+        limit_days=days,
+        limit_steps=steps,
+        upload_per_day=None if task is None else task.upload_bytes_per_day,
+        download_per_day=None if task is None else task.download_bytes_per_day,
     )
 
 
@@ -102,13 +116,22 @@ def show_and_ask(
     output: Output,
     *,
     yes: bool,
+    max_files: float,
     limit: TrafficLimit | None = None,
 ) -> None:
-    """Show the costs; on a terminal, unless `yes`, ask once. To decline ends the command."""
+    """Show the costs; on a terminal, unless `yes`, ask once. To decline ends the command.
+
+    Raises `ConfigurationError` if the files of the run take more than `max_files` bytes.
+    """
     costs = costs_of(prospect, peer, work, limit)
     output.event("costs", **asdict(costs))
     for line in lines(costs):
         output.say(escape(line))
+    if costs.files_bytes > max_files:
+        raise ConfigurationError(
+            f"the files of this run take {format_size(costs.files_bytes)}, more than the {format_size(max_files)} that "
+            f"this machine takes without being told to: --max-files {math.ceil(costs.files_bytes / 2**30)}GiB allows it"
+        )
     if output.interactive and not yes and sys.stdin.isatty():
         if typer.confirm("Take part?", default=True):
             return
@@ -139,10 +162,26 @@ def lines(costs: Costs) -> list[str]:
             f"day, {basis}"
         )
     if costs.traffic_limit is not None:
-        told.append(f"At most {costs.traffic_limit}, in both directions together: this machine pauses before")
+        told += _of_limit(costs)
     elif not costs.capped:
         told.append("No limit is set: --max-traffic 50GB/month or --max-upload 10Mbit sets one")
     return told
+
+
+def _of_limit(costs: Costs) -> list[str]:
+    """What a budget is enough for."""
+    said = [f"At most {costs.traffic_limit}, in both directions together: this machine pauses before"]
+    if costs.limit_bytes is not None and (costs.download_bytes or 0) >= costs.limit_bytes:
+        return [
+            *said,
+            "That is less than the download at the start: this machine would take no step in the first period",
+        ]
+    if costs.limit_days is not None and costs.limit_steps is not None:
+        time_left = format_duration(costs.limit_days * 86_400)
+        said.append(
+            f"After the download at the start that is about {costs.limit_steps:,} steps, or {time_left} of training"
+        )
+    return said
 
 
 def _parameters(prospect: Prospect) -> int | None:
@@ -156,8 +195,8 @@ def _parameters(prospect: Prospect) -> int | None:
         return None
 
 
-def _per_day(prospect: Prospect, peer: PeerOptions, upload: float, download: float) -> tuple[float, float] | None:
-    """Bytes up and down in a day in which steps follow each other; None if there is nothing to plan with."""
+def _task(prospect: Prospect, peer: PeerOptions, upload: float, download: float) -> PeerTask | None:
+    """What this machine would do in each step; None if there is nothing to plan with."""
     live, spec = prospect.live, prospect.spec
     if not live.peers or not live.vector_bytes or peer.role == "monitor" or spec.security.verification == "byzantine":
         return None
@@ -167,7 +206,14 @@ def _per_day(prospect: Prospect, peer: PeerOptions, upload: float, download: flo
     explained = explain(rates, StepWork(live.vector_bytes, prospect.batch, overlapped=overlapped))
     if not 0.0 < explained.step_s < math.inf:
         return None
-    return explained.tasks[-1].upload_bytes_per_day, explained.tasks[-1].download_bytes_per_day
+    return explained.tasks[-1]
+
+
+def _lasts(limit: TrafficLimit, task: PeerTask, at_start_bytes: float) -> tuple[float, int]:
+    """The days, and the steps, in which a machine that does this at full speed uses its budget of one period up."""
+    left = max(0.0, limit.limit_bytes - at_start_bytes)
+    a_day, a_step = task.upload_bytes_per_day + task.download_bytes_per_day, task.upload_bytes + task.download_bytes
+    return left / max(1.0, a_day), int(left / max(1.0, a_step))
 
 
 def _rate(cap: RateCap | None) -> float | None:

@@ -13,14 +13,16 @@ from rich.markup import escape
 
 from minga.cli.taking_part.graceful_leave import GracefulLeave
 from minga.cli.taking_part.landing_page import write_landing_page
-from minga.cli.taking_part.link_view import check_when_reached, reach_lines, relay_line, who_can_join
+from minga.cli.taking_part.link_view import LinkWatch, reach_lines, relay_line, who_can_join
 from minga.cli.taking_part.prepared_files import prepared_files
 from minga.cli.taking_part.status_view import PlainTrouble, organiser_lines, organiser_view
 from minga.cli.terminal.context import Context, collect_again
 from minga.cli.terminal.exit_codes import done_so_far
+from minga.cli.terminal.last_checkpoint import LastCheckpoint
 from minga.cli.terminal.peer_options import WorkOptions, apply_threads, wire
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.identity.links.links import Link
 from minga.identity.links.reach import reach_of
 from minga.training.host import host
 from minga.training.join import PeerOptions
@@ -31,6 +33,14 @@ from minga.training.run_folder.known_runs import known_run, known_runs
 if TYPE_CHECKING:
     from minga.cli.taking_part.held_out import HeldOut
     from minga.cli.terminal.output import Output
+
+
+FOLLOW_S = 0.1
+"""How long, in seconds, Ctrl-C may wait for a moment in which the model is at rest."""
+
+NOTHING_KEPT = (
+    "As a monitor this host has no model: it keeps no checkpoints and archives none. The peers that train keep theirs."
+)
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,9 @@ def run_host(
         peer = replace(peer, role="trainer")  # nobody can do without gradients there and have a say
     if relays := relay_line(spec, peer.host):
         output.say(relays)
+    if peer.role == "monitor":
+        output.say(NOTHING_KEPT)
+        output.event("keeps.nothing", role=peer.role)
     apply_threads(work.threads)
     if known is not None:
         output.event("resumed", run_id=known.signed.run_id, step=known.step, age_s=round(known.age_s, 1))
@@ -84,8 +97,13 @@ def run_host(
         hosting = host(spelled_out(spec), peer, files=prepared_files(spec, peer.runs_directory))
     with hosting as hosted:
         wire(context, hosted)
-        check_when_reached(hosted, output)
-        _Hosting(hosted, work, context, lambda: announce(hosted, output, links, bound_to=peer.host)).run()
+        watch = LinkWatch(hosted, output, lambda link: show_link(hosted, link, output, links))
+
+        def tell() -> None:
+            announce(hosted, output, links, bound_to=peer.host)
+            watch.begin()
+
+        _Hosting(hosted, work, context, tell).run()
 
 
 def _name_earlier_run(name: str, peer: PeerOptions, output: Output) -> None:
@@ -113,6 +131,7 @@ class _Hosting:
         self.watcher = Watcher(peer, self.history, from_start=True)
         self.held_out: HeldOut | None = None
         self._trouble = PlainTrouble()
+        self._last_words = LastCheckpoint(peer, context)
 
     def run(self) -> None:
         """Show the link and stay."""
@@ -133,8 +152,15 @@ class _Hosting:
         from minga.cli.terminal.output import Ticker
         from minga.recipes.running.run import RecipeRun
 
-        run = RecipeRun(self.peer, device=self.work.device, micro_batch_size=self.work.micro_batch)
-        done_so_far.append(lambda: {"step": run.step})
+        run = RecipeRun(
+            self.peer,
+            device=self.work.device,
+            micro_batch_size=self.work.micro_batch,
+            precision=self.work.precision,
+            checkpoint_activations=self.work.checkpoint_activations,
+            compiled=self.work.compiled,
+        )
+        done_so_far.append(lambda: {"step": run.step, **self._last_words.on_disk()})
         held_out = self.held_out = HeldOut(run, self.output, self.history)
         held_out.now()
         collect_again()
@@ -146,9 +172,10 @@ class _Hosting:
                 held_out.if_due()
 
             if self.peer.role == "auxiliary":
-                run.follow(self._is_over, between)
+                run.follow(self._is_over, between, seconds=FOLLOW_S)
             else:
                 run.train(self._is_over, lambda *_: between())
+            self._last_words.write(run)
             held_out.now()
             run.optimizer.save_checkpoint()
             self._summarise(run, held_out)
@@ -159,10 +186,13 @@ class _Hosting:
                 )
                 while not (self.parent_watch and self.parent_watch.end_step < math.inf):
                     ticker.check()
+                    self._last_words.write(run)
                     time.sleep(0.2)
 
     def _is_over(self, step: int) -> bool:
-        return self._leaving.is_over(step) or (self.parent_watch is not None and self.parent_watch.is_over(step))
+        if self._last_words.is_wanted or self._leaving.is_over(step):
+            return True
+        return self.parent_watch is not None and self.parent_watch.is_over(step)
 
     def _summarise(self, run: Any, held_out: HeldOut) -> None:
         self.output.summary(
@@ -195,20 +225,26 @@ def announce(peer: Peer, output: Output, options: LinkOptions, *, bound_to: str 
         output.event("under_way", peers=len(others))
         output.say("This run is under way: this machine takes part in it again.")
     for_members = peer.spec.security.admission == "members"
-    if options.show_qr and output.interactive and not for_members:
-        output.console.file.write(link.qr(page) + "\n")
     if for_members:
         output.say("This run is for members only. Make an invitation, which is a longer link, by\n")
     else:
         output.say(f"{who_can_join(link)}\n")
+    show_link(peer, link, output, options)
+    for line in reach_lines(link, peer.spec, bound_to):
+        output.say(escape(line))
+    output.say(f"Files, checkpoints and history: {peer.directory}")
+
+
+def show_link(peer: Peer, link: Link, output: Output, options: LinkOptions) -> None:
+    """Print the command with the link, and write the page that it is published on."""
+    page, for_members = peer.spec.network.landing_url, peer.spec.security.admission == "members"
+    if options.show_qr and output.interactive and not for_members:
+        output.console.file.write(link.qr(page) + "\n")
     if not output.json_output:
         output.console.print(
             f"minga {'admit' if for_members else 'join'} {link.at(page)}", markup=False, soft_wrap=True
         )
     output.say("")
-    for line in reach_lines(link, peer.spec, bound_to):
-        output.say(escape(line))
     if options.landing_page is not None:
         write_landing_page(options.landing_page, peer.spec, link)
         output.say(f"The page with the link: {options.landing_page}")
-    output.say(f"Files, checkpoints and history: {peer.directory}")

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ from minga.training.peer import Peer
 from minga.training.prospect import Prospect
 
 if TYPE_CHECKING:
+    import torch
+
     from minga.cli.taking_part.held_out import HeldOut
     from minga.cli.terminal.output import Ticker
     from minga.recipes.running.run import RecipeRun
@@ -45,7 +48,8 @@ SHARE_STEPS = 20
 @dataclass(frozen=True)
 class JoinOptions:
     """How to log in, where the run asks for it, whether to measure the loss on held-out text, and whether to take part
-    without being asked (`yes`), when this machine takes part (`rules`), and the step to leave after.
+    without being asked (`yes`), when this machine takes part (`rules`), the step to leave after, and how many bytes
+    the files of the run may take.
     """
 
     login: LoginOptions
@@ -53,6 +57,7 @@ class JoinOptions:
     yes: bool = False
     rules: AvailabilityRules = NO_RULES
     leave_after_step: int | None = None
+    max_files: float = math.inf
 
 
 def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptions, context: Context) -> None:
@@ -73,7 +78,15 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
 
     def consider(prospect: Prospect) -> None:
         if not done.sessions:  # the owner of this machine is asked once
-            show_and_ask(prospect, peer, work, context.output, yes=options.yes, limit=options.rules.traffic)
+            show_and_ask(
+                prospect,
+                peer,
+                work,
+                context.output,
+                yes=options.yes,
+                max_files=options.max_files,
+                limit=options.rules.traffic,
+            )
 
     while True:
         wait_until_available(availability, context)
@@ -115,11 +128,11 @@ class SessionsDone:
     contributed: int = 0
 
 
-def machine(run: RecipeRun) -> str:
-    """The device that a run uses on this machine, and how much it computes at once."""
-    from minga.recipes.running.device_speed import hardware
+def machine(run: RecipeRun, devices: Sequence[torch.device]) -> str:
+    """The devices that a run uses on this machine, how much it computes at once, and in which number format."""
+    from minga.recipes.running.devices import machine_name
 
-    return f"{hardware(run.device)}, micro-batch {run.micro_batch_size}"
+    return f"{machine_name(devices)}, micro-batch {run.micro_batch_size}, {run.precision.name}"
 
 
 class _Joining:
@@ -145,6 +158,7 @@ class _Joining:
         self._leaving = GracefulLeave(peer, context)
         self.held_out: HeldOut | None = None
         self._run: RecipeRun | None = None
+        self._devices: list[torch.device] = []
         self.watcher = Watcher(peer, History(None))
         self._trouble = PlainTrouble()
         self._lock = threading.Lock()
@@ -167,7 +181,8 @@ class _Joining:
 
     def _share_in(self) -> bool:
         from minga.cli.terminal.output import Ticker
-        from minga.recipes.running.run import RecipeRun
+        from minga.recipes.running.devices import choose_devices
+        from minga.recipes.running.local_ranks import Work, open_run
 
         self.output.event("joined", run=self.peer.spec.name, run_id=self.peer.run_id, peer=self.peer.peer_id)
         self.output.say(f"Joined [bold]{self.peer.spec.name}[/] as {self.peer.peer_id[:10]}, {self.peer.role}.")
@@ -179,20 +194,37 @@ class _Joining:
             )
             if not self.output.json_output:
                 self.output.console.print(f"minga join {link}", markup=False, soft_wrap=True)
-        with Ticker(self.output, self._look, volunteer_view, self._lines) as ticker:
+        ticker_of = Ticker(self.output, self._look, volunteer_view, self._lines)
+        with ticker_of as ticker, contextlib.ExitStack() as stack:
             if self.peer.role == "monitor":
                 collect_again()
                 while not self._is_over(self.watcher.look().step):
                     ticker.check()
                     time.sleep(0.5)
                 return self._is_pausing
-            run = RecipeRun(
-                self.peer, device=self.work.device, micro_batch_size=self.work.micro_batch, data=self.work.data
+            work = Work(
+                self.work.micro_batch,
+                self.work.precision,
+                self.work.data,
+                self.work.threads,
+                self.work.checkpoint_activations,
+                self.work.compiled,
             )
+            self._devices = choose_devices(self.work.device, self.work.devices, self.peer.spec, self.peer.role)
+            if len(self._devices) > 1:
+                self.output.say(f"Starting {len(self._devices)} processes, one for each device …")
+            run = stack.enter_context(open_run(self.peer, self._devices, work))
             collect_again()
             self._step, self._phase, self._run = run.step, "training", run
-            self.output.say(f"This machine takes part with {machine(run)}.")
-            self.output.event("ready", step=run.step, device=str(run.device), micro_batch=run.micro_batch_size)
+            self.output.say(f"This machine takes part with {machine(run, self._devices)}.")
+            self.output.event(
+                "ready",
+                step=run.step,
+                device=str(run.device),
+                devices=len(self._devices),
+                micro_batch=run.micro_batch_size,
+                precision=run.precision.name,
+            )
             self._take_part(run, ticker)
             self._phase = "finished" if run.finished else "leaving"
         if self._is_pausing and not run.finished:
@@ -305,7 +337,7 @@ class _Joining:
                 sync_total=self._sync[1],
                 phase="resting" if status.resting and self._phase == "training" else self._phase,
                 figures=self.held_out.latest if self.held_out else {},
-                machine="" if self._run is None else machine(self._run),
+                machine="" if self._run is None else machine(self._run, self._devices),
                 traffic=self._availability.traffic,
             )
 

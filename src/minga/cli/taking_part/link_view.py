@@ -1,14 +1,20 @@
-"""What `minga host` says of its link: from where it leads into the run, and what to do for more."""
+"""What `minga host` says of its link: from where it leads into the run, what to do for more, and what it finds out."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 from minga.cli.terminal.output import Output
+from minga.core.errors import ClosedError, StorageError
 from minga.core.events.bus import Event
-from minga.core.events.network import PeerConnected
+from minga.core.events.network import AddressChanged, AddressSeen, PeerConnected
 from minga.core.spec.run_spec import RunSpec
 from minga.core.urls import is_loopback, is_public
 from minga.identity.links.links import Link
 from minga.identity.links.reach import Reach, reach_of
+from minga.network.interface import Address
+from minga.network.rpc.node import Node
 from minga.training.peer import Peer
 
 _WHO = {
@@ -17,12 +23,13 @@ _WHO = {
     Reach.MACHINE: "Peers on this machine can join the run by this link:",
 }
 
-
 _REACHED = "A peer that joined reached this machine at its public address: the link works over the internet."
 _NOT_REACHED = (
     "A peer that joined could not reach this machine at its public address. Let router and firewall pass its UDP port. "
     "If that peer is in your own local network, this may be a false alarm."
 )
+_RELAY_WORKS = "The link was tried from outside, through the relay {}: it works."
+_RELAY_FAILS = "The link was tried through the relay {}, and did not lead back to this machine: name another relay."
 
 
 def relay_line(spec: RunSpec, bound_to: str | None) -> str:
@@ -65,23 +72,81 @@ def reach_lines(link: Link, spec: RunSpec, bound_to: str | None) -> list[str]:
     return lines
 
 
-def check_when_reached(peer: Peer, output: Output) -> None:
-    """Let the first peer that connects and can say so try the public addresses of this one, and tell the result."""
-    session = peer.session
-    asked = False
+def seen_line(endpoint: str, *, port: str) -> str:
+    """What to do when peers see this machine at an address where no new peer gets in; `port` is the bound one."""
+    ip = endpoint.rpartition(":")[0]
+    return (
+        f"Peers see this machine at {endpoint}, and no new peer can reach it there. Forward UDP port {port} at your "
+        f"router to this machine and start with --port {port} --announce {ip}:{port}"
+    )
 
-    async def check() -> None:
-        nonlocal asked
-        reached = await session.reachability.check_public()
-        asked = reached is not None
+
+class LinkWatch:
+    """Tells of the link of `peer`; `show` shows one that took the place of the one that was printed."""
+
+    def __init__(self, peer: Peer, output: Output, show: Callable[[Link], None]) -> None:
+        self._peer, self._output, self._show = peer, output, show
+        self._printed: Address | None = None
+        self._asked = False
+        peer.subscribe(self._on_event)
+
+    def begin(self) -> None:
+        """The link was printed: tell of changes from now on, and try it through the relay if there is one."""
+
+        def note() -> None:
+            self._printed = self._node.address
+            self._node.spawn(self._check_relay())
+
+        self._peer.on_loop(note)
+
+    # ---- on the loop of the peer
+
+    @property
+    def _node(self) -> Node:
+        return self._peer.session.node
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event.data, PeerConnected) and not self._asked:
+            self._asked = True
+            self._node.spawn(self._check_public())
+        elif isinstance(event.data, AddressChanged):
+            self._node.spawn(self._update())
+        elif isinstance(event.data, AddressSeen) and event.data.reached is False:
+            port = self._node.address.direct[0].rpartition(":")[2] if self._node.address.direct else "PORT"
+            self._output.event("address_seen", endpoint=event.data.endpoint, reached=False)
+            self._output.say(seen_line(event.data.endpoint, port=port))
+
+    async def _check_public(self) -> None:
+        reached = await self._peer.session.reachability.check_public()
+        self._asked = reached is not None
         if reached is not None:
-            output.event("link_checked", reached=reached)
-            output.say(_REACHED if reached else _NOT_REACHED)
+            self._output.event("link_checked", reached=reached, by="peer")
+            self._output.say(_REACHED if reached else _NOT_REACHED)
 
-    def on_event(event: Event) -> None:
-        nonlocal asked
-        if isinstance(event.data, PeerConnected) and not asked:
-            asked = True
-            session.node.spawn(check())
+    async def _check_relay(self) -> None:
+        reached = await self._peer.session.reachability.check_relay()
+        if reached is not None:
+            self._output.event("link_checked", reached=reached, by="relay")
+            self._output.say((_RELAY_WORKS if reached else _RELAY_FAILS).format(self._node.address.relay))
 
-    peer.subscribe(on_event)
+    async def _update(self) -> None:
+        """Show the link once more if this machine's own part of it has changed since it was printed."""
+        before, address = self._printed, self._node.address
+        if before is None or address == before:
+            return
+        self._printed = address
+        try:
+            link = await asyncio.to_thread(lambda: self._peer.link)
+        except ClosedError:
+            return
+        reach = reach_of(link.entries)
+        self._output.event("link_updated", link=str(link), reach=reach.name.lower())
+        self._output.say(f"\nMore is known of this machine's address: the link below is good for {reach}.\n")
+        try:
+            self._show(link)
+        except StorageError as error:  # of the page with the link; the run goes on
+            self._output.say(str(error))
+        if address.relay is not None and before.relay != address.relay:
+            await self._check_relay()
+        if any(map(is_public, set(address.direct) - set(before.direct))):
+            await self._check_public()

@@ -10,22 +10,25 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
 from minga.core.errors import ConfigurationError, StorageError
+from minga.core.files import Content, write
 from minga.core.spec.fields import without_private
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.interface import Recipe
 from minga.recipes.registry import CUSTOM, load_recipe
+from minga.training.transfer.file_pieces import whole_digest
 
 _INDEX = "index.json"
 
 
-def prepared_files(spec: RunSpec, directory: Path) -> dict[str, bytes]:
-    """The files that ship with the run, from the cache below `directory` or made now.
+def prepared_files(spec: RunSpec, directory: Path) -> dict[str, Content]:
+    """The files that ship with the run, most of them in the cache below `directory`, where they may be made now.
 
     Raises `ConfigurationError` where the recipe's data cannot be used, `StorageError` if the cache cannot be written.
     """
@@ -39,20 +42,24 @@ def prepared_files(spec: RunSpec, directory: Path) -> dict[str, bytes]:
     recipe = load_recipe(spec)
     initial = {} if source is None else {INITIAL_FILE: initial_file(source), **_files_of_model(recipe, Path(source))}
     folder = directory / "prepared" / _key(spec, recipe)[:16]
-    stored = _read(folder)
+    stored = _stored(folder)
     if stored is None:
-        stored = recipe.prepare()
-        _write(folder, stored)
+        _write(folder, recipe.prepare())
+        stored = _stored(folder)
+    if stored is None:
+        raise StorageError(f"{folder} does not hold what was written to it")
     return {**stored, **initial}
 
 
-def _files_of_model(recipe: Recipe[Any], source: Path) -> dict[str, bytes]:
+def _files_of_model(recipe: Recipe[Any], source: Path) -> dict[str, Content]:
     """What the parameters depend on, such as the tokenizer, where `source` is the folder of a run that has it."""
     paths = {name: source.expanduser() / "files" / name for name in recipe.model_files}
-    return {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
+    return {name: path for name, path in paths.items() if path.is_file()}
 
 
 def _key(spec: RunSpec, recipe: Recipe[Any]) -> str:
+    if not spec.is_old:
+        spec = spec.with_recipe_settings(without_private(recipe.published_settings()).model_dump(mode="json"))
     facts: list[object] = [without_private(spec).canonical_bytes().hex()]
     for path in recipe.inputs():
         status = path.stat()
@@ -60,25 +67,25 @@ def _key(spec: RunSpec, recipe: Recipe[Any]) -> str:
     return blake3(json.dumps(facts).encode()).hexdigest()
 
 
-def _read(folder: Path) -> dict[str, bytes] | None:
-    """What was kept, if it is complete and undamaged."""
+def _stored(folder: Path) -> dict[str, Content] | None:
+    """Where the files lie that were kept, if they are complete and undamaged."""
     try:
         index = json.loads((folder / _INDEX).read_bytes())
-        files = {str(name): (folder / f"{number}.bin").read_bytes() for number, name in enumerate(index)}
-        intact = all(blake3(body).hexdigest() == index[name] for name, body in files.items())
+        files = {str(name): folder / f"{number}.bin" for number, name in enumerate(index)}
+        intact = all(whole_digest(path) == index[name] for name, path in files.items())
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return files if intact else None
+    return {**files} if intact else None
 
 
-def _write(folder: Path, files: dict[str, bytes]) -> None:
+def _write(folder: Path, files: Mapping[str, Content]) -> None:
     unfinished: Path | None = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
-        for number, body in enumerate(files.values()):
-            (unfinished / f"{number}.bin").write_bytes(body)
-        index = {name: blake3(body).hexdigest() for name, body in files.items()}
+        for number, content in enumerate(files.values()):
+            write(unfinished / f"{number}.bin", content)
+        index = {name: whole_digest(unfinished / f"{number}.bin") for number, name in enumerate(files)}
         (unfinished / _INDEX).write_text(json.dumps(index))
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)

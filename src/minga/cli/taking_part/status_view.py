@@ -99,13 +99,21 @@ def organiser_view(status: RunStatus, figures: dict[str, float]) -> RenderableTy
         lines.append(Text("peers disagree about the state; the minority is fetching what differs", style="yellow"))
     if status.plan is not None:
         lines.append(Text(plan_line(status.plan)))
-    for each in status.amendments[-MAX_AMENDMENTS:]:
-        state = "in force" if each.due else "not in force"
-        lines.append(Text(f"amendment {each.number}, from step {each.from_step}: {each.changes} ({state})"))
+    lines += [Text(line) for line in amendment_lines(status)]
     lines += [*_trouble(status), Text(), peer_table(status)]
     if len(status.peers) > MAX_ROWS:
         lines.append(Text(f"… and {len(status.peers) - MAX_ROWS} more", style="dim"))
     return Panel(Group(*lines), title=status.name, title_align="left")
+
+
+def amendment_lines(status: RunStatus) -> list[str]:
+    """The newest orders that are in force or will be; what others overruled, such as a pause that is over, is not."""
+    standing = [each for each in status.amendments if not each.overruled][-MAX_AMENDMENTS:]
+    return [
+        f"amendment {each.number}, {'in force' if each.due else 'not yet in force'} (from step {each.from_step}): "
+        f"{each.changes}"
+        for each in standing
+    ]
 
 
 def plan_line(plan: PlanStatus) -> str:

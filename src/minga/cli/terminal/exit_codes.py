@@ -17,6 +17,7 @@ from minga.core.errors import (
     RemoteError,
     StorageError,
 )
+from minga.core.refusal_code import RefusalCode
 
 OK, CHECK_FAILED, USAGE, REMOTE, STORAGE, LOCAL, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
 
@@ -36,7 +37,8 @@ interrupts_told: list[int] = []
 """Not empty once a command has itself said that it was interrupted, and printed its last line."""
 
 done_so_far: list[Callable[[], dict[str, int]]] = []
-"""Asked for what the command has done when it is interrupted: the `step` it got to, its own `samples`."""
+"""Asked for what the command has done when it is interrupted: the `step` it got to, its own `samples`, the step of its
+newest `checkpoint`."""
 
 
 def code_of(error: BaseException) -> int:
@@ -52,7 +54,7 @@ def code_of(error: BaseException) -> int:
 
 def advice(error: BaseException) -> str:
     """What to do now, where the message does not say so itself."""
-    if (isinstance(error, RejectedError) and error.code == "access") or (
+    if (isinstance(error, RejectedError) and error.code in (RefusalCode.ACCESS, RefusalCode.BANNED)) or (
         isinstance(error, RemoteError) and error.phase in ("login", "banned")
     ):
         return ""  # the message says what to do, and nothing is wrong with the way to the run
@@ -106,7 +108,8 @@ def report_interrupt(*, json_output: bool) -> int:
     done = {name: value for tell in done_so_far for name, value in tell().items()}
     where = f" at step {done['step']}" if "step" in done else ""
     what = f", with {done['samples']} samples of this machine" if "samples" in done else ""
-    print(f"minga: interrupted{where}{what}", file=sys.stderr)
+    kept = f"; the newest checkpoint is of step {done['checkpoint']}" if "checkpoint" in done else ""
+    print(f"minga: interrupted{where}{what}{kept}", file=sys.stderr)
     if json_output:
         fields = {"summary": True, "ok": False, "error": "KeyboardInterrupt", "message": "interrupted", **done}
         _print_last_line({**fields, "exit_code": INTERRUPTED})

@@ -44,3 +44,9 @@ Directory = Annotated[
     Path | None, typer.Option(help="Where runs keep files and checkpoints (default: the user's data folder).")
 ]
 Bind = Annotated[str | None, typer.Option("--host", help="IP address to bind (default: all interfaces).")]
+IdentityFile = Annotated[Path | None, typer.Option("--identity", help="Key file (default: in the user's data folder).")]
+Voucher = Annotated[
+    Path | None,
+    typer.Option("--identity", help="In a run for members: the key file of a member (default: in the data folder)."),
+]
+Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads to compute with (default: all cores).")]

@@ -21,6 +21,10 @@ class WorkOptions:
     micro_batch: int | None = None
     threads: int | None = None
     data: tuple[str, ...] = ()
+    precision: str = "auto"
+    devices: str = "all"
+    checkpoint_activations: bool = False
+    compiled: bool = False
 
 
 def peer_options(

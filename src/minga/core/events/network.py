@@ -45,6 +45,20 @@ class PeerNotDialable(EventData, kind="peer.not_dialable"):
     """Others cannot dial this peer, so it takes part as a client."""
 
 
+class AddressSeen(EventData, kind="address.seen"):
+    """Others see this peer at `endpoint`, which it did not know; `reached`: whether a new peer can dial it there."""
+
+    endpoint: str
+    reached: bool | None
+
+
+class AddressChanged(EventData, kind="address.changed"):
+    """Others can dial this peer at `direct` and through `relay` from now on, other than before."""
+
+    direct: list[str]
+    relay: str | None
+
+
 class LinksProbed(EventData, kind="links.probed"):
     """This peer filled its access link for less than a second, to measure its rate."""
 

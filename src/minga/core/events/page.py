@@ -16,6 +16,8 @@ TYPES: Final = {
     "float": "number",
     "str": "text",
     "bool": "true or false",
+    "bool | None": "true, false or null",
+    "str | None": "text or null",
     "list[str]": "list of texts",
     "float | None": "number or null",
     "int | None": "whole number or null",

@@ -56,7 +56,9 @@ from minga.core.spec.toml import render
 
 SPEC_VERSION = 3
 MAX_SPEC_BYTES = 256 << 10
-MAX_FILES = 16
+MAX_FILES = 64
+MAX_FILES_BYTES = 32 << 30
+"""Of all files of a run together."""
 _RUN_ID_CONTEXT = "minga v1 run id"
 _BEGUN = r"^[0-9a-f]{64}:[0-9a-f]{32}$"
 _PLUGIN = r"^[a-z]{1,32}:[a-z][a-z0-9_.-]{0,63}$"
@@ -110,6 +112,8 @@ class RunSpec(Section):
     @classmethod
     def _check_files(cls, files: dict[str, FileEntry]) -> dict[str, FileEntry]:
         check_file_names(list(files))
+        if (total := sum(entry.size_bytes for entry in files.values())) > MAX_FILES_BYTES:
+            raise ValueError(f"the files take {total} bytes in all; the limit is {MAX_FILES_BYTES}")
         return files
 
     @model_validator(mode="after")
@@ -247,6 +251,9 @@ class RunSpec(Section):
         for name in ("announce", "landing_url"):  # and those without addresses of their own
             if not values["network"][name]:
                 del values["network"][name]
+        for entry in values["files"].values():  # and those whose files were described before they had pieces
+            if entry["pieces"] is None:
+                del entry["pieces"]
         if self.begun is None:  # and those that no peer has begun, or one of an earlier version
             del values["begun"]
         text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -14,7 +14,7 @@ from minga.core.spec.fields import MAX_STEPS, Real, Section, choice, described, 
 from minga.core.spec.plugins import NAME_PATTERN
 from minga.core.urls import MAX_URL_CHARACTERS, is_https_url, parse_announced
 
-MAX_FILE_BYTES = 256 << 20
+MAX_FILE_BYTES = 8 << 30
 MAX_BATCH = 2**24
 MAX_ORGANISERS = 7
 MAX_FOUNDERS = 256
@@ -47,7 +47,9 @@ class ModelSection(Section):
 class OptimizerSection(Section):
     """How the averaged gradient becomes an update."""
 
-    name: Literal["lamb", "adamw", "sgd", "lars"] = choice("lamb", "algorithm", "lamb", "adamw", "sgd", "lars")
+    name: Literal["lamb", "adamw", "sgd", "lars", "larc"] = choice(
+        "lamb", "algorithm", "lamb", "adamw", "sgd", "lars", "larc"
+    )
     learning_rate: Real = real(0.00176, 0.0, 1000.0, "peak learning rate", above_low=True)
     betas: Annotated[
         tuple[Annotated[Real, Field(ge=0.0, lt=1.0)], Annotated[Real, Field(ge=0.0, lt=1.0)]], Field(strict=False)
@@ -55,8 +57,10 @@ class OptimizerSection(Section):
         (0.9, 0.999), "(lamb, adamw) decay of the two moments", "two numbers from 0 to below 1, such as [0.9, 0.999]"
     )
     epsilon: Real = real(1e-6, 0.0, 1.0, "(lamb, adamw) added to the root of the second moment", above_low=True)
-    weight_decay: Real = real(0.01, 0.0, 10.0, "pull towards zero (none on biases and norms)")
-    momentum: Real = real(0.9, 0.0, 1.0, "(sgd, lars) momentum", below_high=True)
+    weight_decay: Real = real(
+        0.01, 0.0, 10.0, "pull towards zero (none on biases and norms, unless the recipe says so)"
+    )
+    momentum: Real = real(0.9, 0.0, 1.0, "(sgd, lars, larc) momentum", below_high=True)
     clamp_value: Real = real(10_000.0, 0.0, 1e9, "(lamb) largest norm of a tensor in its trust ratio", above_low=True)
     max_grad_norm: Real | None = real(
         1.0, 0.0, 1e9, "the averaged gradient is scaled down to this norm", above_low=True, special=', or "off"'
@@ -279,6 +283,9 @@ class SecuritySection(Section):
         16, 1, 65_536, "(byzantine) members for each one that checks another one's last gradient instead of training"
     )
 
+    precision: Literal["float32", "bfloat16"] = choice(
+        "float32", "(byzantine) number format in which all compute losses and gradients", "float32", "bfloat16"
+    )
     probation_steps: int | None = whole(
         None,
         1,
@@ -304,7 +311,7 @@ class SecuritySection(Section):
         """The settings that mean something in this run, as they are hashed; the others are no part of it.
 
         Empty for an open run without verification. A run that the one setting `mode` could name is written with it:
-        it keeps its id, and older peers read it. Nor is a usual aggregator or list of organisers written.
+        it keeps its id, and older peers read it. Nor is a usual aggregator, precision or list of organisers written.
         """
         for_members, is_verified = self.admission == "members", self.verification == "byzantine"
         names_organisers = bool(self.organisers)
@@ -312,6 +319,7 @@ class SecuritySection(Section):
         if is_verified:
             names += ["founders", "micro_batch_size", "peers_per_validator", "probation_steps"]
             names += ["aggregator"] if self.aggregator != DEFAULT_AGGREGATOR else []
+            names += ["precision"] if self.precision != "float32" else []
         if not (names or for_members):
             return {}
         if self.mode in _OLD_MODES and (for_members or not names_organisers):
@@ -348,10 +356,16 @@ class SecuritySection(Section):
 
 
 class FileEntry(Section):
-    """A file that comes with the run: its BLAKE3 digest (64 hexadecimal digits) and its size."""
+    """A file that comes with the run: its BLAKE3 digest (64 hexadecimal digits) and its size.
+
+    `pieces` is the BLAKE3 of the digests of its pieces of 1 MiB, 32 bytes each; run specs of before lack it.
+    """
 
     blake3: str = described(..., "digest of the content", "64 lower-case hexadecimal digits", pattern=r"^[0-9a-f]{64}$")
     size_bytes: int = whole(..., 0, MAX_FILE_BYTES, "size of the file")
+    pieces: str | None = described(
+        None, "digest of the digests of its pieces", "64 lower-case hexadecimal digits", pattern=r"^[0-9a-f]{64}$"
+    )
 
 
 def check_file_names(names: list[str]) -> None:

@@ -107,6 +107,11 @@ class Amendments:
         wins = set(winners.values())
         return tuple(amendment.id for amendment in self if amendment.id in wins)
 
+    def not_due(self, ids: Iterable[str], step: int) -> tuple[str, ...]:
+        """Which of these are for later steps than `step`."""
+        known = {**self._void, **self._known}
+        return tuple(name for name in ids if name in known and known[name].from_step > step)
+
     def changes(self, ids: Iterable[str]) -> dict[str, str]:
         """What these amendments together say: the JSON of a value by key. Those not known here are left out."""
         found: dict[str, str] = {}

@@ -56,6 +56,10 @@ class NoAccessError(Exception):
     """Why a peer may not take part, in words for that peer."""
 
 
+class AccessBannedError(NoAccessError):
+    """The organisers banned the peer: its key, its invitation or its addresses."""
+
+
 class InvalidOrderError(Exception):
     """Why an order is none: it was not signed by organisers, or not by enough of them."""
 
@@ -163,11 +167,11 @@ class AccessLedger:
         return self._take_revocation(order) if isinstance(order, Revocation) else self._take_range(order)
 
     def check_address(self, peer: str, endpoints: Iterable[str], now_s: float) -> None:
-        """Raises `NoAccessError` if `peer` can be dialled at an address of a banned range."""
+        """Raises `AccessBannedError` if `peer` can be dialled at an address of a banned range."""
         ban = self.ranges.ban_of(endpoints, self.organisers.needed, now_s)
         if ban is not None and peer not in self.organisers.keys and peer != self.publisher:
             because = f": {ban.reason}" if ban.reason else ""
-            raise NoAccessError(f"the organisers barred the addresses {ban.range} from the run for a time{because}")
+            raise AccessBannedError(f"the organisers barred the addresses {ban.range} from the run for a time{because}")
 
     def check(self, token: Token | None, peer: str, now_s: float) -> Access:
         """The access of `peer`, which shows `token`. Raises `NoAccessError`; `now_s` is in Unix seconds."""
@@ -265,10 +269,14 @@ class AccessLedger:
     def _take_revocation(self, order: Revocation) -> bool:
         if order.term < self.term:
             return False
-        signer, subject = self._signer(order), order.subject.hex()
-        known = self._revocations.get(subject, {}).get(signer)
-        if known is not None and known.version >= order.version:
+        self._check_term(order)
+        subject = order.subject.hex()
+        by_signer = self._revocations.get(subject, {})
+        claimed = by_signer.get(order.signatures[0].signer.hex()) if len(order.signatures) == 1 else None
+        if claimed is not None and claimed.version >= order.version:  # nothing new, whether it is signed or not
             return False
+        signer = self._signer(order)
+        known = by_signer.get(signer)
         if known is None and self._barred_by[signer] >= MAX_BARRED:
             raise InvalidOrderError(f"one organiser bars at most {MAX_BARRED} keys")
         self._barred_by[signer] += known is None
@@ -312,7 +320,7 @@ class AccessLedger:
             return
         what = "this invitation" if grant is not None and grant.uses and key == grant.subject.hex() else "this peer"
         reason = self._reason(key)
-        raise NoAccessError(f"the organisers barred {what} from the run" + (f": {reason}" if reason else ""))
+        raise AccessBannedError(f"the organisers barred {what} from the run" + (f": {reason}" if reason else ""))
 
     def _reason(self, subject: str) -> str:
         orders = self._revocations.get(subject, {})

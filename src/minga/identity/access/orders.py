@@ -75,11 +75,12 @@ class Order(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         return msgspec.structs.replace(self, signatures=(*others, added))
 
     def signers(self, organisers: Collection[str]) -> set[str]:
-        """Those of `organisers` (hexadecimal keys) whose signature of this order is right."""
+        """Those of `organisers` (hexadecimal keys) whose first signature of this order is right."""
         statement = self.statement()
+        claimed = {item.signer.hex(): item.signature for item in reversed(self.signatures)}
         return {
             signer
-            for signer, signature in ((item.signer.hex(), item.signature) for item in self.signatures)
+            for signer, signature in claimed.items()
             if signer in organisers and verify(signer, signature, statement, context=self.CONTEXT)
         }
 

@@ -36,6 +36,7 @@ from collections import Counter
 from collections.abc import Awaitable, Iterable, Sequence
 
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.gossip import anti_entropy
 from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Summary, WantedRecords
@@ -144,7 +145,7 @@ class Gossip:
 
     async def _serve_exchange(self, peer: PeerId, stream: MessageStream) -> None:
         if self._serving[peer] >= MAX_EXCHANGES_SERVED:
-            raise RejectedError("too many exchanges at a time", code="busy")
+            raise RejectedError("too many exchanges at a time", code=RefusalCode.BUSY)
         self._serving[peer] += 1
         try:
             summary = await stream.receive(Summary)

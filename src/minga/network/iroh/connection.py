@@ -102,6 +102,14 @@ class IrohConnection(Connection):
         return self._facts
 
     @property
+    def seen_at(self) -> str | None:
+        """The `ip:port` of the selected path; see the interface."""
+        for path in self._outgoing.paths():
+            if path.is_selected and path.is_ip:
+                return str(path.remote_addr)
+        return None
+
+    @property
     def is_closed(self) -> bool:
         """Whether the connection is known to be gone; asks iroh, which takes a while, every `ASK_PERIOD_S` at most."""
         now = asyncio.get_running_loop().time()
@@ -161,10 +169,8 @@ class IrohConnection(Connection):
 
     def remote_ip(self) -> str | None:
         """The IP address at which the other side answers at present; None if a relay is in between."""
-        for path in self._outgoing.paths():
-            if path.is_selected and path.is_ip:
-                return str(path.remote_addr).rpartition(":")[0].strip("[]")
-        return None
+        seen_at = self.seen_at
+        return None if seen_at is None else seen_at.rpartition(":")[0].strip("[]")
 
     def round_trip_s(self) -> float:
         """Round-trip time in seconds; 0 if it is unknown."""

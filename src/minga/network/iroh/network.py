@@ -20,14 +20,16 @@ import re
 import secrets
 import struct
 import time
+from collections import deque
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Literal
 
 from iroh import iroh_ffi
 
+from minga.core.aio.observers import Observers
 from minga.core.errors import ClosedError, ConfigurationError, MingaError, UnreachableError
 from minga.core.urls import is_public
-from minga.network.interface import MAX_ENDPOINTS, Address, Connection, Network, PeerId
+from minga.network.interface import MAX_ENDPOINTS, MAX_LEARNED, Address, Connection, Network, PeerId
 from minga.network.interrupt import Interrupt
 from minga.network.iroh import ffi_bytes
 from minga.network.iroh.accept_queue import AcceptQueue
@@ -43,8 +45,10 @@ CLOSE_TIMEOUT_S = 0.7
 """Seconds to wait for goodbyes to be delivered."""
 RELAY_TIMEOUT_S = 2.5
 """Seconds that `open` waits for a relay to answer, so that `address` names it; it goes on without."""
+ADDRESS_PERIOD_S = 2.0
+"""Seconds between two looks at the addresses that iroh knows of this peer."""
 STRANGER_TIMEOUT_S = 3.0
-"""Seconds for the dial of `can_dial`. No relay is involved, so a few round trips must do."""
+"""Seconds for the dial of `can_dial`. Without a relay a few round trips must do."""
 MAX_HANDSHAKES = 128
 """How many lanes may be without their other half; when there are more, the oldest makes room."""
 MAX_BACKLOG = 128
@@ -60,6 +64,8 @@ class IrohNetwork(Network):
         self._endpoint, self._settings, self._listener = endpoint, settings, listener
         self._peer_id = PeerId(str(endpoint.id()))
         self._announced = announced_addresses(settings, _bound_port(endpoint))
+        self._learned: deque[str] = deque()
+        self._on_address = Observers[[]]()
         self._interrupt = Interrupt()
         self._connections: set[IrohConnection] = set()
         self._accepted: AcceptQueue[IrohConnection] = AcceptQueue(self._interrupt)
@@ -67,6 +73,8 @@ class IrohNetwork(Network):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing: asyncio.Task[None] | None = None
         self._spawn(self._accept_forever())
+        if settings.dialable:
+            self._spawn(self._watch_address())
 
     @classmethod
     async def open(cls, secret_key: bytes, settings: NetworkSettings | None = None) -> IrohNetwork:
@@ -107,20 +115,37 @@ class IrohNetwork(Network):
 
     @property
     def address(self) -> Address:
-        """The announced addresses, what iroh found out (a relay or a router told it), all interfaces', and the relay.
+        """The announced addresses, what iroh found out or peers told, all interfaces', and the relay.
 
         Public ones come first, since others take only so many.
         """
         if not self._settings.dialable or self._interrupt.fired:
             return Address(self._peer_id)
         known = self._endpoint.addr()
-        direct = dict.fromkeys(self._announced)
+        direct = dict.fromkeys([*self._announced, *self._learned])
         direct |= dict.fromkeys(sorted(known.direct_addresses(), key=lambda text: not is_public(text)))
         for socket in self._endpoint.bound_sockets():
             host, _, port = socket.rpartition(":")
             if host == "0.0.0.0":  # noqa: S104  (compared, not bound)
                 direct[f"127.0.0.1:{port}"] = None
         return Address(self._peer_id, tuple(direct)[:MAX_ENDPOINTS], known.relay_url())
+
+    @property
+    def on_address(self) -> Observers[[]]:
+        """See the interface."""
+        return self._on_address
+
+    async def announce(self, endpoint: str) -> None:
+        """See the interface; hole punching offers the endpoint, too."""
+        if not self._settings.dialable or endpoint in self.address.direct or not _is_socket_address(endpoint):
+            return
+        self._interrupt.check()
+        with contextlib.suppress(*BINDING_ERRORS):
+            await self._endpoint.add_external_addr(endpoint)
+            self._learned.append(endpoint)
+            if len(self._learned) > MAX_LEARNED:
+                await self._endpoint.remove_external_addr(self._learned.popleft())
+            self._on_address.tell()
 
     def wall_time(self) -> float:
         """Seconds since the Unix epoch by this machine's clock."""
@@ -147,11 +172,12 @@ class IrohNetwork(Network):
 
     async def can_dial(self, address: Address) -> bool:
         """See the interface. A fresh socket and key are used, since a NAT lets known ones back in."""
-        settings = NetworkSettings(host=self._settings.host, dialable=False, tcp=False)
+        relay: Literal["none"] | tuple[str] = "none" if address.relay is None else (address.relay,)
+        settings = NetworkSettings(relay, host=self._settings.host, dialable=False, tcp=False)
         stranger = await IrohNetwork.open(secrets.token_bytes(32), settings)
         try:
-            async with asyncio.timeout(STRANGER_TIMEOUT_S):
-                await stranger.connect(Address(address.peer_id, address.direct))
+            async with asyncio.timeout(STRANGER_TIMEOUT_S if address.relay is None else DIAL_TIMEOUT_S):
+                await stranger.connect(address)
             return True
         except (UnreachableError, TimeoutError):
             return False
@@ -215,6 +241,15 @@ class IrohNetwork(Network):
             raise UnreachableError(f"cannot connect: {describe(error)}", peer=peer) from None
         finally:
             _hang_up(lanes)
+
+    async def _watch_address(self) -> None:
+        """Tell of a relay or an address that iroh finds later; its own watchers need the process-wide loop."""
+        known = self.address
+        while True:
+            await asyncio.sleep(ADDRESS_PERIOD_S)
+            before, known = known, self.address
+            if known != before:
+                self._on_address.tell()
 
     async def _accept_forever(self) -> None:
         handshakes: dict[asyncio.Task[Any], None] = {}

@@ -51,7 +51,7 @@ class ProbeSession:
         self.admitted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def answer(self, *, admitted: bool) -> None:
-        """The coordinator answered; only its first answer counts."""
+        """The partner that is asked first answered; only its first answer counts."""
         if not self.admitted.done():
             self.admitted.set_result(admitted)
 

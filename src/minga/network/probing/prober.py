@@ -7,10 +7,10 @@ rate of each path. The probe is repeated when other peers' reports, or the sampl
 repeated now and then when nothing else has confirmed the result for long.
 
 No peer is in two probes at once: a prober asks its partners first, and a partner refuses while it is in a probe, or in
-the middle of other bulk traffic. All probers ask the peer with the lowest id before the others, the *coordinator*, so a
-swarm of new members queues up there and not at every peer. A large swarm falls into circles of some `CIRCLE` peers,
-each with a coordinator of its own. A prober that is refused, or gets too few partners, releases all of them and tries
-again after a random pause. After a few refusals it asks another coordinator.
+the middle of other bulk traffic. A prober draws its partners at random and asks one of them before the others, so that
+in a swarm of new members most attempts end with one short answer. A prober that is refused, or gets too few partners,
+releases all of them and tries again after a random pause, with others. (A queue at one peer, or at one of 32, was
+tried: 16 to 64 new peers took as long to probe one after the other.)
 
 Other bulk traffic ends a probe at once, so that no round waits for one. The upload phase counts if it was complete by
 then, and the next probe fills the download only: where steps are short no pause is long enough for both. A partner lets
@@ -30,6 +30,7 @@ from typing import Any
 
 from minga.core.errors import RejectedError, RemoteError, UnreachableError
 from minga.core.events.network import LinksProbed
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.delivery_reports import BulkUse
 from minga.network.bounded_dict import BoundedDict
@@ -42,7 +43,6 @@ from minga.network.rpc.node import Node
 
 RESERVE, SINK, SOURCE = "links.probe", "links.sink", "links.source"
 MAX_PARTNERS = 16
-CIRCLE = 32
 RESERVE_S = 2.0
 SERVE_S = 10.0
 PEER_PERIOD_S = 30.0
@@ -51,7 +51,7 @@ MAX_SERVED, SERVED_PERIOD_S = 60, 600.0
 LOOK_S, LATER_LOOK_S = 0.5, 5.0
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 4.0
 PATIENT_TRIES = 8
-"""After this many refusals a prober asks the next coordinator, and it leaves out partners that failed this often."""
+"""A prober leaves out partners that failed this often."""
 
 BROKEN_OFF_TRIES = 4
 """A partner that accepts and then breaks off counts as this many refusals: it costs bytes."""
@@ -81,7 +81,6 @@ class Prober:
         self._served_to: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
         self._probed_s, self._pause_s = -math.inf, DOUBT_PERIOD_S
         self._filled_s = -math.inf  # when a probe showed the upload and was then broken off
-        self._turned_away = 0
         self._failures: BoundedDict[PeerId, int] = BoundedDict(MAX_PEERS)
         self._fruitless: BoundedDict[PeerId, deque[float]] = BoundedDict(MAX_PEERS)
         self._phases: set[str] = set()
@@ -110,8 +109,8 @@ class Prober:
                 spoilt_s = min(2.0 * spoilt_s, MAX_AGE_S)
 
     async def probe(self, partners: Sequence[PeerId]) -> bool:
-        """Measure with all of `partners` at once, the coordinator first. Returns False if too few were free, or if
-        other traffic interrupted the probe.
+        """Measure with all of `partners` at once, of whom the first is asked before the others. Returns False if too
+        few were free, or if other traffic interrupted the probe.
         """
         before, begun = self._node.access_link.rates(), asyncio.get_running_loop().time()
         loop, session = (
@@ -130,7 +129,6 @@ class Prober:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._engaged_with = None
-        self._turned_away = 0 if results[0] is None else self._turned_away + 1
         self._note_unwilling(partners, results, session)
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, RemoteError | TimeoutError):
@@ -166,27 +164,18 @@ class Prober:
         self, partners: Sequence[PeerId], results: Sequence[BaseException | None], session: ProbeSession
     ) -> None:
         """Count the partners that failed repeatedly where others did not: a probe can do without them."""
-        for peer, result in zip(partners, results, strict=False):  # after the coordinator's refusal there is only one
+        for peer, result in zip(partners, results, strict=False):  # after the first one's refusal there is only one
             if result is not None and not _is_own(result):
                 tries = BROKEN_OFF_TRIES if peer in session.accepted else 1
                 self._failures[peer] = self._failures.get(peer, 0) + tries
 
     def _chosen(self) -> list[PeerId]:
-        """Partners for a probe, the coordinator first."""
-        able = self._circle(self._partners())
-        partners = [peer for peer in able if self._failures.get(peer, 0) < PATIENT_TRIES] or able
+        """Partners for a probe."""
+        able = self._partners()
+        partners = [peer for peer in able if self._failures.get(peer, 0) < PATIENT_TRIES]
         if not partners:
-            return []
-        if partners is able:
             self._failures.clear()
-        coordinator = partners.pop(self._turned_away // PATIENT_TRIES % len(partners))
-        return [coordinator, *self._random.sample(partners, min(len(partners), MAX_PARTNERS - 1))]
-
-    def _circle(self, peers: Sequence[PeerId]) -> list[PeerId]:
-        """The `peers` that queue up at the same coordinator as this one, in order: all, in a swarm of usual size."""
-        circles = 1 << max(0, (len(peers) // CIRCLE).bit_length() - 1)
-        own = int(self._node.peer_id[:8], 16) % circles
-        return sorted(peer for peer in peers if int(peer[:8], 16) % circles == own)
+        return self._random.sample(partners or able, min(len(partners or able), MAX_PARTNERS))
 
     def _is_due(self) -> bool:
         now, meter = asyncio.get_running_loop().time(), self._node.access_link.meter
@@ -216,7 +205,7 @@ class Prober:
                 await session.ready.wait()
                 limit.reschedule(asyncio.get_running_loop().time() + SERVE_S)
                 if session.ready.came < session.enough:
-                    raise RejectedError("too few partners are free", code="busy")
+                    raise RejectedError("too few partners are free", code=RefusalCode.BUSY)
                 share = MAX_PHASE_BYTES // session.ready.came
                 if session.fills:
                     async with self._node.open(peer, SINK, bulk=True) as stream:
@@ -234,7 +223,7 @@ class Prober:
 
     def _check_idle(self) -> None:
         if self._node.access_link.meter.is_busy:
-            raise RejectedError("other transfers go before this probe", code="busy")
+            raise RejectedError("other transfers go before this probe", code=RefusalCode.BUSY)
 
     # ---- being probed
 
@@ -244,20 +233,20 @@ class Prober:
         while self._served and now - self._served[0] > SERVED_PERIOD_S:
             self._served.popleft()
         if self._engaged_with is not None or self._node.access_link.meter.is_busy:
-            raise RejectedError("this peer is in a probe or a transfer already", code="busy")
+            raise RejectedError("this peer is in a probe or a transfer already", code=RefusalCode.BUSY)
         fruitless = self._fruitless.get(peer) or deque[float](maxlen=MAX_FRUITLESS)
         self._fruitless[peer] = fruitless
         if len(fruitless) == MAX_FRUITLESS and now - fruitless[0] < PEER_PERIOD_S:
-            raise RejectedError("this peer was asked too often without a probe of late", code="often")
+            raise RejectedError("this peer was asked too often without a probe of late", code=RefusalCode.OFTEN)
         if len(self._served) == MAX_SERVED or now - self._served_to.get(peer, -math.inf) < PEER_PERIOD_S:
-            raise RejectedError("this peer was probed often enough of late", code="often")
+            raise RejectedError("this peer was probed often enough of late", code=RefusalCode.OFTEN)
         self._engaged_with = peer
         try:
             async with asyncio.timeout(SERVE_S):
                 await stream.send(Ready())
                 await stream.receive_end()
         except TimeoutError as error:
-            raise RejectedError("the probe took too long", code="late") from error
+            raise RejectedError("the probe took too long", code=RefusalCode.LATE) from error
         finally:
             self._engaged_with = None
             if asyncio.get_running_loop().time() - now > RESERVE_S or self._phases:
@@ -279,7 +268,7 @@ class Prober:
 
     def _begin_phase(self, peer: PeerId, stream: MessageStream, phase: str) -> None:
         if self._engaged_with != peer or phase in self._phases:
-            raise RejectedError("nothing is reserved for this", code="busy")
+            raise RejectedError("nothing is reserved for this", code=RefusalCode.BUSY)
         self._phases.add(phase)
         stream.counter.use = BulkUse.PROBED
 

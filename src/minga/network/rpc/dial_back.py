@@ -8,10 +8,12 @@ through it, so such a peer need not ask.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from minga.core.errors import RejectedError, RemoteError
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.core.urls import is_public
 from minga.network.interface import Address, PeerId
@@ -60,8 +62,23 @@ class Reachability:
         public = tuple(filter(is_public, address.direct))
         return await self._any(Address(address.peer_id, public)) if public else None
 
-    async def _any(self, address: Address) -> bool | None:
-        asked = [asyncio.ensure_future(self._ask(peer, address)) for peer in self._node.connected()[:MAX_ASKED]]
+    async def check_at(self, endpoint: str, first: Collection[PeerId] = ()) -> bool | None:
+        """Ask them whether they can dial this peer at one endpoint: True, False, or None if unknown.
+
+        The peers in `first` named the endpoint; they are asked only where no other is connected.
+        """
+        others = [peer for peer in self._node.connected() if peer not in first]
+        return await self._any(Address(self._node.peer_id, (endpoint,)), others or None)
+
+    async def check_relay(self) -> bool | None:
+        """Whether a stranger gets to this peer through its relay, tried from here; None without one."""
+        network = self._node.network
+        relay = network.address.relay
+        return None if relay is None else await network.can_dial(Address(network.peer_id, (), relay))
+
+    async def _any(self, address: Address, peers: Sequence[PeerId] | None = None) -> bool | None:
+        chosen = (self._node.connected() if peers is None else peers)[:MAX_ASKED]
+        asked = [asyncio.ensure_future(self._ask(peer, address)) for peer in chosen]
         try:
             answers: list[bool | None] = []
             for answer in asyncio.as_completed(asked):
@@ -83,12 +100,13 @@ class Reachability:
     async def _serve(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(DialMe)
         if request.address.peer_id != peer:
-            raise RejectedError("only one's own address is tried", code="address")
+            raise RejectedError("only one's own address is tried", code=RefusalCode.ADDRESS)
         if self._dialling >= MAX_DIALS_AT_ONCE:
-            raise RejectedError("enough others are being tried", code="busy")
+            raise RejectedError("enough others are being tried", code=RefusalCode.BUSY)
         self._dialling += 1
         try:
-            reached = await self._node.network.can_dial(request.address)
+            # Through its relay everybody gets to a peer: that need not be tried.
+            reached = await self._node.network.can_dial(Address(peer, request.address.direct))
         finally:
             self._dialling -= 1
         await stream.send(Dialled(reached))

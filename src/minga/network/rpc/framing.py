@@ -25,6 +25,7 @@ import msgspec
 
 from minga.core.decoding import DECODING_ERRORS
 from minga.core.errors import ProtocolError, RejectedError, RemoteError, SilentError, UnreachableError
+from minga.core.refusal_code import RefusalCode
 from minga.network.bandwidth.access_link import AccessLink
 from minga.network.bandwidth.delivery_reports import RECEIPT_BYTES
 from minga.network.bandwidth.shaped_stream import ShapedStream
@@ -47,7 +48,7 @@ T = TypeVar("T")
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a request was refused: a short machine-readable `code` and a sentence for people."""
+    """Why a request was refused: `code` is a `RefusalCode`, or one of a later version, and the reason for people."""
 
     code: Annotated[str, msgspec.Meta(max_length=64)]
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARACTERS)]
@@ -127,9 +128,9 @@ class MessageStream:
         await self._send_frame(BULK, body)
         self.counter.sent()
 
-    async def refuse(self, code: str, reason: str) -> None:
+    async def refuse(self, code: RefusalCode, reason: str) -> None:
         """Tell the other side that its request is refused, and finish."""
-        await self._send_frame(REFUSAL, msgspec.msgpack.encode(Refusal(code, reason[:MAX_REASON_CHARACTERS])))
+        await self._send_frame(REFUSAL, msgspec.msgpack.encode(Refusal(code.value, reason[:MAX_REASON_CHARACTERS])))
         await self.finish()
 
     async def finish(self) -> None:
@@ -334,7 +335,7 @@ class MessageStream:
             self._waiting = False
         if kind == REFUSAL:
             refusal = self._decode(body, Refusal)
-            raise RejectedError(refusal.reason, code=refusal.code, peer=self.peer)
+            raise RejectedError(refusal.reason, code=RefusalCode.of(refusal.code), peer=self.peer)
         return body
 
     def _decode(self, body: bytearray | memoryview, message_type: type[T]) -> T:

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from minga.core.errors import RejectedError, RemoteError
+from minga.core.refusal_code import RefusalCode
 from minga.network.authorizer import MAX_CREDENTIAL_BYTES
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
@@ -52,11 +53,11 @@ def check_hello(hello: Hello, run_id: str, peer: PeerId) -> None:
         raise RejectedError(
             f"wire versions {hello.versions[0]}-{hello.versions[1]} there and "
             f"{WIRE_VERSIONS[0]}-{WIRE_VERSIONS[1]} here have none in common; update minga on the older side",
-            code="version",
+            code=RefusalCode.VERSION,
             peer=peer,
         )
     if hello.run_id != run_id:
-        raise RejectedError("that peer is in another run", code="run", peer=peer)
+        raise RejectedError("that peer is in another run", code=RefusalCode.RUN, peer=peer)
 
 
 async def introduce(stream: MessageStream, own: Hello, check: Callable[[Hello], None]) -> Hello:

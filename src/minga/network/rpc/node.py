@@ -31,6 +31,7 @@ from minga.core.errors import (
 )
 from minga.core.events.bus import EventBus
 from minga.core.events.network import PeerConnected, PeerCutOff, PeerDisconnected, PeerOffence
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import any_thread, loop_bound
 from minga.network.authorizer import Authorizer, OpenAuthorizer
 from minga.network.bandwidth.access_link import AccessLink
@@ -213,6 +214,11 @@ class Node:
         live = self._connections.live(peer)
         return live.facts() if live else None
 
+    def seen_at(self, peer: PeerId) -> str | None:
+        """The `ip:port` at which `peer` is seen from here; None over a relay or without a connection."""
+        live = self._connections.live(peer)
+        return live.seen_at if live else None
+
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received over all connections so far, closed ones included."""
         return self._connections.traffic()
@@ -251,13 +257,13 @@ class Node:
     def _check_hello(self, hello: Hello, peer: PeerId) -> None:
         handshake.check_hello(hello, self.run_id, peer)
         if self._misbehaviour.is_cut_off(peer, asyncio.get_running_loop().time()):
-            raise RejectedError("cut off after repeated breaches of the protocol", code="cut_off", peer=peer)
+            raise RejectedError("cut off after repeated breaches of the protocol", code=RefusalCode.CUT_OFF, peer=peer)
         self._authorizer.meet(peer, hello.credential)
 
     def _check_guest(self, hello: Hello, peer: PeerId) -> None:
         self._check_hello(hello, peer)
         if self._connections.is_full_for(peer):
-            raise RejectedError("too many peers are connected already", code="full", peer=peer)
+            raise RejectedError("too many peers are connected already", code=RefusalCode.FULL, peer=peer)
 
     def _wrap(self, stream: Stream, connection: Connection) -> MessageStream:
         peer = connection.peer_id

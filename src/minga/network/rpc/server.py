@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from minga.core.errors import ProtocolError, RejectedError, RemoteError, UnreachableError
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import Connection, PeerId, Stream
 from minga.network.rpc.framing import MessageStream
@@ -56,9 +57,9 @@ class Server:
             call = await stream.receive(Call)
             handler = self.handlers.get(call.method)
             if handler is None:
-                raise RejectedError(f"no such method: {call.method[:40]}", code="method")
+                raise RejectedError(f"no such method: {call.method[:40]}", code=RefusalCode.METHOD)
             if not self._permits(stream.peer, call.method):
-                raise RejectedError(f"not admitted to {call.method[:40]}", code="access")
+                raise RejectedError(f"not admitted to {call.method[:40]}", code=RefusalCode.ACCESS)
             await handler(stream.peer, stream)
             await stream.finish()
             await stream.receive_end()

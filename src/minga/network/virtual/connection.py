@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from minga.core.errors import ClosedError, MingaError, ProtocolError, UnreachableError
 from minga.network.interface import Buffer, Connection, LinkFacts, PeerId, Stream
 from minga.network.meta_bytes import byte_view, is_meta
 from minga.network.virtual.paths import Host, NetworkPaths
 from minga.network.virtual.pipe import SEND_BUFFER_BYTES, Pipe
+from minga.network.virtual.relay import Relay
 
 T = TypeVar("T")
 MakeError = Callable[[], MingaError]
@@ -112,7 +113,13 @@ class VirtualConnection(Connection):
     def facts(self) -> LinkFacts:
         """Round trip without queueing, and the bytes of all streams so far."""
         round_trip_s = self.paths.latency_s(self.host, self.far.host) + self.paths.latency_s(self.far.host, self.host)
-        return LinkFacts(round_trip_s, "direct", self.bytes_sent, self.bytes_received)
+        path: Literal["direct", "relayed"] = "direct" if self._relay is None else "relayed"
+        return LinkFacts(round_trip_s, path, self.bytes_sent, self.bytes_received)
+
+    @property
+    def seen_at(self) -> str | None:
+        """The public address of the other side; see `Connection`."""
+        return self.far.host.seen_by(self.host) if self._relay is None else None
 
     @property
     def is_closed(self) -> bool:
@@ -164,6 +171,10 @@ class VirtualConnection(Connection):
             self._watch = None
         for stream in list(self._streams):
             stream.flush()
+
+    @property
+    def _relay(self) -> Relay | None:
+        return self.paths.relay(self.host, self.far.host)
 
     def _time_out(self) -> None:
         seconds = self.paths.idle_timeout_s

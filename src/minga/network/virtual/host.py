@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from minga.core.aio.backoff import Backoff
+from minga.core.aio.observers import Observers
 from minga.core.errors import ClosedError, ConfigurationError, UnreachableError
-from minga.network.interface import Address, Network, PeerId
+from minga.network.interface import MAX_LEARNED, Address, Network, PeerId
 from minga.network.virtual.connection import Mailbox, VirtualConnection
+from minga.network.virtual.nat import Nat
 from minga.network.virtual.paths import Host, NetworkPaths
 from minga.network.virtual.process import VirtualProcess
+from minga.network.virtual.relay import Relay
 
 EPOCH_S = 1_767_225_600.0
 """Wall time at loop time zero: 2026-01-01 00:00 UTC."""
@@ -27,7 +31,9 @@ MAX_LATENCY_S = 60.0
 class HostSettings:
     """A simulated host: rates in bytes per second (None: unlimited), one-way `latency_s` to the middle of the network,
     `loss` as the chance of losing a packet, `clock_skew_s` by which its clock is fast.
-    `VirtualInternet.set_region_latency` sets the latency between the middles of two regions.
+    `VirtualInternet.set_region_latency` sets the latency between the middles of two regions. A host that is not
+    `dialable` only dials out, and has no address. `nat` is what its router lets in, `relay` the URL of the relay that
+    it uses.
 
     Raises `ConfigurationError` for values that make no sense.
     """
@@ -39,6 +45,13 @@ class HostSettings:
     dialable: bool = True
     clock_skew_s: float = 0.0
     region: str = ""
+    nat: Nat = Nat.NONE
+    relay: str | None = None
+
+    @property
+    def takes_newcomers(self) -> bool:
+        """Whether a peer that knows its address from the start gets in."""
+        return self.dialable and (self.relay is not None or self.nat in (Nat.NONE, Nat.ONE_TO_ONE))
 
     def __post_init__(self) -> None:
         for field in ("up_bytes_per_s", "down_bytes_per_s"):
@@ -62,20 +75,38 @@ class Directory(Protocol):
     def at(self, endpoint: str) -> VirtualNetwork | None:
         """The host that listens at an endpoint, if there is one."""
 
+    def at_relay(self, url: str, peer: PeerId) -> tuple[VirtualNetwork, Relay] | None:
+        """The host of a peer that waits at a relay, if the relay is up."""
+
+    def is_up(self, url: str) -> bool:
+        """Whether a relay answers."""
+
+    def punch(self, one: VirtualNetwork, other: VirtualNetwork) -> None:
+        """Two hosts have begun to talk through a relay, and try for a direct path."""
+
     def forget(self, endpoint: str) -> None:
         """The host at this endpoint is gone."""
+
+
+class Way(NamedTuple):
+    """A host that answers, and the relay between; None for a direct path."""
+
+    target: VirtualNetwork
+    relay: Relay | None
 
 
 class VirtualNetwork(Network):
     """One host's access to the virtual network. Made by `VirtualInternet.host`."""
 
-    def __init__(
-        self, internet: Directory, settings: HostSettings, state: Host, private_key: bytes, endpoint: str
-    ) -> None:
+    def __init__(self, internet: Directory, settings: HostSettings, state: Host, private_key: bytes) -> None:
         self.settings, self.private_key = settings, private_key
         self.state = state
         self.mailbox: Mailbox[VirtualConnection] = Mailbox()
-        self._internet, self._paths, self._endpoint = internet, internet.paths, endpoint
+        self._internet, self._paths = internet, internet.paths
+        self._on_address = Observers[[]]()
+        self._learned: deque[str] = deque(maxlen=MAX_LEARNED)
+        self._met_relay = False
+        self.look_for_relay()
 
     @property
     def name(self) -> str:
@@ -94,8 +125,35 @@ class VirtualNetwork(Network):
 
     @property
     def address(self) -> Address:
-        """Where others can dial this host."""
-        return Address(self.peer_id, (self._endpoint,) if self.settings.dialable else ())
+        """Where others can dial this host: where it is announced or a relay or peers see it, and its own interface."""
+        if not self.settings.dialable:
+            return Address(self.peer_id)
+        nat, public = self.state.nat, self.state.public
+        direct = dict.fromkeys(self._learned)
+        if nat in (Nat.NONE, Nat.ONE_TO_ONE) or (self._met_relay and nat.has_one_port):
+            direct[public] = None
+        if nat is not Nat.NONE:
+            direct[f"192.168.{'.'.join(public.split('.')[2:])}"] = None
+        return Address(self.peer_id, tuple(direct), self.settings.relay if self._met_relay else None)
+
+    @property
+    def on_address(self) -> Observers[[]]:
+        """See `Network`."""
+        return self._on_address
+
+    async def announce(self, endpoint: str) -> None:
+        """See `Network`."""
+        await self.state.gate()
+        if self.settings.dialable and endpoint not in self.address.direct and _is_endpoint(endpoint):
+            self._learned.append(endpoint)
+            self._on_address.tell()
+
+    def look_for_relay(self) -> None:
+        """Take note of the own relay once it answers."""
+        relay = self.settings.relay
+        if relay is not None and not self._met_relay and self._internet.is_up(relay):
+            self._met_relay = True
+            self._on_address.tell()
 
     def wall_time(self) -> float:
         """Unix seconds by this host's clock, which goes with the loop's."""
@@ -103,30 +161,12 @@ class VirtualNetwork(Network):
 
     async def connect(self, address: Address) -> VirtualConnection:
         """Dial: a round trip, or an error after `dial_timeout_s` without an answer; see `Network`."""
-        await self.state.gate()
-        peer = address.peer_id
-        if not address.dialable:
-            raise UnreachableError("no address to dial is known", peer=peer)
-        if self._endpoint in address.direct:
-            raise UnreachableError("that address is this peer's own", peer=peer)
-        target = await self._knock(address)
-        await self.state.sleep(self._paths.clock, 2 * self._paths.latency_s(self.state, target.state))
-        if target.peer_id != peer:
-            raise UnreachableError(f"peer {target.peer_id[:10]} answers at that address", peer=peer)
-        if target.state.gone:
-            raise UnreachableError("it went away while it was dialled", peer=peer)
-        near = VirtualConnection(self.state, target.peer_id, self._paths)
-        far = VirtualConnection(target.state, self.peer_id, self._paths)
-        near.far, far.far = far, near
-        self._paths.signal(self.state, target.state, lambda: target.mailbox.put(far))
-        for end in (near, far):
-            end.recheck()  # the path may have been cut in the meantime
-        return near
+        return await self._dial(address, as_stranger=False)
 
     async def can_dial(self, address: Address) -> bool:
         """See the interface."""
         try:
-            connection = await self.connect(address)
+            connection = await self._dial(address, as_stranger=True)
         except UnreachableError:
             return False
         await connection.close()
@@ -159,27 +199,71 @@ class VirtualNetwork(Network):
         for end in far_ends:
             end.recheck()
         self.mailbox.fail(_closed)
-        self._internet.forget(self._endpoint)
+        self._internet.forget(self.state.public)
 
-    async def _knock(self, address: Address) -> VirtualNetwork:
-        """Send first packets, ever more rarely, until one is answered."""
+    async def _dial(self, address: Address, *, as_stranger: bool) -> VirtualConnection:
+        await self.state.gate()
+        peer = address.peer_id
+        if not address.dialable:
+            raise UnreachableError("no address to dial is known", peer=peer)
+        if self.state.public in address.direct:
+            raise UnreachableError("that address is this peer's own", peer=peer)
+        target, relay = await self._knock(address, as_stranger=as_stranger)
+        if not (as_stranger and self._talks_to(target)):
+            self._paths.set_relay(self.state, target.state, relay)
+        await self.state.sleep(self._paths.clock, 2 * self._paths.latency_s(self.state, target.state))
+        if target.peer_id != peer:
+            raise UnreachableError(f"peer {target.peer_id[:10]} answers at that address", peer=peer)
+        if target.state.gone:
+            raise UnreachableError("it went away while it was dialled", peer=peer)
+        near = VirtualConnection(self.state, target.peer_id, self._paths)
+        far = VirtualConnection(target.state, self.peer_id, self._paths)
+        near.far, far.far = far, near
+        self._paths.signal(self.state, target.state, lambda: target.mailbox.put(far))
+        for end in (near, far):
+            end.recheck()  # the path may have been cut in the meantime
+        if relay is not None:
+            self._internet.punch(self, target)
+        return near
+
+    async def _knock(self, address: Address, *, as_stranger: bool) -> Way:
+        """Send first packets, ever more rarely, until one is answered: directly, or else through the relay."""
         now = self._paths.clock.now
         deadline, backoff = now() + self._internet.dial_timeout_s, Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
         while True:
             for endpoint in address.direct:
                 target = self._internet.at(endpoint)
-                if target is not None and self._answers(target):
-                    return target
+                if target is not None and self._gets_in(target, as_stranger=as_stranger) and self._answers(target):
+                    return Way(target, None)
+            if address.relay is not None and self.settings.relay is not None:
+                found = self._internet.at_relay(address.relay, address.peer_id)
+                if found is not None and self._answers(found[0]):
+                    return Way(*found)
             rest, pause = deadline - now(), backoff.next_s()
             await self.state.sleep(self._paths.clock, min(pause, rest))
             if pause >= rest:
                 raise UnreachableError(f"no answer for {self._internet.dial_timeout_s:g} s", peer=address.peer_id)
+
+    def _gets_in(self, target: VirtualNetwork, *, as_stranger: bool) -> bool:
+        """Whether the router of `target` lets a first packet in: a hole is open for those that it talks to already."""
+        if target.state.nat.lets_in:
+            return True
+        is_direct = self._paths.relay(self.state, target.state) is None
+        return is_direct and not as_stranger and self._talks_to(target)
+
+    def _talks_to(self, target: VirtualNetwork) -> bool:
+        return any(end.far.host is target.state for end in self.state.ends)
 
     def _answers(self, target: VirtualNetwork) -> bool:
         paths, here, there = self._paths, self.state, target.state
         if not (paths.is_open(here, there) and paths.is_open(there, here)):
             return False
         return not (paths.lost(here, there) or paths.lost(there, here))
+
+
+def _is_endpoint(text: str) -> bool:
+    ip, colon, port = text.rpartition(":")
+    return bool(ip and colon) and port.isdecimal()
 
 
 def check_rate(field: str, rate: float | None) -> None:

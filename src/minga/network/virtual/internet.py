@@ -1,22 +1,23 @@
 """The virtual network: simulated hosts behind simulated links, in one process, from one seed.
 
 Theory of operation. Every host has an uplink and a downlink whose rates its transfers share evenly, and a latency to
-the middle of the network. It has a share of lost packets, which cost time because they are sent again, and perhaps a
-NAT behind which no host can dial it. The path from one host to another may be narrower than both their links.
+the middle of the network. It has a share of lost packets, which cost time because they are sent again. The path from
+one host to another may be narrower than both their links. A host may be behind a NAT (`nat`); two hosts that get no
+direct path through theirs talk through the relay that both use, and share its rate with all others that do (`relay`).
 Everything happens by timers of the running loop, so on the loop of `minga.simulation` hours pass in seconds, and equal
 seeds give equal runs.
 
 Faults give no notice. Behind a cut, a stall or a kill the other hosts see only silence; a connection counts as lost
 after `idle_timeout_s` of it, as with QUIC. Meanwhile
 
-* a *cut* holds back what is under way; it goes on when the cut ends before the timeout;
+* a *cut* holds back what is under way; it goes on when the cut ends before the timeout; so does a relay that is down;
 * a *stalled* host (SIGSTOP) neither sends nor receives, and its operations hang; what its `process` runs stands
   still, on a loop that knows of processes. When it resumes, it goes on with what queued up;
 * a *killed* host (SIGKILL) vanishes: nothing more leaves it, its operations raise `ClosedError`, pending ones too, and
   the tasks of its `process` are cancelled;
 * a host that is *closed* says goodbye: the others know it after the latency.
 
-Not modelled: congestion control (links are shared evenly at once), routers in the middle, relays.
+Not modelled: congestion control (links are shared evenly at once), routers in the middle.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ from minga.identity.keys.keys import remember_signatures
 from minga.network.interface import PeerId
 from minga.network.virtual.host import HostSettings, VirtualNetwork, check_latency, check_rate
 from minga.network.virtual.link import TURN_S
+from minga.network.virtual.nat import Nat, punches
 from minga.network.virtual.paths import Delivery, Host, NetworkPaths
+from minga.network.virtual.relay import PUNCH_ROUND_TRIPS, Relay
 
-__all__ = ["Delivery", "HostSettings", "VirtualInternet", "VirtualNetwork"]
+__all__ = ["Delivery", "HostSettings", "Nat", "VirtualInternet", "VirtualNetwork"]
 
 WINDOW_BYTES = 2 << 20
 IDLE_TIMEOUT_S = 30.0
@@ -72,6 +75,7 @@ class VirtualInternet:
             on_delivery=on_delivery,
         )
         self._endpoints: dict[str, VirtualNetwork] = {}
+        self._relays: dict[str, Relay] = {}
         self._made = 0
 
     def host(
@@ -83,6 +87,8 @@ class VirtualInternet:
         """
         number = self._made
         settings = settings or HostSettings()
+        if settings.relay is not None and settings.relay not in self._relays:
+            raise ConfigurationError(f"there is no relay {settings.relay}")
         name = name or f"peer-{number}"
         if name in self.hosts and not self.hosts[name].state.gone:
             raise ConfigurationError(f"a host named {name} exists")
@@ -96,14 +102,25 @@ class VirtualInternet:
             settings.latency_s,
             settings.loss,
             settings.region,
+            settings.nat,
+            f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}:4433",
         )
-        endpoint = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}:4433"
-        network = VirtualNetwork(self, settings, state, key, endpoint)
+        network = VirtualNetwork(self, settings, state, key)
         self._made += 1
         self.hosts[name] = network
         if settings.dialable:
-            self._endpoints[endpoint] = network
+            self._endpoints[state.public] = network
         return network
+
+    def add_relay(
+        self, url: str, bytes_per_s: float | None = None, *, latency_s: float = 0.01, region: str = ""
+    ) -> None:
+        """Add a relay at a URL, which hosts name in their settings. All that it carries shares `bytes_per_s`."""
+        check_rate("bytes_per_s", bytes_per_s)
+        check_latency("latency_s", latency_s)
+        if url in self._relays:
+            raise ConfigurationError(f"there is a relay {url} already")
+        self._relays[url] = Relay(url, self.paths.link(bytes_per_s), latency_s, region)
 
     # ---- what goes wrong
 
@@ -144,6 +161,28 @@ class VirtualInternet:
         self.paths.restore(other.state, one.state)
         self._recheck(one, other)
 
+    def stop_relay(self, url: str) -> None:
+        """Let a relay carry nothing until `start_relay`: hosts that need it become unreachable to each other."""
+        self._set_down(url, True)
+
+    def start_relay(self, url: str) -> None:
+        """Let a relay go on."""
+        self._set_down(url, False)
+        for network in self.hosts.values():
+            if not network.state.gone:
+                network.look_for_relay()
+
+    def set_nat(self, host: VirtualNetwork | str, nat: Nat) -> None:
+        """Change what the router of a host lets in, as when a port is forwarded; open paths stay as they are, or become
+        direct.
+        """
+        network = self._find(host)
+        network.state.nat = nat
+        by_state = {each.state: each for each in self.hosts.values()}
+        for one, other in self.paths.relayed():
+            if one is network.state and other in by_state:
+                self.punch(network, by_state[other])
+
     def set_rate(
         self, host: VirtualNetwork | str, up_bytes_per_s: float | None, down_bytes_per_s: float | None
     ) -> None:
@@ -176,6 +215,24 @@ class VirtualInternet:
         """The host that can be dialled at an endpoint."""
         return self._endpoints.get(endpoint)
 
+    def at_relay(self, url: str, peer: PeerId) -> tuple[VirtualNetwork, Relay] | None:
+        """The host of a peer that waits at a relay."""
+        relay = self._relays.get(url)
+        if relay is None or relay.is_down:
+            return None
+        waiting = (each for each in self._endpoints.values() if each.settings.relay == url and each.peer_id == peer)
+        return next(((host, relay) for host in waiting), None)
+
+    def is_up(self, url: str) -> bool:
+        """Whether a relay answers."""
+        return not self._relay(url).is_down
+
+    def punch(self, one: VirtualNetwork, other: VirtualNetwork) -> None:
+        """Give two hosts that talk through a relay a direct path after a while, if their NATs allow one."""
+        if punches(one.state.nat, other.state.nat):
+            pause_s = 2 * PUNCH_ROUND_TRIPS * self.paths.latency_s(one.state, other.state)
+            self.paths.clock.at(self.paths.clock.now() + pause_s, self._go_direct, one, other)
+
     def forget(self, endpoint: str) -> None:
         """The endpoint cannot be dialled any more."""
         self._endpoints.pop(endpoint, None)
@@ -186,6 +243,26 @@ class VirtualInternet:
         if host not in self.hosts:
             raise ConfigurationError(f"there is no host named {host}")
         return self.hosts[host]
+
+    def _relay(self, url: str) -> Relay:
+        if url not in self._relays:
+            raise ConfigurationError(f"there is no relay {url}")
+        return self._relays[url]
+
+    def _set_down(self, url: str, is_down: bool) -> None:
+        relay = self._relay(url)
+        relay.is_down = is_down
+        self.paths.flush_signals()
+        for one, other in self.paths.relayed(relay):
+            for end in list(one.ends):
+                if end.far.host is other:
+                    end.recheck()
+
+    def _go_direct(self, one: VirtualNetwork, other: VirtualNetwork) -> None:
+        relay = self.paths.relay(one.state, other.state)
+        if relay is not None and not relay.is_down and punches(one.state.nat, other.state.nat):
+            self.paths.set_relay(one.state, other.state, None)
+            self._recheck(one, other)
 
     def _recheck(self, one: VirtualNetwork, other: VirtualNetwork | None = None) -> None:
         """Something about one host, or about the path between two, changed."""

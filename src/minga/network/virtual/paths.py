@@ -1,4 +1,4 @@
-"""What lies between simulated hosts: latency, loss, limits, cuts, and small signals that need no bandwidth."""
+"""What lies between simulated hosts: latency, loss, limits, relays, cuts, and small signals that need no bandwidth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import NamedTuple, Protocol
 from minga.core.errors import ClosedError, MingaError
 from minga.network.interface import PeerId
 from minga.network.virtual.link import Clock, LineDirection, Quantum, resend_delay_s
+from minga.network.virtual.nat import Nat
 from minga.network.virtual.process import VirtualProcess
+from minga.network.virtual.relay import Relay
 
 
 class ConnectionEnd(Protocol):
@@ -56,8 +58,11 @@ class Host:
         latency_s: float,
         loss: float,
         region: str = "",
+        nat: Nat = Nat.NONE,
+        public: str = "",
     ) -> None:
         self.name, self.peer_id, self.region = name, peer_id, region
+        self.nat, self.public = nat, public
         self.up, self.down = up, down
         self.latency_s, self.loss = latency_s, loss
         self.process = VirtualProcess(name)
@@ -66,6 +71,11 @@ class Host:
         """Closed or killed."""
         self.ends: dict[ConnectionEnd, None] = {}
         self._waiting: dict[asyncio.Future[None], None] = {}
+
+    def seen_by(self, other: Host) -> str:
+        """The `ip:port` at which `other` sees it: at a symmetric NAT, a port of its own for each."""
+        ip, _, port = self.public.rpartition(":")
+        return f"{ip}:{port if self.nat.has_one_port else 10_000 + int(other.peer_id[:8], 16) % 50_000}"
 
     async def gate(self) -> None:
         """Every operation passes here: it hangs while the host is stalled, and fails once the host is gone."""
@@ -134,17 +144,17 @@ class NetworkPaths:
         self._latencies_s: dict[tuple[Host, Host], float] = {}
         self._region_latencies_s: dict[tuple[str, str], float] = {}
         self._limits: dict[tuple[Host, Host], LineDirection] = {}
+        self._relays: dict[tuple[Host, Host], Relay] = {}
         self._cuts: dict[tuple[Host, Host], None] = {}
         self._held: dict[tuple[Host, Host], list[Callable[[], None]]] = {}
 
     def latency_s(self, source: Host, target: Host) -> float:
         """One-way seconds from `source` to `target` without queueing."""
+        if self._relays and (relay := self._relays.get((source, target))) is not None:
+            return self._across_s(source, relay) + self._across_s(relay, target)
         if self._latencies_s and (known := self._latencies_s.get((source, target))) is not None:
             return known
-        if self._region_latencies_s:
-            between = self._region_latencies_s.get((source.region, target.region), 0.0)
-            return source.latency_s + between + target.latency_s
-        return source.latency_s + target.latency_s
+        return self._across_s(source, target)
 
     def set_latency(self, first: Host, second: Host, seconds: float) -> None:
         """Fix the one-way latency of a pair, both ways."""
@@ -154,12 +164,30 @@ class NetworkPaths:
         """Add seconds to the one-way latency between two regions, both ways."""
         self._region_latencies_s[first, second] = self._region_latencies_s[second, first] = seconds
 
+    def relay(self, one: Host, other: Host) -> Relay | None:
+        """The relay through which two hosts talk at present; None if they have a direct path, or do not talk."""
+        return self._relays.get((one, other))
+
+    def set_relay(self, one: Host, other: Host, relay: Relay | None) -> None:
+        """Let two hosts talk through a relay, or directly."""
+        for pair in ((one, other), (other, one)):
+            if relay is None:
+                self._relays.pop(pair, None)
+            else:
+                self._relays[pair] = relay
+
+    def relayed(self, relay: Relay | None = None) -> list[tuple[Host, Host]]:
+        """The pairs that talk through `relay`, or through any, each in both orders."""
+        return [pair for pair, used in self._relays.items() if relay is None or used is relay]
+
     def link(self, rate: float | None) -> LineDirection:
         """One more link, or limit of a path."""
         return LineDirection(self.clock, rate, self._turn_s)
 
     def limit(self, source: Host, target: Host) -> LineDirection | None:
         """What the path from `source` to `target` carries, if that is limited."""
+        if (relay := self.relay(source, target)) is not None:
+            return relay.line
         return self._limits.get((source, target))
 
     def set_limit(self, source: Host, target: Host, rate: float | None) -> None:
@@ -186,17 +214,17 @@ class NetworkPaths:
 
     def may_leave(self, source: Host, target: Host) -> bool:
         """Whether the source can send towards the target (which need not be there)."""
-        return not source.gone and (source, target) not in self._cuts
+        return not source.gone and not self._is_cut(source, target)
 
     def is_open(self, source: Host, target: Host) -> bool:
         """Whether what is under way can arrive now."""
-        return not target.stalled and not target.gone and (source, target) not in self._cuts
+        return not target.stalled and not target.gone and not self._is_cut(source, target)
 
     def is_silent(self, one: Host, other: Host) -> bool:
         """Whether `one` hears nothing of `other`, or `other` nothing of `one`, so that the connection will time out."""
         if other.gone or other.stalled or one.stalled:
             return True
-        return (one, other) in self._cuts or (other, one) in self._cuts
+        return self._is_cut(one, other) or self._is_cut(other, one)
 
     def cut(self, source: Host, target: Host) -> None:
         """Let nothing pass from `source` to `target` from now on."""
@@ -224,14 +252,28 @@ class NetworkPaths:
                 del self._held[source, target]
 
     def forget_signals(self, source: Host) -> None:
-        """The source is gone, and with it what a cut kept it from sending."""
-        for pair in [pair for pair in self._held if pair[0] is source and pair in self._cuts]:
+        """The source is gone, and with it what a cut kept it from sending, and its relayed paths."""
+        for pair in [pair for pair in self._held if pair[0] is source and self._is_cut(*pair)]:
             del self._held[pair]
+        for pair in [pair for pair in self._relays if source in pair]:
+            del self._relays[pair]
 
     def record(self, source: Host, target: Host, quantum: Quantum) -> None:
         """Report a delivery."""
         if self._on_delivery is not None:
             self._on_delivery(Delivery(self.clock.now(), source.name, target.name, quantum.size))
+
+    def _across_s(self, source: Host | Relay, target: Host | Relay) -> float:
+        if self._region_latencies_s:
+            between = self._region_latencies_s.get((source.region, target.region), 0.0)
+            return source.latency_s + between + target.latency_s
+        return source.latency_s + target.latency_s
+
+    def _is_cut(self, source: Host, target: Host) -> bool:
+        """Whether nothing passes from `source` to `target`: the path is cut, or the relay on it is down."""
+        if self._relays and (relay := self._relays.get((source, target))) is not None and relay.is_down:
+            return True
+        return (source, target) in self._cuts
 
     def _signalled(self, source: Host, target: Host, action: Callable[[], None]) -> None:
         if self.is_open(source, target):

@@ -1,12 +1,11 @@
-"""ALBERT: masked language model and sentence order, on text.
+"""ALBERT: masked language model and sentence order, on pairs of segments, with one block of weights for all layers.
 
-    text/ ─▶ batching (padding, masks) ─▶ model (loss) ─▶ recipe ─▶ training
-                                             └─▶ evaluation (held out), export (for transformers)
+    masked_lm/ (data, masks, loss, evaluation) ─▶ recipe ─▶ training
+                     sizes, model, facts: what ALBERT has of its own
 
-Read: recipe (entry), settings (its part of the run spec), sizes (in which it builds its model), facts (what planning
-asks), batching (from instances to batches), model (what is
-done with transformers' ALBERT), evaluation (the same masks for everyone), export (a directory that transformers
-loads).
+Read: recipe (entry), settings (its part of the run spec), sizes (in which it builds its model), model (what is done
+with transformers' ALBERT, and how its parameters begin), facts (what planning asks), sahajbert (the recipe that trained
+ALBERT on Bengali).
 
 Called by registry. The name ALBERT should appear in no other folder.
 """

@@ -1,8 +1,4 @@
-"""What the recipe does with `transformers.AlbertForPreTraining`, which it uses as it comes.
-
-The vocabulary layer is by far the largest product of tokens and weights, so it is run on the masked tokens only, about
-a seventh of all, instead of calling `forward`; the values are those that `forward` gives at these places.
-"""
+"""What the recipe does with `transformers.AlbertForPreTraining`, which it uses as it comes."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ from torch import Tensor, nn
 from transformers import AlbertForPreTraining
 
 from minga.recipes.interface import Batch
+from minga.recipes.masked_lm.heads import at_places, bare_outputs
 
 _INIT_CONTEXT = "minga v1 initial parameters"
 
@@ -21,13 +18,8 @@ def albert_logits(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Scores of the vocabulary at the m masked positions, [m, vocabulary], and of the sentence order, [n, 2]."""
     if not isinstance(model, AlbertForPreTraining):
         raise TypeError(f"not a model of this recipe: {type(model).__name__}")
-    output = model.albert(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
-        token_type_ids=batch["token_type_ids"],
-    )
-    hidden = output.last_hidden_state.flatten(0, 1).index_select(0, batch["masked_positions"])
-    return model.predictions(hidden), model.sop_classifier(output.pooler_output)
+    output = bare_outputs(model, batch)
+    return model.predictions(at_places(output.last_hidden_state, batch)), model.sop_classifier(output.pooler_output)
 
 
 def initialize(model: AlbertForPreTraining, seed: int) -> None:

@@ -9,7 +9,7 @@ from transformers import AlbertConfig
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.albert.settings import AlbertSettings
-from minga.recipes.text.tokenizer import CLS, PAD, SEP
+from minga.recipes.text.special_tokens import MASKED_TOKENS
 
 Size = Literal["tiny", "small", "base", "large"]
 
@@ -78,9 +78,9 @@ def albert_config(settings: AlbertSettings) -> AlbertConfig:
     return AlbertConfig(
         vocab_size=settings.vocabulary_size,
         max_position_embeddings=max(settings.max_length, _FULL_POSITIONS if settings.size in ("base", "large") else 0),
-        pad_token_id=PAD,
-        bos_token_id=CLS,
-        eos_token_id=SEP,
+        pad_token_id=MASKED_TOKENS.index("<pad>"),
+        bos_token_id=MASKED_TOKENS.index("[CLS]"),
+        eos_token_id=MASKED_TOKENS.index("[SEP]"),
         **values,
     )
 

@@ -13,6 +13,7 @@ from minga.core.spec.sections import OptimizerSection
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Recipe
 from minga.recipes.running.micro_batch import ACCELERATOR_MICRO_BATCH, CPU_MICRO_BATCH, is_out_of_memory, release
+from minga.recipes.running.precision import Precision
 from minga.training.replica.build_optimizer import build_optimizer
 
 WARM_UP_PASSES = 2
@@ -45,26 +46,38 @@ def hardware(device: torch.device) -> str:
 
 
 def measure_speed(
-    recipe: Recipe[Any], optimizer_settings: OptimizerSection, device: torch.device, seconds: float
+    recipe: Recipe[Any],
+    optimizer_settings: OptimizerSection,
+    device: torch.device,
+    seconds: float,
+    precision: Precision,
 ) -> DeviceSpeed:
-    """Train the model of `recipe` on `device`, for about `seconds` with each micro-batch.
+    """Train the model of `recipe` on `device` in `precision`, for about `seconds` with each micro-batch.
 
     Begins with what `minga join` takes, halves it until there is memory for it, then tries half of that as well, which
-    is faster on some machines. Raises `ConfigurationError` if there is no memory for a single sample.
+    is faster on some machines; a size that the run prescribes is the only one. Raises `ConfigurationError` if there is
+    no memory for a single sample, or for the prescribed size.
     """
     model = new_model(recipe).to(device)
-    optimizer, _ = build_optimizer(optimizer_settings, model)
-    micro_batch = ACCELERATOR_MICRO_BATCH if device.type != "cpu" else CPU_MICRO_BATCH
+    optimizer, _ = build_optimizer(optimizer_settings, model, recipe.decayed)
+    fixed = recipe.fixed_micro_batch_size
+    micro_batch = fixed or (ACCELERATOR_MICRO_BATCH if device.type != "cpu" else CPU_MICRO_BATCH)
     best: DeviceSpeed | None = None
     while micro_batch >= 1:
         try:
-            found = _measure(recipe, model, optimizer, micro_batch, seconds)
+            found = _measure(recipe, model, optimizer, micro_batch, seconds, precision)
         except Exception as error:  # devices have no class of errors in common
             if not is_out_of_memory(error):
                 raise
             release()
+            if fixed is not None:
+                raise ConfigurationError(
+                    f"{device} has too little memory for the run's {fixed} samples at once"
+                ) from None
             micro_batch //= 2
             continue
+        if fixed is not None:
+            return found
         if best is not None:
             return max(best, found, key=lambda each: each.samples_per_s)
         best, micro_batch = found, micro_batch // 2
@@ -74,7 +87,12 @@ def measure_speed(
 
 
 def _measure(
-    recipe: Recipe[Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer, micro_batch: int, seconds: float
+    recipe: Recipe[Any],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    micro_batch: int,
+    seconds: float,
+    precision: Precision,
 ) -> DeviceSpeed:
     device = next(model.parameters()).device
     batch = {name: tensor.to(device) for name, tensor in recipe.synthetic_batch(micro_batch).items()}
@@ -82,7 +100,8 @@ def _measure(
         torch.cuda.reset_peak_memory_stats(device)
 
     def compute() -> None:
-        loss = recipe.total_loss(model, batch)
+        with precision.autocast():
+            loss = recipe.total_loss(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         float(loss.item())  # waits until the device is done
         wait(device)

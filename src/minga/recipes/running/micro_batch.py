@@ -20,6 +20,7 @@ from torch import nn
 from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
 from minga.recipes.interface import Batch, Recipe
+from minga.recipes.running.precision import Precision
 
 CPU_MICRO_BATCH, ACCELERATOR_MICRO_BATCH = 16, 64
 """Samples with which the search begins; on a CPU they are taken as they are."""
@@ -84,11 +85,13 @@ def release() -> None:
         torch.cuda.empty_cache()
 
 
-def passes(recipe: Recipe[Any], model: nn.Module, device: torch.device) -> TryOut:
+def passes(recipe: Recipe[Any], model: nn.Module, device: torch.device, precision: Precision) -> TryOut:
     """Forward and backward passes on made-up samples, which leave model and random numbers as they were."""
 
     def once(batch: Batch) -> None:
-        recipe.total_loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        with precision.autocast():
+            loss = recipe.total_loss(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
         _wait_for(device)
 
     def try_out(size: int) -> float:

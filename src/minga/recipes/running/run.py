@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
 from minga.recipes.init_from import load_initial
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Files, Loss, Recipe, StreamPosition
@@ -23,6 +26,7 @@ from minga.recipes.running.micro_batch import (
     passes,
     release,
 )
+from minga.recipes.running.precision import choose_precision
 from minga.training.optimizer import Optimizer
 from minga.training.peer import Peer
 from minga.training.replica.build_optimizer import build_optimizer
@@ -30,7 +34,19 @@ from minga.training.replica.build_optimizer import build_optimizer
 logger = logging.getLogger("minga.recipes")
 
 StepReport = Callable[[int, int, float], None]
-"""Called after each micro-batch with the global step, its samples and its loss."""
+"""Called after each micro-batch with the global step, its samples in all processes of this peer, and its loss."""
+
+
+@dataclass(frozen=True)
+class FurtherRank:
+    """What a process of a peer knows of it, except rank 0, which has the `Peer`; see `local_ranks.py`."""
+
+    spec: RunSpec
+    files: Files
+    directory: Path
+    peer_id: str
+    role: str
+    rank: int
 
 
 class RecipeRun:
@@ -38,17 +54,34 @@ class RecipeRun:
 
     device: "auto" (an accelerator if there is one), "cpu", "cuda", "cuda:1", "mps", ….
     micro_batch_size: samples per backward pass; None searches for what suits the device (`micro_batch.py`), never above
-        the run's target batch size.
+        the run's target batch size. Where the run says how many, for all peers, anything else is refused.
+    precision: "auto", "float32", "bfloat16" or "float16", see `precision.py`.
+    checkpoint_activations: compute activations again in the backward pass instead of keeping them.
+    compiled: let PyTorch compile the model.
     data: own files, or globs, to train on instead of the run's; which kinds of file the recipe says.
+    ranks: processes of this peer; each makes the same calls.
+    meet: called when all is there but what the ranks do together, which has to make one `torch.distributed` group of
+        them: a rank that fails before then keeps no other one waiting.
 
     The constructor returns once the model has the swarm's current state. Raises `ConfigurationError` for a device that
-    is not there or a recipe without a model of its own.
+    is not there, a precision that it or the run does not allow, or a recipe without a model of its own.
     """
 
     def __init__(
-        self, peer: Peer, *, device: str = "auto", micro_batch_size: int | None = None, data: Sequence[str] = ()
+        self,
+        peer: Peer | FurtherRank,
+        *,
+        device: str = "auto",
+        micro_batch_size: int | None = None,
+        precision: str = "auto",
+        checkpoint_activations: bool = False,
+        compiled: bool = False,
+        data: Sequence[str] = (),
+        ranks: int = 1,
+        meet: Callable[[], None] = lambda: None,
     ) -> None:
         self.peer = peer
+        self._rank, self._ranks = (peer.rank if isinstance(peer, FurtherRank) else 0), ranks
         spec = peer.spec
         check_published(spec)
         self.files: Files = dict(peer.files)
@@ -59,18 +92,33 @@ class RecipeRun:
                 "--data: in this run all train on the same data, so that each can check the others"
             )
         if data:
-            folder = peer.directory / f"own-data-{peer.peer_id[:10]}"
+            of_rank = f"-{self._rank}" if self._rank else ""  # ranks prepare at the same time
+            folder = peer.directory / f"own-data-{peer.peer_id[:10]}{of_rank}"
             self.recipe, self.files = self.recipe.own_data(self.files, data, folder)
         self.device = choose_device(device)
+        self.precision = choose_precision(precision, self.device, spec)
         self.model: nn.Module = new_model(self.recipe)
         load_initial(self.model, peer.files)
+        self.recipe.constrain(self.model, 0)
         self.model = self.model.to(self.device)
-        self._is_fixed = self._is_public or micro_batch_size is not None
+        if checkpoint_activations:
+            self.recipe.checkpoint_activations(self.model)
+        if compiled:
+            self._compile()
+        self._of_run = spec.security.micro_batch_size if self._is_public else self.recipe.fixed_micro_batch_size
+        self._is_fixed = self._of_run is not None or micro_batch_size is not None
         self._remembered = RememberedSizes(peer.directory)
         self._halvings = 0  # after each the data comes in another order, so that no sample counts twice
         self.micro_batch_size = self._choose_micro_batch(micro_batch_size)
-        inner, scheduler = build_optimizer(peer.spec.optimizer, self.model)
-        self.optimizer = Optimizer(inner, peer, scheduler=scheduler, model=self.model)
+        inner, scheduler = build_optimizer(peer.spec.optimizer, self.model, self.recipe.decayed)
+        meet()
+        self.optimizer = Optimizer(
+            inner,
+            peer if isinstance(peer, Peer) else None,
+            scheduler=scheduler,
+            model=self.model,
+            rules=self.recipe,
+        )
 
     @property
     def step(self) -> int:
@@ -101,7 +149,7 @@ class RecipeRun:
                 continue
             self.optimizer.step(samples=samples, loss=loss)
             self.optimizer.zero_grad()
-            report(self.step, samples, loss)
+            report(self.step, self.optimizer.last_samples, loss)
 
     def follow(self, is_over: Callable[[int], bool], between: Callable[[], None], *, seconds: float = 0.25) -> None:
         """Apply the swarm's steps without computing gradients, until the run is finished or `is_over(step)`.
@@ -115,13 +163,15 @@ class RecipeRun:
     def _batches(self) -> Iterator[Batch]:
         if self._is_public:
             return (self.recipe.public_batch(self.files, batch) for batch in self.optimizer.batches())
-        position = StreamPosition(self.peer.peer_id, worker=self._halvings, start_step=self.step)
+        position = StreamPosition(
+            self.peer.peer_id, worker=self._rank + self._ranks * self._halvings, start_step=self.step
+        )
         return self.recipe.batches(self.files, position, self.micro_batch_size)
 
     def _choose_micro_batch(self, wished: int | None) -> int:
         spec = self.peer.spec
-        if self._is_public:
-            return _public_micro_batch_size(wished, spec.security.micro_batch_size)
+        if self._of_run is not None:
+            return _micro_batch_size_of_run(wished, self._of_run)
         most, _ = spec.training.batch_range
         if wished is not None:
             if not 1 <= wished <= most:
@@ -129,12 +179,19 @@ class RecipeRun:
                     f"--micro-batch {wished}: it must be from 1 to the run's target batch size, {most}"
                 )
             return wished
-        if self.device.type == "cpu" or self.peer.role != "trainer":
+        if self.device.type == "cpu" or self.peer.role not in ("trainer", "client"):
             return min(CPU_MICRO_BATCH, most)
         start = self._remembered.get(str(self.device)) or ACCELERATOR_MICRO_BATCH
-        size = largest_fit(passes(self.recipe, self.model, self.device), start, most)
+        size = largest_fit(passes(self.recipe, self.model, self.device, self.precision), start, most)
         self._remembered.keep(str(self.device), size)
         return size
+
+    def _compile(self) -> None:
+        if self._is_public:
+            raise ConfigurationError(
+                "--compile: in this run all compute in the same order, so that each can check the others"
+            )
+        self.recipe.compile_model(self.model)
 
     def _halve(self) -> None:
         """The device ran out of memory."""
@@ -144,7 +201,7 @@ class RecipeRun:
             smaller = f"; try --micro-batch {self.micro_batch_size // 2}" if self.micro_batch_size > 1 else ""
             raise ConfigurationError(
                 f"{self.device} has too little memory for a micro-batch of {self.micro_batch_size} samples"
-                f"{'' if self._is_public else smaller}"
+                f"{'' if self._of_run is not None else smaller}"
             )
         self.micro_batch_size //= 2
         self._halvings += 1
@@ -161,9 +218,10 @@ class RecipeRun:
         return None
 
     def _backward(self, batch: Batch) -> float:
-        loss = self.recipe.loss(self.model, {name: tensor.to(self.device) for name, tensor in batch.items()})
-        total = loss.total if isinstance(loss, Loss) else loss
-        total.backward()  # type: ignore[no-untyped-call]
+        on_device = {name: tensor.to(self.device) for name, tensor in batch.items()}
+        with self.precision.autocast():
+            loss = self.recipe.loss(self.model, on_device)
+        self.precision.backward(loss.total if isinstance(loss, Loss) else loss, self.optimizer)
         return float(self.recipe.reported_loss(loss).item())
 
 
@@ -182,7 +240,7 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def _public_micro_batch_size(wished: int | None, size: int) -> int:
+def _micro_batch_size_of_run(wished: int | None, size: int) -> int:
     if wished not in (None, size):
         raise ConfigurationError(f"--micro-batch {wished}: in this run all compute {size} samples at once")
     return size

@@ -36,7 +36,7 @@ def with_state(spec: RunSpec, files: Mapping[str, Path], state: Callable[[Replic
     """The model of the run of `spec`, with the state that `state` finds for a replica of it."""
     recipe = load_recipe(spec)
     model = new_model(recipe)
-    optimizer, scheduler = build_optimizer(spec.optimizer, model)
+    optimizer, scheduler = build_optimizer(spec.optimizer, model, recipe.decayed)
     replica = Replica(spec, optimizer, model=model, scheduler=scheduler)
     replica.restore(state(replica))
     return TrainedModel(recipe, model, files, replica.step)

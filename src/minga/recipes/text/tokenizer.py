@@ -1,26 +1,31 @@
-"""Tokenizers: trained once by the organiser, shipped with the run as `tokenizer.json`.
+"""Tokenizers: trained once by the organiser, or taken from elsewhere, and shipped with the run as `tokenizer.json`.
 
-The special tokens are ALBERT's, with the ids that its configuration expects: <pad> 0, <unk> 1, [CLS] 2, [SEP] 3,
-[MASK] 4. Text is normalised to NFKC and lower case, accents are kept.
+Special tokens have the first ids, in the order given. For WordPiece and Unigram, text is normalised to NFKC and lower
+case, accents are kept; byte-level BPE keeps every byte as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.text.sentences import split_sentences
+from minga.recipes.text.sentence_pairs import Split
+from minga.recipes.text.special_tokens import MASKED_TOKENS, tokens_needed
+from minga.recipes.writing.by_language import USUAL, Writing
 
-SPECIAL_TOKENS = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
-PAD, UNKNOWN, CLS, SEP, MASK = range(len(SPECIAL_TOKENS))
+Kind = Literal["bpe", "wordpiece", "unigram"]
 MAX_TRAINING_CHARACTERS = 16 << 20
 
 
 def train_tokenizer(
-    documents: Iterable[str], vocabulary_size: int, kind: Literal["wordpiece", "unigram"] = "wordpiece"
+    documents: Iterable[str],
+    vocabulary_size: int,
+    kind: Kind = "wordpiece",
+    special_tokens: Sequence[str] = MASKED_TOKENS,
+    writing: Writing = USUAL,
 ) -> bytes:
     """Learn a vocabulary of at most `vocabulary_size` entries; returns the content of `tokenizer.json`.
 
@@ -28,26 +33,13 @@ def train_tokenizer(
     """
     if vocabulary_size < 64:
         raise ConfigurationError(f"vocabulary_size = {vocabulary_size}: must be at least 64")
-    tokenizer = _untrained(kind)
+    tokenizer = _untrained(kind, writing)
     # [MASK] takes the blank before it along, so that a word and its mask fill the same place.
-    special = [AddedToken(token, lstrip=token == SPECIAL_TOKENS[MASK], special=True) for token in SPECIAL_TOKENS]
-    if kind == "wordpiece":
-        trainer: trainers.Trainer = trainers.WordPieceTrainer(
-            vocab_size=vocabulary_size,
-            special_tokens=special,
-            limit_alphabet=max(16, vocabulary_size // 4),
-            min_frequency=2,
-            show_progress=False,
-        )
-    else:
-        trainer = trainers.UnigramTrainer(
-            vocab_size=vocabulary_size,
-            special_tokens=special,
-            unk_token=SPECIAL_TOKENS[UNKNOWN],
-            show_progress=False,
-        )
-    tokenizer.train_from_iterator(_bounded(documents), trainer)
-    _finish(tokenizer)
+    special = [AddedToken(token, lstrip=token == "[MASK]", special=True) for token in special_tokens]  # noqa: S105
+    pieces = _bounded(documents, writing.split if kind != "bpe" else lambda document: [document])
+    tokenizer.train_from_iterator(pieces, _trainer(kind, vocabulary_size, special))
+    if "[CLS]" in special_tokens:
+        _frame_by_ends(tokenizer)
     size = tokenizer.get_vocab_size()
     if size > vocabulary_size:
         raise ConfigurationError(
@@ -59,30 +51,27 @@ def train_tokenizer(
 def read_tokenizer(data: bytes, vocabulary_size: int) -> Tokenizer:
     """The tokenizer in the content of a `tokenizer.json`.
 
-    Raises `ConfigurationError` if it cannot be read, is larger than the model's vocabulary or has other special tokens.
+    Raises `ConfigurationError` if it cannot be read or is larger than the model's vocabulary.
     """
     try:
         tokenizer = Tokenizer.from_str(data.decode("utf-8"))
     except Exception as error:  # the library raises bare `Exception` for whatever it cannot read
         raise ConfigurationError(f"tokenizer.json: not readable: {str(error)[:200]}") from error
-    if tokenizer.get_vocab_size() > vocabulary_size:
-        raise ConfigurationError(
-            f"tokenizer.json: {tokenizer.get_vocab_size()} entries; vocabulary_size allows {vocabulary_size}"
-        )
-    for number, token in enumerate(SPECIAL_TOKENS):
-        if tokenizer.token_to_id(token) != number:
-            raise ConfigurationError(f"tokenizer.json: {token} must have the id {number}")
+    if (size := tokens_needed(tokenizer)) > vocabulary_size:
+        raise ConfigurationError(f"tokenizer.json: {size} entries; vocabulary_size allows {vocabulary_size}")
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
 
 
-def _untrained(kind: Literal["wordpiece", "unigram"]) -> Tokenizer:
-    normalizer = normalizers.Sequence(
-        [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
-    )
+def _untrained(kind: Kind, writing: Writing) -> Tokenizer:
+    if kind == "bpe":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        return tokenizer
     if kind == "wordpiece":
-        tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL_TOKENS[UNKNOWN]))
+        tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))  # noqa: S106
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece()
     else:
@@ -95,23 +84,50 @@ def _untrained(kind: Literal["wordpiece", "unigram"]) -> Tokenizer:
             ]
         )
         tokenizer.decoder = decoders.Metaspace()
-    tokenizer.normalizer = normalizer
+    rules = [normalizers.Replace(Regex(found), replaced) for found, replaced in writing.rules]
+    tokenizer.normalizer = normalizers.Sequence(
+        [*rules, normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
     return tokenizer
 
 
-def _finish(tokenizer: Tokenizer) -> None:
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)],
+def _trainer(kind: Kind, vocabulary_size: int, special: list[AddedToken]) -> trainers.Trainer:
+    if kind == "bpe":
+        return trainers.BpeTrainer(
+            vocab_size=vocabulary_size,
+            special_tokens=special,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+    if kind == "wordpiece":
+        return trainers.WordPieceTrainer(
+            vocab_size=vocabulary_size,
+            special_tokens=special,
+            limit_alphabet=max(16, vocabulary_size // 4),
+            min_frequency=2,
+            show_progress=False,
+        )
+    return trainers.UnigramTrainer(
+        vocab_size=vocabulary_size,
+        special_tokens=special,
+        unk_token="<unk>",  # noqa: S106
+        show_progress=False,
     )
 
 
-def _bounded(documents: Iterable[str]) -> Iterator[str]:
+def _frame_by_ends(tokenizer: Tokenizer) -> None:
+    """Let a text begin with [CLS] and end with [SEP], as masked language models expect."""
+    ends = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+    )
+
+
+def _bounded(documents: Iterable[str], split: Split) -> Iterator[str]:
     # Sentences keep the trainer's own pieces short; its Unigram would otherwise hold whole documents.
     left = MAX_TRAINING_CHARACTERS
     for document in documents:
-        yield from split_sentences(document)
+        yield from split(document)
         left -= len(document)
         if left <= 0:
             return

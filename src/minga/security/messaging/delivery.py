@@ -22,6 +22,7 @@ import msgspec
 from minga.core.aio.in_turn import first_in_turn
 from minga.core.buffer_pool import Bytes
 from minga.core.errors import ProtocolError, RejectedError, StateMismatchError
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
@@ -134,7 +135,7 @@ class Deliveries:
     async def _store(self, step: int, attempt: int) -> tuple[PartStore, tuple[PeerId, ...]]:
         found = await self._find(step, attempt)
         if found is None:
-            raise RejectedError("that attempt is not under way here", code="attempt", round=step)
+            raise RejectedError("that attempt is not under way here", code=RefusalCode.ATTEMPT, round=step)
         return found
 
     async def _fetch_from_any(
@@ -180,7 +181,7 @@ class Deliveries:
         delivery = await stream.receive(PartDelivery)
         store, members = await self._store(delivery.step, delivery.attempt)
         if peer not in members or self._node.peer_id not in members:
-            raise RejectedError("only members bring parts", code="member")
+            raise RejectedError("only members bring parts", code=RefusalCode.MEMBER)
         owner, part = members.index(peer), members.index(self._node.peer_id)
         if peer in store.visitors:
             raise ProtocolError("it brings a part twice", peer=peer, round=delivery.step)
@@ -200,7 +201,7 @@ class Deliveries:
         wanted = await stream.receive(FetchPart)
         store, members = await self._store(wanted.step, wanted.attempt)
         if peer not in members or max(wanted.part, wanted.owner or 0) >= len(members):
-            raise RejectedError("only members fetch parts of members", code="member")
+            raise RejectedError("only members fetch parts of members", code=RefusalCode.MEMBER)
         data: Bytes | None
         if wanted.owner is None:
             data = store.values.get(wanted.part)
@@ -210,7 +211,7 @@ class Deliveries:
                 await self._relay(store, members, wanted)
                 data = store.parts.get((wanted.owner, wanted.part))
         if data is None:
-            raise RejectedError("it is not here", code="absent")
+            raise RejectedError("it is not here", code=RefusalCode.ABSENT)
         await stream.send(Found(() if wanted.owner is None else store.paths[wanted.owner, wanted.part]))
         await stream.send_bulk(data)
 

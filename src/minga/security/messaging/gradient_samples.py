@@ -25,6 +25,7 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.core.aio.hedging import racing
 from minga.core.buffer_pool import Bytes
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
+from minga.core.refusal_code import RefusalCode
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
@@ -179,10 +180,10 @@ class GradientSamples:
     async def _serve(self, peer: PeerId, stream: MessageStream) -> None:
         wanted = await stream.receive(Request)
         if not self._is_member(peer):
-            raise RejectedError("only members look into candidates", code="member")
+            raise RejectedError("only members look into candidates", code=RefusalCode.MEMBER)
         sample = self._sample(wanted.step, PeerId(wanted.candidate), wanted.places)
         if sample is None:
-            raise RejectedError("it is not here", code="absent")
+            raise RejectedError("it is not here", code=RefusalCode.ABSENT)
         body = b"".join(piece for piece, _ in sample.pieces.values())
         async with self._served.serve(peer, len(body)):
             await stream.send(PiecePaths(tuple(path for _, path in sample.pieces.values())))

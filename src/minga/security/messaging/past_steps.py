@@ -22,6 +22,7 @@ import msgspec
 from minga.core.aio.signal import Signal
 from minga.core.buffer_pool import Bytes
 from minga.core.errors import ProtocolError, RejectedError, StateMismatchError
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
@@ -116,7 +117,7 @@ class PastSteps:
     async def _wait(self, peer: PeerId, wanted: AwaitStep) -> None:
         """Until this peer has reached a step, or `WATCH_S` seconds passed, or others need the place."""
         if self._kept and wanted.step > self._newest + KEPT_OUTCOMES:
-            raise RejectedError(f"step {wanted.step} is far ahead", code="ahead", peer=peer)
+            raise RejectedError(f"step {wanted.step} is far ahead", code=RefusalCode.AHEAD, peer=peer)
         self._watchers.pop(peer, None)
         if len(self._watchers) >= MAX_WATCHERS:
             del self._watchers[next(iter(self._watchers))]
@@ -139,13 +140,13 @@ class PastSteps:
             if outcome.standing.digest == wanted.digest:
                 await stream.send(outcome.standing)
                 return
-        raise RejectedError("that standing is not kept here", code="absent")
+        raise RejectedError("that standing is not kept here", code=RefusalCode.ABSENT)
 
     async def _serve_take(self, peer: PeerId, stream: MessageStream) -> None:
         wanted = await stream.receive(GetAggregate)
         outcome = self._kept.get(wanted.step + 1)
         if outcome is None or wanted.part not in outcome.values:
-            raise RejectedError("that aggregate is not kept here", code="absent")
+            raise RejectedError("that aggregate is not kept here", code=RefusalCode.ABSENT)
         value = outcome.values[wanted.part]
         async with self._takes.serve(peer, len(value)):
             await stream.send_bulk(value)

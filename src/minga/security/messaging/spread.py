@@ -13,8 +13,9 @@ from typing import Annotated
 
 import msgspec
 
-from minga.averaging.messages import Done
+from minga.averaging.allreduce.messages import Done
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
@@ -181,4 +182,4 @@ class StatementGossip:
 
     def _check_voice(self, peer: PeerId, slot: Slot) -> None:
         if not self._accepts(peer, slot):
-            raise RejectedError("only members take part in secure steps", code="member")
+            raise RejectedError("only members take part in secure steps", code=RefusalCode.MEMBER)

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from minga.core.errors import RejectedError, SilentError
+from minga.core.refusal_code import RefusalCode
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
@@ -22,9 +23,6 @@ SLOW_LINE_BYTES_PER_S: Final = 125_000
 LEAST_TRANSFER_S: Final = 10.0
 STALL_S: Final = 10.0
 """Seconds without a single byte after which a transfer is given up, however much time there is left."""
-
-BUSY: Final = "busy"
-"""The code of a refusal after which the same may be asked again later."""
 
 LOOK_S: Final = 2.0
 """Seconds for which a member that rechecks others waits for what that takes, beyond its own computing: of the `slack_s`
@@ -83,7 +81,9 @@ class ServingLimit:
         """
         full = self._total is not None and self.serving.total() >= self._total
         if full or self.serving[peer] >= self._each:
-            raise RejectedError(f"{self._each} answers are sent to a peer at once, and no more here", code=BUSY)
+            raise RejectedError(
+                f"{self._each} answers are sent to a peer at once, and no more here", code=RefusalCode.BUSY
+            )
         self.serving[peer] += 1
         try:
             async with self._node.clockwork.timeout(transfer_limit_s(size_bytes)):

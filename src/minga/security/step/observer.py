@@ -24,6 +24,7 @@ from minga.core.aio.hedging import racing
 from minga.core.aio.in_turn import first_in_turn
 from minga.core.buffer_pool import Bytes
 from minga.core.errors import RejectedError, RemoteError, SilentError
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
@@ -32,7 +33,6 @@ from minga.security.messaging.past_steps import CALL_S, KEPT_OUTCOMES, WATCH, WA
 from minga.security.messaging.spread import StatementGossip
 from minga.security.messaging.voting import DivergedError, OutvotedError
 from minga.security.parts.equal_parts import EqualParts, value_from_bytes
-from minga.security.parts.transfer_limits import BUSY
 from minga.security.parts.wait_policy import WaitPolicy
 from minga.security.protocol.behaviour import Behaviour, Seeds, TrainingBackend
 from minga.security.protocol.protocol_state import ProtocolState, StepProgress
@@ -202,7 +202,7 @@ class Observer:
             try:
                 return await take(self._node, peer, step, part, size, digest)
             except RejectedError as error:
-                if error.code != BUSY or loop.time() >= until_s:
+                if error.code is not RefusalCode.BUSY or loop.time() >= until_s:
                     raise
             await asyncio.sleep(RETRY_S)
 

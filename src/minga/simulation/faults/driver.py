@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol
 
 from minga.core.errors import ConfigurationError
 from minga.core.events.bus import Event, EventBus
-from minga.network.virtual.internet import VirtualInternet
+from minga.network.virtual.internet import Nat, VirtualInternet
+from minga.network.virtual.relay import relay_url
 from minga.simulation.faults.script import EMITTER, AtEvent, AtTime, Fault
 
 Resolve = Callable[[str, str | None, Event | None], str | None]
@@ -39,6 +40,15 @@ class FaultTarget(Protocol):
 
     def slow_link(self, peer: str, bytes_per_s: float | None) -> None:
         """Limit what the peer sends and receives; None ends the limit."""
+
+    def stop_relay(self, relay: str) -> None:
+        """Let a relay carry nothing."""
+
+    def start_relay(self, relay: str) -> None:
+        """Let a relay go on."""
+
+    def open_nat(self, peer: str) -> None:
+        """Let everybody in through the peer's router."""
 
     def lie(self, peer: str, behaviour: str | None) -> None:
         """Let the peer lie in the named way; None makes it honest."""
@@ -208,6 +218,18 @@ class VirtualFaults:
         up, down = settings.up_bytes_per_s, settings.down_bytes_per_s
         self._internet.set_rate(peer, bytes_per_s or up, bytes_per_s or down)
 
+    def stop_relay(self, relay: str) -> None:
+        """Let a relay carry nothing."""
+        self._internet.stop_relay(relay_url(relay))
+
+    def start_relay(self, relay: str) -> None:
+        """Let a relay go on."""
+        self._internet.start_relay(relay_url(relay))
+
+    def open_nat(self, peer: str) -> None:
+        """Let everybody in through a host's router."""
+        self._internet.set_nat(peer, Nat.ONE_TO_ONE)
+
     def lie(self, peer: str, behaviour: str | None) -> None:
         """Tell the code of a peer how to lie. Raises `ConfigurationError` if no liar was installed."""
         if self._lie is None:
@@ -229,6 +251,12 @@ def _do(target: FaultTarget, fault: Fault, peers: tuple[str, ...]) -> None:
             target.restore_link(*peers)
         case "slow_link":
             target.slow_link(peers[0], fault.bytes_per_s)
+        case "stop_relay":
+            target.stop_relay(peers[0])
+        case "start_relay":
+            target.start_relay(peers[0])
+        case "open_nat":
+            target.open_nat(peers[0])
         case "lie":
             target.lie(peers[0], fault.behaviour)
 
@@ -241,6 +269,8 @@ def _undo(target: FaultTarget, fault: Fault, peers: tuple[str, ...]) -> None:
             target.restore_link(*peers)
         case "slow_link":
             target.slow_link(peers[0], None)
+        case "stop_relay":
+            target.start_relay(peers[0])
         case "lie":
             target.lie(peers[0], None)
         case _:

@@ -9,6 +9,9 @@ A script has one fault a line; `#` begins a comment:
     drop_link peer-1 peer-3 at 8s for 5s
     restore_link peer-1 peer-3 at 30s
     slow_link peer-1 to 100kbit at 5s for 1min        up and down
+    stop_relay main at 30s for 20s                    a relay of the scenario
+    start_relay main at 60s
+    open_nat peer-1 at 30s                            its router lets everybody in, as with a forwarded port
     lie peer-2 false-state at 3s                      see `minga.simulation.attacks.registry`
 
 `at` counts from the moment when the script starts; a fault without `at` or `when` happens at once. `when` waits for the
@@ -31,12 +34,17 @@ from minga.core.errors import ConfigurationError
 from minga.core.events.bus import Event
 from minga.core.events.catalogue import CATALOGUE, fields_of
 
-Action = Literal["kill", "stall", "resume", "drop_link", "restore_link", "slow_link", "lie"]
+Action = Literal[
+    "kill", "stall", "resume", "drop_link", "restore_link", "slow_link", "stop_relay", "start_relay", "open_nat", "lie"
+]
 ACTIONS: tuple[Action, ...] = get_args(Action)
-LASTING: tuple[Action, ...] = ("stall", "drop_link", "slow_link", "lie")
+LASTING: tuple[Action, ...] = ("stall", "drop_link", "slow_link", "stop_relay", "lie")
 """What can end by itself (`for`)."""
 
 EMITTER = "emitter"
+RELAY_ACTIONS: tuple[Action, ...] = ("stop_relay", "start_relay")
+"""What happens to a relay, and not to a peer."""
+
 ROLES = ("leader", "aggregator", "sender", EMITTER)
 """Roles of peers in a simulated swarm; see `Swarm.script`."""
 

@@ -49,7 +49,7 @@ def device_bytes(model: ModelFacts, optimizer: OptimizerName, micro_batch: int) 
 
 
 def _scratch_bytes(model: ModelFacts, optimizer: OptimizerName) -> int:
-    return 4 * model.parameters if optimizer in ("lamb", "lars") else 0
+    return 4 * model.parameters if optimizer in ("lamb", "lars", "larc") else 0
 
 
 def footprint(forecast: Forecast, place: int) -> Footprint:

@@ -32,8 +32,8 @@ MAX_PARAMETERS: Final = 10**12
 MAX_TENSORS: Final = 1_000_000
 USUAL_TOKENS: Final = 512
 
-OptimizerName = Literal["lamb", "adamw", "sgd", "lars"]
-STATE_BYTES: Final[dict[OptimizerName, int]] = {"lamb": 8, "adamw": 8, "sgd": 4, "lars": 4}
+OptimizerName = Literal["lamb", "adamw", "sgd", "lars", "larc"]
+STATE_BYTES: Final[dict[OptimizerName, int]] = {"lamb": 8, "adamw": 8, "sgd": 4, "lars": 4, "larc": 4}
 """Bytes of optimizer state for each parameter: two moments in float32, or one."""
 
 _NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kmbtKMBT]?)", re.ASCII)

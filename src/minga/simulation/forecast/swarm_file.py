@@ -22,7 +22,6 @@ rate = "10Mbit"                   or "none"
 from __future__ import annotations
 
 import itertools
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +36,7 @@ from minga.averaging.strategy_choice import STRATEGIES, facts_of
 from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Printable, Real, Section, choice, described, real, whole
 from minga.core.spec.problems import explain
+from minga.core.toml_file import read_toml
 from minga.core.units import parse_rate
 
 MAX_FILE_BYTES: Final = 1 << 20
@@ -127,16 +127,7 @@ class SwarmFile:
 
 def read_swarm_file(path: Path) -> SwarmFile:
     """The peers in a TOML file. Raises `ConfigurationError` naming file, key and what is allowed."""
-    try:
-        data = path.read_bytes()[: MAX_FILE_BYTES + 1]
-        if len(data) > MAX_FILE_BYTES:
-            raise ConfigurationError(f"{path}: more than {MAX_FILE_BYTES} bytes; is it a file of peers?")
-        values = tomllib.loads(data.decode("utf-8-sig"))
-    except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path}: not valid TOML: {str(error)[:200]}") from error
-    return parse_swarm(values, str(path))
+    return parse_swarm(read_toml(path, MAX_FILE_BYTES), str(path))
 
 
 def parse_swarm(values: Mapping[str, Any], source: str) -> SwarmFile:

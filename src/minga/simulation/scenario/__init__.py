@@ -1,11 +1,11 @@
 """Scenarios: who trains what together, over which lines, and what goes wrong.
 
-    TOML, or a shipped name ─▶ scenario ─▶ sections ─▶ fields ─▶ quantities (drawn by each peer)
-    --set a.b=c ─▶ overrides ──▲                 random_faults: faults by rates
+    TOML, or a shipped name ─▶ scenario ─▶ tables ─▶ sections ─▶ fields ─▶ quantities (drawn by each peer)
+    --set a.b=c ─▶ overrides ──▲                      random_faults: faults by rates
 
-Read: scenario (entry), sections (what can be set), fields (how that is declared), quantities (a value or a
-distribution), orders (what the organisers do), overrides (settings beside the file), random_faults (faults at random
-times).
+Read: scenario (entry), tables (all that one says), sections (what can be set), fields (how that is declared),
+quantities (a value or a distribution), references (names that must lead to something), orders (what the organisers
+do), overrides (settings beside the file), random_faults (faults at random times).
 
 Called by runner and cli/simulating.
 """

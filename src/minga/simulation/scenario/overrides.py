@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import itertools
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from minga.core.errors import ConfigurationError
+from minga.core.toml_file import parse_value, split_setting
 
 Change = tuple[str, str]
 """A key and the text of its value."""
@@ -18,10 +18,7 @@ MAX_RUNS: Final = 1000
 
 def split_change(text: str, option: str) -> Change:
     """Key and value of `key=value`; `option` is what the message of a `ConfigurationError` calls it."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip() or not value.strip():
-        raise ConfigurationError(f"{option} {text[:60]!r}: write KEY=VALUE, such as training.target_batch_size=512")
-    return key.strip(), value.strip()
+    return split_setting(text, f"{option} ", "training.target_batch_size=512")
 
 
 def changed(values: Mapping[str, Any], changes: Sequence[Change]) -> dict[str, Any]:
@@ -32,7 +29,7 @@ def changed(values: Mapping[str, Any], changes: Sequence[Change]) -> dict[str, A
     result = copy.deepcopy(dict(values))
     for key, text in changes:
         *path, last = key.split(".")
-        _table(result, path, key)[last] = _value(text)
+        _table(result, path, key)[last] = parse_value(text)
     return result
 
 
@@ -77,12 +74,3 @@ def _table(values: dict[str, Any], path: Sequence[str], key: str) -> dict[str, A
 
 def _name(each: Any) -> str:
     return str(each.get("name", "")) if isinstance(each, dict) else ""
-
-
-def _value(text: str) -> Any:
-    """A number, a truth value or a list if it reads like one in TOML, else the text itself."""
-    try:
-        values = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):  # no TOML, or more digits or brackets than anybody needs
-        return text
-    return values["value"] if len(values) == 1 else text  # a text of several lines can be several settings

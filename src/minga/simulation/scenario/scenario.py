@@ -7,93 +7,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import ValidationError
 
-from minga.averaging.strategy_choice import facts_of
 from minga.core.errors import ConfigurationError
-from minga.core.spec.fields import Printable, Section, choice, described, whole
 from minga.core.spec.problems import explain, probably_meant
-from minga.core.spec.run_spec import RunSpec
-from minga.core.spec.sections import (
-    DEFAULT_SKETCH,
-    AveragingSection,
-    NetworkSection,
-    OptimizerSection,
-    SecuritySection,
-    StateSection,
-    TrainingSection,
-)
+from minga.core.spec.sections import DEFAULT_SKETCH
 from minga.core.toml_file import read_toml
 from minga.core.units import format_size
-from minga.simulation.faults.script import ROLES, AtEvent, parse_faults
-from minga.simulation.scenario.orders import OrderTable
-from minga.simulation.scenario.sections import (
-    MAX_PEERS,
-    SIZES,
-    Attackers,
-    FaultsTable,
-    ModelTable,
-    PeerTable,
-    RegionPath,
-    StopTable,
-)
-from minga.training.access.standing_orders import PAUSED, check_changes
+from minga.simulation.scenario.references import wrong_names
+from minga.simulation.scenario.sections import MAX_PEERS, PeerTable
+from minga.simulation.scenario.tables import ScenarioTables
 from minga.training.plugins_of_run import with_origins
 
 MAX_FILE_BYTES: Final = 1 << 20
-MAX_CLASSES: Final = 100
-MAX_PATHS: Final = 1000
-MAX_ORDERS: Final = 200
-CLASSIFIER_PARAMETERS: Final = 7_050
 
-NO_NUMBERS: Final = 'a ghost model has no numbers to falsify; use model.kind = "classifier"'
-
-MOMENTS: Final = {"lamb": 2, "adamw": 2, "sgd": 1, "lars": 1}
-"""Vectors that an optimizer keeps."""
+OPEN_NATS: Final = ("none", "one-to-one")
+"""Behind these a peer is dialled from the start: others know its address."""
 
 
-class Scenario(Section):
-    """A scenario: read with `load`, or from a mapping."""
-
-    name: Annotated[Printable, Field(min_length=1, max_length=64)] = described(
-        "scenario", "what it is called", "a text of 1 to 64 printable characters"
-    )
-    seed: int = whole(0, 0, 2**31 - 1, "everything that is random comes from it")
-    parts: Literal["planned", "equal"] = choice(
-        "planned", "who reduces how much: by the planner, or all alike, to compare with", "planned", "equal"
-    )
-    model: ModelTable = ModelTable()
-    optimizer: OptimizerSection = OptimizerSection()
-    training: TrainingSection = TrainingSection()
-    averaging: AveragingSection = AveragingSection()
-    state: StateSection = StateSection()
-    network: NetworkSection = NetworkSection(relay="none")
-    security: SecuritySection = SecuritySection()
-    stop: StopTable = StopTable()
-    peers: Annotated[tuple[PeerTable, ...], Field(strict=False, max_length=MAX_CLASSES)] = described(
-        ..., "classes of peers", f"1 to {MAX_CLASSES} tables, each under its own [[peers]]"
-    )
-    paths: Annotated[tuple[RegionPath, ...], Field(strict=False, max_length=MAX_PATHS)] = described(
-        (), "latencies between regions", f"at most {MAX_PATHS} tables, each under its own [[paths]]"
-    )
-    faults: FaultsTable = FaultsTable()
-    orders: Annotated[tuple[OrderTable, ...], Field(strict=False, max_length=MAX_ORDERS)] = described(
-        (), "what the organisers do", f"at most {MAX_ORDERS} tables, each under its own [[orders]]"
-    )
-    attackers: Annotated[tuple[Attackers, ...], Field(strict=False, max_length=MAX_CLASSES)] = described(
-        (), "peers that lie", f"at most {MAX_CLASSES} tables, each under its own [[attackers]]"
-    )
-
-    @field_validator("network")
-    @classmethod
-    def _without_relay(cls, network: NetworkSection) -> NetworkSection:
-        """Relays are not simulated: what is left out means none here."""
-        return network if "relay" in network.model_fields_set else network.model_copy(update={"relay": "none"})
+class Scenario(ScenarioTables):
+    """A scenario: made from a mapping, such as that of `read_scenario`."""
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], source: str = "scenario") -> Scenario:
@@ -105,44 +42,6 @@ class Scenario(Section):
         if problems := [f"{source}: {problem}" for problem in _contradictions(scenario)]:
             raise ConfigurationError("\n".join(problems))
         return scenario
-
-    @cached_property
-    def parameters(self) -> int:
-        """Numbers in the model."""
-        return self.model.parameters or SIZES.get(self.model.name or "", CLASSIFIER_PARAMETERS)
-
-    @property
-    def memory_bytes(self) -> int:
-        """What a peer needs at least: parameters, gradients, two or three vectors of averaging, moments; float32."""
-        vectors = 3 + facts_of(self.training.strategy).vectors + MOMENTS[self.optimizer.name]
-        return 4 * self.parameters * vectors
-
-    @property
-    def peer_count(self) -> int:
-        """How many different peers there are."""
-        return sum(each.count for each in self.peers)
-
-    def attackers_of(self, kind: PeerTable, number: int) -> Attackers | None:
-        """What says that the peer of this number in its class lies or attacks, if anything does."""
-        found = (table for table in self.attackers if table.peers == kind.name and number <= table.count)
-        return next(found, None)
-
-    def run_spec(self) -> RunSpec:
-        """What all its peers agree on."""
-        return RunSpec.from_mapping(
-            {
-                "name": self.name,
-                "model": {"recipe": "custom"},
-                "optimizer": self.optimizer.model_dump(mode="json"),
-                "training": {**self.training.model_dump(mode="json"), "seed": self.seed},
-                "averaging": self.averaging.model_dump(mode="json"),
-                "state": self.state.model_dump(mode="json"),
-                "network": self.network.model_dump(mode="json"),
-                "security": self.security.model_dump(mode="json"),
-                "checkpoints": {"every_steps": 0},
-            },
-            self.name,
-        ).published({})
 
 
 def shipped() -> dict[str, str]:
@@ -179,7 +78,7 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
     yield from _wrong_security(scenario)
     yield from _wrong_peers(scenario.peers, scenario)
     if scenario.peers:
-        yield from _wrong_names(scenario)
+        yield from wrong_names(scenario)
 
 
 def _not_usable(scenario: Scenario) -> Iterator[str]:
@@ -200,7 +99,7 @@ def _wrong_settings(scenario: Scenario) -> Iterator[str]:
         if key in scenario.training.model_fields_set:
             yield f"training.{key}: in a scenario it is {where}; leave it out here"
     if scenario.network.relay != "none":
-        yield "network.relay: relays are not simulated; leave it out"
+        yield "network.relay: a scenario has tables under [[relays]] for that; leave it out"
     if scenario.network.announce or scenario.network.landing_url is not None:
         yield "network.announce, network.landing_url: nothing is published; leave them out"
     if is_ghost and scenario.stop.loss is not None:
@@ -238,6 +137,8 @@ def _wrong_security(scenario: Scenario) -> Iterator[str]:
                 f"[[peers]] number {number}: {key}: in a byzantine run everybody computes and can be dialled by "
                 "everybody; leave it out"
             )
+        elif each.nat not in OPEN_NATS and not scenario.relays:
+            yield f"[[peers]] number {number}: nat = {each.nat!r}: a byzantine run needs [[relays]] for that"
 
 
 def _wrong_peers(peers: Sequence[PeerTable], scenario: Scenario) -> Iterator[str]:
@@ -249,7 +150,9 @@ def _wrong_peers(peers: Sequence[PeerTable], scenario: Scenario) -> Iterator[str
     if all(each.role == "auxiliary" for each in peers):
         yield 'peers: nobody trains; at least one class must have role = "trainer"'
     if all(each.dialable == 0 for each in peers):
-        yield "peers: all are behind NAT, so nobody can be dialled; at least one class must have dialable above 0"
+        yield "peers: all only dial out, so nobody can be dialled; at least one class must have dialable above 0"
+    elif not scenario.relays and all(each.dialable == 0 or each.nat not in OPEN_NATS for each in peers):
+        yield "peers: no router lets anybody in; let one class have another nat, or add a relay under [[relays]]"
     for number, each in enumerate(peers, 1):
         if each.name in [other.name for other in peers[: number - 1]]:
             yield f"[[peers]] number {number}: name = {each.name!r}: used twice"
@@ -260,82 +163,3 @@ def _wrong_peers(peers: Sequence[PeerTable], scenario: Scenario) -> Iterator[str
             )
         if each.arrival.least >= scenario.stop.time.values[0]:
             yield f"[[peers]] number {number}: arrival = {each.arrival.text!r}: after stop.time, so they never come"
-
-
-def _wrong_names(scenario: Scenario) -> Iterator[str]:
-    classes = [each.name for each in scenario.peers]
-    regions = list(dict.fromkeys(each.region for each in scenario.peers if each.region is not None))
-    seen: set[frozenset[str]] = set()
-    for number, path in enumerate(scenario.paths, 1):
-        for name in path.between:
-            if name not in regions:
-                yield f"[[paths]] number {number}: between: {_unknown(name, 'region', regions)}"
-        if frozenset(path.between) in seen:
-            yield f"[[paths]] number {number}: between = {list(path.between)}: there is one for these already"
-        seen.add(frozenset(path.between))
-    yield from _unknown_in_script(scenario)
-    for number, fault in enumerate(scenario.faults.random, 1):
-        if fault.peers is not None and fault.peers not in classes:
-            yield f"[[faults.random]] number {number}: peers: {_unknown(fault.peers, 'class', classes)}"
-        if fault.action == "drop_link" and scenario.peer_count < 2:
-            yield f"[[faults.random]] number {number}: drop_link needs two peers"
-    yield from _wrong_orders(scenario)
-    yield from _wrong_attackers(scenario, classes)
-
-
-def _unknown_in_script(scenario: Scenario) -> Iterator[str]:
-    """Names in the fault script that are neither a role nor a peer."""
-    counts = {each.name: each.count for each in scenario.peers}
-    for fault in parse_faults(scenario.faults.script):
-        emitter = fault.trigger.emitter if isinstance(fault.trigger, AtEvent) else None
-        for name in [*fault.peers, *([] if emitter is None else [emitter])]:
-            if name not in ROLES and not _is_peer(name, counts):
-                yield (
-                    f"faults.script: line {fault.line}: {name!r} is neither a role ({', '.join(ROLES)}) nor a peer, "
-                    f"which are called {', '.join(f'{kind}-1' for kind in list(counts)[:5])} and so on"
-                )
-        if fault.behaviour == "false-state" and scenario.model.kind == "ghost":
-            yield f"faults.script: line {fault.line}: {NO_NUMBERS}"
-
-
-def _wrong_orders(scenario: Scenario) -> Iterator[str]:
-    counts = {each.name: each.count for each in scenario.peers}
-    for number, table in enumerate(scenario.orders, 1):
-        where = f"[[orders]] number {number}"
-        if table.peer is not None and not _is_peer(table.peer, counts):
-            yield f"{where}: peer: {_unknown(table.peer, 'peer', [f'{kind}-1' for kind in counts])}"
-        if table.order in ("amend", "pause", "resume", "stop"):
-            try:
-                check_changes(scenario.run_spec(), dict(table.changes) or {PAUSED: True})
-            except ConfigurationError as error:
-                yield from (f"{where}: {line}" for line in str(error).splitlines())
-
-
-def _is_peer(name: str, counts: Mapping[str, int]) -> bool:
-    """Whether a class has a peer of that name."""
-    kind, _, number = name.rpartition("-")
-    return number.isdecimal() and 1 <= int(number) <= counts.get(kind, 0)
-
-
-def _wrong_attackers(scenario: Scenario, classes: Sequence[str]) -> Iterator[str]:
-    counts = {each.name: each.count for each in scenario.peers}
-    for number, attackers in enumerate(scenario.attackers, 1):
-        where = f"[[attackers]] number {number}"
-        if attackers.peers not in classes:
-            yield f"{where}: peers: {_unknown(attackers.peers, 'class', classes)}"
-        elif attackers.count > counts[attackers.peers]:
-            yield f"{where}: count = {attackers.count}: there are {counts[attackers.peers]} peers of that class"
-        if scenario.model.kind == "ghost" and attackers.behaviour == "false-state":
-            yield f"{where}: behaviour = 'false-state': {NO_NUMBERS}"
-        if attackers.is_attack and scenario.security.verification != "byzantine":
-            yield f'{where}: behaviour = {attackers.behaviour!r}: only with security.verification = "byzantine"'
-    hostile = sum(attackers.count for attackers in scenario.attackers if attackers.is_attack)
-    if 2 * hostile >= scenario.peer_count and hostile:
-        yield (
-            f"attackers: {hostile} of {scenario.peer_count} peers attack; no defence holds unless fewer than half do, "
-            "so let fewer attack"
-        )
-
-
-def _unknown(name: str, what: str, known: Sequence[str]) -> str:
-    return f"{name!r} is no {what} of [[peers]]; there are: {', '.join(known[:20]) or 'none'}"

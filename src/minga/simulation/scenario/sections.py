@@ -11,6 +11,8 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Real, Section, choice, described, real, whole
 from minga.core.spec.plugins import NAME_PATTERN
 from minga.network.virtual.host import MAX_LATENCY_S
+from minga.network.virtual.nat import Nat
+from minga.network.virtual.relay import relay_url
 from minga.simulation.attacks.registry import is_attack, lie
 from minga.simulation.faults.script import LASTING, parse_faults
 from minga.simulation.scenario.fields import (
@@ -99,7 +101,11 @@ class PeerTable(Section):
     latency: Duration = quantity("10ms", "duration", "one-way, to the middle of the network or of its region")
     packet_loss: Real = real(0.0, 0.0, 0.5, "share of packets that are lost on its line")
     region: Name | None = described(None, "where they are, for [[paths]]", NAME_WORDS)
-    dialable: Real = real(1.0, 0.0, 1.0, "share of them that others can dial; the rest is behind NAT")
+    dialable: Real = real(1.0, 0.0, 1.0, "share of them that take connections; the rest only dials out, as clients do")
+    nat: Literal["none", "one-to-one", "full-cone", "port-restricted", "symmetric"] = choice(
+        "none", "what their routers let in; each has one of its own", *Nat
+    )
+    relay: Name | None = described(None, "which of [[relays]] they use; the first if left out", NAME_WORDS)
     memory: Size | None = quantity(None, "size", "what a peer has for the run; who has too little stays away")
     arrival: Duration = quantity("0s", "duration", "when a peer comes first")
     session: Span | None = quantity(None, "duration", "how long a peer stays; to the end if left out")
@@ -127,6 +133,32 @@ class PeerTable(Section):
         if self.away is not None and self.every is not None:
             raise ValueError("away and every both say when a peer comes back; leave one of them out")
         return self
+
+
+class RelayTable(Section):
+    """A relay: it carries what two peers say to each other whose NATs give them no direct path."""
+
+    name: str = described(..., "what it is called", NAME_WORDS, pattern=NAME)
+    rate: Rate | None = quantity(None, "rate", "what it carries in all; without limit if left out")
+    latency: Duration = quantity("10ms", "duration", "one-way, to the middle of the network or of its region")
+    region: Name | None = described(None, "where it is, for [[paths]]", NAME_WORDS)
+
+    @field_validator("rate")
+    @classmethod
+    def _check_rate(cls, rate: Rate | None) -> Rate | None:
+        if rate is not None and rate.shape != "constant":
+            raise ValueError("it must be one rate, not a distribution")
+        return rate
+
+    @field_validator("latency")
+    @classmethod
+    def _check_latency(cls, latency: Duration) -> Duration:
+        return _plausible(one_duration(latency))
+
+    @property
+    def url(self) -> str:
+        """Under which peers know it."""
+        return relay_url(self.name)
 
 
 class RegionPath(Section):

@@ -28,6 +28,7 @@ from minga.network.gossip.record_kinds import RecordKinds
 from minga.network.interface import Address
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
 from minga.network.virtual.link import TURN_S
+from minga.network.virtual.relay import relay_url
 from minga.optim.sgd import SGD
 from minga.security.protocol.behaviour import Behaviour
 from minga.security.randomness.public_batch import PublicBatch
@@ -108,6 +109,7 @@ class Swarm:
         self.conduct_of: Callable[[SimulatedPeer], Behaviour] = lambda _: Behaviour()
         """How a peer that joins conducts itself in a run whose members check each other; honestly, unless changed."""
         self._checkpoint_every, self._divide = checkpoint_every, divide
+        self._relays: list[str] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._drivers: list[FaultDriver] = []
         is_open = spec.security.admission == "open"
@@ -165,6 +167,13 @@ class Swarm:
             former.access,
         )
 
+    def add_relay(
+        self, name: str, bytes_per_s: float | None = None, *, latency_s: float = 0.01, region: str = ""
+    ) -> None:
+        """Add a relay, which hosts name in their settings by `relay_url(name)`, and scripts by its name."""
+        self.internet.add_relay(relay_url(name), bytes_per_s, latency_s=latency_s, region=region)
+        self._relays.append(name)
+
     def script(self, faults: str, on_record: Callable[[FaultRecord], None] | None = None) -> FaultDriver:
         """Start a script of faults; its roles are `leader`, `aggregator` (not the leader) and `sender` (a client).
 
@@ -175,6 +184,8 @@ class Swarm:
         )
         for name, peer in self.peers.items():
             driver.attach(name, peer.session.events)
+        for name in self._relays:
+            driver.attach(name)
         self._drivers.append(driver)
         driver.start()
         return driver
@@ -237,7 +248,7 @@ class Swarm:
     ) -> SimulatedPeer:
         if entries is None:
             known = [peer.network for peer in self.alive() if peer.network is not network]
-            entries = [host.address for host in known if host.settings.dialable][:MAX_ENTRIES]
+            entries = [host.address for host in known if host.settings.takes_newcomers][:MAX_ENTRIES]
         token = None if access is None else access.token_for(network.peer_id)
         admission = Admission(network.peer_id, network.wall_time, token)
         identity = Identity.from_seed(network.private_key)

@@ -26,10 +26,12 @@ from typing import NamedTuple
 from minga.core.errors import RejectedError
 from minga.core.events.bus import EventBus
 from minga.core.events.training import AccessOverused
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.identity.access.ledger import (
     CLOCK_SKEW_S,
     Access,
+    AccessBannedError,
     AccessLedger,
     InvalidOrderError,
     NoAccessError,
@@ -40,15 +42,15 @@ from minga.network.bounded_dict import BoundedDict
 from minga.network.gossip.record_store import MAX_OWNERS
 from minga.network.interface import MAX_ENDPOINTS, Address, PeerId
 
-CODE = "access"
-"""Code with which peers that are not admitted are refused."""
-
 GOSSIP_USES = 2
 """The factor by which peers may exceed the uses of an invitation when other members admitted them."""
 
 
 WATCHERS_WRITE = ("access", "beat", "left")
 """The records of peers that only watch for a member."""
+
+MAX_INVALID = 8
+"""How many orders that are none are looked at, of those that come together."""
 
 ORDERS = "access."
 """The methods that every connected peer may call."""
@@ -150,7 +152,8 @@ class Admission:
                 found = self._judge(self.ledger, peer, credential)
                 self._check_uses(peer, found.access, found.access.uses)
             except NoAccessError as error:
-                raise RejectedError(str(error), code=CODE, peer=peer) from error
+                code = RefusalCode.BANNED if isinstance(error, AccessBannedError) else RefusalCode.ACCESS
+                raise RejectedError(str(error), code=code, peer=peer) from error
             self._note(peer, found)
 
     def learn(self, peer: PeerId, credential: bytes) -> bool:
@@ -189,7 +192,11 @@ class Admission:
     # ---- orders, and what they change
 
     def take(self, orders: Iterable[PublicOrder]) -> list[InvalidOrderError]:
-        """Enter orders from anywhere; those that are none are returned as errors."""
+        """Enter orders from anywhere; those that are none are returned as errors.
+
+        After `MAX_INVALID` of them the others are not looked at: to find a signature wrong costs time, to write one
+        costs none.
+        """
         invalid, is_new = [], False
         ledger = self.ledger
         for order in orders if ledger is not None else ():
@@ -197,6 +204,8 @@ class Admission:
                 is_new |= ledger is not None and ledger.take(order)
             except InvalidOrderError as error:
                 invalid.append(error)
+                if len(invalid) == MAX_INVALID:
+                    break
         if is_new:
             self._look_again_s = 0.0
             self.on_orders()

@@ -121,6 +121,7 @@ class OrderExchange:
 
     async def _receive(self, stream: MessageStream) -> list[PublicOrder]:
         orders: list[PublicOrder] = []
+        changes = 0
         while True:
             page = await stream.receive(OrderPage)
             found: list[PublicOrder] = [
@@ -131,8 +132,9 @@ class OrderExchange:
                 *page.regroups,
             ]
             orders += found
+            changes += len(page.amendments) + len(page.regroups)
             empty = page.more and not found
-            if empty or len(orders) > MAX_ORDERS:
+            if empty or len(orders) > MAX_ORDERS or changes > MAX_AMENDMENTS + MAX_REGROUPS:
                 raise ProtocolError("orders without end", peer=stream.peer)
             if not page.more:
                 return orders

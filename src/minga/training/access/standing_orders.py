@@ -96,14 +96,19 @@ class StandingOrders:
         """The smallest and the largest target batch size under these orders."""
         return self.spec(orders).training.batch_range
 
-    async def obtain(self, orders: Sequence[str], peer: PeerId) -> None:
-        """Get those that are not known here from `peer`. Raises `RemoteError` if it does not have them either."""
-        if all(name in self._amendments for name in orders):
-            return
-        if self._fetch is not None:
+    async def obtain(self, orders: Sequence[str], peer: PeerId, step: int) -> None:
+        """Get those that are not known here from `peer`, which wants them in force in the round of `step`.
+
+        Raises `RemoteError` if it does not have them either, or if one of them is for later steps: a leader may not
+        know all orders yet, but it does not move what the organisers signed.
+        """
+        if self._fetch is not None and not all(name in self._amendments for name in orders):
             await self._fetch(peer)
         if unknown := [name for name in orders if name not in self._amendments]:
             why = f"its plan is by the order {unknown[0]}, which it does not have"
+            raise ProtocolError(why, peer=peer, phase="group")
+        if early := self._amendments.not_due(orders, step):
+            why = f"its plan for step {step} is by the order {early[0]}, which is for later steps"
             raise ProtocolError(why, peer=peer, phase="group")
 
     # ---- for the member

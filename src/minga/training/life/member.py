@@ -32,19 +32,15 @@ from minga.core.aio.observers import Observers
 from minga.core.errors import RemoteError, RunFinishedError
 from minga.core.events.averaging import RoundAborted, RoundBegun, RoundReduced
 from minga.core.events.training import (
-    MemberDiverged,
     MemberOutOfSync,
-    ParametersDrift,
-    ParametersNotAveraged,
     RunAmended,
     RunFinished,
     RunPaused,
     RunRegrouped,
     StepApplied,
-    SyncFailed,
     SyncFinished,
-    SyncOvertaken,
 )
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.identity.access.amendments import Regroup
 from minga.identity.keys.keys import Identity
@@ -56,27 +52,19 @@ from minga.training.access.standing_orders import StandingOrders
 from minga.training.agreement.averaging_interval import AveragingInterval
 from minga.training.agreement.comparison import StateComparison
 from minga.training.agreement.parameter_average import ParameterAverage
+from minga.training.agreement.replica_step import ReplicaStep
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.life.board_view import BoardView
+from minga.training.life.catching_up import CatchingUp
 from minga.training.life.leaving import closing, see_others_off
 from minga.training.life.progress_publisher import ProgressPublisher
 from minga.training.life.state_sync import Download, Synchroniser
 from minga.training.life.too_slow import TooSlowNotice
-from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import ContributionFate
 
-SYNC_RETRY_S = 1.0
-SYNC_PAUSE_S = 0.1
-OVERTAKEN_PERIOD_S = 0.5
-SHORTEST_FETCH_S = 1.0
-"""A download that is over sooner is not given up, even if the swarm has taken a step meanwhile."""
-
-MOST_FETCHES_GIVEN_UP = 8
-"""Then downloads go on to their end: steps are too short for this peer's line, and each costs others a copy."""
-DIVERGED_S = 5.0
-PAUSE_LOOK_S, REGROUP_LOOK_S = 0.5, 0.5
+PAUSE_LOOK_S, REGROUP_LOOK_S, OVERTAKEN_PERIOD_S = 0.5, 0.5, 0.5
 HELD = "held"
 """Goes into the fingerprint of a result that was held when its round was given up."""
 
@@ -132,8 +120,6 @@ class Member:
         """Set once the first synchronisation is over and the peer takes part in steps."""
         self.on_finished: Callable[[StateSnapshot], None] | None = None
         """Called on the loop with the state after the run's last step."""
-        self.on_absorbed: Callable[[int], None] | None = None
-        """Called on the training thread when the replica has come to a step, while no round runs."""
         self.on_epoch: Callable[[int], None] = lambda _: None
         """Called on the loop when the state is of another epoch of the run, or was fetched."""
         self.on_step_ended = Observers[[]]()
@@ -161,7 +147,6 @@ class Member:
         )
         self._formation = GroupFormation(node, identity, group, self.swarm_view, port, settings.divide)
         self._all_reduce = AllReduce(node)
-        self._parameter_average = ParameterAverage(self._all_reduce, replica, port)
         self._publisher = ProgressPublisher(
             board,
             node,
@@ -174,11 +159,10 @@ class Member:
         self._too_slow = TooSlowNotice(node)
         self.amended = Amended(orders, replica, port)
         """The organisers' amendments, as this member goes by them."""
-        self._needs_state = True
-        self._discards_state = False
-        self._at_least = 0
-        self._fetches_given_up = 0
-        self._diverged_since_s: float | None = None
+        average = ParameterAverage(self._all_reduce, replica, port)
+        self.replica_step = ReplicaStep(replica, port, self._states, average, self.amended, node.events)
+        """Applies the mean of each round."""
+        self._catching_up = CatchingUp(self._synchroniser, self.swarm_view, self._states, node.events, self._others)
         self._lost: tuple[PeerId, ...] = ()
         self.in_doubt = False
         """Whether this peer gave something to a round of its step that came to nothing here and may count elsewhere."""
@@ -210,7 +194,7 @@ class Member:
             while not self._is_finished():
                 if (regroup := self.amended.regroup(self.epoch)) is not None:
                     self._follow_regroup(regroup)
-                if self._needs_state or self._is_diverged():
+                if self._catching_up.is_due(self.step):
                     await self._synchronise()
                 elif self.amended.is_paused(self.step):
                     self.ready.set()
@@ -250,7 +234,7 @@ class Member:
             if (regroup := self.amended.regroup(self.epoch)) is not None:
                 self._follow_regroup(regroup)
                 return
-        self._needs_state = self.swarm_view.is_behind(self.step)
+        self._catching_up.needs_state = self.swarm_view.is_behind(self.step)
         self._node.events.emit(RunPaused(step=self.step, paused=False))
 
     async def _take_step(self) -> None:
@@ -262,8 +246,7 @@ class Member:
             return
         except OutOfSyncError as error:
             self._node.events.emit(MemberOutOfSync(step=self.step, why=error.message))
-            self._needs_state = True
-            self._at_least = self.step + 1 if error.code == "behind" else 0
+            self._catching_up.require(self.step + 1 if error.code == RefusalCode.BEHIND else 0)
             return
         await self._reduce(plan, begun_s)
 
@@ -289,14 +272,14 @@ class Member:
     def _follow_regroup(self, regroup: Regroup) -> None:
         """Go on with the members that the organisers named, or come to what they have."""
         present = [PeerId(peer) for peer in regroup.present]
-        has_state = self.ready.is_set() and not self._needs_state
+        has_state = self.ready.is_set() and not self._catching_up.needs_state
         is_one = has_state and self._node.peer_id in present and self.step >= regroup.step
         self._formation.regroup(regroup.epoch, sorted(present), is_one=is_one)
         self.swarm_view.epoch = regroup.epoch
         self._lost = ()
         if not is_one:
-            self._needs_state, self._at_least = True, regroup.step
-            self._discards_state = self._node.peer_id not in present
+            self._catching_up.require(regroup.step)
+            self._catching_up.discards_state = self._node.peer_id not in present
         else:
             self.on_epoch(regroup.epoch)
         self._node.events.emit(RunRegrouped(step=regroup.step, members=len(present), present=is_one))
@@ -370,20 +353,19 @@ class Member:
         self._all_reduce.give_up(plan, "its other members went on without us")
 
     async def _apply(self, outcome: RoundOutcome, weight: int, fate: ContributionFate) -> None:
-        step, report = self.step + 1, self._port.report()
-        absorb = self._absorption(outcome, step, fate)
-        if self._states.interval.follow(outcome.plan.averages_every):
-            self._node.events.emit(ParametersDrift(step=self.step, every=outcome.plan.averages_every))
-        hashing = self._hash_result(outcome.plan.result_id)
+        plan, step, report = outcome.plan, self.step + 1, self._port.report()
+        self.replica_step.follow(plan)
+        hashing = self._hash_result(plan.result_id)
         batch = self._formation.batch.present
-        if said := self.amended.enter(outcome.plan.orders):
+        if said := self.amended.enter(plan.orders):
             self._node.events.emit(RunAmended(step=self.step, changes=said))
-        limit = self._limit_by(outcome.plan)
-        state = await self._apply_and_reopen(outcome.plan, absorb, limit)
+        limit = self._limit_by(plan)
+        is_alone = not self.swarm_view.active()
+        state = await self.replica_step.take(outcome, self._result, fate, limit, is_alone=is_alone)
         self._formation.previous = await hashing
-        self._too_slow.note(outcome.plan, limit, report)
+        self._too_slow.note(plan, limit, report)
         self.step, self.in_doubt = step, False
-        members = len(outcome.plan.members) - len(outcome.lost)
+        members = len(plan.members) - len(outcome.lost)
         self._node.events.emit(StepApplied(step=step, samples=weight, members=members, batch=batch))
         self.on_step_ended.tell()
         if state is not None:
@@ -397,129 +379,38 @@ class Member:
         me = [member.peer_id for member in plan.members].index(self._node.peer_id)
         return plan.limits[me] if plan.limits else None
 
-    def _absorption(self, outcome: RoundOutcome, step: int, fate: ContributionFate) -> Callable[[], None]:
-        """What the training thread has to do to bring the replica to `step` by this round's mean."""
-        replica, port, result, on_absorbed = self._replica, self._port, self._result, self.on_absorbed
-        counted_in = outcome.plan.result_id if fate is ContributionFate.COUNTED else None
-        amended = self.amended
-
-        def absorb() -> None:
-            amended.apply()
-            if replica.step != step - 1:
-                raise RuntimeError(f"the replica is at step {replica.step}, and the round led to step {step}")
-            port.absorb(step, replica.expand(result, step - 1, counted_in=counted_in), fate)
-            if on_absorbed is not None:
-                on_absorbed(step)
-
-        return absorb
-
-    async def _apply_and_reopen(self, plan: Plan, absorb: Callable[[], None], limit: int | None) -> StateInfo | None:
-        """Returns what the step led to, before parameters are averaged, where states are to be compared."""
-        step = plan.step + 1
-        averages = self._states.interval.is_due(step, plan.averages_every)
-        compares = averages or (self._states.is_due(step) and bool(self.swarm_view.active()))
-        port, measure = self._port, self._states.measure()
-
-        def run() -> StateInfo | None:
-            if compares:
-                measure.begin()
-            absorb()
-            if not averages:
-                port.reopen(limit)
-            return measure.end() if compares else None
-
-        state: StateInfo | None = await port.request("apply", run)
-        if averages and state is not None:
-            await self._average_parameters(plan, state.tolerance)
-            await port.request("reopen", lambda: port.reopen(limit))
-        return state
-
-    async def _average_parameters(self, plan: Plan, tolerance: float) -> None:
-        try:
-            await self._parameter_average.take(plan, tolerance)
-        except RoundAbortedError as error:  # others may have averaged theirs: they differ by no more than before
-            self._node.events.emit(ParametersNotAveraged(step=plan.step, why=error.message))
-
     # ---- state
 
     async def _synchronise(self) -> None:
         """Fetch what the swarm has and this peer lacks; alone, or first of all, just go on."""
-        newest = self._step_to_fetch()
-        if newest is not None:
-            self.step, standing = newest, self.step  # announced: a full step waits for those who fetch this state
-            self._publisher.set_status("syncing")
-            begun = asyncio.get_running_loop().time()
-            try:
-                over = self._watch_whether_over(newest)
-                self.step = await self._synchroniser.fetch(newest, over, in_doubt=self.in_doubt)
-            except OutOfSyncError as error:
-                self.step = standing  # what this peer has: the next fetch announces its own step
-                self._fetches_given_up += 1
-                self._node.events.emit(SyncOvertaken(step=newest, why=error.message))
-                return
-            except RemoteError as error:
-                self.step, self._at_least = standing, 0
-                self._node.events.emit(SyncFailed(step=newest, why=error.message))
-                await asyncio.sleep(SYNC_RETRY_S)
-                return
-            if self.in_doubt and self.step != standing:
-                self.vectors.forget()
-                self.in_doubt = False
-            self._formation.come_back(self.swarm_view.settled())
-            self.amended.come_back()
-            self._states.clear()
-            self._at_least, self._diverged_since_s, self._fetches_given_up = 0, None, 0
-            self._discards_state = False
-            self.on_epoch(self.epoch)
-            self._node.events.emit(SyncFinished(step=self.step, seconds=asyncio.get_running_loop().time() - begun))
-            # If a step ended meanwhile it still has to be seen fetching: the next one is held for it only then.
-            self._needs_state = self.swarm_view.is_behind(self.step)
+        newest = self._catching_up.step_to_fetch(self.step)
+        if newest is None:
+            await self._catching_up.go_without()
             return
-        if self._discards_state:  # none that has the regrouped run's state is in sight
-            await asyncio.sleep(SYNC_RETRY_S)
+        self.step, standing = newest, self.step  # announced: a full step waits for those who fetch this state
+        self._publisher.set_status("syncing")
+        begun_s = asyncio.get_running_loop().time()
+        try:
+            self.step = await self._catching_up.fetch(newest, in_doubt=self.in_doubt)
+        except RemoteError as error:
+            self.step = standing  # what this peer has: the next fetch announces its own step
+            await self._catching_up.note_failure(newest, error)
             return
-        if not self._needs_state:  # diverged, from others who have not told their step yet
-            await asyncio.sleep(SYNC_PAUSE_S)
-        self._needs_state = False
-
-    async def _watch_whether_over(self, step: int) -> NoReturn:
-        """Raise `OutOfSyncError` when the state of `step` is of no use any more.
-
-        A step is held for those that fetch its state. So the next one's is fetched from its very beginning.
-        """
-        await asyncio.sleep(SHORTEST_FETCH_S)
-        while self._fetches_given_up >= MOST_FETCHES_GIVEN_UP or (self.swarm_view.newest_step() or 0) <= step:
-            await asyncio.sleep(OVERTAKEN_PERIOD_S)
-        raise OutOfSyncError("the swarm went on before the state was here", code="behind", round=step)
-
-    def _step_to_fetch(self) -> int | None:
-        """The step whose state this peer needs, or None if what it has will do.
-
-        It goes back to an earlier one only if its state has been another than that of most for a while.
-        """
-        newest = max(self.swarm_view.newest_step() or 0, self._at_least)
-        if not self.swarm_view.settled():
-            return None
-        if self._discards_state:
-            return newest
-        since_s, now = self._diverged_since_s, asyncio.get_running_loop().time()
-        return newest if newest >= self.step or (since_s is not None and now - since_s > DIVERGED_S) else None
-
-    def _is_diverged(self) -> bool:
-        if not self._states.is_diverged(self._others()):
-            self._diverged_since_s = None
-            return False
-        if self._diverged_since_s is None:
-            self._diverged_since_s = asyncio.get_running_loop().time()
-            self._node.events.emit(MemberDiverged(step=self.step))
-        return True
+        if self.in_doubt and self.step != standing:
+            self.vectors.forget()
+            self.in_doubt = False
+        self._formation.come_back(self.swarm_view.settled())
+        self.amended.come_back()
+        self._catching_up.finish(self.step)
+        self.on_epoch(self.epoch)
+        self._node.events.emit(SyncFinished(step=self.step, seconds=asyncio.get_running_loop().time() - begun_s))
 
     def _others(self) -> set[PeerId]:
         return set(self.swarm_view.alive()) - {self._node.peer_id}
 
     def _is_finished(self) -> bool:
         last = self.amended.last_step(self._settings.stop_after_steps, self.step)
-        return last is not None and self.step >= last and not self._needs_state
+        return last is not None and self.step >= last and not self._catching_up.needs_state
 
 
 def fate_of(vector: torch.Tensor | None, outcome: RoundOutcome) -> ContributionFate:

@@ -27,7 +27,7 @@ class TooSlowNotice:
     def note(self, plan: Plan, limit: int | None, report: Report) -> None:
         """A step was taken by `plan`, which lets this peer compute up to `limit` samples in the next one."""
         now = asyncio.get_running_loop().time()
-        me = [member.peer_id for member in plan.members].index(self._node.peer_id)
+        me = plan.rank_of(self._node.peer_id)
         is_too_slow = limit == 0 and report.micro_batch_s > 0 and me not in plan.resting
         if is_too_slow and not self._is_too_slow and self._step_began_s is not None:
             why = (

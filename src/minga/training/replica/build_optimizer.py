@@ -12,28 +12,40 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import OptimizerSection
-from minga.optim import LAMB, LARS, SGD, AdamW
+from minga.optim import LAMB, LARC, LARS, SGD, AdamW
+
+Decayed = Callable[[str, Tensor], bool]
+"""Whether weight decay applies to a parameter, by its name and itself."""
 
 
-def build_optimizer(settings: OptimizerSection, model: nn.Module) -> tuple[Optimizer, LRScheduler]:
+def is_matrix(name: str, parameter: Tensor) -> bool:  # noqa: ARG001
+    """The usual rule: decay for matrices and higher; none for biases and the parameters of norms."""
+    return parameter.ndim >= 2
+
+
+def build_optimizer(
+    settings: OptimizerSection, model: nn.Module, decayed: Decayed = is_matrix
+) -> tuple[Optimizer, LRScheduler]:
     """The optimizer of a run, and the scheduler that is to be stepped once per global step.
 
-    Weight decay applies to matrices and higher; vectors and scalars, which are biases and the parameters of norms, have
-    none, and LARS does not scale their gradients. Gradient clipping is not the optimizer's: it comes after averaging.
-    Raises `ConfigurationError` if the model has nothing to train.
+    LARS does not scale the gradients of parameters that are not `decayed`. Gradient clipping is not the optimizer's: it
+    comes after averaging. Raises `ConfigurationError` if the model has nothing to train.
     """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not trained:
         raise ConfigurationError("the model has no parameter that requires a gradient")
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimizer = _optimizer(settings, [group for group in groups if group["params"]])
+    with_decay = [parameter for name, parameter in trained if decayed(name, parameter)]
+    without = [parameter for name, parameter in trained if not decayed(name, parameter)]
+    optimizer = _optimizer(settings, with_decay, without)
     return optimizer, LambdaLR(optimizer, schedule(settings))
 
 
-def _optimizer(settings: OptimizerSection, groups: list[dict[str, Any]]) -> Optimizer:
+def _optimizer(settings: OptimizerSection, with_decay: list[nn.Parameter], without: list[nn.Parameter]) -> Optimizer:
+    first: dict[str, Any] = {"params": with_decay, "weight_decay": settings.weight_decay}
+    second: dict[str, Any] = {"params": without, "weight_decay": 0.0}
+    if settings.name == "lars":
+        second["trust_coefficient"] = 0.0
+    groups = [group for group in (first, second) if group["params"]]
     rate, betas = settings.learning_rate, settings.betas
     match settings.name:
         case "lamb":
@@ -41,10 +53,9 @@ def _optimizer(settings: OptimizerSection, groups: list[dict[str, Any]]) -> Opti
         case "adamw":
             return AdamW(groups, lr=rate, betas=betas, eps=settings.epsilon)
         case "lars":
-            for group in groups:
-                if group["params"][0].ndim < 2:
-                    group["trust_coefficient"] = 0.0
             return LARS(groups, lr=rate, momentum=settings.momentum)
+        case "larc":
+            return LARC(groups, lr=rate, momentum=settings.momentum)
         case "sgd":
             return SGD(groups, lr=rate, momentum=settings.momentum)
 

@@ -222,6 +222,7 @@ class LeaderReplica(Replica):
         self._ranks.announce(Header(RESTORE, snapshot.step, snapshot.buffer.numel()))
         self._ranks.share_bytes(msgspec.json.encode(head))
         self._ranks.share(snapshot.buffer)
+        snapshot.release()
 
 
 class FollowerReplica(Replica):
@@ -277,12 +278,13 @@ class _Combiner:
     """
 
     def __init__(self, ranks: ProcessGroup, replica: Replica, model: torch.nn.Module | None) -> None:
-        self._ranks, self._vector = ranks, replica.vector
+        self._ranks, self._replica, self._vector = ranks, replica, replica.vector
         self._vector.quick = False  # what one rank adds is not looked at again before the sum over all
         self._sum = None if isinstance(model, DistributedDataParallel) else replica.vector.new()
         self._samples = 0
 
     def combine(self, samples: int) -> int:
+        self._replica.drop_frozen()
         if self._sum is None:
             self._vector.wait()
             return self._ranks.total(samples)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -23,6 +24,7 @@ from minga.optim.reproducible import ReproducibleOptimizer
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.build_optimizer import set_learning_rate
 from minga.training.replica.flat_vector import ParameterVector
+from minga.training.replica.update_rules import RuledModel, UpdateRules
 from minga.training.state.manifest import Manifest
 from minga.training.state.sketch import Sketch, sketch_of
 from minga.training.state.snapshot import StateSnapshot
@@ -34,8 +36,9 @@ UNKNOWN: Final = -1
 class Replica:
     """Applies averaged vectors to a model exactly as every other peer does. Use it on one thread only.
 
-    `model` gives names and buffers; without it the state has the optimizer's parameters only. Raises
-    `ConfigurationError` for an optimizer or scheduler that cannot be driven by averaged gradients alone.
+    `model` gives names and buffers; without it the state has the optimizer's parameters only. `rules` are followed at
+    each update. Raises `ConfigurationError` for an optimizer or scheduler that cannot be driven by averaged gradients
+    alone.
     """
 
     def __init__(
@@ -46,12 +49,16 @@ class Replica:
         model: torch.nn.Module | None = None,
         scheduler: LRScheduler | None = None,
         max_grad_norm: float | None = None,
+        rules: UpdateRules | None = None,
     ) -> None:
         check_optimizer(optimizer)
         check_scheduler(scheduler, optimizer)
         self.optimizer, self.scheduler, self.max_grad_norm = optimizer, scheduler, max_grad_norm
+        self._ruled = RuledModel(rules, model)
         self.step = 0
         """Global steps that this state has seen."""
+        self.directory: Path | None = None
+        """Where copies of a large state lie while they are served or written; None: in memory."""
         averaged = spec.training.buffers == "average"
         self._buffers = SharedBuffers(model if averaged else None)
         self.vector = ParameterVector(optimizer, self._buffers, spec.averaging.codec, spec.averaging.download_codec)
@@ -104,7 +111,12 @@ class Replica:
 
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
         """Add the present mean gradients, `weight` times, to an accumulator; False if they are not finite."""
+        self.drop_frozen()
         return self.vector.accumulate(vector, weight)
+
+    def drop_frozen(self) -> None:
+        """Forget the present gradients of parameters that rest at this step."""
+        self._ruled.drop_frozen(self.step)
 
     def look_closely(self) -> None:
         """Look at every gradient before it is added from now on: a sum was not finite. Any thread may call it."""
@@ -125,9 +137,10 @@ class Replica:
         return blake3(as_bytes(mean)).hexdigest(length=16)
 
     def apply(self, mean: torch.Tensor, step: int) -> None:
-        """Take the optimizer step that leads to global step `step`: gradients from `mean`, clipping, scheduler."""
+        """Take the optimizer step that leads to `step`: gradients from `mean`, clipping, rules, scheduler."""
         self.zero_grad()  # of parameters that are not in the vector, too
         self.vector.load(mean)
+        self._ruled.drop_frozen(step - 1)
         if self.max_grad_norm is not None:
             clip_by_global_norm(self.vector.parameters(), self.max_grad_norm)
         self.optimizer.step()
@@ -143,18 +156,21 @@ class Replica:
 
     def inner_step(self) -> bool:
         """Take an optimizer step of this peer alone by the present gradients, clipped; see `ReplicaInterface`."""
+        self.drop_frozen()
         return self.vector.is_finite() and self._step_alone()
 
     def step_by(self, gradients: torch.Tensor) -> bool:
         """The same by the gradients in a vector; averaged buffers stay this peer's."""
         self.zero_grad()
         self.vector.load_gradients(gradients)
+        self.drop_frozen()
         return self._step_alone()
 
     def _step_alone(self) -> bool:
         if self.max_grad_norm is not None:
             clip_by_global_norm(self.vector.parameters(), self.max_grad_norm)
         self.optimizer.step()
+        self._ruled.constrain(self.step)
         return True
 
     def adopt(self, values: torch.Tensor, step: int) -> None:
@@ -163,6 +179,7 @@ class Replica:
         self._end_step(step)
 
     def _end_step(self, step: int) -> None:
+        self._ruled.constrain(step)
         if self.scheduler is not None:
             try:
                 self.scheduler.step()
@@ -199,14 +216,14 @@ class Replica:
         self.vector.write_values(values)
 
     def capture(self) -> StateSnapshot:
-        """A copy of the whole shared state after the last step, in CPU memory."""
+        """A copy of the whole shared state after the last step, in CPU memory or in a file."""
         with self._buffers.at_base():
-            return self._state.capture(self.step)
+            return self._state.capture(self.step, self.directory)
 
     def capture_all(self) -> StateSnapshot:
         """The same of all that is here, whatever is shared."""
         with self._buffers.at_base(), self._state.unshared():
-            return self._state.capture(self.step)
+            return self._state.capture(self.step, self.directory)
 
     def restore(self, snapshot: StateSnapshot) -> None:
         """Become what `snapshot` holds. Raises `ConfigurationError` if it is of another model or optimizer."""

@@ -14,21 +14,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
-import torch
 from blake3 import blake3
+from msgspec.structs import replace
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from minga.core.decoding import DECODING_ERRORS
 from minga.training.state.manifest import FORMAT, MAX_MANIFEST_BYTES, Manifest, build_manifest
 from minga.training.state.scalars import Json, canonical_json
-from minga.training.state.snapshot import DTYPE_NAMES, StateSnapshot, TensorEntry, layout_bytes
+from minga.training.state.snapshot import DTYPE_NAMES, DTYPES, StateSnapshot, TensorEntry, layout_bytes
 from minga.training.state.state_dict import MODEL, OPTIMIZER, SKETCH, STRATEGY
+from minga.training.state.state_memory import StateMemory
+from minga.training.state.tensor_file import write_tensors
 
 MANIFEST_NAME = "manifest.json"
 _TENSOR_FILES = {
@@ -83,17 +85,15 @@ def write_checkpoint(folder: Path, snapshot: StateSnapshot, manifest: Manifest, 
     """
     if taken := RESERVED_NAMES & {name.lower() for name in files}:
         raise ValueError(f"{min(taken)} is a file of the checkpoint itself")
-    tensors: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in _TENSOR_FILES}
-    for entry, tensor in snapshot.named_tensors():
-        prefix = next((each for each in tensors if entry.name.startswith(each)), OPTIMIZER)
-        tensors[prefix][entry.name.removeprefix(prefix)] = tensor
     for prefix, name in _TENSOR_FILES.items():
-        if prefix in _WRITTEN_IF_NEEDED and not tensors[prefix]:
-            continue
-        try:
-            save_file(tensors[prefix], folder / name, metadata={"format": "pt", "step": str(snapshot.step)})
-        except SafetensorError as error:
-            raise OSError(f"{name} could not be written: {error}") from error
+        places = [(entry, start) for entry, start in snapshot.placed() if _prefix_of(entry) == prefix]
+        if places or prefix not in _WRITTEN_IF_NEEDED:
+            tensors = [
+                (replace(entry, name=entry.name.removeprefix(prefix)), partial(_bytes_of, snapshot, entry, start))
+                for entry, start in places
+            ]
+            with (folder / name).open("wb") as file:
+                write_tensors(file, tensors, {"format": "pt", "step": str(snapshot.step)})
     for name, content in files.items():
         (folder / name).write_bytes(content)
     (folder / MANIFEST_NAME).write_bytes(_encode(manifest, files))
@@ -112,8 +112,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     manifest.check()
     if manifest.digest != written.digest:
         raise ValueError(f"{MANIFEST_NAME} does not match its digest")
-    buffer = torch.zeros(layout_bytes(entries), dtype=torch.uint8)
-    snapshot = StateSnapshot(manifest.step, entries, manifest.scalars, buffer)
+    memory = StateMemory.of(layout_bytes(entries), folder.parent)
+    snapshot = StateSnapshot.within(manifest.step, entries, manifest.scalars, memory)
     _fill(folder, snapshot)
     if damaged := build_manifest(snapshot).diff(manifest):
         raise ValueError(f"{len(damaged)} of {manifest.chunk_count} chunks of the tensors do not match their hashes")
@@ -122,6 +122,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         if blake3(content).hexdigest() != written.files[name].blake3:
             raise ValueError(f"{name} does not match its hash")
     return Checkpoint(snapshot, manifest, files, folder)
+
+
+def _bytes_of(snapshot: StateSnapshot, entry: TensorEntry, start: int) -> Iterator[memoryview]:
+    return snapshot.pieces(start, start + entry.size_bytes)
+
+
+def _prefix_of(entry: TensorEntry) -> str:
+    return next((each for each in _TENSOR_FILES if entry.name.startswith(each)), OPTIMIZER)
 
 
 def _encode(manifest: Manifest, files: Mapping[str, bytes]) -> bytes:
@@ -153,17 +161,18 @@ def _read_manifest(folder: Path) -> _ManifestFile:
 
 def _fill(folder: Path, snapshot: StateSnapshot) -> None:
     """Read all tensors into the snapshot's buffer."""
-    targets = {entry.name: tensor for entry, tensor in snapshot.named_tensors()}
+    targets = {entry.name: (entry, start) for entry, start in snapshot.placed()}
     for prefix, name in _TENSOR_FILES.items():
         if prefix in _WRITTEN_IF_NEEDED and not any(each.startswith(prefix) for each in targets):
             continue
         try:
             with safe_open(folder / name, framework="pt", device="cpu") as file:
                 for key in file.keys():  # noqa: SIM118 (this is no dictionary)
-                    target, value = targets.pop(prefix + key, None), file.get_tensor(key)
-                    if target is None or (target.shape, target.dtype) != (value.shape, value.dtype):
+                    place, value = targets.pop(prefix + key, None), file.get_tensor(key)
+                    if place is None or (place[0].shape, DTYPES[place[0].dtype]) != (tuple(value.shape), value.dtype):
                         raise ValueError(f"{name} holds {key} as {DTYPE_NAMES.get(value.dtype)}, unlike the manifest")
-                    target.copy_(value)
+                    snapshot.tensor(*place).copy_(value)
+                    snapshot.release(place[1], place[1] + place[0].size_bytes)
         except SafetensorError as error:
             raise ValueError(f"{name} is damaged: {error}") from error
     if targets:

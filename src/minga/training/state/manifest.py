@@ -64,6 +64,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
         return blake3(self.encoded).hexdigest()
 
     @property
+    def label(self) -> str:
+        """What error messages call the state."""
+        return f"the state after step {self.step}"
+
+    @property
     def scalars(self) -> dict[str, Json]:
         """The scalars, decoded at each call."""
         return parse_canonical_json(self.scalars_json)
@@ -133,7 +138,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
 def build_manifest(snapshot: StateSnapshot) -> Manifest:
     """Hash a snapshot: about 0.3 s per GB of state and core. Raises `ValueError` if the state breaks a bound."""
     if not is_meta(snapshot.bytes_view):
-        return manifest_of(snapshot.step, snapshot.tensors, snapshot.scalars, [snapshot.bytes_view])
+        return manifest_of(snapshot.step, snapshot.tensors, snapshot.scalars, snapshot.pieces())
     total_bytes, scalars_json = layout_bytes(snapshot.tensors), canonical_json(snapshot.scalars)
     hashes = b"".join(_meta_hash(scalars_json, index) for index in range(-(-total_bytes // CHUNK_BYTES)))
     return _checked(Manifest(FORMAT, snapshot.step, total_bytes, snapshot.tensors, scalars_json, hashes))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import msgspec
@@ -17,6 +17,7 @@ import torch
 
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.training.state.scalars import Json
+from minga.training.state.state_memory import PIECE_BYTES, StateMemory
 
 ALIGNMENT_BYTES = 16
 """Enough for every dtype to be viewed in place."""
@@ -72,23 +73,63 @@ class StateSnapshot:
     """An immutable training state after global step `step`, on the CPU.
 
     `buffer` is a flat uint8 tensor of `layout_bytes(tensors)` bytes, on the device `meta` if only its size is known;
-    `scalars` are JSON values.
+    `scalars` are JSON values. A large one may lie in a file, see `state_memory.py`: then what was read by one of the
+    iterators here is out of memory again when the next is taken.
     """
 
     step: int
     tensors: tuple[TensorEntry, ...]
     scalars: dict[str, Json]
     buffer: torch.Tensor
+    memory: StateMemory | None = field(default=None, repr=False)
+    """That of the buffer, if it lies in a file."""
+
+    @classmethod
+    def within(
+        cls, step: int, tensors: tuple[TensorEntry, ...], scalars: dict[str, Json], memory: StateMemory
+    ) -> StateSnapshot:
+        """The one whose bytes are in `memory`."""
+        return cls(step, tensors, scalars, memory.buffer, memory)
 
     @cached_property
     def bytes_view(self) -> memoryview:
         """The buffer as a memoryview of bytes, not copied; a meta one has no content."""
         return as_bytes(self.buffer)
 
+    def release(self, start: int = 0, stop: int | None = None) -> None:
+        """Bytes `start` to `stop` are not needed in memory for now."""
+        if self.memory is not None:
+            self.memory.release(start, stop)
+
+    def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[memoryview]:
+        """Bytes `start` to `stop` (default: all), piece by piece."""
+        stop = len(self.bytes_view) if stop is None else stop
+        for first in range(start, stop, PIECE_BYTES):
+            last = min(first + PIECE_BYTES, stop)
+            yield self.bytes_view[first:last]
+            self.release(first, last)
+
     def named_tensors(self) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
         """Each entry with its tensor, a view into the buffer."""
+        for entry, start in self.placed():
+            yield entry, self.tensor(entry, start)
+            self.release(start, start + entry.size_bytes)
+
+    def tensor(self, entry: TensorEntry, start: int) -> torch.Tensor:
+        """The tensor that begins at byte `start`, a view into the buffer."""
+        return self.buffer[start : start + entry.size_bytes].view(DTYPES[entry.dtype]).view(entry.shape)
+
+    def placed(self) -> Iterator[tuple[TensorEntry, int]]:
+        """Each entry with the place of its first byte."""
         offset = 0
         for entry in self.tensors:
-            raw = self.buffer[offset : offset + entry.size_bytes]
-            yield entry, raw.view(DTYPES[entry.dtype]).view(entry.shape)
+            yield entry, offset
             offset += padded(entry.size_bytes)
+
+    def has_bytes_of(self, other: StateSnapshot) -> bool:
+        """Whether the bytes of both are the same; those of meta ones are."""
+        if self.buffer.is_meta or other.buffer.is_meta:
+            return self.buffer.is_meta == other.buffer.is_meta
+        return self.buffer.numel() == other.buffer.numel() and all(
+            one == another for one, another in zip(self.pieces(), other.pieces(), strict=True)
+        )

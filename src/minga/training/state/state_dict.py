@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,7 +39,8 @@ from minga.training.state.scalars import (
     numbers_of,
     set_group_numbers,
 )
-from minga.training.state.snapshot import DTYPE_NAMES, StateSnapshot, TensorEntry, layout_bytes, padded
+from minga.training.state.snapshot import DTYPE_NAMES, StateSnapshot, TensorEntry, layout_bytes
+from minga.training.state.state_memory import PIECE_BYTES, StateMemory
 
 MODEL, OPTIMIZER, SKETCH, STRATEGY = "model/", "optimizer/", "sketch/", "strategy/"
 
@@ -65,7 +67,7 @@ class TrainingState:
         basis: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self._optimizer, self._scheduler = optimizer, scheduler
-        self._model = None if model is None else _unwrapped(model)
+        self._model = None if model is None else unwrapped(model)
         self._include_buffers, self._basis = include_buffers, dict(basis or {})
         self._shared: Callable[[], Mapping[str, torch.Tensor]] | None = None
         self._shares_optimizer = True
@@ -94,26 +96,22 @@ class TrainingState:
         """The names of all model tensors that are here, by their `id`."""
         return {id(tensor): MODEL + name for name, tensor in self._model_tensors()}
 
-    def capture(self, step: int, reuse: StateSnapshot | None = None) -> StateSnapshot:
-        """Copy the whole state to the CPU, as it is after global step `step`.
+    def capture(self, step: int, directory: Path | None = None) -> StateSnapshot:
+        """Copy the whole state, as it is after global step `step`: to the CPU, or if it is large into a file in
+        `directory`.
 
-        The memory of `reuse`, a snapshot that is not needed any more, is taken if it fits: copying into fresh memory
-        takes several times as long. Raises `ConfigurationError` for state that cannot be described, `NonFiniteError` if
-        a setting is NaN.
+        Raises `ConfigurationError` for state that cannot be described, `NonFiniteError` if a setting is NaN.
         """
         tensors = list(self._tensors())
         entries = tuple(entry for entry, _ in tensors)
-        if reuse is not None and reuse.buffer.numel() == layout_bytes(entries):
-            buffer = reuse.buffer
-        else:
-            buffer = torch.empty(layout_bytes(entries), dtype=torch.uint8)
-        offset = 0
-        for entry, tensor in tensors:
-            end, next_offset = offset + entry.size_bytes, offset + padded(entry.size_bytes)
-            buffer[offset:end].view(tensor.dtype).view(entry.shape).copy_(tensor)
-            buffer[end:next_offset].zero_()
-            offset = next_offset
-        return StateSnapshot(step, entries, self._scalars(), buffer)
+        memory = StateMemory.of(layout_bytes(entries), directory)
+        snapshot = StateSnapshot.within(step, entries, self._scalars(), memory)
+        for (entry, start), (_, tensor) in zip(snapshot.placed(), tensors, strict=True):
+            raw = memory.buffer[start : start + entry.size_bytes]
+            for first, piece in _flat_pieces(tensor):
+                raw.view(tensor.dtype)[first : first + piece.numel()].copy_(piece)
+                memory.release(start + first * piece.itemsize, start + (first + piece.numel()) * piece.itemsize)
+        return snapshot
 
     def manifest(self, step: int) -> Manifest:
         """The manifest of the state as it is now, without copying what already lies on the CPU.
@@ -301,7 +299,7 @@ class TrainingState:
         return tensor.copy_(value)
 
 
-def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     """The model without wrappers that rename its parameters on some peers only."""
     while True:
         inner = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", None)
@@ -315,6 +313,13 @@ def _entry(name: str, tensor: torch.Tensor) -> TensorEntry:
     if dtype is None or tensor.layout is not torch.strided:
         raise ConfigurationError(f"{name} is a tensor of {tensor.dtype}, {tensor.layout}, which a state cannot hold")
     return TensorEntry(name, dtype, tuple(tensor.shape))
+
+
+def _flat_pieces(tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """A tensor as flat pieces, each with the number of its first element; in one if it is not contiguous."""
+    flat, most = tensor.reshape(-1), max(1, PIECE_BYTES // tensor.itemsize)
+    for first in range(0, flat.numel(), most if tensor.is_contiguous() else max(1, flat.numel())):
+        yield first, flat[first : first + most] if tensor.is_contiguous() else flat
 
 
 def _pieces(tensors: Iterator[torch.Tensor]) -> Iterator[memoryview]:

@@ -44,13 +44,15 @@ class PeerStatus:
 @dataclass(frozen=True)
 class AmendmentStatus:
     """An order of the organisers that changes settings, such as "optimizer.learning_rate = 0.001", in rounds of
-    `from_step` and later ones. `due`: that step is reached, and no later number overrules it.
+    `from_step` and later ones. `due`: that step is reached, and no later number overrules it; `overruled`: it is
+    reached, and one does.
     """
 
     number: int
     from_step: int
     changes: str
     due: bool
+    overruled: bool = False
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,7 @@ def _as_amended(status: RunStatus, session: SessionView, spec: RunSpec, ledger: 
                 each.from_step,
                 ", ".join(f"{key} = {text}" for key, text in each.changes),
                 each.id in due,
+                each.from_step <= status.step and each.id not in due,
             )
             for each in ledger.amendments
         ),

@@ -1,4 +1,4 @@
-"""Fetching chunks from several donors at once.
+"""Fetching chunks of a state or of a file from several donors at once.
 
 Theory of operation. Every donor has one task and one stream. The tasks take indices from one common queue, a second's
 worth at a time by the donor's measured pace, so that a fast donor serves more. When the queue is empty, an idle task
@@ -12,21 +12,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.aio.signal import Signal
-from minga.core.errors import RemoteError, SilentError, StateMismatchError
-from minga.core.events.training import StateDonorDropped
+from minga.core.errors import RemoteError, StateMismatchError
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
-from minga.training.state.manifest import CHUNK_BYTES, Manifest
-from minga.training.transfer.messages import CHUNK_TIMEOUT_S, CHUNKS, MAX_TAKE, DownloadOpened, OpenDownload, TakeChunks
+from minga.training.state.manifest import CHUNK_BYTES
+from minga.training.transfer.messages import MAX_TAKE, DownloadOpened, OpenDownload, TakeChunks, timely
 
 PIPELINE_S = 1.0
 """Seconds of transfer that are asked for ahead: far more than a round trip, little to lose when a donor dies."""
@@ -40,21 +40,40 @@ QUIET_S = 0.5
 FIRST_CHUNK_S = 2.0
 """Seconds assumed for a chunk of a donor that has not sent any yet."""
 
-T = TypeVar("T")
 OnChunk = Callable[[int, memoryview], Awaitable[None]]
+OnDropped = Callable[[PeerId, RemoteError], None]
 
 
-def drop_donor(node: Node, donor: PeerId, error: RemoteError) -> None:
-    """Tell all who listen why a donor is not used any more; a lie counts as an offence."""
-    lied = isinstance(error, StateMismatchError)
-    if lied:
-        node.offend(donor, str(error))
-    node.events.emit(StateDonorDropped(peer=donor, reason=str(error), lied=lied))
+class Chunked(Protocol):
+    """What can be fetched in chunks of `CHUNK_BYTES`, each verified by a digest that is known before."""
+
+    @property
+    def digest(self) -> str:
+        """Its name among the donors, 64 hexadecimal digits."""
+
+    @property
+    def label(self) -> str:
+        """What error messages call it."""
+
+    def chunk_size(self, index: int) -> int:
+        """Bytes of one chunk."""
+
+    def verify_chunk(self, index: int, data: memoryview) -> bool:
+        """Whether `data` is chunk `index`."""
+
+
+@dataclass(frozen=True)
+class ChunkSource:
+    """Where chunks come from: the method that donors serve them by, and what to do when one is not used any more."""
+
+    node: Node
+    method: str
+    dropped: OnDropped
 
 
 @loop_bound
 class ChunkFetch:
-    """Fetches the chunks `missing` of `manifest`; `on_chunk(index, data)` gets each once, verified.
+    """Fetches the chunks `missing` of `wanted`; `on_chunk(index, data)` gets each once, verified.
 
     Memory is taken on `device`, which is "meta" for a state without content.
 
@@ -63,9 +82,9 @@ class ChunkFetch:
     """
 
     def __init__(
-        self, node: Node, manifest: Manifest, missing: Sequence[int], on_chunk: OnChunk, device: torch.device
+        self, source: ChunkSource, wanted: Chunked, missing: Sequence[int], on_chunk: OnChunk, device: torch.device
     ) -> None:
-        self._node, self._manifest, self._on_chunk = node, manifest, on_chunk
+        self._source, self._node, self._wanted, self._on_chunk = source, source.node, wanted, on_chunk
         self._device = device
         self._queue = deque(missing)
         self._missing = set(missing)
@@ -97,15 +116,15 @@ class ChunkFetch:
 
     async def _serve_from(self, donor: PeerId) -> None:
         try:
-            async with self._node.open(donor, CHUNKS, bulk=True) as stream:
-                await stream.send(OpenDownload(self._manifest.digest))
+            async with self._node.open(donor, self._source.method, bulk=True) as stream:
+                await stream.send(OpenDownload(self._wanted.digest))
                 # Waiting for this costs one round trip, and lets the reason of a refusal arrive.
-                await _timely(stream.receive(DownloadOpened), donor)
+                await timely(stream.receive(DownloadOpened), donor, "sent no chunk")
                 self._streams[donor] = stream
                 await self._pull(donor, stream)
         except RemoteError as error:
             self.failed[donor] = error
-            drop_donor(self._node, donor, error)
+            self._source.dropped(donor, error)
         finally:
             self._streams.pop(donor, None)
             self._give_back(donor)
@@ -126,7 +145,7 @@ class ChunkFetch:
                 await self._changed.wait(min(_patience_s(chunk_s), QUIET_S / 2))
                 continue
             index = pending.popleft()
-            data = scratch[: self._manifest.chunk_size(index)]
+            data = scratch[: self._wanted.chunk_size(index)]
             await self._receive(donor, stream, index, data)
             # The pace is the mean of the last few chunks, so that one hiccup does not decide.
             now = clock()
@@ -139,13 +158,11 @@ class ChunkFetch:
             await stream.finish()
 
     async def _receive(self, donor: PeerId, stream: MessageStream, index: int, data: memoryview) -> None:
-        await _timely(stream.receive_bulk_into(data), donor)
+        await timely(stream.receive_bulk_into(data), donor, "sent no chunk")
         self.received_bytes[donor] = self.received_bytes.get(donor, 0) + data.nbytes
-        if not self._manifest.verify_chunk(index, data):
+        if not self._wanted.verify_chunk(index, data):
             raise StateMismatchError(
-                f"chunk {index} of the state after step {self._manifest.step} does not match its hash",
-                peer=donor,
-                phase="state download",
+                f"chunk {index} of {self._wanted.label} does not match its hash", peer=donor, phase="download"
             )
 
     async def _take_in(self, index: int, data: memoryview) -> None:
@@ -188,14 +205,6 @@ class ChunkFetch:
                 if index in self._missing:
                     self._queue.appendleft(index)
         self._changed.fire()
-
-
-async def _timely(receiving: Coroutine[Any, Any, T], donor: PeerId) -> T:
-    try:
-        async with asyncio.timeout(CHUNK_TIMEOUT_S):
-            return await receiving
-    except TimeoutError as error:
-        raise SilentError(f"sent no chunk for {CHUNK_TIMEOUT_S:.0f} s", peer=donor) from error
 
 
 def _patience_s(chunk_s: float) -> float:

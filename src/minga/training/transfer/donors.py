@@ -12,14 +12,13 @@ from collections.abc import Sequence
 
 from blake3 import blake3
 
-from minga.core.errors import ProtocolError, RemoteError, SilentError, StateMismatchError, UnreachableError
+from minga.core.errors import ProtocolError, RemoteError, StateMismatchError, UnreachableError
+from minga.core.events.training import StateDonorDropped
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.training.state.manifest import Manifest
-from minga.training.transfer.chunk_fetch import drop_donor
 from minga.training.transfer.messages import (
     BOUNDARY_WAIT_S,
-    CHUNK_TIMEOUT_S,
     DESCRIBE,
     MANIFEST,
     PAGE_BYTES,
@@ -28,6 +27,7 @@ from minga.training.transfer.messages import (
     Description,
     ManifestReply,
     ManifestRequest,
+    timely,
 )
 
 DESCRIBE_TIMEOUT_S = BOUNDARY_WAIT_S + 15.0
@@ -35,6 +35,14 @@ DESCRIBE_TIMEOUT_S = BOUNDARY_WAIT_S + 15.0
 
 GRACE_S = 1.0
 MAX_REASONS = 10
+
+
+def drop_donor(node: Node, donor: PeerId, error: RemoteError) -> None:
+    """Tell all who listen why a donor is not used any more; a lie counts as an offence."""
+    lied = isinstance(error, StateMismatchError)
+    if lied:
+        node.offend(donor, str(error))
+    node.events.emit(StateDonorDropped(peer=donor, reason=str(error), lied=lied))
 
 
 class OvertakenError(UnreachableError):
@@ -103,10 +111,8 @@ class Donors:
             state, supporters = leading
             donor = supporters[0]
             try:
-                async with asyncio.timeout(CHUNK_TIMEOUT_S):
-                    return _checked(donor, state, await _receive_manifest(self._node, donor, state.digest)), supporters
-            except TimeoutError:
-                self.drop(donor, SilentError(f"sent no manifest within {CHUNK_TIMEOUT_S:.0f} s", peer=donor))
+                receiving = _receive_manifest(self._node, donor, state.digest)
+                return _checked(donor, state, await timely(receiving, donor, "sent no manifest")), supporters
             except RemoteError as error:
                 self.drop(donor, error)
         raise self.nobody()

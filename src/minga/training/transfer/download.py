@@ -15,12 +15,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.errors import RemoteError, StorageError
 from minga.core.events.training import StateDownloaded
 from minga.network.interface import PeerId
@@ -28,9 +26,11 @@ from minga.network.meta_bytes import fill
 from minga.network.rpc.node import Node
 from minga.training.state.manifest import CHUNK_BYTES, Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot
+from minga.training.state.state_memory import StateMemory
 from minga.training.transfer.chunk_cache import DownloadCache
-from minga.training.transfer.chunk_fetch import ChunkFetch
-from minga.training.transfer.donors import Donors
+from minga.training.transfer.chunk_fetch import ChunkFetch, ChunkSource
+from minga.training.transfer.donors import Donors, drop_donor
+from minga.training.transfer.messages import CHUNKS
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ async def download(
     """Download the state after step `minimum_step` or later that most of `donors` publish.
 
     `have` is this peer's own state (without content, if the one to come has none), `cache` a folder for verified
-    chunks. `accept` may refuse a manifest, by raising, before memory is taken for its state. Raises `UnreachableError`
+    chunks, where a large state lies, too. `accept` may refuse a manifest, by raising, before memory is taken for its state. Raises `UnreachableError`
     with the reason of each donor if the state could not be had from them, `StorageError` if memory does not suffice,
     and what `accept` raises. Chunks that arrived stay in the cache; trying again is up to the caller.
     """
@@ -84,8 +84,11 @@ async def download(
     manifest, supporters = await asked.fetch_manifest()
     if accept is not None:
         await accept(manifest)
-    device = torch.device("cpu") if have is None else have.buffer.device
-    work = _Download(node, manifest, DownloadCache(cache, manifest, node.events), progress, device)
+    try:
+        memory = StateMemory.of(manifest.total_bytes, cache, is_meta=have is not None and have.buffer.is_meta)
+    except RuntimeError as error:
+        raise StorageError(f"no memory for a state of {manifest.total_bytes >> 20} MiB") from error
+    work = _Download(node, manifest, DownloadCache(cache, manifest, node.events), progress, memory)
     return await work.run(asked, supporters, have)
 
 
@@ -98,14 +101,10 @@ class _Download:
         manifest: Manifest,
         cache: DownloadCache,
         progress: Callable[[SyncProgress], None] | None,
-        device: torch.device,
+        memory: StateMemory,
     ) -> None:
         self._node, self._manifest, self._cache, self._progress = node, manifest, cache, progress
-        try:
-            self._buffer = torch.empty(manifest.total_bytes, dtype=torch.uint8, device=device)
-        except RuntimeError as error:
-            raise StorageError(f"no memory for a state of {manifest.total_bytes >> 20} MiB") from error
-        self._target = as_bytes(self._buffer)
+        self._snapshot = StateSnapshot.within(manifest.step, manifest.tensors, manifest.scalars, memory)
         self._done_bytes = self._done_chunks = self._reused_bytes = 0
         self._received_bytes: dict[PeerId, int] = {}
 
@@ -114,8 +113,10 @@ class _Download:
         missing = await asyncio.get_running_loop().run_in_executor(None, self._copy_own, have)
         try:
             missing = await self._cache.fill(missing, self._chunk)
+            self._snapshot.release()
             self._count_reused(missing)
-            fetch = ChunkFetch(self._node, manifest, missing, self._store, self._buffer.device)
+            source = ChunkSource(self._node, CHUNKS, partial(drop_donor, self._node))
+            fetch = ChunkFetch(source, manifest, missing, self._store, self._snapshot.buffer.device)
             self._received_bytes = fetch.received_bytes
             self._tell()
             await fetch.run(supporters)
@@ -135,12 +136,14 @@ class _Download:
                 donors=[str(donor) for donor in sorted(self._received_bytes)],
             )
         )
-        snapshot = StateSnapshot(manifest.step, manifest.tensors, manifest.scalars, self._buffer)
-        return DownloadedState(snapshot, manifest, received_bytes, asked.failed)
+        return DownloadedState(self._snapshot, manifest, received_bytes, asked.failed)
 
     def _chunk(self, index: int) -> memoryview:
         start = index * CHUNK_BYTES
-        return self._target[start : start + self._manifest.chunk_size(index)]
+        return self._snapshot.bytes_view[start : start + self._manifest.chunk_size(index)]
+
+    def _release(self, index: int) -> None:
+        self._snapshot.release(index * CHUNK_BYTES, (index + 1) * CHUNK_BYTES)
 
     def _copy_own(self, have: StateSnapshot | None) -> list[int]:
         """Copy the chunks that `have` holds to where they belong; returns the indices of the others."""
@@ -153,6 +156,8 @@ class _Download:
                 missing.append(index)
             else:
                 fill(self._chunk(index), have.bytes_view[place * CHUNK_BYTES : (place + 1) * CHUNK_BYTES])
+                have.release(place * CHUNK_BYTES, (place + 1) * CHUNK_BYTES)
+                self._release(index)
         return missing
 
     def _count_reused(self, missing: list[int]) -> None:
@@ -165,6 +170,7 @@ class _Download:
         self._done_bytes += data.nbytes
         self._done_chunks += 1
         await self._cache.write(index, self._chunk(index))
+        self._release(index)
         self._tell()
 
     def _tell(self) -> None:

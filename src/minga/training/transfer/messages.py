@@ -7,10 +7,14 @@ state.chunks     OpenDownload, then Take -> one bulk frame for each index, as of
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+from collections.abc import Awaitable
+from typing import Annotated, TypeVar
 
 import msgspec
 
+from minga.core.errors import SilentError
+from minga.network.interface import PeerId
 from minga.training.state.manifest import MAX_MANIFEST_BYTES, MAX_STATE_BYTES, MAX_STEP, Digest
 
 DESCRIBE, MANIFEST, CHUNKS = "state.describe", "state.manifest", "state.chunks"
@@ -23,10 +27,12 @@ MAX_HELD = 2
 """Most snapshots that one donor holds at a time."""
 
 CHUNK_TIMEOUT_S = 60.0
-"""Seconds for one chunk: a donor or downloader below 17 KB/s only holds the others up."""
+"""Seconds for one chunk, or page of a file: a peer with less than 17 KB/s only holds the others up."""
 
 BOUNDARY_WAIT_S = 30.0
 """Seconds that a donor waits for its training thread to come by. It comes by between two micro-batches."""
+
+T = TypeVar("T")
 
 Step = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEP)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=MAX_STATE_BYTES >> 20)]
@@ -77,3 +83,12 @@ class TakeChunks(msgspec.Struct, frozen=True):
     """Send these chunks, in this order; none at all means that the download is over."""
 
     indices: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_TAKE)]
+
+
+async def timely(work: Awaitable[T], peer: PeerId, what: str) -> T:
+    """Wait for `work` with `peer`; raises `SilentError` saying `what` it did for `CHUNK_TIMEOUT_S` seconds."""
+    try:
+        async with asyncio.timeout(CHUNK_TIMEOUT_S):
+            return await work
+    except TimeoutError as error:
+        raise SilentError(f"{what} for {CHUNK_TIMEOUT_S:.0f} s", peer=peer) from error

@@ -6,7 +6,7 @@ attribute when no peer asked, and hands over a copy with `publish`. All peers th
 that they also agree on it. The copy is dropped when no peer used it for `IDLE_S` seconds. But the state after the run's
 last step stays, since no training thread is left that could copy it again.
 
-A snapshot takes as much memory as the state itself. There are never more than two, and none that is being downloaded
+A snapshot takes as much room as the state itself: on disk, if it is large. There are never more than two, and none that is being downloaded
 makes room for a newer one before it is `MIN_HELD_S` old.
 """
 
@@ -14,22 +14,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from minga.core.aio.signal import Signal
-from minga.core.errors import ProtocolError, RejectedError, SilentError
+from minga.core.errors import RejectedError
 from minga.core.events.training import StatePublished
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import any_thread, loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.training.state.manifest import CHUNK_BYTES, Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot
+from minga.training.transfer.chunk_serving import send_pages, serve_chunks
 from minga.training.transfer.messages import (
     BOUNDARY_WAIT_S,
-    CHUNK_TIMEOUT_S,
     CHUNKS,
     DESCRIBE,
     MANIFEST,
@@ -38,11 +39,9 @@ from minga.training.transfer.messages import (
     DescribeReply,
     DescribeRequest,
     Description,
-    DownloadOpened,
     ManifestReply,
     ManifestRequest,
     OpenDownload,
-    TakeChunks,
 )
 
 IDLE_S = 60.0
@@ -162,7 +161,7 @@ class StateServer:
     def _use(self, digest: str) -> _Held:
         held = next((held for held in self._held if held.manifest.digest == digest), None)
         if held is None:
-            raise RejectedError("the state with this digest is not held here any more", code="gone")
+            raise RejectedError("the state with this digest is not held here any more", code=RefusalCode.GONE)
         held.last_used = self._loop.time()
         self._loop.call_later(self._idle_s, self._release_idle)
         return held
@@ -170,12 +169,14 @@ class StateServer:
     async def _describe(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(DescribeRequest)
         if len(self._waiting) >= MAX_WAITING:
-            raise RejectedError("too many peers are waiting for the state here", code="busy", peer=peer)
+            raise RejectedError("too many peers are waiting for the state here", code=RefusalCode.BUSY, peer=peer)
         deadline = self._loop.time() + BOUNDARY_WAIT_S
         while not (ready := [held for held in self._held if held.snapshot.step >= request.minimum_step]):
             left_s = deadline - self._loop.time()
             if left_s <= 0 or self._is_fetching:
-                raise RejectedError(f"no state of step {request.minimum_step} or later here", code="not_ready")
+                raise RejectedError(
+                    f"no state of step {request.minimum_step} or later here", code=RefusalCode.NOT_READY
+                )
             self._waiting.append(request.minimum_step)
             try:
                 await self._changed.wait(left_s)
@@ -190,19 +191,18 @@ class StateServer:
         request = await stream.receive(ManifestRequest)
         encoded = memoryview(self._use(request.digest).manifest.encoded)
         await stream.send(ManifestReply(encoded.nbytes))
-        for start in range(0, encoded.nbytes, PAGE_BYTES):
-            await _timely(stream.send_bulk(encoded[start : start + PAGE_BYTES]), peer)
+        await send_pages(stream, encoded, PAGE_BYTES, peer)
 
     async def _serve_chunks(self, peer: PeerId, stream: MessageStream) -> None:
         digest = (await stream.receive(OpenDownload)).digest
         held = self._use(digest)
         if sum(self._downloads.values()) >= self._max_downloads or self._downloads.get(peer, 0) >= 2:
-            raise RejectedError(f"{self._max_downloads} downloads are served at a time", code="busy")
+            raise RejectedError(f"{self._max_downloads} downloads are served at a time", code=RefusalCode.BUSY)
         self._downloads[peer] = self._downloads.get(peer, 0) + 1
         held.downloads += 1
         try:
-            await stream.send(DownloadOpened())
-            await self._send_chunks(held, peer, stream)
+            release = partial(_release_chunk, held)
+            await serve_chunks(stream, peer, held.manifest.chunk_count, partial(self._chunk, held), release)
         finally:
             held.downloads -= 1
             self._downloads[peer] -= 1
@@ -211,31 +211,14 @@ class StateServer:
             held.last_used = self._loop.time()
             self._loop.call_later(self._idle_s, self._release_idle)
 
-    async def _send_chunks(self, held: _Held, peer: PeerId, stream: MessageStream) -> None:
-        manifest, data = held.manifest, held.snapshot.bytes_view
-        # Chunks may be asked for again after a dropped connection, but not for ever.
-        left = 2 * manifest.chunk_count + MAX_HELD
-        while indices := (await self._next_take(peer, stream)).indices:
-            left -= len(indices)
-            if max(indices) >= manifest.chunk_count or left < 0:
-                raise ProtocolError("asked for chunks that do not exist, or too often", peer=peer)
-            for index in indices:
-                if held not in self._held:
-                    raise RejectedError("this state made room for a newer one", code="gone", peer=peer)
-                start = index * CHUNK_BYTES
-                await _timely(stream.send_bulk(data[start : start + manifest.chunk_size(index)]), peer)
-
-    async def _next_take(self, peer: PeerId, stream: MessageStream) -> TakeChunks:
-        try:
-            async with asyncio.timeout(CHUNK_TIMEOUT_S):
-                return await stream.receive(TakeChunks)
-        except TimeoutError as error:
-            raise RejectedError("nothing was asked for any more", code="idle", peer=peer) from error
+    async def _chunk(self, held: _Held, index: int) -> memoryview:
+        if held not in self._held:
+            raise RejectedError("this state made room for a newer one", code=RefusalCode.GONE)
+        start = index * CHUNK_BYTES
+        return held.snapshot.bytes_view[start : start + held.manifest.chunk_size(index)]
 
 
-async def _timely(sending: Coroutine[Any, Any, None], peer: PeerId) -> None:
-    try:
-        async with asyncio.timeout(CHUNK_TIMEOUT_S):
-            await sending
-    except TimeoutError as error:
-        raise SilentError(f"did not take a chunk within {CHUNK_TIMEOUT_S:.0f} s", peer=peer) from error
+def _release_chunk(held: _Held, index: int) -> None:
+    """Its memory may go until the chunk is asked for again."""
+    start = index * CHUNK_BYTES
+    held.snapshot.release(start, start + held.manifest.chunk_size(index))

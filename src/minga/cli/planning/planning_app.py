@@ -1,0 +1,93 @@
+"""The commands that plan a run, and their options."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from minga.cli.terminal.context import make_context
+from minga.cli.terminal.options import Bind, Json, Threads, Voucher
+from minga.recipes.registry import USUAL_MODEL
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add them to the command `minga`."""
+    app.command()(plan)
+    app.command(name="bench-device")(bench_device)
+
+
+def plan(
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="[FILE|LINK]", help="A TOML file of peers, or a run's link.", show_default=False),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead, with --peers: a model (gpt2, …), 18M (parameters), a run spec or .safetensors file"
+        ),
+    ] = None,
+    peers: Annotated[
+        str | None, typer.Option(help='Such as "20x(t4, up=50Mbit, down=200Mbit); 4x(a100, 1Gbit); (aux, 1Gbit)".')
+    ] = None,
+    target_batch: Annotated[
+        int | None, typer.Option(min=1, max=2**24, help="Samples of a step (default: 4096).")
+    ] = None,
+    codec: Annotated[
+        str | None, typer.Option(help="adaptive, float32, float16, bfloat16, int8 (default: the best).")
+    ] = None,
+    strategy: Annotated[str | None, typer.Option(help="synchronous or delayed (default: the best).")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="lamb, adamw, sgd, lars or larc, for memory (default: lamb).")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, max=1 << 20, help="Tokens of a sample (default: by model).")
+    ] = None,
+    precision: Annotated[str, typer.Option(help="single, as recipes train, or half; for estimated speeds.")] = "single",
+    identity: Voucher = None,
+    bind: Bind = None,
+    json_output: Json = False,
+) -> None:
+    """What a run will reach with given machines, before it exists; or who reduces how much and why, in a live one."""
+    ready = make_context(json_output=json_output)
+    if (source is None) == (model is None or peers is None) or (source is not None and (model or peers)):
+        raise typer.BadParameter("give either a FILE or LINK, or both --model and --peers")
+    given = {
+        "target-batch": target_batch,
+        "codec": codec,
+        "strategy": strategy,
+        "optimizer": optimizer,
+        "tokens": tokens,
+    }
+    if source is not None and (idle := [f"--{name}" for name, value in given.items() if value is not None]):
+        raise typer.BadParameter(f"{', '.join(idle)}: only with --model; the FILE or LINK says what its run does")
+    if source is None:
+        from minga.cli.planning.forecast import ForecastOptions, run_forecast
+
+        wanted = ForecastOptions(str(model), str(peers), target_batch, codec, strategy, optimizer, tokens, precision)
+        run_forecast(wanted, ready)
+        return
+    from minga.cli.planning.plan import run_plan
+    from minga.cli.terminal.peer_options import peer_options
+
+    run_plan(
+        source,
+        peer_options("monitor", identity=None, ephemeral=True, voucher=identity, directory=None, host=bind),
+        ready,
+    )
+
+
+def bench_device(
+    model: Annotated[str, typer.Option(help="A recipe and its size, or a run spec.")] = USUAL_MODEL,
+    device: Annotated[list[str] | None, typer.Option(help="Only this device; may be repeated (default: all).")] = None,
+    tokens: Annotated[int | None, typer.Option(min=16, max=8192, help="Tokens of a sample (default: 512).")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, max=600.0, help="How long to measure each micro-batch.")] = 5.0,
+    threads: Threads = None,
+    json_output: Json = False,
+) -> None:
+    """Measure how fast this machine trains a model; `minga plan` calls it `this` from then on."""
+    ready = make_context(json_output=json_output, slow_imports=True)
+    from minga.cli.planning.bench_device import run_bench_device
+
+    run_bench_device(model, device, tokens, seconds, threads, ready)

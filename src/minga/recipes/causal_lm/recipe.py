@@ -1,0 +1,149 @@
+"""Causal language models: any architecture that transformers has for guessing each next token, on any text.
+
+The loss is a mean over samples. Where all are equally long, as `stream` and `best-fit` cut them, it is the mean over
+tokens as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+from torch import nn
+
+from minga.core.files import write_atomically
+from minga.recipes.causal_lm.batching import make_batch
+from minga.recipes.causal_lm.evaluation import HeldOutRows, evaluate_model, heldout_rows
+from minga.recipes.causal_lm.sampling import continuations
+from minga.recipes.causal_lm.settings import CausalLmSettings
+from minga.recipes.causal_lm.sizes import FAMILY, SIZES
+from minga.recipes.causal_lm.token_losses import token_losses
+from minga.recipes.interface import (
+    Batch,
+    Files,
+    Loss,
+    Metric,
+    RecipeContext,
+    Sample,
+    SampleOptions,
+    StreamPosition,
+)
+from minga.recipes.language.any_architecture import AnyArchitecture
+from minga.recipes.language.export import export_model
+from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
+from minga.recipes.text.packing import Packing
+from minga.recipes.text.special_tokens import CAUSAL_TOKENS, find_special_tokens
+from minga.security.randomness.public_batch import PublicBatch
+
+DEMO_PROMPTS = 4
+DEMO_PROMPT_WORDS = 4
+
+
+class CausalLmRecipe(AnyArchitecture[CausalLmSettings]):
+    """A causal language model on the text that the settings name; see `Recipe` for what each method promises."""
+
+    Settings = CausalLmSettings
+    headline = Metric("heldout_perplexity", better="lower")
+    demo_goal = 220.0
+    family, sizes = FAMILY, tuple(SIZES)
+    trained_tokens, end_role = CAUSAL_TOKENS, "end"
+
+    def __init__(self, settings: CausalLmSettings, context: RecipeContext) -> None:
+        super().__init__(settings, context)
+        self._evaluation: tuple[Path, HeldOutRows] | None = None
+
+    @classmethod
+    def demo_spec(cls) -> Mapping[str, Any]:
+        """The tiny model on the Bible."""
+        return {
+            "recipe": {"causal-lm": {"size": "tiny", "data": {"source": "bible"}}},
+            "optimizer": {
+                "name": "adamw",
+                "learning_rate": 0.003,
+                "betas": [0.9, 0.95],
+                "weight_decay": 0.1,
+                "warmup_steps": 10,
+                "schedule": "constant",
+            },
+            "training": {"target_batch_size": 64},
+        }
+
+    @property
+    def packing(self) -> Packing:
+        """As the settings say it."""
+        return self.settings.packing
+
+    @property
+    def row_length(self) -> int:
+        """One token more than a sample: the first is not guessed, the last not read."""
+        return self.resolved.max_length + 1
+
+    def check_text(self, documents: list[str], tokenizer: Tokenizer, what: str) -> None:
+        """Training text must fill a row; of held-out text any token can be guessed."""
+        if what != "held out":
+            self.check_rows(documents, tokenizer, what, self.packing)
+
+    def batches(self, files: Files, position: StreamPosition, micro_batch_size: int) -> Iterator[Batch]:
+        """Batches as `make_batch` describes them."""
+        rows = self.rows(files, position, self.packing)
+        padding = self._end(files)
+        while True:
+            yield make_batch(list(islice(rows, micro_batch_size)), self.resolved.max_length, padding)
+
+    def public_batch(self, files: Files, batch: PublicBatch) -> Batch:
+        """Rows of the training text by number; nothing in them is left to chance."""
+        rows = self.numbered_rows(files, self.packing)
+        chosen = [rows[number] for number in batch.indices(len(rows)).tolist()]
+        return make_batch(chosen, self.resolved.max_length, self._end(files))
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Random tokens, all rows as long as the run's longest."""
+        settings = self.resolved
+        ids = np.random.default_rng(0).integers(0, settings.vocabulary_size, (size, settings.max_length + 1))
+        return make_batch(list(ids.astype(np.int32)), settings.max_length, 0)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Cross-entropy in nats a token: a float32 scalar, the mean over the batch's samples."""
+        losses = token_losses(model, batch["input_ids"], batch["labels"])
+        mean = (losses * batch["label_weights"]).sum(dim=1).mean()
+        return Loss(mean, {"loss": mean})
+
+    def evaluate(self, model: nn.Module, files: Files) -> dict[str, float]:
+        """`heldout_loss` in nats a token, `heldout_perplexity` and `heldout_bits_per_byte`."""
+        if HELDOUT_FILE not in files:
+            return {}
+        path = files[HELDOUT_FILE]
+        if self._evaluation is None or self._evaluation[0] != path:
+            tokenizer = self.tokenizer(files)
+            end = find_special_tokens(tokenizer)["end"]
+            rows = heldout_rows(list(unpack_documents(path)), tokenizer, end, self.resolved.max_length)
+            self._evaluation = (path, rows)
+        return evaluate_model(model, self._evaluation[1])
+
+    def sample(self, model: nn.Module, files: Files, prompts: Sequence[str], options: SampleOptions) -> list[Sample]:
+        """Continuations of the prompts."""
+        tokenizer = self.tokenizer(files)
+        end = find_special_tokens(tokenizer)["end"]
+        return continuations(model, tokenizer, end, prompts, options, self.resolved.max_length)
+
+    def demo_results(self, model: nn.Module, files: Files, directory: Path) -> Sequence[Path]:
+        """`samples.txt`: how the model goes on from the first words of held-out texts."""
+        documents = list(islice(unpack_documents(files[HELDOUT_FILE]), DEMO_PROMPTS))
+        prompts = [" ".join(document.split()[:DEMO_PROMPT_WORDS]) for document in documents]
+        samples = self.sample(model, files, prompts, SampleOptions(temperature=0.7, top_k=40))
+        path = directory / "samples.txt"
+        write_atomically(path, "".join(f"{sample.text}\n\n" for sample in samples).encode())
+        return (path,)
+
+    def export(self, model: nn.Module, files: Files, directory: Path, *, step: int) -> None:
+        """A directory for `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained`, with a README."""
+        export_model(
+            model, self.tokenizer(files), directory, context=self.context, step=step, auto="AutoModelForCausalLM"
+        )
+
+    def _end(self, files: Files) -> int:
+        return find_special_tokens(self.tokenizer(files))["end"]

@@ -1,0 +1,87 @@
+"""Bounds of a model's configuration: it may come from a stranger, and must not make a peer run out of memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import psutil
+
+from minga.core.errors import ConfigurationError
+from minga.recipes.language.settings import MAX_CONFIG_CHARACTERS
+
+MOST: Final = 1 << 20
+MOST_LAYERS: Final = 1024
+MOST_EXPERTS: Final = 256
+MOST_ENTRIES: Final = 1024
+MAX_DEPTH: Final = 6
+BYTES_PER_PARAMETER: Final = 16
+"""Of a trainer: float32 parameters, gradients and two moments."""
+
+MEMORY_SHARE: Final = 0.6
+NOT_TAKEN: Final = frozenset(
+    {"_name_or_path", "_commit_hash", "architectures", "auto_map", "dtype", "torch_dtype", "id2label", "label2id"}
+    | {"quantization_config", "attn_implementation", "_attn_implementation", "_attn_implementation_internal"}
+    | {"experts_implementation", "_experts_implementation", "custom_pipelines", "task_specific_params"}
+)
+"""Keys that name places or programs, or mean nothing in training: dropped from what an organiser gives, and refused in
+what a run publishes.
+"""
+
+
+def read_config(text: str) -> dict[str, Any]:
+    """The configuration in a published JSON object. Raises `ConfigurationError` if it is none or out of bounds."""
+    if len(text) > MAX_CONFIG_CHARACTERS:
+        raise ConfigurationError(f"the model's config has {len(text)} characters; at most {MAX_CONFIG_CHARACTERS}")
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"the model's config is no JSON: {str(error)[:200]}") from error
+    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
+        raise ConfigurationError("the model's config is no object with a model_type")
+    check_bounds(values)
+    return values
+
+
+def without_foreign(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration without what is `NOT_TAKEN`, on every level."""
+    return {
+        key: without_foreign(value) if isinstance(value, Mapping) else value
+        for key, value in values.items()
+        if key not in NOT_TAKEN
+    }
+
+
+def check_bounds(values: Any, where: str = "config", depth: int = MAX_DEPTH) -> None:
+    """Raise `ConfigurationError` for numbers, lists or tables that no model needs so large, and for what is not taken.
+
+    Whole numbers go to 2²⁰, those of layers to 1,024 and those of experts to 256.
+    """
+    if isinstance(values, dict | list):
+        if depth == 0 or len(values) > MOST_ENTRIES:
+            raise ConfigurationError(f"{where}: nested more than {MAX_DEPTH} deep, or over {MOST_ENTRIES} entries")
+        pairs = values.items() if isinstance(values, dict) else enumerate(values)
+        for key, value in pairs:
+            if key in NOT_TAKEN:
+                raise ConfigurationError(f"{where}.{key}: a run cannot say this")
+            check_bounds(value, f"{where}.{str(key)[:64]}", depth - 1)
+    elif isinstance(values, int) and not isinstance(values, bool) and abs(values) > (most := _most(where)):
+        raise ConfigurationError(f"{where} = {str(values)[:30]}: at most {most:,}")
+
+
+def check_memory(parameters: int) -> None:
+    """Raise `ConfigurationError` if this machine cannot train so many parameters."""
+    memory = int(MEMORY_SHARE * psutil.virtual_memory().total)
+    if parameters * BYTES_PER_PARAMETER > memory:
+        raise ConfigurationError(
+            f"a model of {parameters:,} parameters takes {parameters * BYTES_PER_PARAMETER >> 20:,} MiB to train; "
+            f"of this machine's memory it may have {memory >> 20:,} MiB"
+        )
+
+
+def _most(where: str) -> int:
+    name = where.rpartition(".")[2].lower()
+    if name.startswith("n_layer") or name.endswith(("_layers", "_layer")) or name == "num_blocks":
+        return MOST_LAYERS
+    return MOST_EXPERTS if "expert" in name and not name.endswith(("size", "dim")) else MOST

@@ -1,0 +1,134 @@
+"""Writing a model for the rest of the world: a directory that `transformers` loads by its Auto classes."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tokenizers import Tokenizer
+from torch import nn
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+from minga.core.errors import ConfigurationError, StorageError
+from minga.recipes.interface import RecipeContext
+from minga.recipes.text.special_tokens import find_special_tokens
+
+CAUSAL: Final = "AutoModelForCausalLM"
+_ROLES: Final = {
+    "pad": "pad_token",
+    "unknown": "unk_token",
+    "cls": "cls_token",
+    "sep": "sep_token",
+    "mask": "mask_token",
+}
+
+
+def export_model(
+    model: nn.Module, tokenizer: Tokenizer, directory: Path, *, context: RecipeContext, step: int, auto: str
+) -> None:
+    """Write configuration, weights (safetensors), tokenizer and a README to a new or empty `directory`.
+
+    `auto` is the Auto class that loads the model; one that generates gets a generation configuration, too. All is
+    written beside the directory first and takes its name at the end. Raises `StorageError`, or `ConfigurationError` if
+    the directory has content.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"not a model of this recipe: {type(model).__name__}")
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigurationError(f"{directory}: already there and not empty; choose another directory")
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    except OSError as error:
+        raise StorageError(f"{directory}: cannot be created: {error.strerror}") from error
+    try:
+        with _without_progress_bars():
+            model.save_pretrained(unfinished)
+        if auto == CAUSAL:
+            _generation(tokenizer).save_pretrained(unfinished)
+        wrap_tokenizer(tokenizer, model, generates=auto == CAUSAL).save_pretrained(unfinished)
+        (unfinished / "README.md").write_text(_model_card(model, context, step, auto), encoding="utf-8")
+        if directory.exists():
+            directory.rmdir()
+        unfinished.chmod(0o755)
+        unfinished.rename(directory)
+    except OSError as error:
+        raise StorageError(f"{directory}: cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def wrap_tokenizer(tokenizer: Tokenizer, model: PreTrainedModel, *, generates: bool) -> PreTrainedTokenizerFast:
+    """The tokenizer as `transformers` uses it, with its special tokens named."""
+    config = model.config
+    names = find_special_tokens(tokenizer).names
+    if generates:
+        roles = {"bos_token": names["end"], "eos_token": names["end"], "pad_token": names["end"]}
+    else:
+        roles = {word: names[role] for role, word in _ROLES.items() if role in names}
+    types = ["token_type_ids"] if not generates and getattr(config, "type_vocab_size", 0) > 1 else []
+    longest = getattr(config, "max_position_embeddings", None)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_input_names=["input_ids", *types, "attention_mask"],
+        **({"model_max_length": longest} if isinstance(longest, int) else {}),
+        **roles,
+    )
+
+
+def _generation(tokenizer: Tokenizer) -> GenerationConfig:
+    end = find_special_tokens(tokenizer)["end"]
+    return GenerationConfig(bos_token_id=end, eos_token_id=end, pad_token_id=end, do_sample=True)
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Keep the library from drawing over the displays of minga."""
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()
+
+
+def _model_card(model: PreTrainedModel, context: RecipeContext, step: int, auto: str) -> str:
+    config = model.config
+    kind = config.model_type
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    title = context.run_name.replace("\\", "\\\\").replace("`", "\\`")
+    rows = {
+        "hidden size": "hidden_size",
+        "layers": "num_hidden_layers",
+        "attention heads": "num_attention_heads",
+        "vocabulary": "vocab_size",
+        "longest sequence, in tokens": "max_position_embeddings",
+    }
+    table = "\n".join(f"| {words} | {getattr(config, name)} |" for words, name in rows.items() if hasattr(config, name))
+    return f"""---
+library_name: transformers
+tags: [{kind}, minga]
+---
+
+# {title}
+
+A model of the architecture {kind} with {parameters:,} parameters, trained with minga by peers that pooled their
+machines (recipe {context.recipe}). These are the parameters after {step} global steps of run `{context.run_id}`.
+
+| | |
+| --- | --- |
+{table}
+
+```python
+from transformers import {auto}, AutoTokenizer
+
+model = {auto}.from_pretrained("PATH OF THIS DIRECTORY")
+tokenizer = AutoTokenizer.from_pretrained("PATH OF THIS DIRECTORY")
+```
+"""

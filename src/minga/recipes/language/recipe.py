@@ -1,0 +1,271 @@
+"""What recipes of language models share: text and tokenizer that ship with the run, held-out documents, export.
+
+The organiser makes or fetches the tokenizer and sends it along with the run. Rows of tokens are cut from documents that
+travel as tokens (`text/tokens.py`); pairs of sentences are cut from documents that travel as text.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+import numpy as np
+from tokenizers import Tokenizer
+from torch import nn
+
+from minga.core.errors import ConfigurationError, StorageError
+from minga.core.files import write_atomically
+from minga.recipes.counting import tensors_and_operations
+from minga.recipes.interface import Files, Recipe, RecipeContext, RecipeFacts, StreamPosition
+from minga.recipes.language.settings import TextSettings
+from minga.recipes.mixture.mixed_stream import MixedStream
+from minga.recipes.mixture.open_sources import mixed_sources
+from minga.recipes.mixture.prepare import prepare_mixture
+from minga.recipes.text.corpus import (
+    HELDOUT_FILE,
+    TRAINING_FILE,
+    first_streamed,
+    heldout_rank,
+    local_documents,
+    pack_documents,
+    split_documents,
+    streamed_documents,
+    unpack_documents,
+)
+from minga.recipes.text.given_tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_FILE, given_content, given_file
+from minga.recipes.text.packing import NumberedRows, Packing, endless_rows, pack_rows
+from minga.recipes.text.settings import TextData
+from minga.recipes.text.sources import matching_files
+from minga.recipes.text.special_tokens import SpecialTokens, find_special_tokens
+from minga.recipes.text.tokenizer import Kind, read_tokenizer, train_tokenizer
+from minga.recipes.text.tokens import TOKENS_FILE, StoredTokens, Tokens, encoded, pack_tokens
+from minga.recipes.writing.by_language import WRITINGS, Writing
+
+T = TypeVar("T", bound=TextSettings)
+GIVEN = "from:"
+CHECKED_DOCUMENTS = 1000
+
+
+class LanguageRecipe(Recipe[T]):
+    """A recipe on text; see `Recipe` for what each method promises."""
+
+    model_files = (TOKENIZER_FILE,)
+    trained_tokens: ClassVar[tuple[str, ...]]
+    """The special tokens of a tokenizer that the organiser trains."""
+
+    end_role: ClassVar[str]
+    """The role of the token that ends a document in a row."""
+
+    def __init__(self, settings: T, context: RecipeContext) -> None:
+        super().__init__(settings, context)
+        self._numbered: tuple[Path, NumberedRows] | None = None
+
+    # ---- what the recipes say
+
+    @property
+    def resolved(self) -> T:
+        """The settings with all that they name looked up; see `published_settings`."""
+        return self.settings
+
+    @property
+    @abstractmethod
+    def tokenizer_source(self) -> str:
+        """`train:` and a kind, or `from:` and a place."""
+
+    @property
+    @abstractmethod
+    def packing(self) -> Packing | None:
+        """How rows are cut from documents; None for pairs of sentences, which need the text."""
+
+    @property
+    @abstractmethod
+    def row_length(self) -> int:
+        """Tokens of a row as it is cut from the documents."""
+
+    @abstractmethod
+    def check_text(self, documents: list[str], tokenizer: Tokenizer, what: str) -> None:
+        """Raise `ConfigurationError` if these documents, which are there `what`, give no sample."""
+
+    # ---- organiser
+
+    def published_settings(self) -> T:
+        """With the shape of the model as one JSON object, and a tokenizer that comes with the run."""
+        return self.resolved
+
+    def check_public(self) -> None:
+        """A streamed data set is not the same for all."""
+        if self.settings.data.is_streamed:
+            raise ConfigurationError(
+                'security.verification = "byzantine" needs text that comes with the run, so '
+                f"recipe.{self.context.recipe}.data must not name a data set of the hub"
+            )
+
+    def prepare(self) -> dict[str, bytes]:
+        """`tokenizer.json`, the held-out documents, and the training documents unless peers stream them."""
+        data, sources = self.resolved.data, dict[str, bytes]()
+        if data.source == "mixture":
+            training, heldout, sources = prepare_mixture(data, self.context.seed)
+        elif data.source == "datasets":
+            training, heldout = first_streamed(data)
+        else:
+            training, heldout = split_documents(local_documents(data), data.heldout_fraction)
+        files = {TOKENIZER_FILE: self._tokenizer_file(training)}
+        tokenizer = read_tokenizer(files[TOKENIZER_FILE], self.resolved.vocabulary_size)
+        self.check_tokens(find_special_tokens(tokenizer))
+        self.check_text(training[:CHECKED_DOCUMENTS], tokenizer, "to train on")
+        if heldout:
+            self.check_text(heldout, tokenizer, "held out")
+            files[HELDOUT_FILE] = pack_documents(heldout)
+        return {**files, **(sources if self.is_drawn else self._packed(training, tokenizer))}
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether each peer draws documents from a stream, instead of going through those of a file in passes.
+
+        A mixture whose sources all travel with the run is drawn once, by the organiser.
+        """
+        return self.settings.data.is_streamed
+
+    @property
+    def writing(self) -> Writing:
+        """How the language of the text is written."""
+        return WRITINGS[self.settings.data.language]
+
+    def check_tokens(self, special: SpecialTokens) -> None:
+        """Raise `ConfigurationError` if a tokenizer lacks a special token that this recipe needs."""
+        special[self.end_role]
+
+    def inputs(self) -> Sequence[Path]:
+        """The organiser's own text files, and a tokenizer of this machine."""
+        data = self.settings.data
+        patterns = [*data.files, *(pattern for source in data.sources for pattern in source.files)]
+        paths = [path for pattern in patterns for path in matching_files(pattern)]
+        if self.tokenizer_source.startswith(GIVEN):
+            paths.append(given_file(self.tokenizer_source.removeprefix(GIVEN), TOKENIZER_FILE, "tokenizer"))
+        return paths
+
+    def own_data(self, files: Files, patterns: Sequence[str], folder: Path) -> tuple[LanguageRecipe[T], Files]:
+        """Same tokenizer, same held-out text, other training documents: .txt and .jsonl files."""
+        now = self.settings.data
+        data = TextData(
+            source="files",
+            files=tuple(patterns),
+            language=now.language,
+            text_column=now.text_column,
+            heldout_fraction=now.heldout_fraction,
+        )
+        held_out = set(unpack_documents(files[HELDOUT_FILE])) if HELDOUT_FILE in files else set()
+        normalize = self.writing.normalize
+        documents = [each for each in map(normalize, local_documents(data)) if each and each not in held_out]
+        if not documents:
+            raise ConfigurationError(f"--data {' '.join(patterns)}: no text to train on besides what is held out")
+        own: dict[str, Path] = {}
+        for name, content in self._packed(documents, self.tokenizer(files)).items():
+            own[name] = folder / name
+            try:
+                write_atomically(own[name], content)
+            except OSError as error:
+                raise StorageError(f"{own[name]}: cannot be written: {error.strerror}") from error
+        settings = self.settings.model_copy(update={"data": data})
+        return type(self)(settings, self.context), {**files, **own}
+
+    def _tokenizer_file(self, training: list[str]) -> bytes:
+        way, _, rest = self.tokenizer_source.partition(":")
+        if way == GIVEN.rstrip(":"):
+            return given_content(rest, TOKENIZER_FILE, "tokenizer", MAX_TOKENIZER_BYTES)
+        kind: Kind = rest  # type: ignore[assignment]  # settings allow no other
+        return train_tokenizer(training, self.resolved.vocabulary_size, kind, self.trained_tokens, self.writing)
+
+    def _packed(self, documents: list[str], tokenizer: Tokenizer) -> dict[str, bytes]:
+        if self.packing is None:
+            return {TRAINING_FILE: pack_documents(documents)}
+        return {TOKENS_FILE: pack_tokens(list(self.encoded(documents, tokenizer)))}
+
+    # ---- training
+
+    def checkpoint_activations(self, model: nn.Module) -> None:
+        """By what transformers has for it."""
+        if not getattr(model, "supports_gradient_checkpointing", False):
+            raise ConfigurationError(f"--checkpoint-activations: {type(model).__name__} does not do that")
+        if hasattr(model, "activation_checkpointing_enable"):
+            model.activation_checkpointing_enable()  # type: ignore[operator]
+        else:  # what it was called before transformers 5
+            model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+
+    def compile_model(self, model: nn.Module) -> None:
+        """The model, and the layers below its heads, which losses may run by themselves."""
+        model.compile()
+        if isinstance(below := getattr(model, "base_model", None), nn.Module) and below is not model:
+            below.compile()
+
+    def tokenizer(self, files: Files) -> Tokenizer:
+        """The tokenizer that came with the run."""
+        path = file_of(files, TOKENIZER_FILE)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+        return read_tokenizer(data, self.resolved.vocabulary_size)
+
+    def encoded(self, documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[Tokens]:
+        """Documents as tokens, each with its end."""
+        return encoded(documents, tokenizer, find_special_tokens(tokenizer)[self.end_role])
+
+    def rows(self, files: Files, position: StreamPosition, packing: Packing) -> Iterator[Tokens]:
+        """One peer's endless stream of rows of tokens."""
+        if self.is_drawn:
+            tokenizer = self.tokenizer(files)
+
+            def open_epoch(seed: int) -> Iterator[Tokens]:
+                return self.encoded(self.drawn(files, seed), tokenizer)
+        else:
+            stored = StoredTokens(file_of(files, TOKENS_FILE), self.resolved.vocabulary_size)
+
+            def open_epoch(seed: int) -> Iterator[Tokens]:
+                return stored.documents(np.random.default_rng(seed).permutation(len(stored)))
+
+        return endless_rows(open_epoch, self.context.seed, position, self.row_length, packing)
+
+    def drawn(self, files: Files, seed: int) -> Iterator[str]:
+        """The training documents of a mixture, without end, or of a data set of the hub, in an order of the seed."""
+        data = self.settings.data
+        if data.source == "mixture":
+            return MixedStream(mixed_sources(data, files, seed), seed, data.shuffle_buffer)
+        # Some libraries take 32-bit seeds only.
+        documents = map(self.writing.normalize, streamed_documents(data, order=seed % 2**31))
+        return (document for document in documents if heldout_rank(document) >= data.heldout_fraction)
+
+    def numbered_rows(self, files: Files, packing: Packing) -> NumberedRows:
+        """The rows of the run's text by number."""
+        path = file_of(files, TOKENS_FILE)
+        if self._numbered is None or self._numbered[0] != path:
+            stored = StoredTokens(path, self.resolved.vocabulary_size)
+            self._numbered = (path, NumberedRows(stored, self.row_length, packing))
+        return self._numbered[1]
+
+    def check_rows(self, documents: list[str], tokenizer: Tokenizer, what: str, packing: Packing) -> None:
+        """Raise `ConfigurationError` if the documents give no row."""
+        if next(pack_rows(self.encoded(documents, tokenizer), self.row_length, packing), None) is None:
+            raise ConfigurationError(
+                f"data: the text {what} has too few tokens for a row of {self.row_length}; add text, or lower "
+                "max_length"
+            )
+
+    # ---- figures
+
+    def facts(self) -> RecipeFacts:
+        """Counted on a model without memory."""
+        settings = self.resolved
+        tensors, operations = tensors_and_operations(self.build_model, self.synthetic_batch(1), self.total_loss)
+        name = self.context.recipe
+        origin = f"the recipe {name}, counted; vocabulary of {settings.vocabulary_size}, {settings.max_length} tokens"
+        return RecipeFacts(name, tensors, operations, settings.max_length, None, origin)
+
+
+def file_of(files: Files, name: str) -> Path:
+    """A file of the run. Raises `ConfigurationError` if it did not come."""
+    if name not in files:
+        raise ConfigurationError(f"the run came without the file {name}, which its recipe needs")
+    return files[name]

@@ -1,0 +1,200 @@
+"""The shape of a language model: out of a size, a configuration from elsewhere, and overrides, one JSON object.
+
+    size + architecture ─┐
+    config_from ─────────┼─▶ + overrides ─▶ a configuration of transformers ─▶ JSON, which the run publishes
+    model.init_from ─────┘
+
+Only the published JSON object makes a model, by the class that transformers has for its `model_type`: what another
+version of minga or of transformers takes for usual cannot change it, and code from elsewhere never runs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from torch import nn
+from transformers import CONFIG_MAPPING, PretrainedConfig
+
+from minga.core.errors import ConfigurationError
+from minga.core.spec.problems import probably_meant
+from minga.recipes.language.config_guard import check_bounds, check_memory, read_config, without_foreign
+from minga.recipes.language.settings import LanguageSettings
+from minga.recipes.text.given_tokenizer import given_content
+from minga.recipes.text.special_tokens import SpecialTokens
+
+CONFIG_FILE: Final = "config.json"
+MAX_FOREIGN_BYTES: Final = 1 << 20
+_NUMBERED_FROM_PADDING: Final = ("roberta", "camembert", "xmod", "data2vec-text", "longformer", "mpnet")
+
+logger = logging.getLogger("minga.recipes")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A size: the numbers of its usual architecture, by the names of transformers' configurations."""
+
+    architecture: str
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    vocabulary_size: int
+    max_length: int
+    positions: int = 0
+    """At least so many, whatever the length of a sample."""
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """What transformers has for one kind of language model.
+
+    `auto` makes a model of a configuration; `types` are the architectures that it knows; `presets` by size; `special`
+    says which special token a setting of the configuration names; `always` are settings that every model needs.
+    """
+
+    recipe: str
+    auto: Any
+    types: Callable[[], Collection[str]]
+    presets: Mapping[str, Preset]
+    special: Mapping[str, str]
+    always: Mapping[str, Any]
+
+
+def shape_of_size(settings: LanguageSettings, family: ModelFamily, special: SpecialTokens) -> dict[str, Any]:
+    """The configuration of a preset, for the architecture that the settings name; no dropout, since devices draw it
+    differently.
+    """
+    preset = family.presets[settings.size]
+    architecture = settings.architecture or preset.architecture
+    check_type(architecture, family)
+    usual = CONFIG_MAPPING[architecture]()
+    heads = preset.num_attention_heads
+    wanted: dict[str, int | None] = {
+        "hidden_size": preset.hidden_size,
+        "num_hidden_layers": preset.num_hidden_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": preset.hidden_size // heads,
+        "intermediate_size": preset.intermediate_size,
+        "vocab_size": settings.vocabulary_size,
+        "max_position_embeddings": max(settings.max_length, preset.positions) + position_offset(architecture),
+        "tie_word_embeddings": True,
+    }
+    values: dict[str, Any] = {name: value for name, value in wanted.items() if hasattr(usual, name)}
+    values |= {name: 0.0 for name, value in usual.to_dict().items() if "drop" in name and isinstance(value, float)}
+    for name, role in family.special.items():
+        if hasattr(usual, name):
+            values[name] = special.ids.get(role)
+    return {"model_type": architecture, **values}
+
+
+def shape_from(source: str, key: str, family: ModelFamily) -> dict[str, Any]:
+    """The configuration in `config.json` of a folder, or of a model of the hub."""
+    content = given_content(source, CONFIG_FILE, key, MAX_FOREIGN_BYTES)
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{key} = {source!r}: {CONFIG_FILE} is no JSON: {str(error)[:200]}") from error
+    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
+        raise ConfigurationError(f"{key} = {source!r}: {CONFIG_FILE} names no model_type")
+    check_type(values["model_type"], family)
+    return without_foreign(values)
+
+
+def has_shape(source: str) -> bool:
+    """Whether a folder, or a name of the hub, is one of a model rather than of a run."""
+    folder = Path(source).expanduser()
+    return (folder / CONFIG_FILE).is_file() if folder.exists() else "/" in source
+
+
+def published_shape(values: Mapping[str, Any], overrides: Mapping[str, Any], family: ModelFamily) -> str:
+    """The JSON object that a run publishes. Raises `ConfigurationError` for what no such model can be made of."""
+    usual = CONFIG_MAPPING[values["model_type"]]()
+    known = sorted(name for name in {*usual.to_dict(), *usual.attribute_map} if name != "model_type")
+    for name in overrides:
+        if name not in known:
+            raise ConfigurationError(
+                f"recipe.{family.recipe}.overrides.{name}: {values['model_type']} has no such setting"
+                f"{probably_meant(name, known)}"
+            )
+    always = {name: value for name, value in family.always.items() if hasattr(usual, name)}
+    merged = {**_by_own_names(values, usual), **_by_own_names(overrides, usual), **always}
+    check_bounds(merged)
+    complete = without_foreign(_configuration(merged).to_dict())
+    text = json.dumps(complete, sort_keys=True, separators=(",", ":"))
+    parameters_of(text, family)
+    return text
+
+
+def sizes_of(values: Mapping[str, Any]) -> tuple[int, int | None]:
+    """Entries of the vocabulary, and the longest sequence (None: any) of a configuration."""
+    config = _configuration(values)
+    positions = getattr(config, "max_position_embeddings", None)
+    longest = positions - position_offset(config.model_type) if isinstance(positions, int) else None
+    return int(config.vocab_size), longest
+
+
+def parameters_of(text: str, family: ModelFamily) -> int:
+    """How many parameters a model of this shape trains, counted without making it."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in _model(read_config(text), family).parameters())
+
+
+def build(text: str, family: ModelFamily) -> nn.Module:
+    """A new float32 model, in training mode. Raises `ConfigurationError` if it cannot be made or is too large here."""
+    values = read_config(text)
+    if torch.get_default_device().type != "meta":
+        check_memory(parameters_of(text, family))
+    return _model(values, family).train()
+
+
+def check_type(architecture: str, family: ModelFamily) -> None:
+    """Raise `ConfigurationError` if transformers has no model of this type and kind."""
+    types = family.types()
+    if architecture not in types or architecture not in CONFIG_MAPPING:
+        raise ConfigurationError(
+            f"recipe.{family.recipe}.architecture = {architecture[:64]!r}: transformers {transformers.__version__} has "
+            f"no such model for {family.recipe}{probably_meant(architecture, sorted(types))}"
+        )
+
+
+def _model(values: Mapping[str, Any], family: ModelFamily) -> nn.Module:
+    check_type(values["model_type"], family)
+    try:
+        model = family.auto.from_config(_configuration(values), dtype=torch.float32)
+    except NotImplementedError:  # a draw that would differ between machines
+        raise
+    except Exception as error:  # each architecture has errors of its own
+        raise ConfigurationError(
+            f"transformers makes no {values['model_type']} of these settings: {str(error).strip()[:200]}"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"not a model: {type(model).__name__}")
+    return model
+
+
+def _configuration(values: Mapping[str, Any]) -> PretrainedConfig:
+    given = {name: value for name, value in values.items() if name not in ("model_type", "transformers_version")}
+    try:
+        return CONFIG_MAPPING[values["model_type"]](**given)
+    except Exception as error:  # each architecture has errors of its own
+        raise ConfigurationError(
+            f"transformers takes no {values['model_type']} with these settings: {str(error).strip()[:200]}"
+        ) from error
+
+
+def _by_own_names(overrides: Mapping[str, Any], usual: PretrainedConfig) -> dict[str, Any]:
+    """Overrides by the names that the architecture itself has: GPT-2 calls `hidden_size` `n_embd`."""
+    return {usual.attribute_map.get(name, name): value for name, value in overrides.items()}
+
+
+def position_offset(architecture: str) -> int:
+    """How many positions no token of a sample has: architectures after RoBERTa number them from the padding on."""
+    return 2 if any(word in architecture for word in _NUMBERED_FROM_PADDING) else 0

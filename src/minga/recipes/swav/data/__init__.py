@@ -1,0 +1,12 @@
+"""The pictures of a run: where they come from, which are held out, and how they travel.
+
+    packaged ──────────────┐
+    streamed (datasets) ───┴─▶ preparation (organiser) ─▶ picture_set, encoded_set: files of the run ─▶ batches
+                       └─▶ (each peer) ─▶ stream: blocks in a new order ────────────────────────────▶ batches
+
+Read: settings (what a run spec says), packaged (pictures of packages), streamed (folders, data sets of the hub, tar
+shards), preparation (what the organiser makes of them), picture_set (pictures of one size), encoded_set (files as they
+are), stream (training on what does not travel), prefetch (batches made ahead).
+
+Called by the recipe.
+"""

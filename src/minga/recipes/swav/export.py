@@ -1,0 +1,126 @@
+"""Writing a model for the rest of the world: its trunk as `transformers` loads it, its head, and how to use both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from minga.recipes.new_folder import new_folder
+from minga.recipes.swav.model import SwavModel, mean_and_deviation
+from minga.recipes.swav.settings import SwavSettings
+from minga.recipes.swav.sizes import TRUNKS
+
+TRUNK_FILE: Final = "model.safetensors"
+HEAD_FILE: Final = "head.safetensors"
+
+
+def export_model(
+    model: SwavModel,
+    settings: SwavSettings,
+    figures: dict[str, float],
+    directory: Path,
+    *,
+    name: str,
+    run_id: str,
+    step: int,
+) -> None:
+    """Write trunk, head with prototypes, preprocessing and a README to a new or empty `directory`, or nothing.
+
+    Raises `StorageError`, or `ConfigurationError` if the directory has content.
+    """
+    with new_folder(directory) as folder:
+        _save(model.trunk.state_dict(), folder / TRUNK_FILE)
+        model.trunk.config.architectures = [type(model.trunk).__name__]
+        model.trunk.config.save_pretrained(folder)
+        head = {key: tensor for key, tensor in model.state_dict().items() if not key.startswith("trunk.")}
+        _save(head, folder / HEAD_FILE)
+        (folder / "preprocessor_config.json").write_text(json.dumps(_preprocessing(settings), indent=2))
+        card = _card(model, settings, figures, name, run_id, step)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+
+
+def _preprocessing(settings: SwavSettings) -> dict[str, Any]:
+    mean, deviation = mean_and_deviation(settings.data.channels)
+    side = settings.crops[0][1]
+    return {
+        "image_processor_type": "ConvNextImageProcessor",
+        "do_resize": True,
+        "size": {"shortest_edge": side},
+        "crop_pct": 1.0 if side <= 64 else 0.875,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(mean),
+        "image_std": list(deviation),
+    }
+
+
+def _loading(settings: SwavSettings) -> str:
+    """Python that loads the trunk: transformers alone cannot say in its configuration that the stem is small."""
+    if not settings.uses_small_stem:
+        return 'from transformers import AutoModel\n\ntrunk = AutoModel.from_pretrained("PATH OF THIS DIRECTORY")'
+    return f"""from safetensors.torch import load_file
+from torch import nn
+from transformers import ResNetConfig, ResNetModel
+from transformers.models.resnet.modeling_resnet import ResNetConvLayer
+
+folder = "PATH OF THIS DIRECTORY"
+trunk = ResNetModel(ResNetConfig.from_pretrained(folder))
+stem = trunk.embedder  # for small pictures: 3x3 in the place of 7x7 and pooling
+stem.embedder = ResNetConvLayer({settings.data.channels}, {TRUNKS[settings.size].stem_width}, kernel_size=3, \
+stride={TRUNKS[settings.size].stride})
+stem.pooler = nn.Identity()
+{_GROUPS if settings.norm == "group" else ""}trunk.load_state_dict(load_file(folder + "/{TRUNK_FILE}"))
+trunk.eval()"""
+
+
+_GROUPS: Final = """for part in list(trunk.modules()):
+    for name, child in list(part.named_children()):
+        if isinstance(child, nn.BatchNorm2d):
+            setattr(part, name, nn.GroupNorm(min(32, child.num_features), child.num_features))
+"""
+
+
+def _card(
+    model: SwavModel, settings: SwavSettings, figures: dict[str, float], name: str, run_id: str, step: int
+) -> str:
+    title = name.replace("\\", "\\\\").replace("`", "\\`")
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    trunk = sum(parameter.numel() for parameter in model.trunk.parameters())
+    shown = "".join(f"| {figure} | {value:.4f} |\n" for figure, value in figures.items())
+    mean, deviation = mean_and_deviation(settings.data.channels)
+    return f"""---
+library_name: transformers
+tags: [resnet, swav, minga]
+---
+
+# {title}
+
+A ResNet trained without labels by SwAV (Caron et al. 2020, arXiv:2006.09882), with minga, by peers that pooled their
+machines: {parameters:,} parameters, of which {trunk:,} belong to the trunk. These are the parameters after {step} steps
+of run `{run_id}`.
+The statistics of BatchNorm were estimated anew on training pictures.
+
+| figure on held-out pictures | |
+| --- | --- |
+{shown}
+The probe is a logistic regression on the trunk's features. To judge it, compare it with one on raw pixels and with one
+on a trunk that was never trained.
+
+```python
+{_loading(settings)}
+```
+
+Pictures are float [n, {settings.data.channels}, height, width] from 0 to 1, less {list(mean)}, divided by
+{list(deviation)}. `trunk(pictures).pooler_output.flatten(1)` are the features. Add a linear layer for your classes, and
+train both to fine-tune. The head and the prototypes, which only the pre-training needs, are in `{HEAD_FILE}`.
+"""

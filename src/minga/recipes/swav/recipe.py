@@ -1,0 +1,180 @@
+"""The SwAV recipe: pictures are learned from without labels, by a ResNet.
+
+Each peer assigns the pictures of its own micro-batch, so the micro-batch size is part of the run. Gradients are
+averaged as ever; the prototypes are brought back to norm 1 after each update, on every peer alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from minga.core.errors import ConfigurationError
+from minga.recipes.counting import tensors_and_operations
+from minga.recipes.interface import Batch, Files, Loss, Metric, Recipe, RecipeContext, RecipeFacts, StreamPosition
+from minga.recipes.order import shuffled
+from minga.recipes.swav.batching import array_batch, file_batches, synthetic_batch
+from minga.recipes.swav.data.packaged import installed_source
+from minga.recipes.swav.data.picture_set import PictureSet, read_pictures
+from minga.recipes.swav.data.prefetch import prefetched
+from minga.recipes.swav.data.preparation import HELDOUT_FILE, PROBE_FILE, TRAINING_FILE, prepared_files
+from minga.recipes.swav.evaluation import heldout_figures, precise_copy
+from minga.recipes.swav.export import export_model
+from minga.recipes.swav.gallery import write_gallery
+from minga.recipes.swav.model import PROTOTYPES, SwavModel, normalize_prototypes
+from minga.recipes.swav.objective import swav_loss
+from minga.recipes.swav.settings import SwavSettings
+from minga.recipes.swav.sizes import PRESETS
+from minga.security.randomness.public_batch import PublicBatch
+
+
+class SwavRecipe(Recipe[SwavSettings]):
+    """SwAV on the pictures that the settings name; see `Recipe` for what each method promises."""
+
+    Settings = SwavSettings
+    headline = Metric("heldout_probe_accuracy", better="higher")
+    coupling = "micro-batch"
+    sizes = tuple(PRESETS)
+
+    def __init__(self, settings: SwavSettings, context: RecipeContext) -> None:
+        super().__init__(settings, context)
+        self._read: dict[Path, PictureSet] = {}
+
+    @classmethod
+    def size_settings(cls, size: str, tokens: int | None) -> dict[str, Any]:  # noqa: ARG003  (pictures have none)
+        """The presets, which hold everything."""
+        return {"size": size}
+
+    @classmethod
+    def demo_spec(cls) -> Mapping[str, Any]:
+        """The tiny model on Fashion-MNIST: a few minutes on two cores show features becoming better. Where its pictures
+        are not installed, on others that are.
+        """
+        data = {"source": installed_source()}
+        return {
+            "recipe": {"swav": {"size": "tiny", "blur": 0.0, "data": data}},
+            "optimizer": {
+                "name": "adamw",
+                "learning_rate": 0.004,
+                "weight_decay": 1e-6,
+                "warmup_steps": 10,
+                "schedule": "constant",
+                "max_grad_norm": "off",
+            },
+            "training": {"target_batch_size": 128},
+        }
+
+    def check_public(self) -> None:
+        """A gradient has to follow from parameters and public batch alone, and pictures from files without decoding."""
+        if self.settings.queue:
+            raise ConfigurationError(
+                'security.verification = "byzantine" needs recipe.swav.queue = 0: nobody else has a peer\'s queue'
+            )
+        if not self.settings.data.is_packed:
+            raise ConfigurationError(
+                'security.verification = "byzantine" needs pictures that travel as arrays, since decoders differ: set '
+                'recipe.swav.data.source to "folder" with a packed_size, or to a source of a package'
+            )
+
+    def prepare(self) -> dict[str, bytes]:
+        """Training and held-out pictures, with the labels that figures need."""
+        return prepared_files(self.settings.data, self.settings.crops[0][1])
+
+    def inputs(self) -> Sequence[Path]:
+        """The pictures in the organiser's folder."""
+        folder = self.settings.data.folder
+        return sorted(path for path in Path(folder).rglob("*") if path.is_file()) if folder else []
+
+    def build_model(self) -> SwavModel:
+        """Trunk, head and prototypes of norm 1."""
+        return SwavModel(self.settings).train()
+
+    def batches(self, files: Files, position: StreamPosition, micro_batch_size: int) -> Iterator[Batch]:
+        """Batches as `make_batch` describes them; those of picture files are made ahead, on other threads."""
+        settings, seed = self.settings, self.context.seed
+        if not settings.data.is_packed:
+            return prefetched(file_batches(settings, files, seed, position, micro_batch_size))
+        pictures = self._pictures(files, TRAINING_FILE).pictures
+        order = shuffled(len(pictures), seed, position, micro_batch_size)
+        return (array_batch(settings, pictures[rows], chance) for rows, chance in order)
+
+    def public_batch(self, files: Files, batch: PublicBatch) -> Batch:
+        """The same of the pictures that `batch` names."""
+        pictures = self._pictures(files, TRAINING_FILE).pictures
+        return array_batch(self.settings, pictures[batch.indices(len(pictures))], np.random.default_rng(batch.number))
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Noise."""
+        return synthetic_batch(self.settings, size)
+
+    def samples(self, batch: Batch) -> int:
+        """The number of pictures, of which there are several crops."""
+        return batch["crops_0"].shape[0] // self.settings.crops[0][0]
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """How badly assignments are predicted, in nats. In training mode, the queue takes part."""
+        own = _own(model)
+        total = swav_loss(own, batch, self.settings, with_queue=self.settings.queue > 0 and own.training)
+        return Loss(total, {"swav_loss": total})
+
+    def frozen(self, step: int) -> frozenset[str]:
+        """The prototypes, in the first steps."""
+        return frozenset({PROTOTYPES}) if step < self.settings.freeze_prototypes_steps else frozenset()
+
+    def constrain(self, model: nn.Module, step: int) -> None:
+        """Prototypes of norm 1. The model learns which step it is at, since the queue begins at one."""
+        own = _own(model)
+        own.steps = step
+        normalize_prototypes(own)
+
+    def decayed(self, name: str, parameter: Tensor) -> bool:  # noqa: ARG002
+        """Everything, biases and norms too, as the authors of SwAV do."""
+        return True
+
+    def facts(self) -> RecipeFacts:
+        """Counted on a model without memory, for two pictures, since one alone may have no variance."""
+        tensors, operations = tensors_and_operations(self.build_model, self.synthetic_batch(2), self.total_loss)
+        origin = f"the SwAV recipe, {self.settings.views} crops a picture, counted"
+        return RecipeFacts(f"swav-{self.settings.size}", tensors, operations / 2, 1, None, origin)
+
+    def evaluate(self, model: nn.Module, files: Files) -> dict[str, float]:
+        """`heldout_swav_loss` (nats), and with labels `heldout_probe_accuracy` and `heldout_knn_accuracy`."""
+        if HELDOUT_FILE not in files:
+            return {}
+        heldout = self._pictures(files, HELDOUT_FILE)
+        return heldout_figures(_own(model), self.settings, self._known(files), heldout)
+
+    def demo_results(self, model: nn.Module, files: Files, directory: Path) -> Sequence[Path]:
+        """A sheet of pictures that are nearest to some prototypes."""
+        return [write_gallery(_own(model), self._known(files), self._pictures(files, HELDOUT_FILE), directory)]
+
+    def export(self, model: nn.Module, files: Files, directory: Path, *, step: int) -> None:
+        """The trunk for `transformers`, the head, and a README with the figures."""
+        precise = precise_copy(_own(model), self._known(files))
+        context = self.context
+        figures = self.evaluate(model, files)
+        export_model(
+            precise, self.settings, figures, directory, name=context.run_name, run_id=context.run_id, step=step
+        )
+
+    def _known(self, files: Files) -> PictureSet:
+        """Training pictures of one size, for the probe and the statistics of BatchNorm."""
+        return self._pictures(files, PROBE_FILE if PROBE_FILE in files else TRAINING_FILE)
+
+    def _pictures(self, files: Files, name: str) -> PictureSet:
+        if name not in files:
+            raise ConfigurationError(f"the run came without the file {name}, which its recipe needs")
+        path = files[name]
+        if path not in self._read:
+            self._read[path] = read_pictures(path, self.settings.data.channels)
+        return self._read[path]
+
+
+def _own(model: nn.Module) -> SwavModel:
+    if not isinstance(model, SwavModel):
+        raise TypeError(f"not a model of this recipe: {type(model).__name__}")
+    return model

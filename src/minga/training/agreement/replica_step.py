@@ -1,0 +1,101 @@
+"""The end of a round at one member: the training thread brings the replica to the next step by the round's mean.
+
+Where states are compared, the training thread also measures the step. Where parameters are averaged, the trainer waits
+for that before it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from minga.averaging.allreduce.round import RoundOutcome
+from minga.averaging.allreduce.service import RoundAbortedError
+from minga.averaging.messages import Plan
+from minga.core.events.bus import EventBus
+from minga.core.events.training import ParametersDrift, ParametersNotAveraged
+from minga.core.thread_guard import loop_bound
+from minga.training.access.amended import Amended
+from minga.training.agreement.comparison import StateComparison
+from minga.training.agreement.parameter_average import ParameterAverage
+from minga.training.bridge.gradient_port import GradientPort
+from minga.training.record_kinds import StateInfo
+from minga.training.replica.interface import ReplicaInterface
+from minga.training.strategy.interface import ContributionFate
+
+
+@loop_bound
+class ReplicaStep:
+    """Takes the replica behind `port` from one step to the next."""
+
+    def __init__(
+        self,
+        replica: ReplicaInterface,
+        port: GradientPort,
+        states: StateComparison,
+        parameter_average: ParameterAverage,
+        amended: Amended,
+        events: EventBus,
+    ) -> None:
+        self.on_absorbed: Callable[[int], None] | None = None
+        """Called on the training thread when the replica has come to a step, while no round runs."""
+        self._replica, self._port, self._amended, self._events = replica, port, amended, events
+        self._states, self._parameter_average = states, parameter_average
+
+    def follow(self, plan: Plan) -> None:
+        """Average parameters as often as the leader of this round says."""
+        if self._states.interval.follow(plan.averages_every):
+            self._events.emit(ParametersDrift(step=plan.step, every=plan.averages_every))
+
+    async def take(
+        self, outcome: RoundOutcome, mean: torch.Tensor, fate: ContributionFate, limit: int | None, *, is_alone: bool
+    ) -> StateInfo | None:
+        """Apply a round's `mean`, and let the trainer go on with at most `limit` samples.
+
+        Returns what the step led to, before parameters are averaged, where states are to be compared; a peer that
+        `is_alone` compares none.
+        """
+        plan, step = outcome.plan, outcome.plan.step + 1
+        absorb = self._absorption(outcome, mean, fate)
+        averages = self._states.interval.is_due(step, plan.averages_every)
+        compares = averages or (self._states.is_due(step) and not is_alone)
+        port, measure = self._port, self._states.measure()
+
+        def run() -> StateInfo | None:
+            if compares:
+                measure.begin()
+            absorb()
+            if not averages:
+                port.reopen(limit)
+            return measure.end() if compares else None
+
+        state: StateInfo | None = await port.request("apply", run)
+        if averages and state is not None:
+            await self._average_parameters(plan, state.tolerance)
+            await port.request("reopen", lambda: port.reopen(limit))
+        return state
+
+    # ---- inner workings
+
+    def _absorption(self, outcome: RoundOutcome, mean: torch.Tensor, fate: ContributionFate) -> Callable[[], None]:
+        """What the training thread has to do to bring the replica to the next step by this round's mean."""
+        replica, port, amended, on_absorbed = self._replica, self._port, self._amended, self.on_absorbed
+        step = outcome.plan.step + 1
+        counted_in = outcome.plan.result_id if fate is ContributionFate.COUNTED else None
+
+        def absorb() -> None:
+            amended.apply()
+            if replica.step != step - 1:
+                raise RuntimeError(f"the replica is at step {replica.step}, and the round led to step {step}")
+            port.absorb(step, replica.expand(mean, step - 1, counted_in=counted_in), fate)
+            if on_absorbed is not None:
+                on_absorbed(step)
+
+        return absorb
+
+    async def _average_parameters(self, plan: Plan, tolerance: float) -> None:
+        try:
+            await self._parameter_average.take(plan, tolerance)
+        except RoundAbortedError as error:  # others may have averaged theirs: they differ by no more than before
+            self._events.emit(ParametersNotAveraged(step=plan.step, why=error.message))

@@ -1,0 +1,180 @@
+"""What others see of a peer: taken in when it proves right, and never on the word of a liar alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from minga.core.errors import RejectedError
+from minga.core.events.bus import Event, EventBus
+from minga.core.events.network import AddressSeen
+from minga.network.interface import PeerId
+from minga.network.rpc import own_address
+from minga.network.rpc.dial_back import METHOD as DIAL_BACK
+from minga.network.rpc.dial_back import Dialled, DialMe, Reachability
+from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.node import Node
+from minga.network.rpc.own_address import OwnAddress, SeenAt, WhereAmI
+from minga.network.virtual.internet import HostSettings, Nat, VirtualInternet, VirtualNetwork
+from tests.worlds.swarm_tools import virtually
+
+ELSEWHERE = "93.184.216.34:4433"
+
+
+class Peer:
+    """A node that answers where it sees others, honestly unless it is a liar."""
+
+    def __init__(self, network: VirtualNetwork) -> None:
+        self.network = network
+        events = EventBus(asyncio.get_running_loop().time)
+        self.node = Node(network, run_id="r", role="trainer", lookup=lambda _: None, events=events)
+        self.own_address = OwnAddress(self.node, Reachability(self.node))
+        self.seen: list[tuple[str, bool | None]] = []
+        self.published = 0
+        events.subscribe(self._note)
+        self.node.start()
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event.data, AddressSeen):
+            self.seen.append((event.data.endpoint, event.data.reached))
+
+    def publish(self) -> None:
+        self.published += 1
+
+    def lie(self, endpoint: str, *, reached: bool | None = None) -> None:
+        """Claim to see everybody at `endpoint`, and perhaps to have reached everybody everywhere, or nobody."""
+
+        async def claim(_: PeerId, stream: MessageStream) -> None:
+            await stream.receive(WhereAmI)
+            await stream.send(SeenAt(endpoint))
+
+        async def dialled(_: PeerId, stream: MessageStream) -> None:
+            await stream.receive(DialMe)
+            await stream.send(Dialled(bool(reached)))
+
+        self.node.serve(own_address.METHOD, claim)
+        if reached is not None:
+            self.node.serve(DIAL_BACK, dialled)
+
+
+async def world(nat: Nat, others: int) -> tuple[Peer, list[Peer]]:
+    """A peer behind a NAT that is connected to others, which have public addresses."""
+    internet = VirtualInternet(3)
+    peer = Peer(internet.host(HostSettings(nat=nat)))
+    met = [Peer(internet.host()) for _ in range(others)]
+    for other in met:
+        await peer.node.dial(other.network.address)
+    return peer, met
+
+
+@pytest.mark.parametrize(("nat", "dialable"), [(Nat.FULL_CONE, True), (Nat.PORT_RESTRICTED, False)])
+def test_an_address_that_a_peer_sees_is_taken_in_once_a_stranger_got_through_there(nat: Nat, dialable: bool) -> None:
+    async def main() -> None:
+        peer, met = await world(nat, 1)
+        public = peer.network.state.public
+        peer.own_address.start(peer.publish)
+        await asyncio.sleep(10.0)
+        assert peer.seen == [(public, dialable)]
+        assert (public in peer.network.address.direct) is dialable
+        assert peer.published == (1 if dialable else 0)
+        assert await met[0].network.can_dial(peer.network.address) is dialable
+
+    virtually(main)()
+
+
+@virtually
+async def test_a_peer_finds_out_before_it_takes_its_role() -> None:
+    for nat, expected in [(Nat.FULL_CONE, True), (Nat.SYMMETRIC, False), (Nat.PORT_RESTRICTED, False)]:
+        peer, _ = await world(nat, 2)
+        assert await peer.own_address.is_dialable() is expected, nat
+
+
+@virtually
+async def test_at_a_symmetric_nat_no_two_peers_agree_and_nothing_is_taken_in() -> None:
+    peer, met = await world(Nat.SYMMETRIC, 3)
+    for other in met:
+        other.node.serve(DIAL_BACK, _busy)
+    await peer.own_address.learn()
+    assert len(peer.seen) == 3
+    assert {reached for _, reached in peer.seen} == {None}
+    assert len(peer.network.address.direct) == 1
+
+
+@virtually
+async def test_where_nobody_can_try_two_peers_that_agree_are_believed_and_one_is_not() -> None:
+    for count in (1, 2):
+        peer, met = await world(Nat.FULL_CONE, count)
+        for other in met:
+            other.node.serve(DIAL_BACK, _busy)
+        await peer.own_address.learn()
+        assert (peer.network.state.public in peer.network.address.direct) is (count == 2)
+
+
+@virtually
+async def test_liars_who_agree_are_found_out_by_a_peer_that_tries() -> None:
+    peer, met = await world(Nat.NONE, 3)
+    met[0].lie(ELSEWHERE, reached=True)
+    met[1].lie(ELSEWHERE, reached=True)
+    await peer.own_address.learn()
+    assert peer.network.address.direct == (peer.network.state.public,)
+    assert peer.seen == [(ELSEWHERE, False)]
+
+
+@pytest.mark.parametrize(
+    "nonsense", ["127.0.0.1:4433", "0.0.0.0:1", "224.0.0.1:5", "10.0.0.1:0", "10.0.0.1", "host:44"]
+)
+def test_addresses_that_can_be_nobodys_are_not_even_tried(nonsense: str) -> None:
+    async def main() -> None:
+        peer, met = await world(Nat.FULL_CONE, 2)
+        for other in met:
+            other.lie(nonsense, reached=True)
+        await peer.own_address.learn()
+        assert peer.seen == []
+        assert len(peer.network.address.direct) == 1
+
+    virtually(main)()
+
+
+@virtually
+async def test_peers_that_do_not_know_the_question_or_never_answer_hold_nothing_up() -> None:
+    peer, met = await world(Nat.FULL_CONE, 3)
+    met[0].node._server.handlers.pop(own_address.METHOD)
+    met[1].node.serve(own_address.METHOD, _silent)
+    began_s = asyncio.get_running_loop().time()
+    await peer.own_address.learn()
+    assert asyncio.get_running_loop().time() - began_s < 4.0
+    assert peer.seen == [(peer.network.state.public, True)]
+
+
+@virtually
+async def test_a_peer_is_asked_for_a_while_and_then_once_a_minute() -> None:
+    peer, _ = await world(Nat.NONE, 0)
+    peer.own_address.start(peer.publish)
+    asked: list[float] = []
+    for _ in range(20):
+        other = Peer(peer.network._internet.host())  # type: ignore[attr-defined]
+        other.node.serve(own_address.METHOD, _counting(asked))
+        await other.node.dial(peer.network.address)
+        await asyncio.sleep(10.0)
+    assert 3 <= len(asked) <= 7
+
+
+async def _busy(_: PeerId, stream: MessageStream) -> None:
+    raise RejectedError("enough others are being tried", code="busy")
+
+
+async def _silent(_: PeerId, stream: MessageStream) -> None:
+    await stream.receive(WhereAmI)
+    await asyncio.sleep(100.0)
+
+
+def _counting(asked: list[float]) -> Callable[[PeerId, MessageStream], Coroutine[Any, Any, None]]:
+    async def answer(_: PeerId, stream: MessageStream) -> None:
+        await stream.receive(WhereAmI)
+        asked.append(asyncio.get_running_loop().time())
+        await stream.send(SeenAt("10.0.0.0:4433"))
+
+    return answer

@@ -1,0 +1,228 @@
+"""Causal language models: what a row costs in memory, what held-out figures mean, how a model travels and goes on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
+from minga.recipes import Recipe, SampleOptions, load_recipe, new_model
+from minga.recipes.causal_lm import token_losses as losses_module
+from minga.recipes.causal_lm.evaluation import evaluate_model, heldout_rows
+from minga.recipes.causal_lm.token_losses import PLAIN_HEADS, token_losses
+from minga.recipes.init_from import INITIAL_FILE, initial_file, load_initial
+from minga.recipes.interface import StreamPosition
+from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
+from minga.recipes.text.special_tokens import END_OF_TEXT
+from minga.recipes.text.tokenizer import read_tokenizer, train_tokenizer
+from minga.recipes.text.tokens import TOKENS_FILE, StoredTokens
+from minga.security.randomness.public_batch import PublicBatch
+from tests.worlds.language_models import case, gradients, language_recipe, prepared, published
+from tests.worlds.recipe_text import ALICE, GENESIS
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe[Any]:
+    return language_recipe("gpt2")
+
+
+@pytest.fixture(scope="module")
+def files(recipe: Recipe[Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return prepared(recipe, tmp_path_factory.mktemp("run"))
+
+
+@pytest.mark.parametrize("architecture", sorted(PLAIN_HEADS))
+def test_losses_in_slices_are_those_of_the_whole(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = {"hidden_size": 32, "num_hidden_layers": 2} | ({} if architecture == "gpt2" else {"head_dim": 8})
+    if architecture in ("qwen2", "olmo2", "mistral"):  # heads as wide as the model says
+        overrides |= {"num_attention_heads": 4, "num_key_value_heads": 4}
+    if architecture in ("qwen2", "olmo2"):
+        del overrides["head_dim"]
+    recipe = case("gpt2", architecture=architecture, overrides=overrides).recipe()
+    model, batch = new_model(recipe), recipe.synthetic_batch(3)
+    whole = recipe.total_loss(model, batch)
+    whole.backward()  # type: ignore[no-untyped-call]
+    expected = gradients(model)
+    model.zero_grad()
+    monkeypatch.setattr(losses_module, "SLICE_SCORES", 400 * 7)
+    sliced = token_losses(model, batch["input_ids"], batch["labels"], most_scores=1)
+    loss = (sliced * batch["label_weights"]).sum(1).mean()
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert loss.item() == pytest.approx(whole.item(), rel=1e-6)
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "bert", "modernbert"])
+def test_checkpointed_activations_give_equal_gradients(architecture: str) -> None:
+    recipe = language_recipe(architecture)
+    model, batch = new_model(recipe), recipe.synthetic_batch(2)
+    recipe.total_loss(model, batch).backward()  # type: ignore[no-untyped-call]
+    expected = gradients(model)
+    model.zero_grad()
+    recipe.checkpoint_activations(model)
+    recipe.total_loss(model, batch).backward()  # type: ignore[no-untyped-call]
+    for name, gradient in gradients(model).items():
+        assert torch.equal(gradient, expected[name]), name
+
+
+def test_models_that_keep_their_activations_say_so(recipe: Recipe[Any]) -> None:
+    with pytest.raises(ConfigurationError, match="Linear does not do that"):
+        recipe.checkpoint_activations(nn.Linear(1, 1))
+
+
+def test_compiling_reaches_the_layers_below_the_head(recipe: Recipe[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self: compiled.append(type(self).__name__))
+    recipe.compile_model(new_model(recipe))
+    assert compiled == ["GPT2LMHeadModel", "GPT2Model"]
+
+
+def test_no_earlier_token_depends_on_a_later_one() -> None:
+    for architecture in ("gpt2", "llama", "qwen3"):
+        recipe: Any = language_recipe(architecture)
+        model, ids = new_model(recipe).eval(), recipe.synthetic_batch(1)["input_ids"]
+        changed = ids.clone()
+        changed[0, 20] = (changed[0, 20] + 1) % 400
+        before, after = (token_losses(model, each, ids)[0].detach() for each in (ids, changed))
+        torch.testing.assert_close(before[:20], after[:20], rtol=0, atol=1e-5)
+        assert not torch.allclose(before[20:], after[20:], atol=1e-4)
+
+
+def test_a_kind_of_model_that_looks_ahead_by_default_does_not(tmp_path: Path) -> None:
+    recipe = case("gpt2", architecture="bert").recipe()
+    model: Any = new_model(recipe)
+    assert model.config.is_decoder
+
+
+def test_every_document_is_joined_by_an_end(recipe: Recipe[Any], files: dict[str, Path]) -> None:
+    stored = StoredTokens(files[TOKENS_FILE], 400)
+    assert all(document[-1] == 0 and 0 not in document[:-1] for document in stored.documents())
+    batch = next(recipe.batches(files, StreamPosition(ALICE), 4))
+    assert torch.equal(batch["input_ids"][:, 1:], batch["labels"][:, :-1])
+    public = recipe.public_batch(files, PublicBatch(b"1" * 32, 3))
+    rows = [stored.tokens[n * 33 : n * 33 + 33].tolist() for n in range(len(stored.tokens) // 33)]
+    for ids, last in zip(public["input_ids"].tolist(), public["labels"][:, -1].tolist(), strict=True):
+        assert [*ids, last] in rows
+
+
+class Uniform(nn.Module):
+    """Gives every token the same probability."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.scores = nn.Parameter(torch.zeros(vocabulary))
+        self.config: Any = type("Config", (), {"vocab_size": vocabulary, "model_type": "uniform"})()
+
+    def forward(self, input_ids: Tensor, use_cache: bool) -> Any:
+        return type("Output", (), {"logits": self.scores.expand(*input_ids.shape, -1)})()
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
+def test_bits_per_byte_are_those_of_the_text(kind: Any) -> None:
+    documents = [f"{text} Œuvre, naïve — 𝄞\nend" for text in GENESIS.read_text("utf-8").split("\n\n")[:5]]
+    tokenizer = read_tokenizer(train_tokenizer(documents, 500, kind, [END_OF_TEXT, "<unk>"]), 500)
+    rows = heldout_rows(documents, tokenizer, 0, 24)
+    encoded = [tokenizer.encode(document, add_special_tokens=False) for document in documents]
+    ends = [max(stop for _, stop in one.offsets) for one in encoded]
+    read = sum(len(text[:end].encode()) for text, end in zip(documents, ends, strict=True))
+    first_of_rows = rows.sizes.shape[0]  # what begins a row is read, and guessed by none
+    assert 0 <= read - rows.sizes[rows.is_text].sum() <= 20 * first_of_rows
+    tokens = sum(len(one.ids) for one in encoded) + len(documents)
+    assert rows.counts.sum() == tokens - first_of_rows
+    figures = evaluate_model(Uniform(500), rows)
+    assert figures["heldout_loss"] == pytest.approx(math.log(500))
+    assert figures["heldout_perplexity"] == pytest.approx(500)
+    bits = math.log2(500) * rows.is_text.sum() / rows.sizes[rows.is_text].sum()
+    assert figures["heldout_bits_per_byte"] == pytest.approx(bits)
+
+
+def test_a_run_begins_from_a_saved_model_and_a_joiner_needs_no_folder(
+    recipe: Recipe[Any], files: dict[str, Path], tmp_path: Path
+) -> None:
+    model = new_model(recipe)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    saved = tmp_path / "saved"
+    recipe.export(model, files, saved, step=3)
+    expected = recipe.evaluate(model, files)["heldout_loss"]
+    settings = {"data": case("gpt2").settings["data"]}
+    values = {"name": "x", "model": {"recipe": "causal-lm", "init_from": str(saved)}, "recipe": {"causal-lm": settings}}
+    organiser = load_recipe(RunSpec.from_mapping(values))
+    own = prepared(organiser, tmp_path / "run")
+    (tmp_path / "run" / INITIAL_FILE).write_bytes(initial_file(str(saved)))
+    own[INITIAL_FILE] = tmp_path / "run" / INITIAL_FILE
+    joiner = published(organiser)
+    (saved / "config.json").unlink()
+    begun = new_model(joiner)
+    load_initial(begun, own)
+    assert joiner.evaluate(begun, own)["heldout_loss"] == pytest.approx(expected, abs=1e-6)
+    joiner.total_loss(begun, next(joiner.batches(own, StreamPosition(ALICE), 2))).backward()  # type: ignore[no-untyped-call]
+
+
+def test_an_exported_model_generates(recipe: Recipe[Any], files: dict[str, Path], tmp_path: Path) -> None:
+    model, target = new_model(recipe), tmp_path / "exported"
+    recipe.export(model, files, target, step=1)
+    loaded, tokenizer = AutoModelForCausalLM.from_pretrained(target), AutoTokenizer.from_pretrained(target)
+    batch = recipe.synthetic_batch(2)
+    scores = model.eval()(input_ids=batch["input_ids"]).logits
+    torch.testing.assert_close(loaded(input_ids=batch["input_ids"]).logits, scores, rtol=0, atol=1e-6)
+    assert (tokenizer.eos_token, tokenizer.model_max_length) == (END_OF_TEXT, 32)
+    encoded = tokenizer("In the beginning", return_tensors="pt")
+    assert loaded.generate(**encoded, max_new_tokens=4).shape[1] > encoded["input_ids"].shape[1]
+    assert "AutoModelForCausalLM" in (target / "README.md").read_text("utf-8")
+
+
+def test_samples_go_on_from_prompts(recipe: Recipe[Any], files: dict[str, Path]) -> None:
+    model = new_model(recipe)
+    generator = torch.random.get_rng_state()
+    options = SampleOptions(count=2, length=6, top_k=20, top_p=0.9, temperature=0.8, seed=4)
+    samples = recipe.sample(model, files, ["In the beginning", ""], options)
+    assert [each.prompt for each in samples] == ["In the beginning"] * 2 + [""] * 2
+    assert all(each.text.startswith(each.prompt) for each in samples)
+    assert samples == recipe.sample(model, files, ["In the beginning", ""], options)
+    assert samples != recipe.sample(model, files, ["In the beginning", ""], SampleOptions(count=2, length=6, seed=5))
+    assert torch.equal(generator, torch.random.get_rng_state())
+    assert model.training
+    greedy = [recipe.sample(model, files, ["God"], SampleOptions(temperature=0.0, seed=seed)) for seed in (1, 2)]
+    assert greedy[0] == greedy[1]
+    with pytest.raises(ConfigurationError, match="at most 31"):
+        recipe.sample(model, files, ["God said " * 40], SampleOptions())
+
+
+def test_a_demo_shows_how_the_model_goes_on(recipe: Recipe[Any], files: dict[str, Path], tmp_path: Path) -> None:
+    (path,) = recipe.demo_results(new_model(recipe), files, tmp_path)
+    first = next(iter(unpack_documents(files[HELDOUT_FILE]))).split()
+    assert path.read_text("utf-8").startswith(" ".join(first[:4]))
+
+
+def test_training_on_files_of_ones_own(recipe: Recipe[Any], files: dict[str, Path], tmp_path: Path) -> None:
+    text = tmp_path / "own.txt"
+    text.write_text("The quick brown fox. " * 200)
+    own, paths = recipe.own_data(files, [str(text)], tmp_path / "own")
+    batch = next(own.batches(paths, StreamPosition(ALICE), 2))
+    tokenizer = read_tokenizer(files["tokenizer.json"].read_bytes(), 400)
+    assert "quick brown fox" in tokenizer.decode(batch["input_ids"][0].tolist())
+    assert paths[HELDOUT_FILE] == files[HELDOUT_FILE]
+
+
+def test_batches_repeat_themselves(recipe: Recipe[Any], files: dict[str, Path]) -> None:
+    one, two = (list(itertools.islice(recipe.batches(files, StreamPosition(ALICE), 3), 4)) for _ in "ab")
+    assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(one, two, strict=True))
+
+
+def test_too_little_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "short.txt"
+    path.write_text("Few words.\n\nAnd few more.")
+    data = {"source": "files", "files": [str(path)], "heldout_fraction": 0.0}
+    with pytest.raises(ConfigurationError, match="too few tokens for a row of 33"):
+        case("gpt2", data=data).recipe().prepare()

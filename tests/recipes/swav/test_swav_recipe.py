@@ -1,0 +1,174 @@
+"""The recipe in runs: the conformance suite, a swarm with a death and a late join, figures and the export."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import minga
+from minga.recipes import new_model
+from minga.recipes.running.run import RecipeRun
+from minga.recipes.swav.evaluation import precise_copy
+from minga.recipes.swav.model import PROTOTYPES, SwavModel
+from minga.simulation.swarm.simulated_peer import TrainerSettings
+from minga.testing import RECIPE_CHECKS, RecipeCase
+from tests.worlds.extension_world import RecipeReplica, hosted, recipe_swarm
+from tests.worlds.swarm_tools import kill_in_a_round, virtually
+from tests.worlds.swav_world import SMALL, made_up, small_run
+
+FROZEN = 3
+
+
+@pytest.mark.parametrize("check", RECIPE_CHECKS, ids=lambda check: check.__name__)
+def test_swav_conforms(check: Callable[[RecipeCase, Path], None], tmp_path: Path) -> None:
+    check(RecipeCase("swav", SMALL), tmp_path)
+
+
+def test_prototypes_have_norm_1_on_every_peer_after_every_step(tmp_path: Path) -> None:
+    _, files = small_run(tmp_path)
+    seen: list[tuple[int, torch.Tensor]] = []
+
+    class Watched(RecipeReplica):
+        def apply(self, mean: torch.Tensor, step: int) -> None:
+            super().apply(mean, step)
+            seen.append((step, self.tensors()[f"model/{PROTOTYPES}"].clone()))
+
+    @virtually
+    async def main() -> None:
+        spec = hosted(
+            {
+                "name": "swav",
+                "model": {"recipe": "swav"},
+                "recipe": {"swav": {**SMALL, "freeze_prototypes_steps": FROZEN}},
+                "training": {"target_batch_size": 24, "stop_after_steps": 9},
+                "optimizer": {"name": "larc", "learning_rate": 2.4, "warmup_steps": 0, "max_grad_norm": "off"},
+                "averaging": {"codec": "float16"},
+                "state": {"digest_every": 1},
+            }
+        )
+        swarm = recipe_swarm(spec, {}, from_step=0, files=files)
+        swarm._make_replica = Watched
+        trainer = TrainerSettings(8, 0.2)
+        peers = [swarm.add(trainer=trainer) for _ in range(3)]
+        await swarm.run_until_step(2, limit_s=300)
+        peers.append(swarm.add(trainer=trainer))
+        await swarm.run_until_step(5, limit_s=300)
+        await kill_in_a_round(swarm, peers.pop(1))
+        for peer in peers:
+            await peer.ended.wait()
+        assert [(peer.error, peer.replica.step) for peer in peers] == [(None, 9)] * 3
+        assert len(set(swarm.digests([peer.name for peer in peers]).values())) == 1
+        assert not swarm.log.of("member.diverged")
+        await swarm.close()
+
+    main()
+    first = new_model(RecipeCase("swav", SMALL, seed=0).recipe()).state_dict()[PROTOTYPES]
+    for step, prototypes in seen:
+        assert (prototypes.norm(dim=1) - 1.0).abs().max() <= 1e-6
+        assert torch.equal(prototypes, first) == (step <= FROZEN)
+    assert {step for step, _ in seen} == set(range(1, 10))
+
+
+def test_a_peer_takes_the_micro_batch_of_the_run_and_no_other(tmp_path: Path) -> None:
+    spec = hosted(
+        {
+            "name": "fixed",
+            "model": {"recipe": "swav"},
+            "recipe": {"swav": SMALL},
+            "training": {"target_batch_size": 16, "stop_after_steps": 2},
+            "network": {"relay": "none"},
+        }
+    )
+    case, files = small_run(tmp_path / "files")
+    del case
+    options = minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")
+    with minga.host(spec, options) as peer:
+        peer.files.update(files)
+        with pytest.raises(minga.ConfigurationError, match="in this run all compute 8 samples at once"):
+            RecipeRun(peer, device="cpu", micro_batch_size=4)
+        sizes: list[int] = []
+        run = RecipeRun(peer, device="cpu")
+        run.train(lambda _: False, lambda step, samples, loss: sizes.append(samples))
+        assert run.finished
+        assert set(sizes) == {8}
+
+
+def test_buffers_do_not_matter_to_figures(tmp_path: Path) -> None:
+    case, files = small_run(tmp_path)
+    recipe = case.recipe()
+    model = new_model(recipe)
+    figures = recipe.evaluate(model, files)
+    assert set(figures) == {"heldout_probe_accuracy", "heldout_knn_accuracy", "heldout_swav_loss"}
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith("running_var"):
+                buffer.fill_(100.0)
+    assert recipe.evaluate(model, files) == figures
+
+
+def test_precise_statistics_are_those_of_the_pictures() -> None:
+    pictures = made_up(300, side=16, channels=1)
+    model = new_model(RecipeCase("swav", SMALL).recipe())
+    assert isinstance(model, SwavModel)
+    precise = precise_copy(model, pictures)
+    with torch.no_grad():
+        convolved = precise.trunk.embedder.embedder.convolution((pictures.pictures.float() / 255.0 - 0.449) / 0.226)
+    mean = precise.trunk.embedder.embedder.normalization.running_mean
+    assert torch.allclose(mean, convolved.mean(dim=(0, 2, 3)), atol=0.05)
+    assert model.training
+    assert not precise.training
+
+
+def test_without_labels_the_loss_alone_is_told(tmp_path: Path) -> None:
+    from minga.recipes.swav.data.preparation import packed_files
+
+    case, _ = small_run(tmp_path)
+    found = made_up(60, channels=1)
+    found.labels.fill_(-1)
+    files = {}
+    for name, body in packed_files(found, 0.2).items():
+        files[name] = tmp_path / f"new-{name}"
+        files[name].write_bytes(body)
+    recipe = case.recipe()
+    assert set(recipe.evaluate(new_model(recipe), files)) == {"heldout_swav_loss"}
+
+
+@pytest.mark.parametrize("settings", [{}, {"stem": "7x7"}, {"norm": "group"}])
+def test_the_export_gives_the_features_of_the_model_by_the_code_of_its_readme(
+    settings: dict[str, object], tmp_path: Path
+) -> None:
+    case, files = small_run(tmp_path / "run", **settings)
+    recipe = case.recipe()
+    model = new_model(recipe)
+    assert isinstance(model, SwavModel)
+    target = tmp_path / "export"
+    recipe.export(model, files, target, step=3)
+    text = (target / "README.md").read_text()
+    assert "heldout_probe_accuracy" in text
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert code is not None
+    space: dict[str, object] = {}
+    exec(code[1].replace("PATH OF THIS DIRECTORY", str(target)), space)
+    trunk = space["trunk"]
+    assert isinstance(trunk, torch.nn.Module)
+    trunk.eval()
+    pictures = made_up(4, side=16, channels=1).pictures
+    precise = precise_copy(model, recipe._known(files))
+    with torch.no_grad():
+        ours = precise.features(pictures)
+        theirs = trunk((pictures.float() / 255.0 - 0.449) / 0.226).pooler_output.flatten(1)
+    assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_the_demo_shows_what_prototypes_stand_for(tmp_path: Path) -> None:
+    case, files = small_run(tmp_path / "run")
+    recipe = case.recipe()
+    (path,) = recipe.demo_results(new_model(recipe), files, tmp_path)
+    with Image.open(path) as sheet:
+        assert sheet.format == "PNG"
+        assert sheet.width > sheet.height / 2 > 100

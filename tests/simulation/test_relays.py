@@ -1,0 +1,101 @@
+"""Runs whose peers are behind NATs: they train through a relay, the planner sees it as slow, and it may fail."""
+
+from __future__ import annotations
+
+import itertools
+
+from minga.core.spec.run_spec import RunSpec
+from minga.network.virtual.internet import HostSettings, Nat
+from minga.network.virtual.relay import relay_url
+from minga.simulation.runner import Simulation
+from minga.simulation.scenario.overrides import changed
+from minga.simulation.scenario.scenario import Scenario, read_scenario
+from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplica, no_gradient
+from minga.simulation.swarm.swarm import Swarm, TrainerSettings
+from minga.training.status.live_rates import live_rates
+from minga.training.status.losses import LossMeter
+from minga.training.status.run_status import read_status
+from tests.worlds.swarm_tools import make_spec, virtually
+
+RELAY_BYTES_PER_S, LINE_BYTES_PER_S = 1e6, 4e6
+
+
+def replica(spec: RunSpec) -> SizeOnlyReplica:
+    return SizeOnlyReplica(spec, SizeOnlyModel.of_size(200_000, moments=0))
+
+
+def swarm_behind(nats: list[Nat], *, relay: bool = True) -> Swarm:
+    swarm = Swarm(make_spec(64, codec="float16"), make_replica=replica, gradient=no_gradient)
+    if relay:
+        swarm.add_relay("main", RELAY_BYTES_PER_S)
+    for number, nat in enumerate(nats):
+        host = HostSettings(LINE_BYTES_PER_S, LINE_BYTES_PER_S, nat=nat, relay=relay_url("main") if relay else None)
+        swarm.add(host, TrainerSettings(4, 0.5), name=f"home-{number}")
+    return swarm
+
+
+def paths(swarm: Swarm, name: str) -> dict[str, str]:
+    """The kinds of path that a peer has to the others, by their names."""
+    node = swarm.peers[name].session.node
+    known = {swarm.name_of(peer): node.facts(peer) for peer in node.connected()}
+    return {other: facts.path for other, facts in known.items() if facts is not None}
+
+
+@virtually
+async def test_a_run_all_behind_symmetric_nat_trains_through_the_relay_and_the_planner_sees_it_as_slow() -> None:
+    swarm = swarm_behind([Nat.SYMMETRIC] * 4)
+    await swarm.run_until_step(12)
+    assert {path for name in swarm.peers for path in paths(swarm, name).values()} == {"relayed"}
+    assert [peer.session.settings.role for peer in swarm.alive()] == ["trainer"] * 4
+    session = swarm.peers["home-0"].session
+    status = read_status(session.board, session.node, swarm.spec, LossMeter())
+    assert [peer.path for peer in status.peers if not peer.is_self] == ["relayed"] * 3
+    live = live_rates(swarm.peers["home-0"].session.board)
+    assert len(live.peers) == 4
+    for rates in live.rates.peers:
+        for seen in (rates.upload, rates.download):
+            assert seen is not None
+            assert seen <= 1.25 * RELAY_BYTES_PER_S < LINE_BYTES_PER_S / 2
+    await swarm.close()
+
+
+@virtually
+async def test_peers_that_need_a_relay_stop_while_it_is_down_and_come_back_with_it() -> None:
+    swarm = swarm_behind([Nat.SYMMETRIC, Nat.SYMMETRIC, Nat.PORT_RESTRICTED])
+    await swarm.run_until_step(3)
+    swarm.script("stop_relay main at 0s for 60s")
+    await swarm.run_until_step(4, limit_s=120.0)
+    reached_s = swarm.internet.paths.clock.now()
+    assert reached_s > 60.0
+    await swarm.run_until_step(8, limit_s=120.0)
+    assert len(set(swarm.digests().values())) == 1
+    assert all(len(paths(swarm, name)) == 2 for name in swarm.peers)
+    await swarm.close()
+
+
+@virtually
+async def test_a_port_that_is_forwarded_later_makes_the_paths_to_that_peer_direct() -> None:
+    swarm = swarm_behind([Nat.SYMMETRIC] * 3)
+    await swarm.run_until_step(2)
+    swarm.script("open_nat home-1")
+    await swarm.run_until_step(4)
+    assert paths(swarm, "home-0") == {"home-1": "direct", "home-2": "relayed"}
+    assert paths(swarm, "home-1") == {"home-0": "direct", "home-2": "direct"}
+    await swarm.close()
+
+
+@virtually
+async def test_without_a_relay_those_behind_closed_routers_are_clients_and_the_full_cone_becomes_a_trainer() -> None:
+    swarm = swarm_behind([Nat.NONE, Nat.NONE, Nat.PORT_RESTRICTED, Nat.SYMMETRIC, Nat.FULL_CONE], relay=False)
+    await swarm.run_until_step(3)
+    roles = [peer.session.settings.role for peer in swarm.peers.values()]
+    assert roles == ["trainer", "trainer", "client", "client", "trainer"]
+    await swarm.close()
+
+
+def test_a_scenario_with_relay_nat_and_outage_goes_on_after_the_outage() -> None:
+    values = changed(read_scenario("behind-nat"), [("stop.steps", "19"), ("peers.home.count", "3")])
+    outcome = Simulation(Scenario.from_mapping(values)).run()
+    ends = [step.applied_s for step in outcome.ledger.finished()]
+    assert outcome.ended_by == "steps"
+    assert max(late - early for early, late in itertools.pairwise(ends)) > 50.0
