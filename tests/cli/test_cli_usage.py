@@ -87,9 +87,27 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count(".") >= 2
 
 
-def test_example_is_a_run_spec(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("host", "--example") == 0
-    assert RunSpec.from_toml(capsys.readouterr().out).training.target_batch_size > 0
+def test_a_new_run_spec_says_everything_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("new", "albert") == 0
+    spec = RunSpec.from_toml(capsys.readouterr().out)
+    assert spec.recipe_settings["size"] == "tiny", "that of the demo"
+    assert call("new", "albert", "--size", "large") == 0
+    spec = RunSpec.from_toml(capsys.readouterr().out)
+    assert (spec.recipe_settings["size"], spec.recipe_settings["vocabulary_size"]) == ("large", 30_000)
+    assert call("new", "albert", "--size", "larger") == 2
+    assert "did you mean large?" in capsys.readouterr().err
+    assert call("new", "albret") == 2
+    assert "did you mean albert?" in capsys.readouterr().err
+
+
+def test_recipes_are_listed_with_their_sizes_and_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("recipes", "--json") == 0
+    (summary,) = [json.loads(line) for line in capsys.readouterr().out.splitlines() if '"summary"' in line]
+    found = {each["recipe"]: each for each in summary["recipes"]}
+    assert {"albert", "causal-lm", "masked-lm", "sahajbert", "swav", "text-to-image"} <= set(found)
+    assert found["albert"]["sizes"] == ["tiny", "small", "base", "large"]
+    assert found["causal-lm"]["headline"] == "heldout_perplexity"
+    assert all(each["package"] == "minga" for each in found.values())
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,8 @@ def demo(
 @app.command()
 def host(
     spec: Annotated[
-        Path | None, typer.Argument(metavar="RUN.TOML", help="The run spec; --example shows one.", show_default=False)
+        Path | None,
+        typer.Argument(metavar="RUN.TOML", help="The run spec; `minga new albert` prints one.", show_default=False),
     ] = None,
     role: Annotated[
         str, typer.Option(help="auxiliary (no gradients; in byzantine runs trainer), trainer, or monitor.")
@@ -135,7 +136,6 @@ def host(
     landing_page: Annotated[
         Path | None, typer.Option(metavar="OUT.HTML", help="Write a web page with the link and how to join.")
     ] = None,
-    example: Annotated[bool, typer.Option("--example", help="Print a commented run spec and exit.")] = False,
     parent_watch: ParentWatchFlag = False,
     json_output: Json = False,
 ) -> None:
@@ -143,11 +143,6 @@ def host(
 
     Without RUN.TOML, in the folder of a run, it goes on with that run.
     """
-    if example:
-        from minga.recipes.registry import example_toml
-
-        typer.echo(example_toml(USUAL_RECIPE), nl=False)
-        return
     if spec is not None and resume is not None:
         raise typer.BadParameter("a run keeps its settings: name either a run spec or --resume DIRECTORY")
     if begin_from is not None and spec is None:
@@ -156,7 +151,7 @@ def host(
         resume = resume or run_folder_here()
     path = spec or resume
     if path is None:
-        raise typer.BadParameter("name a run spec, such as run.toml; `minga host --example > run.toml` makes one")
+        raise typer.BadParameter("name a run spec, such as run.toml; `minga new albert > run.toml` makes one")
     ready = make_context(json_output=json_output, parent_watch=parent_watch, slow_imports=True)
     from minga.cli.taking_part.host import LinkOptions, run_host
     from minga.cli.terminal.peer_options import WorkOptions, peer_options

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import without_private
 from minga.core.spec.plugins import Registry, check_recorded, recorded
-from minga.core.spec.problems import explain
+from minga.core.spec.problems import explain, probably_meant
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import ModelSection
 from minga.core.spec.toml import render_section
@@ -116,8 +116,15 @@ def check_published(spec: RunSpec) -> None:
         )
 
 
-def example_toml(recipe: str) -> str:
-    """A commented run spec of `recipe`, with every setting at its default. Raises `ConfigurationError`."""
-    settings = RECIPES.get(recipe).Settings()
-    spec = RunSpec.from_mapping({"name": "my first run", "model": {"recipe": recipe}})
-    return RunSpec.example_toml(spec) + render_section(f"recipe.{recipe}", settings)
+def example_toml(recipe: str, size: str | None = None) -> str:
+    """A commented run spec of `recipe` with all settings: those of its demo, which learns within minutes on two CPU
+    cores, or those of one of its sizes, with everything else at its default. Raises `ConfigurationError`.
+    """
+    found = RECIPES.get(recipe)
+    if size is not None and size not in found.sizes:
+        known = f"one of {', '.join(found.sizes)}" if found.sizes else "none: it has a single size"
+        raise ConfigurationError(f"--size {size}: the recipe {recipe} has {known}{probably_meant(size, found.sizes)}")
+    tables = dict(found.demo_spec()) if size is None else {}
+    table = tables.pop("recipe", {}).get(recipe, {}) if size is None else found.size_settings(size, None)
+    spec = RunSpec.from_mapping({"name": "my first run", "model": {"recipe": recipe}, **tables})
+    return RunSpec.example_toml(spec) + render_section(f"recipe.{recipe}", found.Settings.model_validate(table))

@@ -5,8 +5,8 @@
                     ├─▶ sample (what the model makes of prompts)
                     └─▶ backup ─▶ FILE ─▶ backup (restore)
 
-Read: keeping_app (options), runs (`minga runs`), export (`minga export`), sample (`minga sample`), backup (`minga
-backup` and `minga restore`).
+Read: keeping_app (options), runs (`minga runs`), export (`minga export`), sample (`minga sample`), evaluate (`minga
+evaluate`: the model on a task), backup (`minga backup` and `minga restore`).
 
 Called by app.
 """

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from minga.cli.terminal.context import make_context
-from minga.cli.terminal.options import Bind, Directory, IdentityFile, Json, OptionalLink, Voucher
+from minga.cli.terminal.options import Bind, Directory, IdentityFile, Json, OptionalLink, Threads, Voucher
 
 PassphraseFile = Annotated[
     Path | None, typer.Option("--passphrase-file", help="File with the passphrase; without it you are asked.")
@@ -17,7 +17,7 @@ PassphraseFile = Annotated[
 
 def add_commands(app: typer.Typer) -> None:
     """Add them to the command `minga`."""
-    for command in (runs, backup, restore, export, sample):
+    for command in (runs, backup, restore, export, sample, evaluate):
         app.command()(command)
 
 
@@ -122,3 +122,33 @@ def sample(
     peer = peer_options("monitor", identity=None, ephemeral=True, voucher=identity, directory=None, host=bind)
     options = SampleOptions(n, temperature, top_k, top_p, guidance, length, seed)
     run_sample(source, prompts, options, Pictures(out, clip), peer, ready)
+
+
+def evaluate(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A folder of `minga export`, or OWNER/NAME on the hub.", show_default=False
+        ),
+    ],
+    task: Annotated[str, typer.Option(help="ner (named entities) or ncc (classes of texts).")] = "ner",
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="A file, folder or hub:OWNER/NAME[:CONFIG]; tweets or bbc of installed packages (default: by task)."
+        ),
+    ] = None,
+    runs: Annotated[int, typer.Option(min=1, max=100, help="Fine-tune so often, each time with another seed.")] = 3,
+    examples: Annotated[
+        int | None, typer.Option(min=1, help="Train on so many examples only (default: on all of the training part).")
+    ] = None,
+    threads: Threads = None,
+    json_output: Json = False,
+) -> None:
+    """Fine-tune a trained language model on a task, beside the same model from scratch."""
+    ready = make_context(json_output=json_output, slow_imports=True)
+    from minga.cli.keeping.evaluate import run_evaluate
+    from minga.cli.terminal.peer_options import apply_threads
+
+    apply_threads(threads)
+    run_evaluate(model, task, data, runs, examples, ready)

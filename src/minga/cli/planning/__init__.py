@@ -3,7 +3,8 @@
     plan (live run, file) ─▶ plan_view          forecast (--model, --peers) ─▶ forecast_view          bench_device
 
 Read: planning_app (options), plan (`minga plan` of a live run or a file), plan_view (how plans look), forecast (`minga
-plan --model`), forecast_view (how forecasts look), bench_device (`minga bench-device`).
+plan --model`), forecast_view (how forecasts look), bench_device (`minga bench-device`), recipes (`minga
+recipes` and `minga new`: what can be trained).
 
 Called by app; the arithmetic is in averaging/solver and simulation/forecast.
 """

@@ -15,6 +15,8 @@ def add_commands(app: typer.Typer) -> None:
     """Add them to the command `minga`."""
     app.command()(plan)
     app.command(name="bench-device")(bench_device)
+    app.command()(recipes)
+    app.command()(new)
 
 
 def plan(
@@ -91,3 +93,25 @@ def bench_device(
     from minga.cli.planning.bench_device import run_bench_device
 
     run_bench_device(model, device, tokens, seconds, threads, ready)
+
+
+def recipes(json_output: Json = False) -> None:
+    """List what can be trained: the recipes that come with minga, and those of installed packages."""
+    ready = make_context(json_output=json_output)
+    from minga.cli.planning.recipes import run_recipes
+
+    run_recipes(ready)
+
+
+def new(
+    recipe: Annotated[str, typer.Argument(help="One of `minga recipes`.", show_default=False)],
+    size: Annotated[
+        str | None, typer.Option(help="One of its sizes (default: what a demo on two CPU cores takes).")
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Print a run spec to begin with: every setting, with its meaning and what is allowed."""
+    ready = make_context(json_output=json_output)
+    from minga.cli.planning.recipes import run_new
+
+    run_new(recipe, size, ready)

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from minga.core.spec.fields import allowed_values
 
 _TITLE = """\
-# A minga run spec: what all peers of a run agree on. Every setting below has its default value, so a file with only
+# A minga run spec: what all peers of a run agree on. A setting that is left out has its default, so a file with only
 # `name` is complete. Sizes of batches, steps and the like count for all peers together.
 """
 

@@ -1,0 +1,43 @@
+"""`minga recipes` and `minga new`: what can be trained here, and a run spec to begin with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from minga.cli.terminal.context import Context
+from minga.cli.terminal.output import plain_table
+from minga.core.errors import ConfigurationError
+from minga.recipes.registry import RECIPES, example_toml
+
+
+def run_recipes(context: Context) -> None:
+    """List the recipes that runs on this machine can name, those of other packages included."""
+    found = [_facts(name) for name in RECIPES.names()]
+    table = plain_table("recipe", "from", "sizes", "figure", left=["from", "sizes", "figure"], wraps="sizes")
+    for each in found:
+        table.add_row(
+            each["recipe"], each["package"], ", ".join(each["sizes"]), each.get("headline", each.get("problem"))
+        )
+    context.output.say(table)
+    context.output.say("A run spec to begin with: minga new RECIPE --size SIZE > run.toml")
+    context.output.summary(ok=True, recipes=found)
+
+
+def run_new(recipe: str, size: str | None, context: Context) -> None:
+    """Print a commented run spec. Raises `ConfigurationError` for a recipe or size that is not known."""
+    text = example_toml(recipe, size)
+    if not context.output.json_output:
+        typer.echo(text, nl=False)
+    context.output.summary(ok=True, recipe=recipe, size=size, run_spec=text)
+
+
+def _facts(name: str) -> dict[str, Any]:
+    origin = RECIPES.origin(name)
+    package = "minga" if origin is None else str(origin)
+    try:
+        found = RECIPES.get(name)
+    except ConfigurationError as error:  # a broken package of another author harms its own recipe only
+        return {"recipe": name, "package": package, "sizes": [], "problem": str(error)}
+    return {"recipe": name, "package": package, "sizes": list(found.sizes), "headline": found.headline.name}
