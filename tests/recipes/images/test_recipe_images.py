@@ -14,7 +14,6 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     CLIPConfig,
-    CLIPImageProcessor,
     CLIPModel,
     PreTrainedTokenizerFast,
 )
@@ -82,7 +81,6 @@ def test_a_model_ranks_pictures_and_is_missed_with_a_reason(tmp_path: Path) -> N
     words = Tokenizer(models.WordLevel({"<pad>": 0, "a": 1, "</s>": 2, "wolf": 3}, unk_token="<pad>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", pad_token="<pad>").save_pretrained(tmp_path)
-    CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}).save_pretrained(tmp_path)
     random = np.random.default_rng(0)
     pictures = list(random.integers(0, 256, (6, 16, 16, 3), dtype=np.uint8))
     ranker = ClipRanker(str(tmp_path))

@@ -45,8 +45,9 @@ def square(picture: Image.Image, side: int) -> Pixels:
     """The middle of `picture` as uint8 [side, side, 3]: cut to a square, then scaled."""
     edge = min(picture.size)
     left, top = (picture.width - edge) // 2, (picture.height - edge) // 2
-    box = (left, top, left + edge, top + edge)
-    return np.asarray(picture.resize((side, side), Image.Resampling.BICUBIC, box=box))
+    # Cut first: with `box`, Pillow lets pixels beyond the square bleed into its edges.
+    middle = picture.crop((left, top, left + edge, top + edge))
+    return np.asarray(middle.resize((side, side), Image.Resampling.BICUBIC))
 
 
 def _read(path: Path) -> bytes:

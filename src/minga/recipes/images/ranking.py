@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.images.loading import Pixels
+from minga.recipes.images.loading import Pixels, square
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -19,6 +19,9 @@ CANDIDATES: Final = 128
 """Pictures of which the best are kept, unless more are asked for."""
 
 _AT_A_TIME: Final = 32
+_MEAN: Final = np.array([0.48145466, 0.4578275, 0.40821073], dtype=np.float32)
+_DEVIATION: Final = np.array([0.26862954, 0.26130258, 0.27577711], dtype=np.float32)
+"""Of the pictures on which CLIP was trained, by channel."""
 
 
 class ClipRanker:
@@ -28,14 +31,13 @@ class ClipRanker:
     """
 
     def __init__(self, source: str) -> None:
-        from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel
+        from transformers import AutoTokenizer, CLIPModel
 
         local = Path(source).expanduser()
         place = str(local) if local.is_dir() else source
         try:
             self._model = CLIPModel.from_pretrained(place, use_safetensors=True, trust_remote_code=False).eval()
             self._words = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-            self._pixels = CLIPImageProcessor.from_pretrained(place)
         except (OSError, ValueError, RuntimeError, TypeError, ImportError, KeyError) as error:
             raise ConfigurationError(
                 f"no CLIP model at {source!r}: {str(error).strip().splitlines()[0][:200]}"
@@ -49,17 +51,22 @@ class ClipRanker:
         words = self._words([text], return_tensors="pt", truncation=True)
         with torch.no_grad():
             for start in range(0, len(pictures), _AT_A_TIME):
-                some = [Image.fromarray(each) for each in pictures[start : start + _AT_A_TIME]]
-                pixels = self._pixels(images=some, return_tensors="pt")
+                pixels = np.stack([self._seen(each) for each in pictures[start : start + _AT_A_TIME]])
                 output = self._model(
                     input_ids=words["input_ids"],
                     attention_mask=words["attention_mask"],
-                    pixel_values=pixels["pixel_values"],
+                    pixel_values=torch.from_numpy(pixels),
                 )
                 found.append(output.logits_per_text[0].double().numpy())
         logits = np.concatenate(found)
         shares = np.exp(logits - logits.max())
         return np.asarray(shares / shares.sum())
+
+    def _seen(self, picture: Pixels) -> npt.NDArray[np.float32]:
+        """A picture as the model takes it: float32 [3, side, side]."""
+        scaled = square(Image.fromarray(picture), self._model.config.vision_config.image_size)
+        seen = (scaled.astype(np.float32) / np.float32(255) - _MEAN) / _DEVIATION
+        return np.asarray(seen.transpose(2, 0, 1), dtype=np.float32)
 
     def best(self, text: str, pictures: Sequence[Pixels], count: int) -> list[int]:
         """The numbers of the `count` pictures that fit best, best first."""

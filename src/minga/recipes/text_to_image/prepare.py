@@ -14,7 +14,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import MAX_FILE_BYTES
 from minga.recipes.images.content_rank import content_rank, held_out
 from minga.recipes.text_to_image.captions import caption_tokenizer, encode_captions, read_caption_tokenizer
-from minga.recipes.text_to_image.data.pictures import MAX_HELDOUT, PictureSet, picture_sets
+from minga.recipes.text_to_image.data.pictures import MAX_HELDOUT, CaptionedPictures, picture_sets
 from minga.recipes.text_to_image.data.rows import codes_of_row, taken
 from minga.recipes.text_to_image.data.sources import rows
 from minga.recipes.text_to_image.data.stream import CodedRow
@@ -133,7 +133,7 @@ def _encoded(
 
 
 def _image_tokenizer(
-    settings: TextToImageSettings, shape: DecoderShape, training: PictureSet, seed: int
+    settings: TextToImageSettings, shape: DecoderShape, training: CaptionedPictures, seed: int
 ) -> ImageTokenizer:
     if settings.image_tokenizer == "codes":
         raise ConfigurationError(
@@ -164,7 +164,7 @@ def _published(settings: TextToImageSettings, shape: DecoderShape) -> ImageToken
     return tokenizer
 
 
-def _codes_of(tokenizer: ImageTokenizer, pictures: PictureSet, shape: DecoderShape) -> list[CodedRow]:
+def _codes_of(tokenizer: ImageTokenizer, pictures: CaptionedPictures, shape: DecoderShape) -> list[CodedRow]:
     found: list[CodedRow] = []
     for start in range(0, len(pictures), _AT_A_TIME):
         numbers = range(start, min(start + _AT_A_TIME, len(pictures)))

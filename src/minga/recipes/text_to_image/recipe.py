@@ -65,6 +65,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
 
     Settings = TextToImageSettings
     headline = Metric("heldout_image_loss", better="lower")
+    demo_goal = 2.0
     sizes = tuple(SIZES)
     model_files = (CAPTION_TOKENIZER_FILE, DESCRIPTION_FILE, PARAMETERS_FILE)
 
@@ -128,6 +129,10 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         weight, text, image = self.settings.image_weight, losses.text.mean(), losses.image.mean()
         return Loss((text + weight * image) / (1 + weight), {"text_loss": text, "image_loss": image})
 
+    def checkpoint_activations(self, model: nn.Module) -> None:
+        """Compute activations again in the backward pass, as `reversible` runs do anyway."""
+        _decoder(model).is_reversible = True
+
     def samples(self, batch: Batch) -> int:
         """The number of pairs."""
         return batch["codes"].shape[0]
@@ -164,7 +169,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
             title=self.context.run_name,
             facts=f"These are the parameters after {step} global steps of run `{self.context.run_id}`.",
             grid=self._grid(model, files),
-            attribution=ATTRIBUTION if self.settings.data.source == "openmoji" else "",
+            attribution=self._attribution,
         )
 
     def sample(self, model: nn.Module, files: Files, prompts: Sequence[str], options: SampleOptions) -> list[Sample]:
@@ -208,7 +213,13 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         captions = unpack_captions(files[SAMPLES_FILE])[:GRID_SAMPLES]
         samples = self.sample(model, files, captions, SampleOptions())
         pictures = [sample.image for sample in samples if sample.image is not None]
-        return grid_png(pictures, captions, notes={"seed": "0"})
+        licence = self._attribution
+        return grid_png(pictures, captions, notes={"seed": "0", **({"source": licence} if licence else {})})
+
+    @property
+    def _attribution(self) -> str:
+        """Who is to be named where pictures of this run, or its model, are shown."""
+        return ATTRIBUTION if self.settings.data.source == "openmoji" else ""
 
     def _batch(self, pairs: Pairs, rows: np.ndarray[Any, np.dtype[np.int64]], chance: np.random.Generator) -> Batch:
         share = self.settings.caption_dropout

@@ -25,7 +25,7 @@ MAX_HELDOUT: Final = 5000
 
 
 @dataclass(frozen=True)
-class PictureSet:
+class CaptionedPictures:
     """Pictures by number: the caption of each, and `picture`, which makes it: uint8 [side, side, 3]."""
 
     captions: list[str]
@@ -39,7 +39,7 @@ class PictureSet:
         return np.stack([self.picture(int(number)) for number in numbers])
 
 
-def picture_sets(data: ImageTextData, side: int, seed: int) -> tuple[PictureSet, PictureSet]:
+def picture_sets(data: ImageTextData, side: int, seed: int) -> tuple[CaptionedPictures, CaptionedPictures]:
     """Pictures to train on and those that are held out, `side` pixels wide and high; deterministic.
 
     Held out is what the picture shows, not its caption: no rendering of a held-out drawing is trained on. Raises
@@ -59,11 +59,11 @@ def picture_sets(data: ImageTextData, side: int, seed: int) -> tuple[PictureSet,
         numbers = [number for number, is_held_out in enumerate(chosen) if is_held_out == wanted]
         numbers = numbers[:MAX_HELDOUT] if wanted else numbers
         own = [pictures[number] for number in numbers]
-        parts.append(PictureSet([captions[number] for number in numbers], own.__getitem__))
+        parts.append(CaptionedPictures([captions[number] for number in numbers], own.__getitem__))
     return parts[0], parts[1]
 
 
-def _composed(data: ImageTextData, side: int, seed: int) -> tuple[PictureSet, PictureSet]:
+def _composed(data: ImageTextData, side: int, seed: int) -> tuple[CaptionedPictures, CaptionedPictures]:
     found = drawings()
     chosen = held_out([each.pixels.tobytes() for each in found], data.heldout_fraction)
     random = np.random.default_rng(seed)
@@ -74,7 +74,7 @@ def _composed(data: ImageTextData, side: int, seed: int) -> tuple[PictureSet, Pi
         made = draw_compositions(count, len(own), data.colours, random) if own else []
         composer = Composer(own, side)
         captions = [caption_of(own[one.drawing].name, one.colour, one.size, one.place) for one in made]
-        parts.append(PictureSet(captions, _painter(composer, made)))
+        parts.append(CaptionedPictures(captions, _painter(composer, made)))
     return parts[0], parts[1]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,22 +27,17 @@ def rotary_angles(shape: DecoderShape) -> Tensor:
     """Angles in radians, float32 [positions, channels rotated / 2]: text, then row, then column."""
     group = shape.head_width // 3
     pairs = group // 2
-    text_frequencies = TEXT_BASE ** (-2.0 * torch.arange(pairs, dtype=torch.float64) / group)
-    picture_frequencies = math.pi * torch.linspace(1.0, HIGHEST_FREQUENCY, pairs, dtype=torch.float64)
-    image = torch.arange(shape.positions - shape.prefix)
-    axis = torch.linspace(-1.0, 1.0, shape.grid, dtype=torch.float64)
-    text = torch.full((shape.prefix,), TEXT_IN_PICTURE, dtype=torch.float64)
-    in_text = torch.cat(
-        [
-            torch.arange(shape.prefix, dtype=torch.float64),
-            torch.full((len(image),), PICTURE_IN_TEXT, dtype=torch.float64),
-        ]
-    )
-    rows = torch.cat([text, axis[torch.div(image, shape.grid, rounding_mode="floor")]])
-    columns = torch.cat([text, axis[image % shape.grid]])
-    angles = [in_text[:, None] * text_frequencies]
-    angles += [places[:, None] * picture_frequencies for places in (rows, columns)]
-    return torch.cat(angles, dim=1).float()
+    text_frequencies = TEXT_BASE ** (-2.0 * np.arange(pairs) / group)
+    picture_frequencies = math.pi * np.linspace(1.0, HIGHEST_FREQUENCY, pairs)
+    image = np.arange(shape.positions - shape.prefix)
+    axis = np.linspace(-1.0, 1.0, shape.grid)
+    text = np.full(shape.prefix, TEXT_IN_PICTURE)
+    in_text = np.concatenate([np.arange(shape.prefix), np.full(len(image), PICTURE_IN_TEXT)])
+    rows = np.concatenate([text, axis[image // shape.grid]])
+    columns = np.concatenate([text, axis[image % shape.grid]])
+    angles = [np.outer(in_text, text_frequencies)]
+    angles += [np.outer(places, picture_frequencies) for places in (rows, columns)]
+    return torch.tensor(np.concatenate(angles, axis=1), dtype=torch.float32)
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
