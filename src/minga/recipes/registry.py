@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -116,15 +117,26 @@ def check_published(spec: RunSpec) -> None:
         )
 
 
-def example_toml(recipe: str, size: str | None = None) -> str:
-    """A commented run spec of `recipe` with all settings: those of its demo, which learns within minutes on two CPU
+def example_toml(recipe: str) -> str:
+    """A commented run spec of `recipe`, with every setting at its default. Raises `ConfigurationError`."""
+    return _as_toml(recipe, {}, {})
+
+
+def new_toml(recipe: str, size: str | None) -> str:
+    """A commented run spec of `recipe` with every setting: those of its demo, which learns within minutes on two CPU
     cores, or those of one of its sizes, with everything else at its default. Raises `ConfigurationError`.
     """
     found = RECIPES.get(recipe)
-    if size is not None and size not in found.sizes:
+    if size is None:
+        tables = dict(found.demo_spec())
+        return _as_toml(recipe, tables.pop("recipe", {}).get(recipe, {}), tables)
+    if size not in found.sizes:
         known = f"one of {', '.join(found.sizes)}" if found.sizes else "none: it has a single size"
         raise ConfigurationError(f"--size {size}: the recipe {recipe} has {known}{probably_meant(size, found.sizes)}")
-    tables = dict(found.demo_spec()) if size is None else {}
-    table = tables.pop("recipe", {}).get(recipe, {}) if size is None else found.size_settings(size, None)
-    spec = RunSpec.from_mapping({"name": "my first run", "model": {"recipe": recipe}, **tables})
-    return RunSpec.example_toml(spec) + render_section(f"recipe.{recipe}", found.Settings.model_validate(table))
+    return _as_toml(recipe, found.size_settings(size, None), {})
+
+
+def _as_toml(recipe: str, settings: Mapping[str, Any], sections: Mapping[str, Any]) -> str:
+    spec = RunSpec.from_mapping({"name": "my first run", "model": {"recipe": recipe}, **sections})
+    values = RECIPES.get(recipe).Settings.model_validate(settings)
+    return RunSpec.example_toml(spec) + render_section(f"recipe.{recipe}", values)

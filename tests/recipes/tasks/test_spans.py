@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from minga.recipes.tasks.spans import Span, SpanScores, score_spans, spans_of
+from minga.recipes.tasks.spans import Entity, SpanScores, score_spans, spans_of
 
 DATA = Path(__file__).parents[2] / "data"
 
 
 def test_an_entity_is_a_beginning_and_what_follows_of_its_type() -> None:
-    assert spans_of(["B-a", "I-a", "O", "B-b", "B-b", "I-b"]) == [Span("a", 0, 2), Span("b", 3, 4), Span("b", 4, 6)]
+    assert spans_of(["B-a", "I-a", "O", "B-b", "B-b", "I-b"]) == [Entity("a", 0, 2), Entity("b", 3, 4), Entity("b", 4, 6)]
     assert spans_of([]) == []
     assert spans_of(["O", "O"]) == []
 
 
 def test_an_inside_tag_without_its_beginning_begins_an_entity() -> None:
-    assert spans_of(["I-a", "I-a", "O", "I-b"]) == [Span("a", 0, 2), Span("b", 3, 4)]
-    assert spans_of(["B-a", "I-b", "I-b"]) == [Span("a", 0, 1), Span("b", 1, 3)]
+    assert spans_of(["I-a", "I-a", "O", "I-b"]) == [Entity("a", 0, 2), Entity("b", 3, 4)]
+    assert spans_of(["B-a", "I-b", "I-b"]) == [Entity("a", 0, 1), Entity("b", 1, 3)]
 
 
 def test_nothing_found_of_nothing_is_zero() -> None:

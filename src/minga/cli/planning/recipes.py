@@ -9,7 +9,7 @@ import typer
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import plain_table
 from minga.core.errors import ConfigurationError
-from minga.recipes.registry import RECIPES, example_toml
+from minga.recipes.registry import RECIPES, new_toml
 
 
 def run_recipes(context: Context) -> None:
@@ -27,7 +27,7 @@ def run_recipes(context: Context) -> None:
 
 def run_new(recipe: str, size: str | None, context: Context) -> None:
     """Print a commented run spec. Raises `ConfigurationError` for a recipe or size that is not known."""
-    text = example_toml(recipe, size)
+    text = new_toml(recipe, size)
     if not context.output.json_output:
         typer.echo(text, nl=False)
     context.output.summary(ok=True, recipe=recipe, size=size, run_spec=text)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Span(NamedTuple):
+class Entity(NamedTuple):
     """An entity: its type, its first word and the word after its last one."""
 
     kind: str
@@ -29,15 +29,15 @@ class SpanScores:
     accuracy: float
 
 
-def spans_of(tags: Sequence[str]) -> list[Span]:
+def spans_of(tags: Sequence[str]) -> list[Entity]:
     """The entities of a sentence, in order."""
-    found: list[Span] = []
+    found: list[Entity] = []
     kind, start = "", 0
     for place, tag in enumerate([*tags, "O"]):
         prefix, _, current = tag.partition("-")
         goes_on = prefix == "I" and current == kind != ""
         if kind and not goes_on:
-            found.append(Span(kind, start, place))
+            found.append(Entity(kind, start, place))
             kind = ""
         if not goes_on and prefix in ("B", "I"):
             kind, start = current, place
