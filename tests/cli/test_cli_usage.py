@@ -30,7 +30,7 @@ from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
-from tests.worlds.cli_run import GENESIS, call, last_json, run_process
+from tests.worlds.cli_run import GENESIS, call, last_json, run, run_process
 
 LINK = str(Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",)),)))
 COMMANDS = [
@@ -100,10 +100,8 @@ def test_a_new_run_spec_says_everything_of_a_recipe(capsys: pytest.CaptureFixtur
     assert "did you mean albert?" in capsys.readouterr().err
 
 
-def test_recipes_are_listed_with_their_sizes_and_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("recipes", "--json") == 0
-    (summary,) = [json.loads(line) for line in capsys.readouterr().out.splitlines() if '"summary"' in line]
-    found = {each["recipe"]: each for each in summary["recipes"]}
+def test_recipes_are_listed_with_their_sizes_and_figures() -> None:
+    found = {each["recipe"]: each for each in last_json(run("recipes", "--json").stdout)["recipes"]}
     assert {"albert", "causal-lm", "masked-lm", "sahajbert", "swav", "text-to-image"} <= set(found)
     assert found["albert"]["sizes"] == ["tiny", "small", "base", "large"]
     assert found["causal-lm"]["headline"] == "heldout_perplexity"

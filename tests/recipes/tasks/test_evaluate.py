@@ -85,5 +85,8 @@ def test_classes_are_learned_from_as_many_examples_as_asked_for(model: Path, tmp
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path, names: str) -> None:
-    with pytest.raises(ConfigurationError, match="no model that transformers can load"):
+    with pytest.raises(ConfigurationError, match="no such folder; `minga export` writes one"):
         evaluate_model(tmp_path / "nothing", TaskOptions("ner", names, runs=1))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigurationError, match="no model that transformers can load"):
+        evaluate_model(tmp_path / "empty", TaskOptions("ner", names, runs=1))

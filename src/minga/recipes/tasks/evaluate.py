@@ -96,6 +96,8 @@ class _Work:
         """Everything but the model. Raises `ConfigurationError`."""
         from transformers import AutoConfig, AutoTokenizer
 
+        if name.startswith((".", "/", "~")) and not Path(name).is_dir():
+            raise ConfigurationError(f"{name}: no such folder; `minga export` writes one")
         data: TaskData[Any] = entities(source) if options.task == "ner" else classes(source)
         if options.training_examples is not None:
             data = data.first(options.training_examples)
