@@ -1,7 +1,7 @@
 """What recipes of language models share: text and tokenizer that ship with the run, held-out documents, export.
 
 The organiser makes or fetches the tokenizer and sends it along with the run. Rows of tokens are cut from documents that
-travel as tokens (`text/tokens.py`); pairs of sentences are cut from documents that travel as text.
+travel as tokens (`recipes/text/tokens.py`); pairs of sentences are cut from documents that travel as text.
 """
 
 from __future__ import annotations
