@@ -1,4 +1,4 @@
-"""The networks of `benchmarks.links`: the setups of "Distributed Deep Learning in Open Collaborations", and two more.
+"""The networks of `benchmarks.links`: the setups of "Distributed Deep Learning in Open Collaborations", and three more.
 
 Rates are those of the paper times one factor for each setup, so that the links and not this machine's processors are
 what a round waits for: `SCALE`, `CROWD_SCALE` for C, which has most peers, and `HOME_SCALE` for home links, which are
@@ -81,7 +81,8 @@ def _sites() -> Setup:
 def setups() -> dict[str, Setup]:
     """All setups by name.
 
-    A: 8 x 1 Gb/s. B: 16 x 0.2 Gb/s. C: both. D: B and an auxiliary of 2.5 Gb/s. home: 8 x 20 Mb/s up and 100 Mb/s
+    A: 8 x 1 Gb/s. B: 16 x 0.2 Gb/s. C: both. D: B and an auxiliary of 2.5 Gb/s. E: 8 x 0.2 Gb/s and an auxiliary of
+    1 Gb/s, which best reduces nearly all and still leaves something to the others. home: 8 x 20 Mb/s up and 100 Mb/s
     down, and an auxiliary of 1 Gb/s. sites: two of 4 peers, 1 Gb/s within, and 0.05 Gb/s from any peer of one site to
     any peer of the other.
     """
@@ -92,6 +93,7 @@ def setups() -> dict[str, Setup]:
         Setup("B", slow, 8, "slow0"),
         Setup("C", _symmetric("fast", 8, 1.0, CROWD_SCALE) + _symmetric("slow", 16, 0.2, CROWD_SCALE), 14, "fast0"),
         Setup("D", (*slow, server), 24, "aux", frozenset({"aux"})),
+        Setup("E", (*slow[:8], Host("aux", GIGABIT, GIGABIT)), 4, "aux", frozenset({"aux"})),
         _home(),
         _sites(),
     ]

@@ -135,7 +135,7 @@ def test_ideal_step_times_of_the_albert_setups() -> None:
 @pytest.mark.parametrize("strategy", ["synchronous", soaked("delayed")])
 def test_albert_steps_take_what_the_formula_says(strategy: Strategy) -> None:
     setup = Setup(0, "small", (50.0, 50.0, 25.0, 25.0), 0.0, 0.0)
-    told = run(setup, strategy, Extent(1, 1 if strategy == "synchronous" else 2, 100.0))
+    told = run(setup, strategy, Extent(1, 1 if strategy == "synchronous" else 2, 400.0))
     step_s = fmean(seconds for seconds, _ in told.regular(setup))
     assert setup.compute_s == pytest.approx(102.4)
     assert setup.transfer_s == pytest.approx(22.848)

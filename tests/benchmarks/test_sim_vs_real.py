@@ -15,11 +15,13 @@ from benchmarks._links_virtual import simulate
 from tests.worlds.seeds import soaked
 
 
-@pytest.mark.parametrize(("name", "mib", "equal"), [("A", 2.0, 1.0), soaked("home", 2.0, 50 / 28)])
+@pytest.mark.parametrize(
+    ("name", "mib", "equal"), [("A", 2.0, 1.0), soaked("home", 2.0, 50 / 28), soaked("E", 4.0, 1.46)]
+)
 def test_simulated_rounds_take_what_the_lines_allow(name: str, mib: float, equal: float) -> None:
     """Peers that are told no rates find plans as fast as the true rates allow, and equal parts cost what they must."""
     setup = replace(setups()[name], mib=mib)
-    rounds = simulate(setup, {"adaptive": 1, "equal": 1}, seed=1, most_warmup=4)
+    rounds = simulate(setup, {"adaptive": 1, "equal": 1}, seed=1, most_warmup=10)
     assert not rounds.failures
     assert rounds.median_s("adaptive") == pytest.approx(setup.bound_s(), rel=0.15)
     assert rounds.median_s("equal") == pytest.approx(equal * setup.bound_s(), rel=0.15)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,14 +61,21 @@ def play(name: str, steps: int, device: str = "cpu") -> str:
     return hashed.hexdigest()
 
 
-def main() -> None:
-    steps, threads = int(sys.argv[1]), [int(number) for number in sys.argv[2:]]
-    digests: dict[str, dict[int, str]] = {name: {} for name in OPTIMIZERS}
+def play_all(steps: int, threads: Sequence[int]) -> dict[str, dict[str, str]]:
+    """The digests by optimizer and number of threads; of the control only with the first number."""
+    digests: dict[str, dict[str, str]] = {name: {} for name in OPTIMIZERS}
+    before = torch.get_num_threads()
     for number in threads:
         torch.set_num_threads(number)
         for name in OPTIMIZERS:
             if name != CONTROL or number == threads[0]:
-                digests[name][number] = play(name, steps)
+                digests[name][str(number)] = play(name, steps)
+    torch.set_num_threads(before)
+    return digests
+
+
+def main() -> None:
+    digests = play_all(int(sys.argv[1]), [int(number) for number in sys.argv[2:]])
     print(json.dumps({"width": torch.backends.cpu.get_cpu_capability(), "digests": digests}))
 
 

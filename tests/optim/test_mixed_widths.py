@@ -9,6 +9,7 @@ import pytest
 
 import minga
 from tests.optim.test_reproducible_optimizers import widths_here
+from tests.worlds.seeds import soaked
 from tests.worlds.width_processes import results_of
 
 STEPS = 16
@@ -72,7 +73,7 @@ def train_together(folder: Path, library: str, widths: list[str], steps: int) ->
     return results
 
 
-@pytest.mark.parametrize("library", ["minga", "torch"])
+@pytest.mark.parametrize("library", [soaked("minga"), "torch"])
 def test_no_peer_fetches_state_because_of_its_vector_width(library: str, tmp_path: Path) -> None:
     """With optimizers of minga states are equal; torch's differ in last bits, and peers average their parameters."""
     widest = widths_here()[-1]

@@ -76,7 +76,7 @@ def test_recipes_of_other_packages_are_named_by_form_and_found_when_needed() -> 
     )
     assert RunSpec.from_canonical(other.canonical_bytes()) == other
     with pytest.raises(
-        ConfigurationError, match="recipe: 'digits' is none of albert, causal-lm, masked-lm, and no package brings it"
+        ConfigurationError, match=r"recipe: 'digits' is none of albert, causal-lm, .*, and no package brings it"
     ):
         load_recipe(other)
     with pytest.raises(ConfigurationError, match="program of the organiser"):

@@ -14,8 +14,15 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes import RECIPES, load_recipe
 from minga.testing import RECIPE_CHECKS, RecipeCase, RecipeViolation
-from minga.testing.recipe_suite import check_batches, check_equal_models, check_evaluation, check_synthetic_batch
+from minga.testing.recipe_suite import (
+    check_batches,
+    check_equal_models,
+    check_evaluation,
+    check_public_batches,
+    check_synthetic_batch,
+)
 from tests.worlds.recipe_text import GENESIS
+from tests.worlds.seeds import soaked
 
 ALBERT = {
     "max_length": 32,
@@ -129,8 +136,16 @@ def test_albert_conforms(check: Callable[[RecipeCase, Path], None], tmp_path: Pa
     check(RecipeCase("albert", ALBERT), tmp_path)
 
 
+IN_PROCESSES = (check_equal_models, check_public_batches)
+"""Checks that start processes, each of which imports PyTorch; `make test` makes them on ALBERT."""
+
+
 @pytest.mark.usefixtures("blobs")
-@pytest.mark.parametrize("check", RECIPE_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "check",
+    [soaked(each) if each in IN_PROCESSES else each for each in RECIPE_CHECKS],
+    ids=lambda check: check.__name__,
+)
 def test_a_recipe_of_another_package_conforms(check: Callable[[RecipeCase, Path], None], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

@@ -13,6 +13,8 @@ from minga.simulation.scenario.scenario import Scenario, read_scenario
 from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplica, no_gradient
 from minga.simulation.swarm.swarm import Swarm, TrainerSettings
 from minga.training.status.live_rates import live_rates
+from minga.training.status.losses import LossMeter
+from minga.training.status.run_status import read_status
 from tests.worlds.swarm_tools import make_spec, virtually
 
 RELAY_BYTES_PER_S, LINE_BYTES_PER_S = 1e6, 4e6
@@ -45,6 +47,9 @@ async def test_a_run_all_behind_symmetric_nat_trains_through_the_relay_and_the_p
     await swarm.run_until_step(12)
     assert {path for name in swarm.peers for path in paths(swarm, name).values()} == {"relayed"}
     assert [peer.session.settings.role for peer in swarm.alive()] == ["trainer"] * 4
+    session = swarm.peers["home-0"].session
+    status = read_status(session.board, session.node, swarm.spec, LossMeter())
+    assert [peer.path for peer in status.peers if not peer.is_self] == ["relayed"] * 3
     live = live_rates(swarm.peers["home-0"].session.board)
     assert len(live.peers) == 4
     for rates in live.rates.peers:

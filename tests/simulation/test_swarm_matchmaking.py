@@ -57,7 +57,7 @@ async def meet(peers: int, seed: int, latency_s: float, skew_s: float, steps: in
 
 @pytest.mark.parametrize(
     ("peers", "latency_s", "clients"),
-    [(2, 0.5, 0), (2, 0.0, 1), (3, 0.0, 0), (5, 0.5, 2), soaked(8, 0.2, 0), (8, 0.5, 7), soaked(16, 0.3, 4)],
+    [(2, 0.5, 0), (2, 0.0, 1), (3, 0.0, 0), (5, 0.5, 2), soaked(8, 0.2, 0), soaked(8, 0.5, 7), soaked(16, 0.3, 4)],
 )
 def test_everybody_is_in_the_one_group_of_each_step(peers: int, latency_s: float, clients: int) -> None:
     steps = 5 if peers < 8 else 3
@@ -97,7 +97,7 @@ def test_the_realised_batch_is_close_to_the_target(peers: int, delay_s: float, s
     assert len(good) >= 0.95 * len(realised), [batch / target for batch in realised]
 
 
-@pytest.mark.parametrize("seed", seeds(2, of=3))
+@pytest.mark.parametrize("seed", seeds(1, of=3))
 def test_two_groups_that_started_apart_become_one(seed: int) -> None:
     @virtually
     async def main() -> None:
@@ -147,7 +147,7 @@ def test_two_groups_that_trained_apart_agree_on_one_state() -> None:
     main()
 
 
-@pytest.mark.parametrize(("peers", "cut_s", "seed"), [(5, 4.0, 1), (5, 10.0, 2), (7, 4.0, 3)])
+@pytest.mark.parametrize(("peers", "cut_s", "seed"), [(5, 4.0, 1), soaked(5, 10.0, 2), soaked(7, 4.0, 3)])
 def test_a_leader_that_most_do_not_hear_is_overtaken(peers: int, cut_s: float, seed: int) -> None:
     """The first in rank is heard by the second only, who follows it while the others ask the second to lead."""
 

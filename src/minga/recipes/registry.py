@@ -22,7 +22,9 @@ RECIPES: Final[Registry[type[Recipe[Any]]]] = Registry(
         "albert": "minga.recipes.albert.recipe:AlbertRecipe",
         "causal-lm": "minga.recipes.causal_lm.recipe:CausalLmRecipe",
         "masked-lm": "minga.recipes.masked_lm.recipe:MaskedLmRecipe",
+        "sahajbert": "minga.recipes.albert.sahajbert:SahajbertRecipe",
         "swav": "minga.recipes.swav.recipe:SwavRecipe",
+        "text-to-image": "minga.recipes.text_to_image.recipe:TextToImageRecipe",
     },
     base="minga.recipes.interface:Recipe",
 )

@@ -180,7 +180,8 @@ class Session:
             self.node.role, self.node.is_dialable = "client", False
             self.events.emit(PeerNotDialable())
         self.publish_address()
-        self.own_address.start(self.publish_address)
+        if self.settings.role != "monitor" or self.settings.may_be_alone:  # others are dialled by no newcomer
+            self.own_address.start(self.publish_address)
 
     def rates(self) -> AccessRates:
         """The present rates of this peer's link, as far as they are known, and its caps."""

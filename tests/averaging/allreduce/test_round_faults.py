@@ -14,6 +14,7 @@ from minga.averaging.allreduce.service import RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.solver.division import Division, PartShare
 from tests.worlds.reduce_world import World
+from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import later, virtually
 
 FAULTS = ("kill", "cut", "cut one way", "stall", "slow link")
@@ -77,7 +78,11 @@ class Trial:
             return await self.world.reduce(plan, layout, list(vectors), [1] * self.count)
 
 
-@pytest.mark.parametrize(("seed", "faults"), [(s, 1) for s in range(60)] + [(s, 2) for s in range(100, 130)])
+TRIALS = [(s, 1) if s < 30 else soaked(s, 1) for s in range(60)]
+TRIALS += [(s, 2) if s < 115 else soaked(s, 2) for s in range(100, 130)]
+
+
+@pytest.mark.parametrize(("seed", "faults"), TRIALS)
 def test_whoever_finishes_has_the_same_numbers(seed: int, faults: int) -> None:
     @virtually
     async def main() -> None:

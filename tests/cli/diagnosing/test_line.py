@@ -38,7 +38,7 @@ def test_a_line_like_that_of_the_others_is_told_in_one_sentence_with_its_figures
     ("measured", "paths", "expected"),
     [
         ((0.5 * MBIT, 20 * MBIT), {"direct": 3}, "this machine would rest"),
-        ((6 * MBIT, 20 * MBIT), {"direct": 3}, "rounds take longer with this line"),
+        ((6 * MBIT, 20 * MBIT), {"direct": 3}, "steps take longer with this line"),
         ((20 * MBIT, 20 * MBIT), {"relayed": 3}, "every path leads through a relay"),
         ((20 * MBIT, 20 * MBIT), {"direct": 1, "relayed": 2}, ""),
         ((None, None), {}, "try again in a moment"),
@@ -55,4 +55,5 @@ def test_what_is_wrong_with_a_line_comes_with_what_to_do(
 def test_a_line_that_was_not_measured_and_a_run_of_one_are_no_error() -> None:
     detail, _ = said((None, None), {}, 1)
     assert "could not be measured" in detail
+    assert "round" not in detail
     assert "paths to peers: none" in detail

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Coroutine
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from minga.cli.taking_part.landing_page import landing_page, write_landing_page
-from minga.cli.taking_part.link_view import reach_lines, relay_line, who_can_join
+from minga.cli.taking_part.link_view import LinkWatch, reach_lines, relay_line, who_can_join
 from minga.core.errors import StorageError
+from minga.core.events.bus import EventData
+from minga.core.events.network import AddressChanged, AddressSeen, PeerConnected
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import EntryPoint, Link
+from minga.network.interface import Address, PeerId
 
 RUN, ORGANISER = "1f" * 32, "2e" * 32
 PUBLIC, NONE = RunSpec(name="x"), RunSpec.from_mapping({"name": "x", "network": {"relay": "none"}})
@@ -50,6 +57,86 @@ def test_a_link_for_the_internet_names_the_relay_or_the_address_that_has_to_be_r
     text = said(link("93.184.216.34:4433", "192.168.1.5:4433"), NONE)
     assert "Anyone who has this link" in text
     assert "93.184.216.34:4433" in text
+
+
+class Hosted:
+    """What a link watch needs of a peer: an address that changes, events, and peers that dial back."""
+
+    def __init__(self, *direct: str, relay: str | None = None) -> None:
+        self.address = Address(PeerId(ORGANISER), direct, relay)
+        self.public: bool | None = None
+        self.listener: Callable[[Any], None] = lambda _: None
+        self.session = SimpleNamespace(node=self, reachability=self)
+
+    def subscribe(self, listener: Callable[[Any], None]) -> None:
+        self.listener = listener
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        asyncio.run(coroutine)
+
+    def on_loop(self, function: Callable[[], None]) -> None:
+        function()
+
+    @property
+    def link(self) -> Link:
+        return link(*self.address.direct, relay=self.address.relay)
+
+    async def check_public(self) -> bool | None:
+        return self.public
+
+    async def check_relay(self) -> bool | None:
+        return None if self.address.relay is None else True
+
+    def emit(self, data: EventData) -> None:
+        self.listener(SimpleNamespace(data=data))
+
+
+class Said:
+    """The output of a command."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.lines: list[str] = []
+        self.event = lambda kind, **fields: self.events.append((kind, fields))
+        self.say = self.lines.append
+
+
+def test_a_link_is_shown_again_when_more_of_the_address_is_known_and_only_then() -> None:
+    hosted: Any = Hosted("192.168.1.5:4433")
+    said_later: Any = Said()
+    shown: list[Link] = []
+    watch = LinkWatch(hosted, said_later, shown.append)
+    hosted.emit(AddressChanged(direct=[], relay=None))
+    assert shown == []  # the first link was not printed yet
+    watch.begin()
+    hosted.emit(AddressChanged(direct=list(hosted.address.direct), relay=None))
+    assert shown == []
+    hosted.public = True
+    hosted.address = Address(PeerId(ORGANISER), ("93.184.216.34:4433", "192.168.1.5:4433"), "https://relay.example")
+    hosted.emit(AddressChanged(direct=list(hosted.address.direct), relay=None))
+    assert shown == [hosted.link]
+    assert [kind for kind, _ in said_later.events] == ["link_updated", "link_checked", "link_checked"]
+    assert said_later.events[0][1]["reach"] == "internet"
+    assert "good for the internet" in said_later.lines[0]
+
+
+def test_an_address_at_which_nobody_gets_in_is_told_with_the_port_to_forward() -> None:
+    hosted: Any = Hosted("192.168.1.5:4433")
+    said_later: Any = Said()
+    LinkWatch(hosted, said_later, lambda _: None).begin()
+    hosted.emit(AddressSeen(endpoint="93.184.216.34:61000", reached=False))
+    assert "Forward UDP port 4433" in said_later.lines[0]
+    assert "--announce 93.184.216.34:4433" in said_later.lines[0]
+
+
+def test_the_first_peer_that_can_tell_tries_the_public_address() -> None:
+    hosted: Any = Hosted("93.184.216.34:4433")
+    said_later: Any = Said()
+    LinkWatch(hosted, said_later, lambda _: None).begin()
+    for answer in (None, False, True):
+        hosted.public = answer
+        hosted.emit(PeerConnected(peer=RUN, path="direct"))
+    assert [fields["reached"] for _, fields in said_later.events] == [False]
 
 
 class Loads(HTMLParser):

@@ -26,6 +26,7 @@ from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 from minga.training.record_kinds import RUN_KINDS, Progress, StateInfo
 from tests.worlds import board_swarm
+from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, virtually
 
 EPOCH_S = 1_800_000_000.0
@@ -80,7 +81,8 @@ def add_fields_to_messages(monkeypatch: pytest.MonkeyPatch, later: list[Simulate
     return sent
 
 
-def test_two_versions_train_together_for_fifty_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("steps", [20, soaked(50)])
+def test_two_versions_train_together(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     @virtually
     async def main() -> None:
         rng = random.Random(5)
@@ -99,7 +101,7 @@ def test_two_versions_train_together_for_fifty_steps(monkeypatch: pytest.MonkeyP
                         board.put(Weather(int(str(event.fields["step"])))) if event.kind == "step.applied" else None
                     )
                 )
-        await swarm.run_until_step(50, limit_s=600)
+        await swarm.run_until_step(steps, limit_s=600)
         await asyncio.sleep(3.0)
         assert offences(swarm) == []
         assert swarm.log.of("peer.cut_off") == []
@@ -112,11 +114,11 @@ def test_two_versions_train_together_for_fifty_steps(monkeypatch: pytest.MonkeyP
                 assert said.is_opaque == (other not in later)
                 progress = other.session.board.get(one.network.peer_id, Progress)
                 assert progress is not None
-                assert progress.step >= 48
+                assert progress.step >= steps - 2
                 if other in later and other is not one:
                     weather = other.session.board.get(one.network.peer_id, Weather)
                     assert weather is not None
-                    assert weather.step >= 48
+                    assert weather.step >= steps - 2
                     assert isinstance(progress, MoodyProgress)
                     assert progress.mood == "keen"
         assert {"Summary", "Detail", "Page", "Push", "Join", "SignedPlan", "PartHello"} <= set(sent)

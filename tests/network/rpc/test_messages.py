@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minga.averaging import messages as wire
+from minga.averaging.allreduce import messages as reducing
 from minga.averaging.messages import Join, Report
 from minga.core.errors import ProtocolError, RejectedError, SilentError, UnreachableError
 from minga.core.refusal_code import RefusalCode
@@ -318,17 +319,17 @@ async def test_whoever_has_many_streams_pulses_rarely_and_is_not_given_up_for_th
         (Report, "busy_s", math.nan),
         (Report, "micro_batch_s", 1e10),
         (Report, "parked", 1),
-        (wire.FetchChunks, "round_id", "xyz"),
-        (wire.FetchChunks, "round_id", "0" * 31),
-        (wire.FetchChunks, "chunks", [-1]),
-        (wire.FetchChunks, "chunks", [0] * ((1 << 17) + 1)),
-        (wire.Lost, "lost", [4096]),
-        (wire.Freeze, "term", 0),
-        (wire.Freeze, "term", 1001),
-        (wire.PartHello, "weight", -1),
-        (wire.PartHello, "assignment", [0, 4096]),
-        (wire.PartHello, "assignment", [0]),
-        (wire.ChunkMap, "bitmap", bytes((1 << 14) + 1)),
+        (reducing.FetchChunks, "round_id", "xyz"),
+        (reducing.FetchChunks, "round_id", "0" * 31),
+        (reducing.FetchChunks, "chunks", [-1]),
+        (reducing.FetchChunks, "chunks", [0] * ((1 << 17) + 1)),
+        (reducing.Lost, "lost", [4096]),
+        (reducing.Freeze, "term", 0),
+        (reducing.Freeze, "term", 1001),
+        (reducing.PartHello, "weight", -1),
+        (reducing.PartHello, "assignment", [0, 4096]),
+        (reducing.PartHello, "assignment", [0]),
+        (reducing.ChunkMap, "bitmap", bytes((1 << 14) + 1)),
         (wire.SignedPlan, "signature", bytes(65)),
         (Hello, "wall_time", math.nan),
         (Hello, "wall_time", math.inf),
@@ -355,11 +356,11 @@ async def test_whoever_has_many_streams_pulses_rarely_and_is_not_given_up_for_th
 def test_fields_out_of_range(kind: type[msgspec.Struct], field: str, value: object) -> None:
     valid: dict[type, dict[str, object]] = {
         Report: {},
-        wire.FetchChunks: {"round_id": "0" * 32, "chunks": [1]},
-        wire.Lost: {"round_id": "0" * 32, "lost": [1]},
-        wire.Freeze: {"round_id": "0" * 32, "term": 1, "dead": [], "revoked": []},
-        wire.PartHello: {"round_id": "0" * 32, "assignment": [0, 0], "weight": 1},
-        wire.ChunkMap: {"bitmap": b"", "term": 0, "assignments": []},
+        reducing.FetchChunks: {"round_id": "0" * 32, "chunks": [1]},
+        reducing.Lost: {"round_id": "0" * 32, "lost": [1]},
+        reducing.Freeze: {"round_id": "0" * 32, "term": 1, "dead": [], "revoked": []},
+        reducing.PartHello: {"round_id": "0" * 32, "assignment": [0, 0], "weight": 1},
+        reducing.ChunkMap: {"bitmap": b"", "term": 0, "assignments": []},
         wire.SignedPlan: {"type": "signed_plan", "plan": b"", "signature": b""},
         Hello: {"versions": [1, 1], "run_id": "r", "role": "trainer", "wall_time": 1.0},
         Call: {"method": "m"},

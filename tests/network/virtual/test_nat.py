@@ -98,9 +98,11 @@ async def test_without_a_relay_only_those_are_dialled_whose_router_lets_in_and_w
 async def test_a_stranger_gets_no_use_of_a_hole_that_is_open_for_a_peer() -> None:
     world = World()
     known, target = world.host(PORT_RESTRICTED), world.host(PORT_RESTRICTED)
-    await join(known, target)
+    pair = await join(known, target)
     await asyncio.sleep(2.0)
-    assert not await known.can_dial(target.address)
+    assert not await known.can_dial(Address(target.peer_id, target.address.direct))
+    assert await known.can_dial(target.address)  # through the relay; what the two have stays as it is
+    assert pair.outgoing.facts().path == "direct"
     assert (await join(known, target)).outgoing.facts().path == "direct"
 
 
@@ -183,6 +185,17 @@ async def test_peers_see_a_host_at_one_port_unless_its_nat_is_symmetric_and_not_
     }
     assert all(len(set(places)) == (2 if nat is SYMMETRIC else 1) for nat, places in seen.items())
     assert (await join(world.host(SYMMETRIC), world.host(SYMMETRIC))).incoming.seen_at is None
+
+
+@virtually
+async def test_a_stranger_gets_through_a_relay_that_the_address_names_and_only_while_it_is_up() -> None:
+    world = World()
+    host, stranger = world.host(SYMMETRIC), world.host(SYMMETRIC)
+    assert not await stranger.can_dial(Address(host.peer_id, host.address.direct))
+    assert await stranger.can_dial(Address(host.peer_id, (), RELAY))
+    assert await host.can_dial(Address(host.peer_id, (), RELAY))  # the host itself, as a stranger would
+    world.internet.stop_relay(RELAY)
+    assert not await host.can_dial(Address(host.peer_id, (), RELAY))
 
 
 @virtually

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -170,6 +171,18 @@ def test_samples_that_counted_before_the_memory_ran_out_do_not_come_again(
     run.train(lambda _: len(seen) >= 4, lambda *_: None)
     assert [len(each) for each in seen] == [16, 16, 8, 8]
     assert not torch.equal(torch.cat(seen[2:]), seen[0])
+
+
+@pytest.mark.parametrize(("role", "found"), [("trainer", 32), ("client", 32), ("auxiliary", 16)])
+def test_every_peer_that_computes_on_a_gpu_looks_for_the_size_that_fits(
+    peer: Any, monkeypatch: pytest.MonkeyPatch, role: str, found: int
+) -> None:
+    """One that others cannot dial computes as well as any."""
+    run = RecipeRun(peer, device="cpu")
+    monkeypatch.setattr(run, "peer", SimpleNamespace(spec=peer.spec, role=role))
+    monkeypatch.setattr(run, "device", torch.device("cuda"))
+    monkeypatch.setattr("minga.recipes.running.run.passes", lambda *_: Device(room=37))
+    assert run._choose_micro_batch(None) == found
 
 
 def test_a_size_that_a_person_chose_is_kept(peer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

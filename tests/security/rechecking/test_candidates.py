@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import pytest
@@ -21,18 +21,16 @@ from minga.security.accountability.verify import verify
 from minga.security.messaging.gradient_samples import SUBMISSION
 from minga.security.messaging.past_steps import LOOK, TAKE, WATCH, AwaitStep, Seen
 from minga.security.messaging.spread import PROVE
-from minga.security.protocol.behaviour import MakeBehaviour
+from minga.security.protocol.behaviour import Behaviour, MakeBehaviour
 from minga.security.protocol.members import FIRST_SUSPENSION_STEPS
 from minga.security.protocol.settings import SecureSettings
 from minga.security.protocol.statement_store import EquivocationProof
 from minga.security.protocol.statements import Candidacy, Phase, Slot, state
 from minga.simulation.attacks.gradient_attacks import WrongAggregate
 from minga.simulation.attacks.joining_attacks import (
-    EquivocatingCandidate,
     LyingGuide,
     Machine,
     PoisonedDonor,
-    SilentCandidate,
     Sybil,
     WithholdingSybil,
 )
@@ -45,6 +43,30 @@ from tests.worlds.swarm_tools import later, virtually
 COMPUTE_S = 0.5
 SETTINGS = SecureSettings(probation_steps=4)
 LONG = SecureSettings(probation_steps=100, peers_per_validator=4)
+
+
+class SilentCandidate(Behaviour):
+    """Applies, and says nothing any more as soon as it is a candidate."""
+
+    def candidacy(
+        self, slot: Slot, candidacy: Candidacy, members: Sequence[PeerId]
+    ) -> Sequence[tuple[Candidacy, Sequence[PeerId]]]:
+        """Applications only."""
+        return super().candidacy(slot, candidacy, members) if candidacy.gradient is None else []
+
+
+class EquivocatingCandidate(Behaviour):
+    """Commits to one thing before most members, and to another before the others."""
+
+    def candidacy(
+        self, slot: Slot, candidacy: Candidacy, members: Sequence[PeerId]
+    ) -> Sequence[tuple[Candidacy, Sequence[PeerId]]]:
+        """Two different words."""
+        if candidacy.gradient is None:
+            return super().candidacy(slot, candidacy, members)
+        other = msgspec.structs.replace(candidacy, gradient=bytes(32))
+        most = len(members) // 2 + 1
+        return [(candidacy, members[:most]), (other, members[most:])]
 
 
 def make_swarm(

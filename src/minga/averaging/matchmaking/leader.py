@@ -2,9 +2,8 @@
 
 Theory of operation. Members join as soon as their step begins and report their samples after each micro-batch, so
 the leader knows the swarm's progress with the delay of one link, not of gossip. Every member has a *limit* of samples
-at which it stops by itself: at first the one that the plan of the last round gave it.
-`averaging/clocking/sample_quota.py` says how they are chosen. The leader goes on comparing: if the step would be full
-clearly sooner with other limits (a member is slower than it was, or left, or came), it tells the members new ones.
+at which it stops by itself: at first the one that the plan of the last round gave it, then those that the leader tells
+(`averaging/clocking/limits.py`).
 
 The step is full when the samples that were reported reach the target batch size B. A member in the middle of a
 micro-batch then takes part with what it has; the others wait for it only if it is about to end. So the realised batch
@@ -22,12 +21,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from minga.averaging.clocking.batch_size import BatchSize
+from minga.averaging.clocking.limits import Limits
 from minga.averaging.clocking.registration import Registration
-from minga.averaging.clocking.sample_quota import SURPLUS, MemberPace, seconds_as_is, share_out
+from minga.averaging.clocking.sample_quota import MemberPace, share_out
 from minga.averaging.contracts import Contributor
 from minga.averaging.matchmaking.acceptor import MOST_RAISED
 from minga.averaging.matchmaking.join_window import hold_s, waited_for
-from minga.averaging.messages import FromLeader, Join, Limit, Prepare, Redirect, SignedPlan, Update
+from minga.averaging.messages import FromLeader, Join, Prepare, Redirect, SignedPlan, Update
 from minga.core.aio.signal import Signal
 from minga.core.errors import RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
@@ -48,13 +48,6 @@ MAX_FOLLOWERS = 999
 
 GRACE_S, GRACE_SHARE = 0.02, 0.03
 """Who stops within so many seconds, or this share of the step, is waited for though the step is full."""
-
-GAIN_S, GAIN_SHARE = 0.02, 0.05
-"""New limits are told if the step is full sooner by so much, or by this share of the step."""
-
-SOONEST_LOOK_S, LATEST_LOOK_S = 0.02, 1.0
-LOOKED_AT_ONCE = 64
-"""Seconds between two comparisons of the limits with better ones; with so many members twice as long, and so on."""
 
 
 class OutOfSyncError(RejectedError):
@@ -98,7 +91,10 @@ class GroupLeader:
     _begun_s: float = 0.0
     _full_s: float | None = None
     _held_s: float = 0.0
-    _look_s: float = 0.0
+    _limits: Limits = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._limits = Limits(self.me, self.contributor, self.batch, self._tell)
 
     # ---- members
 
@@ -138,7 +134,7 @@ class GroupLeader:
                     self.closed = True
                     return None
                 await self._direct()
-                await self.changed.wait(max(SOONEST_LOOK_S, self._look_s - _now()))
+                await self.changed.wait(self._limits.pause_s)
         finally:
             listener.cancel()
 
@@ -196,41 +192,10 @@ class GroupLeader:
         return self.around.is_in_doubt(self.everyone()) or self._samples() >= self.batch.present
 
     async def _direct(self) -> None:
-        """Tell the members where to stop, if that is not what they know and makes the step shorter."""
-        everyone, now = self.everyone(), _now()
-        if now < self._begun_s + JOIN_GRACE_S and set(self.around.expected()) - set(everyone):
-            return  # they are about to come, and the limits that all have count on them
-        strangers = [
-            peer
-            for peer, registration in everyone.items()
-            if registration.limit is None or not registration.report.rate
-        ]
-        if now < self._look_s and all(everyone[peer].ordered is not None for peer in strangers):
-            return
-        paces = {peer: registration.pace(now) for peer, registration in everyone.items()}
-        best = share_out(self.batch.present, list(paces.values()))
-        as_is_s = seconds_as_is(self.batch.present, list(paces.values()))
-        step_s = now - self._begun_s + best.seconds
-        limits = dict(zip(paces, best.samples, strict=True))
-        for peer in strangers:  # nothing is known of it before its first micro-batch
-            if not everyone[peer].report.rate:
-                limits[peer] = paces[peer].samples + 1
-        is_late = as_is_s > best.seconds + max(GAIN_S, GAIN_SHARE * step_s)
-        is_much = (
-            sum(registration.limit or 0 for registration in everyone.values()) > (1.0 + SURPLUS) * self.batch.present
-        )
-        told = list(limits) if is_late or is_much else strangers
-        await self._tell_limits({peer: limits[peer] for peer in told if limits[peer] != everyone[peer].limit})
-        soonest_s = SOONEST_LOOK_S * (1.0 + len(everyone) / LOOKED_AT_ONCE)
-        self._look_s = now + min(LATEST_LOOK_S, max(soonest_s, 0.2 * best.seconds))
-
-    async def _tell_limits(self, limits: dict[PeerId, int]) -> None:
+        """Tell the members where to stop, once those are here that are about to come: all limits count on them."""
         everyone = self.everyone()
-        for peer, samples in limits.items():
-            everyone[peer].order(samples, _now())
-            if peer == self.me:
-                self.contributor.limit(samples)
-        await asyncio.gather(*(self._tell(everyone[peer], Limit(samples)) for peer, samples in limits.items()))
+        if _now() >= self._begun_s + JOIN_GRACE_S or not set(self.around.expected()) - set(everyone):
+            await self._limits.direct(everyone, self._begun_s)
 
     async def _everyone_present(self) -> bool:
         """Wait a little for members of the last round that live but have not joined; False if the step emptied."""

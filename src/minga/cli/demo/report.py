@@ -70,6 +70,7 @@ def check(facts: DemoFacts, minutes: float, peers: int) -> dict[str, Any]:
         "headline_first": first,
         "headline_last": last,
         "improvement": improvement,
+        "figures_last": result.get("last", {}),
         "killed": 1 if facts.killed.process.poll() not in (None, 0) else 0,
         "recovery_s": recovery_s(facts),
         "late_join_s": late_join_s,
@@ -114,6 +115,10 @@ def in_words(facts: DemoFacts, summary: dict[str, Any], directory: Path) -> Iter
         f"On data that none of them trained on, {summary['headline']} went from {_rounded(figures['headline_first'])} "
         f"to {_rounded(figures['headline_last'])}."
     )
+    known = ("step", summary["headline"])
+    others = {name: value for name, value in summary["figures_last"].items() if name not in known}
+    if others:
+        yield f"Besides: {', '.join(f'{name} {_rounded(value)}' for name, value in sorted(others.items()))}."
     yield (
         f"{facts.killed.name} was killed in mid-step; the others went on after {figures['recovery_s']} s more than a "
         f"step usually takes ({summary['normal_step_s']} s)."
@@ -124,7 +129,7 @@ def in_words(facts: DemoFacts, summary: dict[str, Any], directory: Path) -> Iter
     yield f"At the end the survivors {same}; {summary['leftover_processes']} processes were left over."
     shown = ", ".join([*summary.get("results", []), "terminal.svg", "summary.json", "run/checkpoints", "logs"])
     yield f"Results: {directory} ({shown})"
-    yield f"The model for transformers: minga export --directory {directory / RUN_FOLDER} --out model"
+    yield f"The model for other programs: minga export --directory {directory / RUN_FOLDER} --out model"
     if summary["failed"]:
         yield f"Not as promised: {', '.join(summary['failed'])}."
         if not {"steps", "recovery_s", "late_join_s"}.isdisjoint(summary["failed"]):

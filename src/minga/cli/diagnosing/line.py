@@ -33,7 +33,7 @@ LOOK_S, PROBE_S, RETRY_S = 2.0, 10.0, 0.7
 
 MOST_PARTNERS = 4
 SLOWER = 1.1
-"""How many times as long rounds take with this line as with a usual one before that is worth a word."""
+"""How many times as long steps take with this line as with a usual one before that is worth a word."""
 
 MeasuredRates = tuple[float | None, float | None]
 """Up and down, bytes per second; None where it could not be measured."""
@@ -83,16 +83,16 @@ def against_plan(live: LiveRates, work: StepWork, measured: MeasuredRates, paths
         busy = "its line could not be measured, for all peers were busy or did not answer"
     else:
         line = f"{format_rate(up)} up and {format_rate(down)} down"
-        busy = f"its line, {line}, takes {format_duration(task.busy_s)} for that"
+        times = f"in a round of {_duration(with_it.round_s)} and a step of {_duration(with_it.step_s)}"
+        busy = f"its line, {line}, takes {format_duration(task.busy_s)} for that, {times}"
     detail = (
         f"a step carries {format_size(task.upload_bytes)} up and {format_size(task.download_bytes)} down for this "
-        f"machine; {busy}, in a round of {_duration(with_it.round_s)} and a step of {_duration(with_it.step_s)}; "
-        f"paths to peers: {shown}"
+        f"machine; {busy}; paths to peers: {shown}"
     )
-    return True, detail, _advice(joined, work, with_it.round_s, paths)
+    return True, detail, _advice(joined, work, with_it.step_s, paths)
 
 
-def _advice(joined: SwarmRates, work: StepWork, round_s: float, paths: Mapping[str, int]) -> str:
+def _advice(joined: SwarmRates, work: StepWork, step_s: float, paths: Mapping[str, int]) -> str:
     """What to do; this machine is the last peer of `joined`."""
     *others, own = joined.peers
     if paths.get("relayed", 0) and not paths.get("direct", 0):
@@ -105,8 +105,8 @@ def _advice(joined: SwarmRates, work: StepWork, round_s: float, paths: Mapping[s
             "`minga join --role auxiliary`; a codec with fewer bytes is the organiser's choice"
         )
     usual = replace(own, upload=_usual([p.upload for p in others]), download=_usual([p.download for p in others]))
-    if round_s > SLOWER * explain(replace(joined, peers=(*others, usual)), work).round_s:
-        return "rounds take longer with this line than with a usual one of this run; a faster upload helps most"
+    if step_s > SLOWER * explain(replace(joined, peers=(*others, usual)), work).step_s:
+        return "steps take longer with this line than with a usual one of this run; a faster upload helps most"
     return ""
 
 

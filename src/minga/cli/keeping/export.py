@@ -36,7 +36,7 @@ def run_export(link: str | None, directory: Path | None, out: Path, peer: PeerOp
     with trained_model(link, directory, peer, context) as trained:
         trained.recipe.export(trained.model, trained.files, out, step=trained.step)
     step = trained.step
-    context.output.say(f"{out}: the model after step {step}; load it with transformers.AutoModel.from_pretrained.")
+    context.output.say(f"{out}: the model after step {step}; README.md in it says how to load it.")
     context.output.summary(ok=True, step=step, out=str(out))
 
 

@@ -100,16 +100,25 @@ def sample(
     guidance: Annotated[float, typer.Option(min=0.0, max=1000.0, help="(images) Above 1: closer to the prompt.")] = 1.0,
     length: Annotated[int, typer.Option(min=1, max=2**20, help="(texts) At most so many new tokens.")] = 64,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Equal seeds, equal samples.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="GRID.PNG", help="(images) Where they go (default: samples.png).")
+    ] = None,
+    clip: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER|ID", help="(images) Draw 128 a prompt, and keep those that this CLIP model likes."
+        ),
+    ] = None,
     identity: Voucher = None,
     bind: Bind = None,
     json_output: Json = False,
 ) -> None:
     """Let the model of a run go on from prompts."""
     ready = make_context(json_output=json_output)
-    from minga.cli.keeping.sample import run_sample
+    from minga.cli.keeping.sample import Pictures, run_sample
     from minga.cli.terminal.peer_options import peer_options
     from minga.recipes.interface import SampleOptions
 
     peer = peer_options("monitor", identity=None, ephemeral=True, voucher=identity, directory=None, host=bind)
     options = SampleOptions(n, temperature, top_k, top_p, guidance, length, seed)
-    run_sample(source, prompts, options, peer, ready)
+    run_sample(source, prompts, options, Pictures(out, clip), peer, ready)

@@ -53,7 +53,7 @@ class AddressSeen(EventData, kind="address.seen"):
 
 
 class AddressChanged(EventData, kind="address.changed"):
-    """Others can dial this peer at `direct` and through `relay` from now on: one became known, or the relay answered."""
+    """Others can dial this peer at `direct` and through `relay` from now on, other than before."""
 
     direct: list[str]
     relay: str | None

@@ -91,6 +91,8 @@ def without_private(section: AnySection) -> AnySection:
             changes[name] = field.get_default(call_default_factory=True)
         elif isinstance(value, Section):
             changes[name] = without_private(value)
+        elif isinstance(value, tuple) and any(isinstance(each, Section) for each in value):
+            changes[name] = tuple(without_private(each) if isinstance(each, Section) else each for each in value)
     return section.model_copy(update=changes)
 
 

@@ -64,11 +64,19 @@ def _section(name: str, section: BaseModel, *, comments: bool) -> list[str]:
     """A table, with the tables inside it after its own settings."""
     fields = type(section).model_fields
     inner = [each for each in fields if isinstance(getattr(section, each), BaseModel)]
+    listed = [each for each in fields if _is_tables(getattr(section, each))]
     lines = [f"\n[{name}]" + (f"  # {_first_sentence(section)}" if comments else "")]
-    lines += _settings(section, [each for each in fields if each not in inner], comments=comments)
+    lines += _settings(section, [each for each in fields if each not in (*inner, *listed)], comments=comments)
     for each in inner:
         lines += _section(f"{name}.{each}", getattr(section, each), comments=comments)
+    for each in listed:
+        for entry in getattr(section, each):
+            lines += _section(f"[{name}.{each}]", entry, comments=comments)
     return lines
+
+
+def _is_tables(value: object) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(isinstance(each, BaseModel) for each in value)
 
 
 def _settings(section: BaseModel, names: list[str], *, comments: bool) -> list[str]:

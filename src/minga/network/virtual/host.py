@@ -209,7 +209,8 @@ class VirtualNetwork(Network):
         if self.state.public in address.direct:
             raise UnreachableError("that address is this peer's own", peer=peer)
         target, relay = await self._knock(address, as_stranger=as_stranger)
-        self._paths.set_relay(self.state, target.state, relay)
+        if not (as_stranger and self._talks_to(target)):
+            self._paths.set_relay(self.state, target.state, relay)
         await self.state.sleep(self._paths.clock, 2 * self._paths.latency_s(self.state, target.state))
         if target.peer_id != peer:
             raise UnreachableError(f"peer {target.peer_id[:10]} answers at that address", peer=peer)
@@ -247,8 +248,11 @@ class VirtualNetwork(Network):
         """Whether the router of `target` lets a first packet in: a hole is open for those that it talks to already."""
         if target.state.nat.lets_in:
             return True
-        talks = any(end.far.host is target.state for end in self.state.ends)
-        return talks and not as_stranger and self._paths.relay(self.state, target.state) is None
+        is_direct = self._paths.relay(self.state, target.state) is None
+        return is_direct and not as_stranger and self._talks_to(target)
+
+    def _talks_to(self, target: VirtualNetwork) -> bool:
+        return any(end.far.host is target.state for end in self.state.ends)
 
     def _answers(self, target: VirtualNetwork) -> bool:
         paths, here, there = self._paths, self.state, target.state

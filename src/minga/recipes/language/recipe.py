@@ -20,6 +20,9 @@ from minga.core.files import write_atomically
 from minga.recipes.counting import tensors_and_operations
 from minga.recipes.interface import Files, Recipe, RecipeContext, RecipeFacts, StreamPosition
 from minga.recipes.language.settings import TextSettings
+from minga.recipes.mixture.mixed_stream import MixedStream
+from minga.recipes.mixture.open_sources import mixed_sources
+from minga.recipes.mixture.prepare import prepare_mixture
 from minga.recipes.text.corpus import (
     HELDOUT_FILE,
     TRAINING_FILE,
@@ -38,6 +41,7 @@ from minga.recipes.text.sources import matching_files
 from minga.recipes.text.special_tokens import SpecialTokens, find_special_tokens
 from minga.recipes.text.tokenizer import Kind, read_tokenizer, train_tokenizer
 from minga.recipes.text.tokens import TOKENS_FILE, StoredTokens, Tokens, encoded, pack_tokens
+from minga.recipes.writing.by_language import WRITINGS, Writing
 
 T = TypeVar("T", bound=TextSettings)
 GIVEN = "from:"
@@ -92,16 +96,18 @@ class LanguageRecipe(Recipe[T]):
 
     def check_public(self) -> None:
         """A streamed data set is not the same for all."""
-        if self.settings.data.source == "datasets":
+        if self.settings.data.is_streamed:
             raise ConfigurationError(
                 'security.verification = "byzantine" needs text that comes with the run, so '
-                f'recipe.{self.context.recipe}.data.source must not be "datasets"'
+                f"recipe.{self.context.recipe}.data must not name a data set of the hub"
             )
 
     def prepare(self) -> dict[str, bytes]:
         """`tokenizer.json`, the held-out documents, and the training documents unless peers stream them."""
-        data = self.resolved.data
-        if data.source == "datasets":
+        data, sources = self.resolved.data, dict[str, bytes]()
+        if data.source == "mixture":
+            training, heldout, sources = prepare_mixture(data, self.context.seed)
+        elif data.source == "datasets":
             training, heldout = first_streamed(data)
         else:
             training, heldout = split_documents(local_documents(data), data.heldout_fraction)
@@ -112,9 +118,20 @@ class LanguageRecipe(Recipe[T]):
         if heldout:
             self.check_text(heldout, tokenizer, "held out")
             files[HELDOUT_FILE] = pack_documents(heldout)
-        if data.source != "datasets":
-            files |= self._packed(training, tokenizer)
-        return files
+        return {**files, **(sources if self.is_drawn else self._packed(training, tokenizer))}
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether each peer draws documents from a stream, instead of going through those of a file in passes.
+
+        A mixture whose sources all travel with the run is drawn once, by the organiser.
+        """
+        return self.settings.data.is_streamed
+
+    @property
+    def writing(self) -> Writing:
+        """How the language of the text is written."""
+        return WRITINGS[self.settings.data.language]
 
     def check_tokens(self, special: SpecialTokens) -> None:
         """Raise `ConfigurationError` if a tokenizer lacks a special token that this recipe needs."""
@@ -122,7 +139,9 @@ class LanguageRecipe(Recipe[T]):
 
     def inputs(self) -> Sequence[Path]:
         """The organiser's own text files, and a tokenizer of this machine."""
-        paths = [path for pattern in self.settings.data.files for path in matching_files(pattern)]
+        data = self.settings.data
+        patterns = [*data.files, *(pattern for source in data.sources for pattern in source.files)]
+        paths = [path for pattern in patterns for path in matching_files(pattern)]
         if self.tokenizer_source.startswith(GIVEN):
             paths.append(given_file(self.tokenizer_source.removeprefix(GIVEN), TOKENIZER_FILE, "tokenizer"))
         return paths
@@ -133,11 +152,13 @@ class LanguageRecipe(Recipe[T]):
         data = TextData(
             source="files",
             files=tuple(patterns),
+            language=now.language,
             text_column=now.text_column,
             heldout_fraction=now.heldout_fraction,
         )
         held_out = set(unpack_documents(files[HELDOUT_FILE])) if HELDOUT_FILE in files else set()
-        documents = [document for document in local_documents(data) if document not in held_out]
+        normalize = self.writing.normalize
+        documents = [each for each in map(normalize, local_documents(data)) if each and each not in held_out]
         if not documents:
             raise ConfigurationError(f"--data {' '.join(patterns)}: no text to train on besides what is held out")
         own: dict[str, Path] = {}
@@ -155,7 +176,7 @@ class LanguageRecipe(Recipe[T]):
         if way == GIVEN.rstrip(":"):
             return given_content(rest, TOKENIZER_FILE, "tokenizer", MAX_TOKENIZER_BYTES)
         kind: Kind = rest  # type: ignore[assignment]  # settings allow no other
-        return train_tokenizer(training, self.resolved.vocabulary_size, kind, self.trained_tokens)
+        return train_tokenizer(training, self.resolved.vocabulary_size, kind, self.trained_tokens, self.writing)
 
     def _packed(self, documents: list[str], tokenizer: Tokenizer) -> dict[str, bytes]:
         if self.packing is None:
@@ -194,11 +215,11 @@ class LanguageRecipe(Recipe[T]):
 
     def rows(self, files: Files, position: StreamPosition, packing: Packing) -> Iterator[Tokens]:
         """One peer's endless stream of rows of tokens."""
-        if self.settings.data.source == "datasets":
+        if self.is_drawn:
             tokenizer = self.tokenizer(files)
 
             def open_epoch(seed: int) -> Iterator[Tokens]:
-                return self.encoded(self.streamed(seed), tokenizer)
+                return self.encoded(self.drawn(files, seed), tokenizer)
         else:
             stored = StoredTokens(file_of(files, TOKENS_FILE), self.resolved.vocabulary_size)
 
@@ -207,12 +228,14 @@ class LanguageRecipe(Recipe[T]):
 
         return endless_rows(open_epoch, self.context.seed, position, self.row_length, packing)
 
-    def streamed(self, seed: int) -> Iterator[str]:
-        """The training documents of a data set of the hub, in an order that the seed draws."""
+    def drawn(self, files: Files, seed: int) -> Iterator[str]:
+        """The training documents of a mixture, without end, or of a data set of the hub, in an order of the seed."""
         data = self.settings.data
-        for document in streamed_documents(data, order=seed % 2**31):  # some libraries take 32-bit seeds only
-            if heldout_rank(document) >= data.heldout_fraction:
-                yield document
+        if data.source == "mixture":
+            return MixedStream(mixed_sources(data, files, seed), seed, data.shuffle_buffer)
+        # Some libraries take 32-bit seeds only.
+        documents = map(self.writing.normalize, streamed_documents(data, order=seed % 2**31))
+        return (document for document in documents if heldout_rank(document) >= data.heldout_fraction)
 
     def numbered_rows(self, files: Files, packing: Packing) -> NumberedRows:
         """The rows of the run's text by number."""

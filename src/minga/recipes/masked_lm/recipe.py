@@ -117,7 +117,7 @@ class MaskedLmRecipe(AnyArchitecture[M]):
         if self.packing is not None:
             self.check_rows(documents, tokenizer, what, self.packing)
             return
-        encoded = encode_documents(tokenizer, documents)
+        encoded = encode_documents(tokenizer, documents, self.writing.split)
         length = self.resolved.max_length
         if next(make_instances(encoded, length, np.random.default_rng(0)), None) is None:
             raise ConfigurationError(
@@ -150,7 +150,7 @@ class MaskedLmRecipe(AnyArchitecture[M]):
         path = file_of(files, TRAINING_FILE)
         if self._public is None or self._public[0] != path:
             tokenizer = self.tokenizer(files)
-            samples = PublicSamples(unpack_documents(path), tokenizer, self.resolved.max_length)
+            samples = PublicSamples(unpack_documents(path), tokenizer, self.resolved.max_length, self.writing.split)
             self._public = (path, samples, find_special_tokens(tokenizer))
         _, samples, special = self._public
         pairs = [samples.instance(number, random) for number in batch.indices(len(samples)).tolist()]
@@ -170,9 +170,10 @@ class MaskedLmRecipe(AnyArchitecture[M]):
         return rows_batch(rows, random, masked_fraction=self.masked_fraction, special=special)
 
     def _corpus(self, files: Files, tokenizer: Tokenizer) -> Corpus:
-        if self.settings.data.source == "datasets":
-            return StreamedCorpus(self.streamed, tokenizer)
-        return StoredCorpus(list(unpack_documents(file_of(files, TRAINING_FILE))), tokenizer)
+        if self.is_drawn:
+            return StreamedCorpus(lambda seed: self.drawn(files, seed), tokenizer, self.writing.split)
+        documents = list(unpack_documents(file_of(files, TRAINING_FILE)))
+        return StoredCorpus(documents, tokenizer, self.writing.split)
 
     # ---- loss and figures
 
@@ -215,7 +216,7 @@ class MaskedLmRecipe(AnyArchitecture[M]):
                 lambda _: list(pack_rows(self.encoded(documents, tokenizer), self.row_length, packing)),
                 lambda rows, random: self._rows_batch(rows, random, special),
             )
-        encoded = encode_documents(tokenizer, documents)
+        encoded = encode_documents(tokenizer, documents, self.writing.split)
         return heldout_batches(
             lambda random: list(make_instances(encoded, self.resolved.max_length, random, vary_start=False)),
             lambda pairs, random: self._pairs_batch(pairs, random, special),

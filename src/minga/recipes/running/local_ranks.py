@@ -106,7 +106,10 @@ def meet(rank: int, ranks: int, store: Path) -> None:
     names = {name for _, name in socket.if_nameindex()} if hasattr(socket, "if_nameindex") else set()
     for loopback in {"lo", "lo0"} & names:  # nothing outside of this machine has to reach a rank
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-    dist.init_process_group("gloo", init_method=store.as_uri(), rank=rank, world_size=ranks, timeout=MEETING)
+    url = (
+        f"file:///{store.as_posix().removeprefix('/')}"  # as PyTorch reads it: with blanks, and with drives of Windows
+    )
+    dist.init_process_group("gloo", init_method=url, rank=rank, world_size=ranks, timeout=MEETING)
 
 
 class _Rank:

@@ -179,7 +179,7 @@ class RecipeRun:
                     f"--micro-batch {wished}: it must be from 1 to the run's target batch size, {most}"
                 )
             return wished
-        if self.device.type == "cpu" or self.peer.role != "trainer":
+        if self.device.type == "cpu" or self.peer.role not in ("trainer", "client"):
             return min(CPU_MICRO_BATCH, most)
         start = self._remembered.get(str(self.device)) or ACCELERATOR_MICRO_BATCH
         size = largest_fit(passes(self.recipe, self.model, self.device, self.precision), start, most)

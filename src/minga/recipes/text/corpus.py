@@ -24,6 +24,7 @@ from blake3 import blake3
 from minga.core.errors import ConfigurationError, StorageError
 from minga.recipes.text.settings import TextData
 from minga.recipes.text.sources import bible_documents, dataset_documents, file_documents, open_dataset
+from minga.recipes.writing.by_language import WRITINGS
 
 TRAINING_FILE = "training.jsonl.gz"
 MAX_TEXT_CHARACTERS = 256 << 20
@@ -67,7 +68,7 @@ def local_documents(data: TextData) -> list[str]:
     """
     source = bible_documents() if data.source == "bible" else file_documents(data.files, data.text_column)
     documents, size = [], 0
-    for document in source:
+    for document in map(WRITINGS[data.language].normalize, source):
         documents.append(document)
         size += len(document)
         if size > MAX_TEXT_CHARACTERS:
@@ -95,7 +96,7 @@ def first_streamed(data: TextData) -> tuple[list[str], list[str]]:
     training: list[str] = []
     heldout: list[str] = []
     size = 0
-    for document in islice(streamed_documents(data), MAX_STREAMED_SCAN):
+    for document in map(WRITINGS[data.language].normalize, islice(streamed_documents(data), MAX_STREAMED_SCAN)):
         if heldout_rank(document) < data.heldout_fraction:
             heldout.append(document)
         elif size < MAX_SCAN_CHARACTERS:

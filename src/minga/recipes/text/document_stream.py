@@ -22,7 +22,8 @@ from tokenizers import Tokenizer
 from minga.core.errors import ConfigurationError
 from minga.recipes.interface import StreamPosition
 from minga.recipes.order import epoch_seed
-from minga.recipes.text.sentence_pairs import EncodedDocument, Instance, encode_documents, make_instances
+from minga.recipes.text.sentence_pairs import EncodedDocument, Instance, Split, encode_documents, make_instances
+from minga.recipes.writing.sentences import split_sentences
 
 DOCUMENTS_AT_A_TIME = 256
 
@@ -38,9 +39,9 @@ class Corpus(ABC):
 class StoredCorpus(Corpus):
     """Documents in memory; each is tokenised when it is first asked for, and kept as tokens from then on."""
 
-    def __init__(self, documents: Sequence[str], tokenizer: Tokenizer) -> None:
+    def __init__(self, documents: Sequence[str], tokenizer: Tokenizer, split: Split = split_sentences) -> None:
         self._documents: list[str | EncodedDocument] = list(documents)
-        self._tokenizer = tokenizer
+        self._tokenizer, self._split = tokenizer, split
 
     def epoch(self, seed: int) -> Iterator[list[EncodedDocument]]:
         """A uniform permutation of the documents."""
@@ -50,7 +51,9 @@ class StoredCorpus(Corpus):
 
     def _encoded(self, places: list[int]) -> list[EncodedDocument]:
         texts = {place: text for place in places if isinstance(text := self._documents[place], str)}
-        for place, encoded in zip(texts, encode_documents(self._tokenizer, list(texts.values())), strict=True):
+        for place, encoded in zip(
+            texts, encode_documents(self._tokenizer, list(texts.values()), self._split), strict=True
+        ):
             self._documents[place] = encoded
         return [one for place in places if not isinstance(one := self._documents[place], str)]
 
@@ -58,16 +61,18 @@ class StoredCorpus(Corpus):
 class StreamedCorpus(Corpus):
     """Documents that `open_epoch(seed)` yields, shuffled by that seed; tokenised as they come and not kept."""
 
-    def __init__(self, open_epoch: Callable[[int], Iterable[str]], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, open_epoch: Callable[[int], Iterable[str]], tokenizer: Tokenizer, split: Split = split_sentences
+    ) -> None:
         self._open_epoch = open_epoch
-        self._tokenizer = tokenizer
+        self._tokenizer, self._split = tokenizer, split
 
     def epoch(self, seed: int) -> Iterator[list[EncodedDocument]]:
         """The documents in the order of the source."""
         # Some libraries take 32-bit seeds only.
         documents = iter(self._open_epoch(seed % 2**31))
         while some := list(islice(documents, DOCUMENTS_AT_A_TIME)):
-            yield encode_documents(self._tokenizer, some)
+            yield encode_documents(self._tokenizer, some, self._split)
 
 
 def instances(corpus: Corpus, run_seed: int, position: StreamPosition, max_length: int) -> Iterator[Instance]:

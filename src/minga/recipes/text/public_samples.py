@@ -17,9 +17,11 @@ from minga.recipes.text.sentence_pairs import (
     SPECIAL_PER_PAIR,
     EncodedDocument,
     Instance,
+    Split,
     encode_documents,
     make_instances,
 )
+from minga.recipes.writing.sentences import split_sentences
 
 DOCUMENTS_AT_A_TIME = 256
 
@@ -30,11 +32,13 @@ class PublicSamples:
     Raises `ConfigurationError` if the documents yield none at all.
     """
 
-    def __init__(self, documents: Iterable[str], tokenizer: Tokenizer, max_length: int) -> None:
+    def __init__(
+        self, documents: Iterable[str], tokenizer: Tokenizer, max_length: int, split: Split = split_sentences
+    ) -> None:
         self._max_length = max_length
         self._places: list[EncodedDocument] = []
         """The text of each sample and what follows it in its document."""
-        for document in _encoded(documents, tokenizer):
+        for document in _encoded(documents, tokenizer, split):
             self._places += [place for place in self._cut(document) if self._yields(place)]
         if not self._places:
             raise ConfigurationError(
@@ -61,11 +65,11 @@ class PublicSamples:
         return next(instances, None) is not None
 
 
-def _encoded(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[EncodedDocument]:
+def _encoded(documents: Iterable[str], tokenizer: Tokenizer, split: Split) -> Iterator[EncodedDocument]:
     some: list[str] = []
     for document in documents:
         some.append(document)
         if len(some) == DOCUMENTS_AT_A_TIME:
-            yield from encode_documents(tokenizer, some)
+            yield from encode_documents(tokenizer, some, split)
             some.clear()
-    yield from encode_documents(tokenizer, some)
+    yield from encode_documents(tokenizer, some, split)

@@ -7,17 +7,18 @@ model has to tell whether they did. Then tokens are dropped from the end of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from minga.recipes.text.sentences import split_sentences
+from minga.recipes.writing.sentences import split_sentences
 
 SPECIAL_PER_PAIR = 3
 Tokens = NDArray[np.int32]
+Split = Callable[[str], list[str]]
 
 
 class EncodedDocument(NamedTuple):
@@ -38,9 +39,11 @@ class Instance(NamedTuple):
     swapped: bool
 
 
-def encode_documents(tokenizer: Tokenizer, documents: Sequence[str]) -> list[EncodedDocument]:
+def encode_documents(
+    tokenizer: Tokenizer, documents: Sequence[str], split: Split = split_sentences
+) -> list[EncodedDocument]:
     """The documents as tokens, without special ones; sentences that come to nothing are left out."""
-    sentences = [split_sentences(document) for document in documents]
+    sentences = [split(document) for document in documents]
     flat = [sentence for document in sentences for sentence in document]
     encodings = iter(tokenizer.encode_batch_fast(flat, add_special_tokens=False))
     encoded = []

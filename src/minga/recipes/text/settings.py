@@ -2,20 +2,80 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from minga.core.spec.fields import Printable, Real, Section, choice, described, real, whole
 
 _DATASET_NAME = r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$"
 
 
+MAX_SOURCES = 16
+
+
+class SourceSettings(Section):
+    """One source of a mixture. Filters are settings, never code: a run spec cannot make a peer execute anything."""
+
+    weight: Real = real(
+        1.0, 0.0, 1e6, "share of the documents, beside the weights of the other sources", above_low=True
+    )
+    source: Literal["bible", "files", "translations", "hub"] = choice(
+        "files", "where the documents come from", "bible", "files", "translations", "hub"
+    )
+    files: Annotated[
+        tuple[Annotated[Printable, Field(min_length=1, max_length=1024)], ...], Field(strict=False, max_length=256)
+    ] = described(
+        (),
+        "(files) .txt and .jsonl files or globs; (translations) .mo and .xpi files or globs, none for those found here",
+        "a list of at most 256 paths",
+        private=True,
+    )
+    name: str = described(
+        "", "(hub) name on the Hugging Face hub", 'a name such as "owner/name"', pattern=_DATASET_NAME
+    )
+    config: Annotated[Printable, Field(max_length=100)] = described(
+        "", "(hub) its configuration", "a text of at most 100 printable characters"
+    )
+    revision: Annotated[Printable, Field(max_length=100)] = described(
+        "", "(hub) its revision, such as refs/convert/parquet", "a text of at most 100 printable characters"
+    )
+    split: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
+        "train", "(hub) its split", "a text of 1 to 100 printable characters"
+    )
+    text_column: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
+        "text", "column (or key of .jsonl lines) that holds the text", "a text of 1 to 100 printable characters"
+    )
+    min_characters: int = whole(0, 0, 1_000_000, "shorter documents are left out")
+    max_characters: int = whole(1_000_000, 1, 1_000_000, "longer documents are left out")
+    script: Annotated[str, Field(pattern=r"^$|^[A-Z][a-z]{1,30}$")] = described(
+        "", "script that most letters of a document have to belong to", 'a Unicode script such as "Bengali", or ""'
+    )
+    script_share: Real = real(0.5, 0.0, 1.0, "share of its letters that has to belong to the script")
+    drop: Annotated[
+        tuple[Annotated[Printable, Field(min_length=1, max_length=200)], ...], Field(strict=False, max_length=16)
+    ] = described((), "documents with one of these texts in them are left out", "a list of at most 16 texts")
+
+    @model_validator(mode="after")
+    def _check(self) -> SourceSettings:
+        if self.source == "hub" and not self.name:
+            raise ValueError('source = "hub" needs a name')
+        if self.min_characters > self.max_characters:
+            raise ValueError("min_characters exceeds max_characters")
+        return self
+
+
 class TextData(Section):
     """What it is trained on."""
 
-    source: Literal["bible", "files", "datasets"] = choice(
-        "bible", "where the text comes from", "bible", "files", "datasets"
+    source: Literal["bible", "files", "datasets", "mixture"] = choice(
+        "bible", "where the text comes from", "bible", "files", "datasets", "mixture"
+    )
+    language: Literal["", "bn", "bn-paper"] = choice(
+        "", 'a language that is written in its own way; "bn-paper": as sahajBERT read Bengali', "", "bn", "bn-paper"
+    )
+    sources: Annotated[tuple[SourceSettings, ...], Field(strict=False, max_length=MAX_SOURCES)] = described(
+        (), "(source mixture) what is mixed", f"at most {MAX_SOURCES} tables [[recipe.NAME.data.sources]]"
     )
     files: Annotated[
         tuple[Annotated[Printable, Field(min_length=1, max_length=1024)], ...], Field(strict=False, max_length=256)
@@ -43,6 +103,11 @@ class TextData(Section):
     shuffle_buffer: int = whole(10_000, 1, 1_000_000, "documents among which the next one is drawn")
     heldout_fraction: Real = real(0.01, 0.0, 0.5, "share of the documents kept for evaluation")
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether some of the text comes from the hub while peers train."""
+        return self.source == "datasets" or any(source.source == "hub" for source in self.sources)
+
     @model_validator(mode="after")
     def _check_source(self) -> TextData:
         if self.source == "datasets" and not self.name:
@@ -51,4 +116,12 @@ class TextData(Section):
             raise ValueError('name and config are for source = "datasets" only')
         if self.source != "files" and self.files:
             raise ValueError('files is for source = "files" only')
+        if (self.source == "mixture") != bool(self.sources):
+            raise ValueError('sources, one table each, are for source = "mixture", which needs them')
         return self
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what earlier versions did not know, where it says nothing: so their runs keep their ids."""
+        values: dict[str, Any] = write(self)
+        return {name: value for name, value in values.items() if name not in ("language", "sources") or value}

@@ -120,7 +120,7 @@ def dataset_documents(rows: Iterable[Any], text_column: str, name: str) -> Itera
         yield from _cut(text)
 
 
-def open_dataset(name: str, config: str | None, split: str) -> Any:
+def open_dataset(name: str, config: str | None, split: str, revision: str | None = None) -> Any:
     """A streamed data set of the Hugging Face hub, as `datasets.IterableDataset`.
 
     Nothing is downloaded as a whole. Raises `ConfigurationError`, with the library's own words, if it cannot be opened.
@@ -128,7 +128,7 @@ def open_dataset(name: str, config: str | None, split: str) -> Any:
     import datasets
 
     try:
-        return datasets.load_dataset(name, config, split=split, streaming=True)
+        return datasets.load_dataset(name, config, split=split, streaming=True, revision=revision)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise ConfigurationError(f"data.name = {name!r}: cannot be opened: {str(error)[:500]}") from error
 

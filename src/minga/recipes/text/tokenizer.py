@@ -12,8 +12,9 @@ from typing import Literal
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.text.sentences import split_sentences
+from minga.recipes.text.sentence_pairs import Split
 from minga.recipes.text.special_tokens import MASKED_TOKENS, tokens_needed
+from minga.recipes.writing.by_language import USUAL, Writing
 
 Kind = Literal["bpe", "wordpiece", "unigram"]
 MAX_TRAINING_CHARACTERS = 16 << 20
@@ -24,6 +25,7 @@ def train_tokenizer(
     vocabulary_size: int,
     kind: Kind = "wordpiece",
     special_tokens: Sequence[str] = MASKED_TOKENS,
+    writing: Writing = USUAL,
 ) -> bytes:
     """Learn a vocabulary of at most `vocabulary_size` entries; returns the content of `tokenizer.json`.
 
@@ -31,12 +33,11 @@ def train_tokenizer(
     """
     if vocabulary_size < 64:
         raise ConfigurationError(f"vocabulary_size = {vocabulary_size}: must be at least 64")
-    tokenizer = _untrained(kind)
+    tokenizer = _untrained(kind, writing)
     # [MASK] takes the blank before it along, so that a word and its mask fill the same place.
     special = [AddedToken(token, lstrip=token == "[MASK]", special=True) for token in special_tokens]  # noqa: S105
-    tokenizer.train_from_iterator(
-        _bounded(documents, by_sentence=kind != "bpe"), _trainer(kind, vocabulary_size, special)
-    )
+    pieces = _bounded(documents, writing.split if kind != "bpe" else lambda document: [document])
+    tokenizer.train_from_iterator(pieces, _trainer(kind, vocabulary_size, special))
     if "[CLS]" in special_tokens:
         _frame_by_ends(tokenizer)
     size = tokenizer.get_vocab_size()
@@ -63,7 +64,7 @@ def read_tokenizer(data: bytes, vocabulary_size: int) -> Tokenizer:
     return tokenizer
 
 
-def _untrained(kind: Kind) -> Tokenizer:
+def _untrained(kind: Kind, writing: Writing) -> Tokenizer:
     if kind == "bpe":
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -83,8 +84,9 @@ def _untrained(kind: Kind) -> Tokenizer:
             ]
         )
         tokenizer.decoder = decoders.Metaspace()
+    rules = [normalizers.Replace(Regex(found), replaced) for found, replaced in writing.rules]
     tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+        [*rules, normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
     )
     return tokenizer
 
@@ -121,14 +123,11 @@ def _frame_by_ends(tokenizer: Tokenizer) -> None:
     )
 
 
-def _bounded(documents: Iterable[str], *, by_sentence: bool) -> Iterator[str]:
+def _bounded(documents: Iterable[str], split: Split) -> Iterator[str]:
     # Sentences keep the trainer's own pieces short; its Unigram would otherwise hold whole documents.
     left = MAX_TRAINING_CHARACTERS
     for document in documents:
-        if by_sentence:
-            yield from split_sentences(document)
-        else:
-            yield document
+        yield from split(document)
         left -= len(document)
         if left <= 0:
             return

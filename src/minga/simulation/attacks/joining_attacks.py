@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 import torch
 
 from minga.network.interface import PeerId
-from minga.security.protocol.behaviour import Behaviour, MakeBehaviour, Seeds, TrainingBackend
-from minga.security.protocol.statements import Candidacy, Slot, StateClaim
+from minga.security.protocol.behaviour import MakeBehaviour, Seeds, TrainingBackend
+from minga.security.protocol.statements import StateClaim
 from minga.simulation.attacks.interface import Attack
 
 
@@ -54,36 +52,12 @@ class Sybil(Attack):
         return torch.randn(work.layout.total, generator=generator)
 
 
-class SilentCandidate(Behaviour):
-    """Applies, and says nothing any more as soon as it is a candidate."""
-
-    def candidacy(
-        self, slot: Slot, candidacy: Candidacy, members: Sequence[PeerId]
-    ) -> Sequence[tuple[Candidacy, Sequence[PeerId]]]:
-        """Applications only."""
-        return super().candidacy(slot, candidacy, members) if candidacy.gradient is None else []
-
-
 class WithholdingSybil(Sybil):
     """Lets nobody look into what it commits to."""
 
     def submits(self) -> bool:
         """Never."""
         return False
-
-
-class EquivocatingCandidate(Behaviour):
-    """Commits to one thing before most members, and to another before the others."""
-
-    def candidacy(
-        self, slot: Slot, candidacy: Candidacy, members: Sequence[PeerId]
-    ) -> Sequence[tuple[Candidacy, Sequence[PeerId]]]:
-        """Two different words."""
-        if candidacy.gradient is None:
-            return super().candidacy(slot, candidacy, members)
-        other = msgspec.structs.replace(candidacy, gradient=bytes(32))
-        most = len(members) // 2 + 1
-        return [(candidacy, members[:most]), (other, members[most:])]
 
 
 class PoisonedDonor(Attack):

@@ -1,0 +1,80 @@
+"""The leader tells the members of a group in the making where to stop, if that is not what they know and pays.
+
+It goes on comparing while the step is computed: if the step would be full clearly sooner with other limits (a member is
+slower than it was, or left, or came), it tells new ones. `sample_quota` says how limits are chosen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+from minga.averaging.clocking.batch_size import BatchSize
+from minga.averaging.clocking.registration import Registration
+from minga.averaging.clocking.sample_quota import SURPLUS, seconds_as_is, share_out
+from minga.averaging.contracts import Contributor
+from minga.averaging.messages import Limit
+from minga.core.thread_guard import loop_bound
+from minga.network.interface import PeerId
+
+GAIN_S, GAIN_SHARE = 0.02, 0.05
+"""New limits are told if the step is full sooner by so much, or by this share of the step."""
+
+SOONEST_LOOK_S, LATEST_LOOK_S = 0.02, 1.0
+LOOKED_AT_ONCE = 64
+"""Seconds between two comparisons of the limits with better ones; with so many members twice as long, and so on."""
+
+
+@loop_bound
+class Limits:
+    """The limits of one step, told by its leader `me`: to others by `tell`, to its own trainer by `contributor`."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        contributor: Contributor,
+        batch: BatchSize,
+        tell: Callable[[Registration, Limit], Awaitable[None]],
+    ) -> None:
+        self._me, self._contributor, self._batch, self._tell = me, contributor, batch, tell
+        self._look_s = 0.0
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds until limits are compared again."""
+        return max(SOONEST_LOOK_S, self._look_s - asyncio.get_running_loop().time())
+
+    async def direct(self, everyone: Mapping[PeerId, Registration], begun_s: float) -> None:
+        """Compare the limits of all members with better ones, in a step that began at `begun_s` by the loop's clock."""
+        now = asyncio.get_running_loop().time()
+        strangers = [
+            peer
+            for peer, registration in everyone.items()
+            if registration.limit is None or not registration.report.rate
+        ]
+        if now < self._look_s and all(everyone[peer].ordered is not None for peer in strangers):
+            return
+        paces = {peer: registration.pace(now) for peer, registration in everyone.items()}
+        best = share_out(self._batch.present, list(paces.values()))
+        as_is_s = seconds_as_is(self._batch.present, list(paces.values()))
+        step_s = now - begun_s + best.seconds
+        limits = dict(zip(paces, best.samples, strict=True))
+        for peer in strangers:  # nothing is known of it before its first micro-batch
+            if not everyone[peer].report.rate:
+                limits[peer] = paces[peer].samples + 1
+        is_late = as_is_s > best.seconds + max(GAIN_S, GAIN_SHARE * step_s)
+        is_much = (
+            sum(registration.limit or 0 for registration in everyone.values()) > (1.0 + SURPLUS) * self._batch.present
+        )
+        told = list(limits) if is_late or is_much else strangers
+        changed = {peer: limits[peer] for peer in told if limits[peer] != everyone[peer].limit}
+        await self._order({peer: everyone[peer] for peer in changed}, changed)
+        soonest_s = SOONEST_LOOK_S * (1.0 + len(everyone) / LOOKED_AT_ONCE)
+        self._look_s = now + min(LATEST_LOOK_S, max(soonest_s, 0.2 * best.seconds))
+
+    async def _order(self, members: Mapping[PeerId, Registration], limits: Mapping[PeerId, int]) -> None:
+        for peer, samples in limits.items():
+            members[peer].order(samples, asyncio.get_running_loop().time())
+            if peer == self._me:
+                self._contributor.limit(samples)
+        await asyncio.gather(*(self._tell(members[peer], Limit(samples)) for peer, samples in limits.items()))

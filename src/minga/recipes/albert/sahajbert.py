@@ -1,0 +1,56 @@
+"""sahajBERT: ALBERT on Bengali text of several sources (DeDLOC, https://arxiv.org/abs/2106.10207, section 4.3).
+
+The paper trained the size "large" with 512 tokens, a vocabulary of 32,000 and 0.23 of Bengali Wikipedia to 0.77 of
+OSCAR. The default source is what can be had without a download: the texts of programs that are translated to Bengali.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from minga.core.errors import ConfigurationError
+from minga.core.spec.fields import choice, described
+from minga.recipes.albert.recipe import AlbertRecipe
+from minga.recipes.albert.settings import AlbertSettings
+from minga.recipes.text.settings import SourceSettings, TextData
+
+BENGALI_PROGRAMS = TextData(source="mixture", language="bn", sources=(SourceSettings(source="translations"),))
+PAPER_VOCABULARY, PAPER_TOKENS = 32_000, 512
+
+
+class SahajbertSettings(AlbertSettings):
+    """Masked language model and sentence order on Bengali."""
+
+    tokenizer: Literal["wordpiece", "unigram"] = choice("unigram", "kind of tokenizer", "wordpiece", "unigram")
+    data: TextData = described(BENGALI_PROGRAMS, "what it is trained on", "a table [recipe.sahajbert.data]")
+
+
+class SahajbertRecipe(AlbertRecipe):
+    """ALBERT on a mixture of Bengali texts; see `Recipe` for what each method promises."""
+
+    Settings = SahajbertSettings
+    demo_goal = 7.3
+
+    @classmethod
+    def from_version_2(cls, table: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG003
+        """Run specs of version 2 could not name it."""
+        raise ConfigurationError("a run spec of version 2 cannot name this recipe; write spec_version = 3")
+
+    @classmethod
+    def size_settings(cls, size: str, tokens: int | None) -> dict[str, Any]:
+        """The sizes of ALBERT with the paper's vocabulary, and 512 tokens a sample unless told otherwise."""
+        return {"size": size, "max_length": tokens or PAPER_TOKENS, "vocabulary_size": PAPER_VOCABULARY}
+
+    @classmethod
+    def demo_spec(cls) -> Mapping[str, Any]:
+        """The tiny model on the programs of this machine that are translated to Bengali."""
+        tables = dict(super().demo_spec())
+        data = BENGALI_PROGRAMS.model_dump(mode="json")
+        settings = {
+            "size": "tiny",
+            "max_length": 64,
+            "vocabulary_size": 4096,
+            "data": {**data, "heldout_fraction": 0.05},
+        }
+        return {**tables, "recipe": {"sahajbert": settings}}

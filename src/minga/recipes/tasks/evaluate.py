@@ -1,0 +1,181 @@
+"""`minga evaluate`: a trained language model on a task, beside the same architecture from scratch.
+
+Each seed is a run of its own: the rate is chosen by the loss on validation examples, and the test examples are looked
+at once. The row "from scratch" has the same configuration, tokenizer, data, rates and seeds, and random parameters; the
+difference is what the pre-training gave. Too little pre-training can make it negative, and that is told as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor, nn
+
+from minga.core.errors import ConfigurationError
+from minga.recipes.tasks.encoding import IGNORED, encode_tagged, encode_texts
+from minga.recipes.tasks.examples import TaskData, shuffled
+from minga.recipes.tasks.fine_tune import FineTuning, chunks, fine_tune, predictions
+from minga.recipes.tasks.packages import BBC, TWEETS, classes, entities
+from minga.recipes.tasks.spans import score_spans
+
+TaskName = Literal["ner", "ncc"]
+USUAL_DATA: Final[dict[TaskName, str]] = {"ner": TWEETS, "ncc": BBC}
+SMALL_PARAMETERS: Final = 5_000_000
+SMALL_MODEL: Final = FineTuning(learning_rates=(5e-4, 1e-3), batch_size=16)
+"""How to fine-tune models with fewer parameters than that."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean and standard deviation of a figure over the seeds; the deviation of one seed is 0."""
+
+    mean: float
+    deviation: float
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """The figures of the trained model and those from scratch, by name, and with how much they were found."""
+
+    task: TaskName
+    data: str
+    examples: int
+    runs: int
+    trained: dict[str, Score]
+    from_scratch: dict[str, Score]
+
+    def as_json(self) -> dict[str, Any]:
+        """The report in plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """`data` names the examples (None: the usual ones of the task), `training_examples` takes only so many of them."""
+
+    task: TaskName
+    data: str | None = None
+    runs: int = 3
+    training_examples: int | None = None
+    how: FineTuning | None = None
+
+
+def evaluate_model(model: Path | str, options: TaskOptions, say: Say = lambda _: None) -> TaskReport:
+    """Fine-tune and test `model`, a folder of `minga export` or a name on the hub (safetensors only).
+
+    Raises `ConfigurationError` if model or data cannot be read or are too little.
+    """
+    source = options.data or USUAL_DATA[options.task]
+    work = _Work.load(str(model), options, source)
+    trained, scratch = [], []
+    for seed in range(options.runs):
+        trained.append(work.score(seed, from_scratch=False))
+        say(f"run {seed + 1} of {options.runs}: {_in_words(trained[-1])}")
+        scratch.append(work.score(seed, from_scratch=True))
+        say(f"  from scratch: {_in_words(scratch[-1])}")
+    count = len(work.data.training)
+    return TaskReport(options.task, source, count, options.runs, _summary(trained), _summary(scratch))
+
+
+class _Work:
+    """A model, a tokenizer and the data of a task."""
+
+    def __init__(self, name: str, task: TaskName, tokenizer: Any, data: TaskData[Any], how: FineTuning) -> None:
+        self.name, self.task, self.tokenizer, self.data, self.how = name, task, tokenizer, data, how
+        self._numbers = {label: number for number, label in enumerate(data.labels)}
+
+    @classmethod
+    def load(cls, name: str, options: TaskOptions, source: str) -> _Work:
+        """Everything but the model. Raises `ConfigurationError`."""
+        from transformers import AutoConfig, AutoTokenizer
+
+        data: TaskData[Any] = entities(source) if options.task == "ner" else classes(source)
+        if options.training_examples is not None:
+            data = data.first(options.training_examples)
+        try:
+            config = AutoConfig.from_pretrained(name)
+            tokenizer = AutoTokenizer.from_pretrained(name)
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigurationError(f"{name}: no model that transformers can load: {str(error)[:300]}") from error
+        how = options.how
+        if how is None:
+            how = SMALL_MODEL if _parameters(config) < SMALL_PARAMETERS else FineTuning()
+        longest = getattr(config, "max_position_embeddings", how.max_length)
+        tokenizer.model_max_length = min(how.max_length, longest)
+        return cls(name, options.task, tokenizer, data, how)
+
+    def score(self, seed: int, *, from_scratch: bool) -> dict[str, float]:
+        """Fine-tune with each rate and test the model with the least validation loss."""
+        best: tuple[float, nn.Module] | None = None
+        for rate in self.how.learning_rates:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                model = self._model(from_scratch=from_scratch)
+                loss = fine_tune(model, self._batches, self.how, rate, seed)
+            if best is None or loss < best[0]:
+                best = loss, model
+        if best is None:
+            raise ConfigurationError("no learning rate to fine-tune with")
+        return self._test(best[1])
+
+    def _model(self, *, from_scratch: bool) -> nn.Module:
+        from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+        kind = AutoModelForTokenClassification if self.task == "ner" else AutoModelForSequenceClassification
+        named = {"id2label": dict(enumerate(self.data.labels)), "label2id": self._numbers}
+        try:
+            if from_scratch:
+                model: nn.Module = kind.from_config(AutoConfig.from_pretrained(self.name, **named))
+            else:
+                model = kind.from_pretrained(self.name, use_safetensors=True, dtype=torch.float32, **named)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{self.name}: cannot be fine-tuned: {str(error)[:300]}") from error
+        return model
+
+    def _batches(self, side: str, seed: int) -> Iterator[dict[str, Tensor]]:
+        examples: Sequence[Any] = getattr(self.data, side)
+        if side == "training":
+            examples = shuffled(examples, seed)
+        encode: Callable[..., dict[str, Tensor]] = encode_tagged if self.task == "ner" else encode_texts
+        for some in chunks(examples, self.how.batch_size):
+            yield encode(self.tokenizer, some, self._numbers, self.tokenizer.model_max_length)
+
+    def _test(self, model: nn.Module) -> dict[str, float]:
+        """Named figures of the test examples, from 0 to 1."""
+        names, found = self.data.labels, predictions(model, self._batches)
+        if self.task == "ncc":
+            right = torch.cat([labels == classes_ for labels, classes_ in found])
+            return {"accuracy": float(right.float().mean())}
+        pairs = []
+        for labels, classes_ in found:
+            for wanted, given in zip(labels, classes_, strict=True):
+                counts = wanted != IGNORED
+                pairs.append(([names[i] for i in wanted[counts]], [names[i] for i in given[counts]]))
+        return asdict(score_spans(pairs))
+
+
+def _parameters(config: Any) -> int:
+    """How many parameters the encoder has, counted without memory."""
+    from transformers import AutoModel
+
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in AutoModel.from_config(config).parameters())
+
+
+def _summary(runs: Sequence[dict[str, float]]) -> dict[str, Score]:
+    return {
+        name: Score(fmean(values), stdev(values) if len(values) > 1 else 0.0)
+        for name in runs[0]
+        if (values := [run[name] for run in runs])
+    }
+
+
+def _in_words(figures: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3f}" for name, value in figures.items())

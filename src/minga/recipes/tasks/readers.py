@@ -1,0 +1,142 @@
+"""Labelled data from files and from the Hugging Face hub.
+
+entities   a text file with a word, a tab and its tag on each line, and a blank line after each sentence; or a data
+           set with the columns `tokens` and `ner_tags`
+classes    a folder with a folder of .txt files for each class; a .jsonl file with the keys `text` and `label`; or a
+           data set with these columns
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from minga.core.errors import ConfigurationError
+from minga.recipes.tasks.examples import LabelledText, TaggedSentence, TaskData, split_examples
+
+HUB: Final = "hub:"
+MAX_FILE_BYTES: Final = 512 << 20
+MAX_TEXT_CHARACTERS: Final = 1 << 20
+
+
+def read_entities(source: str) -> TaskData[TaggedSentence]:
+    """The sentences of a file, or of a data set written as hub:OWNER/NAME or hub:OWNER/NAME:CONFIG.
+
+    Raises `ConfigurationError` if they cannot be read, or a line has no tag of the IOB2 scheme.
+    """
+    if source.startswith(HUB):
+        rows = _hub_rows(source)
+        return tagged(_from_tokens(rows, source))
+    return tagged(tagged_lines(_text_of(Path(source)).splitlines(), source))
+
+
+def read_classes(source: str) -> TaskData[LabelledText]:
+    """The texts of a folder, a .jsonl file or a data set; raises `ConfigurationError` if they cannot be read."""
+    if source.startswith(HUB):
+        return labelled(_from_columns(_hub_rows(source), source))
+    path = Path(source)
+    return labelled(_from_folder(path) if path.is_dir() else _from_lines(path))
+
+
+def tagged(sentences: Iterable[TaggedSentence]) -> TaskData[TaggedSentence]:
+    """The sentences, split; their labels are all tags that occur."""
+    found = list(sentences)
+    return split_examples(found, [tag for sentence in found for tag in sentence.tags])
+
+
+def labelled(texts: Iterable[LabelledText]) -> TaskData[LabelledText]:
+    """The texts, split; their labels are all classes that occur."""
+    found = list(texts)
+    return split_examples(found, [text.label for text in found])
+
+
+def tagged_lines(lines: Iterable[str], source: str) -> Iterator[TaggedSentence]:
+    """The sentences in lines of word, tab, tag. Raises `ConfigurationError` naming the first line that is none."""
+    words: list[str] = []
+    tags: list[str] = []
+    for number, line in enumerate([*lines, ""], start=1):
+        word, _, tag = line.rstrip("\r\n").rpartition("\t")
+        if line.strip():
+            if not word or not (tag == "O" or tag[:2] in ("B-", "I-")):
+                raise ConfigurationError(f"{source}, line {number}: not a word, a tab and a tag such as B-person or O")
+            words.append(word.strip())
+            tags.append(tag)
+        elif words:
+            yield TaggedSentence(tuple(words), tuple(tags))
+            words, tags = [], []
+
+
+def _from_tokens(rows: Iterable[dict[str, Any]], source: str) -> Iterator[TaggedSentence]:
+    for row in rows:
+        try:
+            words, tags = [str(word) for word in row["tokens"]], [str(tag) for tag in row["ner_tags"]]
+        except (KeyError, TypeError) as error:
+            raise ConfigurationError(f"{source}: a data set of entities has the columns tokens and ner_tags") from error
+        if len(words) == len(tags) and words:
+            yield TaggedSentence(tuple(words), tuple(tags))
+
+
+def _from_columns(rows: Iterable[dict[str, Any]], source: str) -> Iterator[LabelledText]:
+    for row in rows:
+        if "text" not in row or "label" not in row:
+            raise ConfigurationError(f"{source}: a data set of classes has the columns text and label")
+        yield LabelledText(str(row["text"])[:MAX_TEXT_CHARACTERS], str(row["label"]))
+
+
+def _from_folder(folder: Path) -> Iterator[LabelledText]:
+    for path in sorted(folder.glob("*/*.txt")):
+        yield LabelledText(_text_of(path, "latin-1")[:MAX_TEXT_CHARACTERS], path.parent.name)
+
+
+def _from_lines(path: Path) -> Iterator[LabelledText]:
+    for number, line in enumerate(_text_of(path).splitlines(), start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(f"{path}, line {number}: not JSON: {str(error)[:200]}") from error
+        if not isinstance(row, dict):
+            raise ConfigurationError(f"{path}, line {number}: not an object with the keys text and label")
+        yield from _from_columns([row], f"{path}, line {number}")
+
+
+def _text_of(path: Path, fallback: str | None = None) -> str:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigurationError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB")
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        if fallback is not None:
+            return data.decode(fallback)
+        raise ConfigurationError(f"{path}: not a text in UTF-8") from error
+
+
+def _hub_rows(source: str) -> Iterator[dict[str, Any]]:
+    """The rows of all splits, class numbers as their names."""
+    import datasets
+
+    name, _, config = source.removeprefix(HUB).partition(":")
+    try:
+        found = datasets.load_dataset(name, config or None)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        raise ConfigurationError(f"{source}: cannot be loaded: {str(error)[:500]}") from error
+    for split in found.values():
+        names = {column: _class_names(feature) for column, feature in split.features.items()}
+        for row in split:
+            yield {column: _named(value, names[column]) for column, value in row.items()}
+
+
+def _class_names(feature: Any) -> list[str] | None:
+    names = getattr(getattr(feature, "feature", feature), "names", None)
+    return list(names) if names else None
+
+
+def _named(value: Any, names: list[str] | None) -> Any:
+    if names is None:
+        return value
+    return [names[one] for one in value] if isinstance(value, list) else names[value]

@@ -1,0 +1,12 @@
+"""Captions with pictures or codes, from where the settings say.
+
+    openmoji ─▶ compositions ─┐
+    a folder ─────────────────┼─▶ pictures ─▶ tokens ─▶ pairs, which travel with the run
+    sources ─▶ rows ──────────┘
+               rows with codes ─▶ stream: each peer reads them by itself
+
+Read: openmoji (drawings with names), compositions (drawings on backgrounds), pictures (to train on and held out),
+sources (data sets, files), rows (filters, captions, codes), stream (an endless order).
+
+Called by prepare and recipe.
+"""

@@ -1,0 +1,80 @@
+"""How well a model does: on pairs that are held out, and by what it draws for their captions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from minga.core.errors import ConfigurationError, StorageError
+from minga.recipes.interface import SampleOptions
+from minga.recipes.text_to_image.decoder.model import TextToImageDecoder
+from minga.recipes.text_to_image.judging import judge
+from minga.recipes.text_to_image.loss import part_losses
+from minga.recipes.text_to_image.pairs import Pairs
+from minga.recipes.text_to_image.sampling import draw_pictures
+from minga.recipes.text_to_image.tokens.stored import ImageTokenizer
+
+MAX_PAIRS: Final = 256
+SAMPLES: Final = 64
+_AT_A_TIME: Final = 16
+_SEED: Final = 20_211_206
+_MAX_BYTES: Final = 1 << 20
+
+
+@torch.no_grad()
+def heldout_losses(model: TextToImageDecoder, pairs: Pairs) -> dict[str, float]:
+    """`heldout_image_loss` and `heldout_text_loss`, nats a token (no padding), of the first 256 pairs."""
+    device = model.logits.weight.device
+    was_training = model.training
+    model.eval()
+    image, text, count = 0.0, 0.0, min(len(pairs), MAX_PAIRS)
+    try:
+        for start in range(0, count, _AT_A_TIME):
+            batch = pairs.batch(np.arange(start, min(start + _AT_A_TIME, count)))
+            losses = part_losses(model, {name: each.to(device) for name, each in batch.items()}, on_padding=False)
+            image, text = image + losses.image.sum().item(), text + losses.text.sum().item()
+    finally:
+        model.train(was_training)
+    return {"heldout_image_loss": image / count, "heldout_text_loss": text / count}
+
+
+def sample_figures(
+    model: TextToImageDecoder, tokenizer: Tokenizer, image_tokenizer: ImageTokenizer, captions: Sequence[str]
+) -> dict[str, float]:
+    """`sample_background_accuracy`, `sample_position_accuracy`, `sample_size_accuracy` of pictures drawn for captions,
+    one each, always from the same seed; empty if the captions do not say such things.
+    """
+    pictures = draw_pictures(model, tokenizer, image_tokenizer, captions, SampleOptions(seed=_SEED))
+    return {f"sample_{name}_accuracy": share for name, share in judge(pictures, captions).items()}
+
+
+def ceilings(image_tokenizer: ImageTokenizer, pairs: Pairs, captions: Sequence[str]) -> dict[str, float]:
+    """The same figures of the real pictures of these captions after they were codes: what a perfect model would get."""
+    pictures = image_tokenizer.decode(pairs.codes[: len(captions)].astype(np.int64))
+    return {f"ceiling_{name}_accuracy": share for name, share in judge(pictures, captions).items()}
+
+
+def pack_captions(captions: Sequence[str]) -> bytes:
+    """Captions of the first held-out pairs, at most 64, as JSON."""
+    return json.dumps(list(captions[:SAMPLES])).encode()
+
+
+def unpack_captions(path: Path) -> list[str]:
+    """What `pack_captions` made. Raises `ConfigurationError` for anything else, `StorageError` if it cannot be read."""
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ValueError("it is too long")
+        captions = json.loads(path.read_bytes())
+        if not isinstance(captions, list) or len(captions) > SAMPLES or not all(isinstance(c, str) for c in captions):
+            raise ValueError("it is no list of captions")
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path}: not a file of captions: {str(error)[:200]}") from error
+    return captions

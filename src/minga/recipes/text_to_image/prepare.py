@@ -1,0 +1,178 @@
+"""What the organiser makes once: tokenizers, and captions and codes as the files of the run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from minga.core.errors import ConfigurationError
+from minga.core.spec.sections import MAX_FILE_BYTES
+from minga.recipes.images.content_rank import content_rank, held_out
+from minga.recipes.text_to_image.captions import caption_tokenizer, encode_captions, read_caption_tokenizer
+from minga.recipes.text_to_image.data.pictures import MAX_HELDOUT, PictureSet, picture_sets
+from minga.recipes.text_to_image.data.rows import codes_of_row, taken
+from minga.recipes.text_to_image.data.sources import rows
+from minga.recipes.text_to_image.data.stream import CodedRow
+from minga.recipes.text_to_image.decoder.shape import DecoderShape
+from minga.recipes.text_to_image.evaluation import pack_captions
+from minga.recipes.text_to_image.pairs import Pairs, pack_pairs
+from minga.recipes.text_to_image.settings import TextToImageSettings
+from minga.recipes.text_to_image.sizes import SIZES
+from minga.recipes.text_to_image.tokens.fsq import HALVINGS, FsqTokenizer
+from minga.recipes.text_to_image.tokens.janus import published_tokenizer
+from minga.recipes.text_to_image.tokens.stored import ImageTokenizer, image_tokenizer_files
+from minga.recipes.text_to_image.tokens.training import quality, train_fsq
+
+CAPTION_TOKENIZER_FILE: Final = "tokenizer.json"
+TRAINING_FILE: Final = "training.safetensors"
+HELDOUT_FILE: Final = "heldout.safetensors"
+SAMPLES_FILE: Final = "sample_captions.json"
+_TRAINED_ON: Final = 8192
+_JUDGED_BY: Final = 512
+_AT_A_TIME: Final = 1024
+_MAX_SCAN: Final = 50_000
+_STREAMED_HELDOUT: Final = 512
+
+logger = logging.getLogger("minga.recipes")
+
+
+def prepare_files(settings: TextToImageSettings, seed: int) -> dict[str, bytes]:
+    """All files of the run. Raises `ConfigurationError` where the data cannot be used or is too much to travel."""
+    shape, data = settings.shape(), settings.data
+    if data.source == "codes" or data.is_streamed:
+        training, heldout = _coded(settings, shape)
+        files: dict[str, bytes] = {}
+        if settings.image_tokenizer != "codes" and settings.image_tokenizer != "fsq":
+            files = image_tokenizer_files(_published(settings, shape))
+    else:
+        tokenizer, training, heldout = _encoded(settings, shape, seed)
+        files = image_tokenizer_files(tokenizer)
+    captions = [caption for caption, _ in training]
+    words = caption_tokenizer(settings.tokenizer, captions, shape.vocabulary)
+    files[CAPTION_TOKENIZER_FILE] = words
+    for name, pairs in ((TRAINING_FILE, training), (HELDOUT_FILE, heldout)):
+        if pairs and not (name == TRAINING_FILE and data.is_streamed):
+            files[name] = pack_pairs(as_pairs(pairs, words, shape), shape)
+            if len(files[name]) > MAX_FILE_BYTES:
+                raise ConfigurationError(
+                    f"data: {len(pairs)} pairs are {len(files[name]) >> 20} MiB, too much to travel with a run; "
+                    'publish captions and codes as a data set, and use source = "hub" with code_column'
+                )
+    if heldout:
+        files[SAMPLES_FILE] = pack_captions([caption for caption, _ in heldout])
+    return files
+
+
+def as_pairs(pairs: Sequence[CodedRow], tokenizer: bytes, shape: DecoderShape) -> Pairs:
+    """Pairs with token ids instead of captions."""
+    words = read_caption_tokenizer(tokenizer, shape.vocabulary)
+    captions = encode_captions(words, [caption for caption, _ in pairs], shape.text_length)
+    return Pairs(captions, np.stack([codes for _, codes in pairs]))
+
+
+def coded_rows(settings: TextToImageSettings, shape: DecoderShape) -> Iterator[CodedRow]:
+    """Captions and codes of a source that has codes, held-out ones included."""
+    data = settings.data
+    for caption, row in taken(rows(data), data):
+        yield caption, codes_of_row(row, data, shape.image_length, shape.codes)
+
+
+def is_held_out(codes: npt.NDArray[np.int64], fraction: float) -> bool:
+    """Whether a streamed picture is held out, by its codes."""
+    return content_rank(codes.astype("<i8").tobytes()) < fraction
+
+
+def _coded(settings: TextToImageSettings, shape: DecoderShape) -> tuple[list[CodedRow], list[CodedRow]]:
+    fraction = settings.data.heldout_fraction
+    if settings.data.is_streamed:
+        training, heldout = _scanned(settings, shape)
+    else:
+        pairs = list(islice(coded_rows(settings, shape), settings.data.most_pictures))
+        chosen = held_out([codes.astype("<i8").tobytes() for _, codes in pairs], fraction)
+        training = [pair for pair, is_out in zip(pairs, chosen, strict=True) if not is_out]
+        heldout = [pair for pair, is_out in zip(pairs, chosen, strict=True) if is_out][:MAX_HELDOUT]
+    if not training:
+        raise ConfigurationError("data: there is no pair that passes the filters")
+    if fraction > 0 and not heldout:
+        raise ConfigurationError(f"data.heldout_fraction = {fraction}: no pair is held out; raise it, or set it to 0")
+    return training, heldout
+
+
+def _scanned(settings: TextToImageSettings, shape: DecoderShape) -> tuple[list[CodedRow], list[CodedRow]]:
+    """The first pairs of a stream: captions for the tokenizer, and the held-out pairs for all."""
+    training: list[CodedRow] = []
+    heldout: list[CodedRow] = []
+    fraction = settings.data.heldout_fraction
+    for caption, codes in islice(coded_rows(settings, shape), _MAX_SCAN):
+        (heldout if is_held_out(codes, fraction) else training).append((caption, codes))
+        if len(heldout) >= _STREAMED_HELDOUT or (fraction <= 0 and len(training) >= _TRAINED_ON):
+            break
+    return training, heldout
+
+
+def _encoded(
+    settings: TextToImageSettings, shape: DecoderShape, seed: int
+) -> tuple[ImageTokenizer, list[CodedRow], list[CodedRow]]:
+    training, heldout = picture_sets(settings.data, settings.side, seed)
+    tokenizer = _image_tokenizer(settings, shape, training, seed)
+    if len(heldout) and isinstance(tokenizer, FsqTokenizer):
+        found = quality(tokenizer, heldout.some(range(min(_JUDGED_BY, len(heldout)))))
+        logger.info(
+            "image tokenizer: %.1f dB on held-out pictures, %d of %d codes used, perplexity %.0f",
+            found.psnr_db,
+            found.codes_used,
+            tokenizer.codes,
+            found.perplexity,
+        )
+    return tokenizer, _codes_of(tokenizer, training, shape), _codes_of(tokenizer, heldout, shape)
+
+
+def _image_tokenizer(
+    settings: TextToImageSettings, shape: DecoderShape, training: PictureSet, seed: int
+) -> ImageTokenizer:
+    if settings.image_tokenizer == "codes":
+        raise ConfigurationError(
+            f'image_tokenizer = "codes", but data.source = "{settings.data.source}" has pictures: take "fsq"'
+        )
+    if settings.image_tokenizer != "fsq":
+        return _published(settings, shape)
+    levels = settings.levels or SIZES[settings.size].levels
+    halvings = (settings.side // shape.grid).bit_length() - 1
+    if halvings not in HALVINGS or settings.side != shape.grid << halvings:
+        raise ConfigurationError(
+            f"overrides: pictures of {settings.side} pixels as {shape.grid} codes a row; a code must stand for 4, 8 or "
+            "16 pixels a side"
+        )
+    if (codes := int(np.prod(levels))) > shape.codes:
+        raise ConfigurationError(f"levels = {list(levels)}: {codes} codes; the model of this size has {shape.codes}")
+    random = np.random.default_rng(seed)
+    numbers = random.permutation(len(training))[:_TRAINED_ON]
+    return train_fsq(training.some(numbers), levels, halvings, settings.tokenizer_steps, seed)
+
+
+def _published(settings: TextToImageSettings, shape: DecoderShape) -> ImageTokenizer:
+    tokenizer = published_tokenizer(settings.image_tokenizer.partition(":")[2])
+    if tokenizer.codes > shape.codes:
+        raise ConfigurationError(
+            f"image_tokenizer: {tokenizer.codes} codes; the model of this size has {shape.codes} of them"
+        )
+    return tokenizer
+
+
+def _codes_of(tokenizer: ImageTokenizer, pictures: PictureSet, shape: DecoderShape) -> list[CodedRow]:
+    found: list[CodedRow] = []
+    for start in range(0, len(pictures), _AT_A_TIME):
+        numbers = range(start, min(start + _AT_A_TIME, len(pictures)))
+        codes = tokenizer.encode(pictures.some(numbers))
+        if codes.shape[1] != shape.image_length:
+            raise ConfigurationError(
+                f"image_tokenizer: makes {codes.shape[1]} codes of a picture; the model of this size has "
+                f"{shape.image_length}"
+            )
+        found += zip((pictures.captions[number] for number in numbers), codes, strict=True)
+    return found

@@ -1,0 +1,262 @@
+"""The text-to-image recipe: captions and pictures as one sequence of tokens, each predicted from those before.
+
+The organiser's tokenizers turn captions into word ids and pictures into codes, once; ids and codes travel with the run,
+so nothing on a peer decodes pictures or depends on how its device rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from tokenizers import Tokenizer
+from torch import nn
+
+from minga.core.errors import ConfigurationError, StorageError
+from minga.core.files import write_atomically
+from minga.recipes.counting import tensors_and_operations
+from minga.recipes.images.grid import grid_png
+from minga.recipes.interface import (
+    Batch,
+    Files,
+    Loss,
+    Metric,
+    Recipe,
+    RecipeContext,
+    RecipeFacts,
+    Sample,
+    SampleOptions,
+    StreamPosition,
+)
+from minga.recipes.order import epoch_seed, shuffled
+from minga.recipes.text_to_image.captions import read_caption_tokenizer
+from minga.recipes.text_to_image.data.openmoji import ATTRIBUTION
+from minga.recipes.text_to_image.data.sources import local_files
+from minga.recipes.text_to_image.data.stream import CodedRow, in_batches, streamed_blocks
+from minga.recipes.text_to_image.decoder.model import TextToImageDecoder
+from minga.recipes.text_to_image.evaluation import ceilings, heldout_losses, sample_figures, unpack_captions
+from minga.recipes.text_to_image.export import export_model
+from minga.recipes.text_to_image.loss import part_losses
+from minga.recipes.text_to_image.pairs import Pairs, read_pairs
+from minga.recipes.text_to_image.prepare import (
+    CAPTION_TOKENIZER_FILE,
+    HELDOUT_FILE,
+    SAMPLES_FILE,
+    TRAINING_FILE,
+    as_pairs,
+    coded_rows,
+    is_held_out,
+    prepare_files,
+)
+from minga.recipes.text_to_image.sampling import draw_pictures
+from minga.recipes.text_to_image.settings import TextToImageSettings
+from minga.recipes.text_to_image.sizes import SIZES
+from minga.recipes.text_to_image.tokens.stored import DESCRIPTION_FILE, PARAMETERS_FILE, read_image_tokenizer
+from minga.security.randomness.public_batch import PublicBatch
+
+GRID_SAMPLES: Final = 16
+"""Pictures on the sheet of an export and of a demo."""
+
+
+class TextToImageRecipe(Recipe[TextToImageSettings]):
+    """Pictures from words; see `Recipe` for what each method promises."""
+
+    Settings = TextToImageSettings
+    headline = Metric("heldout_image_loss", better="lower")
+    sizes = tuple(SIZES)
+    model_files = (CAPTION_TOKENIZER_FILE, DESCRIPTION_FILE, PARAMETERS_FILE)
+
+    def __init__(self, settings: TextToImageSettings, context: RecipeContext) -> None:
+        super().__init__(settings, context)
+        self._shape = settings.shape()
+        self._read: dict[Path, Pairs] = {}
+
+    @classmethod
+    def size_settings(cls, size: str, tokens: int | None) -> dict[str, Any]:
+        """A size by its name; `tokens` of a caption, None for those of the size."""
+        return {"size": size, **({"overrides": {"text_length": tokens}} if tokens else {})}
+
+    def check_public(self) -> None:
+        """A streamed data set is not the same for all."""
+        if self.settings.data.is_streamed:
+            raise ConfigurationError(
+                'security.verification = "byzantine" needs pairs that come with the run, so recipe.text-to-image.data '
+                "must not be streamed"
+            )
+
+    def prepare(self) -> dict[str, bytes]:
+        """Tokenizers, held-out pairs, and training pairs unless peers stream them; see `prepare_files`."""
+        return prepare_files(self.settings, self.context.seed)
+
+    def inputs(self) -> Sequence[Path]:
+        """The organiser's own files of captions and codes, or the list of a folder's pictures."""
+        data = self.settings.data
+        if data.source == "folder":
+            return [path for folder in data.files for path in sorted(Path(folder).expanduser().glob("metadata.*"))]
+        return local_files(data)
+
+    def build_model(self) -> TextToImageDecoder:
+        """The decoder of the settings."""
+        return TextToImageDecoder(self._shape, is_reversible=self.settings.reversible).train()
+
+    def batches(self, files: Files, position: StreamPosition, micro_batch_size: int) -> Iterator[Batch]:
+        """Batches with `captions` int64 [n, T] and `codes` int64 [n, S²]."""
+        if self.settings.data.is_streamed and TRAINING_FILE not in files:
+            return self._streamed_batches(files, position, micro_batch_size)
+        pairs = self._pairs(files, TRAINING_FILE)
+        order = shuffled(len(pairs), self.context.seed, position, micro_batch_size)
+        return (self._batch(pairs, rows, chance) for rows, chance in order)
+
+    def public_batch(self, files: Files, batch: PublicBatch) -> Batch:
+        """Pairs by their numbers in the training file."""
+        pairs = self._pairs(files, TRAINING_FILE)
+        return self._batch(pairs, batch.indices(len(pairs)), np.random.default_rng(batch.number))
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Random ids, every caption as long as can be."""
+        random = np.random.default_rng(0)
+        shape = self._shape
+        captions = random.integers(1, max(2, shape.vocabulary), size=(size, shape.text_length))
+        codes = random.integers(0, shape.codes, size=(size, shape.image_length))
+        return Pairs(np.minimum(captions, shape.vocabulary - 1), codes).batch(np.arange(size))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """(caption + w · picture) / (1 + w), nats a token, w the setting `image_weight`; both parts besides."""
+        losses = part_losses(_decoder(model), batch, on_padding=self.settings.loss_on_padding)
+        weight, text, image = self.settings.image_weight, losses.text.mean(), losses.image.mean()
+        return Loss((text + weight * image) / (1 + weight), {"text_loss": text, "image_loss": image})
+
+    def samples(self, batch: Batch) -> int:
+        """The number of pairs."""
+        return batch["codes"].shape[0]
+
+    def facts(self) -> RecipeFacts:
+        """Counted on a model without memory, the second forward pass of reversible layers included."""
+        name = f"{self.context.recipe}-{self.settings.size}"
+        tensors, operations = tensors_and_operations(self.build_model, self.synthetic_batch(1), self.total_loss)
+        return RecipeFacts(name, tensors, operations, self._shape.positions, None, f"the recipe {name}, counted")
+
+    def evaluate(self, model: nn.Module, files: Files) -> dict[str, float]:
+        """Losses on held-out pairs, and where captions say what to look for, how often drawn pictures show it.
+
+        `ceiling_…` are the figures of the real pictures, after they were codes.
+        """
+        if HELDOUT_FILE not in files:
+            return {}
+        decoder, heldout = _decoder(model), self._pairs(files, HELDOUT_FILE)
+        figures = heldout_losses(decoder, heldout)
+        if PARAMETERS_FILE in files and SAMPLES_FILE in files:
+            captions = unpack_captions(_file(files, SAMPLES_FILE))
+            image_tokenizer = read_image_tokenizer(files)
+            figures |= sample_figures(decoder, self._tokenizer(files), image_tokenizer, captions)
+            figures |= ceilings(image_tokenizer, heldout, captions)
+        return figures
+
+    def export(self, model: nn.Module, files: Files, directory: Path, *, step: int) -> None:
+        """Weights, configuration, both tokenizers, a README and a grid of samples; see `export_model`."""
+        names = [CAPTION_TOKENIZER_FILE, *(name for name in (DESCRIPTION_FILE, PARAMETERS_FILE) if name in files)]
+        export_model(
+            _decoder(model),
+            {name: _body(files, name) for name in names},
+            directory,
+            title=self.context.run_name,
+            facts=f"These are the parameters after {step} global steps of run `{self.context.run_id}`.",
+            grid=self._grid(model, files),
+            attribution=ATTRIBUTION if self.settings.data.source == "openmoji" else "",
+        )
+
+    def sample(self, model: nn.Module, files: Files, prompts: Sequence[str], options: SampleOptions) -> list[Sample]:
+        """Pictures; `length` and a prompt's words beyond the longest caption do not count."""
+        words, image_tokenizer = self._tokenizer(files), read_image_tokenizer(files)
+        pictures = draw_pictures(_decoder(model), words, image_tokenizer, prompts, options)
+        return [Sample(prompts[number // options.count], image=picture) for number, picture in enumerate(pictures)]
+
+    @classmethod
+    def demo_spec(cls) -> Mapping[str, Any]:
+        """The tiny model on OpenMoji, with fewer compositions than usual and a shorter training of the tokenizer."""
+        return {
+            "recipe": {"text-to-image": {"size": "tiny", "tokenizer_steps": 150, "data": {"compositions": 6000}}},
+            "optimizer": {
+                "name": "adamw",
+                "learning_rate": 0.003,
+                "betas": [0.9, 0.96],
+                "max_grad_norm": 1.0,
+                "warmup_steps": 10,
+                "schedule": "constant",
+            },
+            "training": {"target_batch_size": 48},
+        }
+
+    def demo_results(self, model: nn.Module, files: Files, directory: Path) -> Sequence[Path]:
+        """`grid.png`: pictures for captions with drawings that nobody trained on."""
+        grid = self._grid(model, files)
+        if grid is None:
+            return ()
+        path = directory / "grid.png"
+        try:
+            write_atomically(path, grid)
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+        return (path,)
+
+    def _grid(self, model: nn.Module, files: Files) -> bytes | None:
+        """Samples of held-out captions on one sheet, if the run has such captions and can make pictures."""
+        if SAMPLES_FILE not in files or PARAMETERS_FILE not in files:
+            return None
+        captions = unpack_captions(files[SAMPLES_FILE])[:GRID_SAMPLES]
+        samples = self.sample(model, files, captions, SampleOptions())
+        pictures = [sample.image for sample in samples if sample.image is not None]
+        return grid_png(pictures, captions, notes={"seed": "0"})
+
+    def _batch(self, pairs: Pairs, rows: np.ndarray[Any, np.dtype[np.int64]], chance: np.random.Generator) -> Batch:
+        share = self.settings.caption_dropout
+        return pairs.batch(rows, chance.random(len(rows)) < share if share else None)
+
+    def _streamed_batches(self, files: Files, position: StreamPosition, micro_batch_size: int) -> Iterator[Batch]:
+        words, fraction = _body(files, CAPTION_TOKENIZER_FILE), self.settings.data.heldout_fraction
+        read_caption_tokenizer(words, self._shape.vocabulary)
+        chance = np.random.default_rng(epoch_seed(self.context.seed, position, -1))
+
+        def open_rows() -> Iterator[CodedRow]:
+            return (row for row in coded_rows(self.settings, self._shape) if not is_held_out(row[1], fraction))
+
+        blocks = streamed_blocks(
+            open_rows,
+            lambda rows: as_pairs(rows, words, self._shape),
+            self.context.seed,
+            position,
+            self.settings.data.shuffle_buffer,
+        )
+        rows = np.arange(micro_batch_size)
+        return (self._batch(pairs, rows, chance) for pairs in in_batches(blocks, micro_batch_size))
+
+    def _pairs(self, files: Files, name: str) -> Pairs:
+        path = _file(files, name)
+        if path not in self._read:
+            self._read[path] = read_pairs(path, self._shape)
+        return self._read[path]
+
+    def _tokenizer(self, files: Files) -> Tokenizer:
+        return read_caption_tokenizer(_body(files, CAPTION_TOKENIZER_FILE), self._shape.vocabulary)
+
+
+def _decoder(model: nn.Module) -> TextToImageDecoder:
+    if not isinstance(model, TextToImageDecoder):
+        raise TypeError(f"not a model of this recipe: {type(model).__name__}")
+    return model
+
+
+def _file(files: Files, name: str) -> Path:
+    if name not in files:
+        raise ConfigurationError(f"the run came without the file {name}, which its recipe needs")
+    return files[name]
+
+
+def _body(files: Files, name: str) -> bytes:
+    path = _file(files, name)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error

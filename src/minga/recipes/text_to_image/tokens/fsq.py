@@ -1,0 +1,122 @@
+"""The image tokenizer that a run trains itself: a small convolutional auto-encoder with scalar quantisation.
+
+A picture of p pixels a side becomes p/4 by p/4 codes, or p/8 by p/8 with a third halving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from minga.recipes.text_to_image.tokens.quantiser import ScalarQuantiser
+
+HALVINGS: Final = (2, 3, 4)
+"""How often the sides of a picture can be halved."""
+
+_NARROW, _WIDE = 48, 96
+_AT_A_TIME: Final = 256
+
+Pictures = npt.NDArray[np.uint8]
+"""Pictures, uint8 [n, height, width, 3]."""
+
+Codes = npt.NDArray[np.int64]
+"""Image tokens, int64 [n, S²], row by row."""
+
+
+class ResidualBlock(nn.Module):
+    """x + conv1(relu(conv3(relu(x))))."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.near = nn.Conv2d(channels, channels, 3, padding=1)
+        self.mix = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, channels, height, width] to the same shape."""
+        result: Tensor = x + self.mix(functional.relu(self.near(functional.relu(x))))
+        return result
+
+
+class FsqTokenizer(nn.Module):
+    """Pictures to codes and back; one code stands for 2^`halvings` pixels along each side."""
+
+    kind = "fsq"
+
+    def __init__(self, levels: Sequence[int], halvings: int = 2) -> None:
+        super().__init__()
+        self.quantiser = ScalarQuantiser(levels)
+        self.halvings = halvings
+        channels = len(self.quantiser.levels)
+        down: list[nn.Module] = []
+        up: list[nn.Module] = []
+        for _ in range(halvings - 2):
+            down += [nn.ReLU(), nn.Conv2d(_WIDE, _WIDE, 4, stride=2, padding=1)]
+            up += [nn.ConvTranspose2d(_WIDE, _WIDE, 4, stride=2, padding=1), nn.ReLU()]
+        self.encoder = nn.Sequential(
+            nn.Conv2d(3, _NARROW, 4, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(_NARROW, _WIDE, 4, stride=2, padding=1),
+            *down,
+            ResidualBlock(_WIDE),
+            nn.Conv2d(_WIDE, channels, 1),
+        )
+        self.decoder = nn.Sequential(
+            nn.Conv2d(channels, _WIDE, 3, padding=1),
+            ResidualBlock(_WIDE),
+            nn.ReLU(),
+            *up,
+            nn.ConvTranspose2d(_WIDE, _NARROW, 4, stride=2, padding=1),
+            nn.ReLU(),
+            nn.ConvTranspose2d(_NARROW, 3, 4, stride=2, padding=1),
+        )
+
+    @property
+    def codes(self) -> int:
+        """How many codes there are."""
+        return self.quantiser.codes
+
+    def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
+        """Pictures float32 [n, 3, p, p] within -1 to 1 as the decoder gives them back, and their rounded values."""
+        quantised = self.quantiser.quantise(self.encoder(pictures).movedim(1, -1))
+        return self._drawn(quantised), quantised
+
+    def encode(self, pictures: Pictures) -> Codes:
+        """The codes of `pictures`."""
+        parts = []
+        with torch.no_grad():
+            for start in range(0, len(pictures), _AT_A_TIME):
+                x = as_tensor(pictures[start : start + _AT_A_TIME])
+                quantised = self.quantiser.quantise(self.encoder(x).movedim(1, -1))
+                parts.append(self.quantiser.ids(quantised).flatten(1).numpy())
+        return np.concatenate(parts) if parts else np.empty((0, 0), dtype=np.int64)
+
+    def decode(self, codes: Codes) -> Pictures:
+        """The pictures of codes [n, S²]; S is a whole number."""
+        side = round(codes.shape[1] ** 0.5)
+        parts = []
+        with torch.no_grad():
+            for start in range(0, len(codes), _AT_A_TIME):
+                ids = torch.from_numpy(codes[start : start + _AT_A_TIME]).reshape(-1, side, side)
+                drawn = self._drawn(self.quantiser.values(ids))
+                pixels = ((drawn.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+                parts.append(pixels.movedim(1, -1).numpy())
+        return np.concatenate(parts)
+
+    def description(self) -> dict[str, Any]:
+        """What `stored.read_image_tokenizer` needs besides the parameters."""
+        return {"levels": list(self.quantiser.levels), "halvings": self.halvings}
+
+    def _drawn(self, quantised: Tensor) -> Tensor:
+        drawn: Tensor = self.decoder(self.quantiser.scaled(quantised).movedim(-1, 1))
+        return drawn
+
+
+def as_tensor(pictures: Pictures) -> Tensor:
+    """float32 [n, 3, height, width] within -1 to 1."""
+    return torch.from_numpy(pictures).movedim(-1, 1).float() / 127.5 - 1

@@ -1,0 +1,157 @@
+"""sahajBERT: ALBERT on a mixture of Bengali texts."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
+from minga.recipes.interface import Recipe, StreamPosition
+from minga.recipes.registry import load_recipe, published
+from minga.recipes.text.corpus import unpack_documents
+from minga.testing import check_recipe
+
+D = "\u0964"
+WORDS = [
+    "আমি",
+    "তুমি",
+    "সে",
+    "ভাত",
+    "মাছ",
+    "বাড়ি",
+    "নদী",
+    "গাছ",
+    "পাখি",
+    "আকাশ",
+    "খাই",
+    "যাই",
+    "দেখি",
+    "বসি",
+    "আছে",
+    "ছিল",
+    "হবে",
+    "নতুন",
+    "পুরনো",
+    "ছোট",
+]
+
+
+def sentences(seed: int, count: int) -> list[str]:
+    draw = np.random.default_rng(seed)
+    return [" ".join(draw.choice(WORDS, size=int(draw.integers(4, 9)))) + D for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two sources of 80 documents of ten sentences, and one document in English."""
+    path = tmp_path_factory.mktemp("bengali")
+    for number, name in enumerate(("news", "wiki")):
+        texts = [f"{name} {i}| " + " ".join(sentences(1000 * number + i, 10)) for i in range(80)]
+        rows = [
+            json.dumps({"text": text}) for text in [*texts, "This one is written in Latin letters. It is left out."]
+        ]
+        (path / f"{name}.jsonl").write_text("\n".join(rows), "utf-8")
+    return path
+
+
+def settings(folder: Path, **changes: Any) -> dict[str, Any]:
+    sources = [
+        {"files": [str(folder / f"{name}.jsonl")], "weight": weight, "script": "Bengali"}
+        for name, weight in (("news", 0.77), ("wiki", 0.23))
+    ]
+    data = {"source": "mixture", "language": "bn", "sources": sources, "shuffle_buffer": 50, "heldout_fraction": 0.1}
+    return {"max_length": 32, "vocabulary_size": 200, "data": data, **changes}
+
+
+def recipe(table: dict[str, Any], **security: Any) -> Recipe[Any]:
+    return load_recipe(spec(table, **security))
+
+
+def spec(table: dict[str, Any], **security: Any) -> RunSpec:
+    tables = {"name": "sahaj", "model": {"recipe": "sahajbert"}, "recipe": {"sahajbert": table}}
+    return RunSpec.from_mapping({**tables, **security})
+
+
+def write(folder: Path, prepared: dict[str, bytes]) -> dict[str, Path]:
+    for name, body in prepared.items():
+        (folder / name).write_bytes(body)
+    return {name: folder / name for name in prepared}
+
+
+def test_the_paper_had_18_million_parameters() -> None:
+    large = recipe({"size": "large", "max_length": 512, "vocabulary_size": 32_000})
+    assert sum(large.facts().tensors) == 18_105_474
+
+
+def test_it_keeps_what_recipes_promise(folder: Path, tmp_path: Path) -> None:
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64, "embedding_size": 16}
+    check_recipe("sahajbert", settings(folder, overrides=small), tmp_path)
+
+
+def test_a_mixture_that_travels_is_drawn_once_for_all(folder: Path, tmp_path: Path) -> None:
+    made = recipe(settings(folder))
+    prepared = made.prepare()
+    assert sorted(prepared) == ["heldout.jsonl.gz", "tokenizer.json", "training.jsonl.gz"]
+    files = write(tmp_path, dict(prepared))
+    documents, heldout = (list(unpack_documents(files[name])) for name in ("training.jsonl.gz", "heldout.jsonl.gz"))
+    assert sum(text.startswith("news") for text in documents) / len(documents) == pytest.approx(0.77, abs=0.1)
+    assert not any("Latin" in text for text in documents)
+    assert not set(documents) & set(heldout)
+    tokenizer = Tokenizer.from_file(str(files["tokenizer.json"]))
+    unknown = tokenizer.token_to_id("<unk>")
+    for text in sentences(1, 50):
+        ids = tokenizer.encode(text).ids
+        assert unknown not in ids, "the text has the characters of the training text"
+        assert tokenizer.decode(ids).strip() == text
+    assert tokenizer.encode("নদী|").ids == tokenizer.encode(f"নদী{D}").ids, "a reader need not know our spelling"
+    peers = ("ab" * 32, "ab" * 32, "cd" * 32)
+    first, again, other = (list(islice(made.batches(files, StreamPosition(peer), 4), 3)) for peer in peers)
+    assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0]["input_ids"], other[0]["input_ids"])
+
+
+def test_with_a_data_set_of_the_hub_the_other_sources_travel_and_each_peer_mixes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Rows(list[dict[str, str]]):
+        def shuffle(self, seed: int, buffer_size: int) -> Rows:
+            return Rows(self[(seed + buffer_size) % 7 :] + self[: (seed + buffer_size) % 7])
+
+    hub = Rows({"text": f"hub {number}{D} " + " ".join(sentences(number, 10))} for number in range(150))
+    monkeypatch.setattr("minga.recipes.mixture.open_sources.open_dataset", lambda *_: hub)
+    table = settings(folder)
+    table["data"]["sources"][0] = {"source": "hub", "name": "owner/name", "weight": 0.77}
+    made = recipe(table)
+    files = write(tmp_path, dict(made.prepare()))
+    assert sorted(files) == ["heldout.jsonl.gz", "source-1.jsonl.gz", "tokenizer.json"]
+    heldout = set(unpack_documents(files["heldout.jsonl.gz"]))
+    drawn = list(islice(made.drawn(files, 3), 2000))  # type: ignore[attr-defined]
+    assert sum(text.startswith("hub") for text in drawn) / 2000 == pytest.approx(0.77, abs=0.04)
+    assert not heldout & set(drawn)
+    assert any(text.startswith("hub") for text in heldout)
+    batch = next(iter(made.batches(files, StreamPosition("ab" * 32), 4)))
+    assert batch["input_ids"].shape[0] == 4
+    checked = {"security": {"verification": "byzantine", "micro_batch_size": 4}, "training": {"target_batch_size": 16}}
+    with pytest.raises(ConfigurationError, match="must not name a data set of the hub"):
+        recipe(table, **checked)
+
+
+def test_the_organisers_paths_are_not_published(folder: Path) -> None:
+    assert str(folder).encode() not in published(spec(settings(folder))).canonical_bytes()
+
+
+def test_a_mixture_needs_its_sources_and_other_text_has_none() -> None:
+    with pytest.raises(ConfigurationError, match="mixture"):
+        recipe({"data": {"source": "mixture", "sources": []}})
+    with pytest.raises(ConfigurationError, match="mixture"):
+        recipe({"data": {"source": "bible", "sources": [{"source": "bible"}]}})
+    with pytest.raises(ConfigurationError, match="spec_version = 3"):
+        type(recipe({})).from_version_2({})

@@ -1,0 +1,95 @@
+"""Pictures from hostile bytes, sheets of pictures, and ranking by a model."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    PreTrainedTokenizerFast,
+)
+
+from minga.core.errors import ConfigurationError
+from minga.recipes.images.grid import grid_png
+from minga.recipes.images.loading import open_picture, square
+from minga.recipes.images.ranking import ClipRanker
+
+
+def png(picture: Image.Image) -> bytes:
+    body = io.BytesIO()
+    picture.save(body, "PNG")
+    return body.getvalue()
+
+
+def test_a_picture_is_cut_to_a_square_and_scaled_and_clear_parts_are_white() -> None:
+    wide = Image.new("RGBA", (40, 20), (255, 0, 0, 255))
+    wide.paste((0, 0, 255, 255), (10, 0, 30, 20))
+    assert np.array_equal(square(open_picture(png(wide)), 8), np.full((8, 8, 3), (0, 0, 255), dtype=np.uint8))
+    assert square(open_picture(png(Image.new("RGBA", (8, 8), (0, 0, 0, 0)))), 8).min() == 255
+
+
+def bomb() -> bytes:
+    """A PNG of a few bytes that says that it has 100,000 by 100,000 pixels."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("body", [b"", b"junk", png(Image.new("RGB", (9, 9)))[:40], bomb(), b"%!PS-Adobe-3.0\n"])
+def test_what_is_no_picture_of_bounded_size_is_refused(body: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    path.write_bytes(body)
+    for source in (body, path):
+        with pytest.raises(ConfigurationError, match="here"):
+            open_picture(source, "here")
+    with pytest.raises(ConfigurationError):
+        open_picture(tmp_path / "none.png")
+
+
+def test_a_sheet_has_every_picture_with_its_caption_and_notes() -> None:
+    pictures = [np.full((4, 4, 3), (40 * n, 0, 0), dtype=np.uint8) for n in range(5)]
+    body = grid_png(pictures, [f"caption {n} ü" for n in range(5)], columns=2, notes={"seed": "7"})
+    assert body == grid_png(pictures, [f"caption {n} ü" for n in range(5)], columns=2, notes={"seed": "7"})
+    with Image.open(io.BytesIO(body)) as sheet:
+        assert sheet.text["seed"] == "7"  # type: ignore[attr-defined]
+        pixels = np.asarray(sheet)
+    assert {tuple(pixels[y, x]) for x in (70, 206) for y in (70, 245, 420)} >= {(40 * n, 0, 0) for n in range(5)}
+    with pytest.raises(ValueError, match="needs pictures"):
+        grid_png([], [])
+
+
+def test_a_model_ranks_pictures_and_is_missed_with_a_reason(tmp_path: Path) -> None:
+    text = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    vision = {"image_size": 16, "patch_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2}
+    special = {"bos_token_id": 1, "eos_token_id": 2}
+    torch.manual_seed(0)
+    config = CLIPConfig(text_config={**text, **heads, **special}, vision_config={**vision, **heads}, projection_dim=8)
+    CLIPModel(config).save_pretrained(tmp_path)
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "a": 1, "</s>": 2, "wolf": 3}, unk_token="<pad>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", pad_token="<pad>").save_pretrained(tmp_path)
+    CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}).save_pretrained(tmp_path)
+    random = np.random.default_rng(0)
+    pictures = list(random.integers(0, 256, (6, 16, 16, 3), dtype=np.uint8))
+    ranker = ClipRanker(str(tmp_path))
+    scores = ranker.scores("a wolf </s>", pictures)
+    assert scores.sum() == pytest.approx(1)
+    assert ranker.best("a wolf </s>", pictures, 2) == np.argsort(-scores)[:2].tolist()
+    assert ranker.best("a wolf </s>", pictures[::-1], 1) == [5 - int(scores.argmax())]
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ConfigurationError, match="no CLIP model at"):
+        ClipRanker(str(tmp_path))

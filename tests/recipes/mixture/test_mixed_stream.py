@@ -1,0 +1,169 @@
+"""Mixtures: proportions that hold for ever, filters, and streams that go on exactly where they were."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from minga.core.errors import ConfigurationError, StorageError
+from minga.recipes.mixture import mixed_stream
+from minga.recipes.mixture.filters import DocumentFilter
+from minga.recipes.mixture.mixed_stream import MixedSource, MixedStream, MixtureState
+from minga.recipes.mixture.open_sources import mixed_sources, prepared_documents, shipped_file
+from minga.recipes.mixture.source_stream import SourceState, SourceStream
+from minga.recipes.text.corpus import heldout_rank, pack_documents
+from minga.recipes.text.settings import SourceSettings, TextData
+
+LENGTHS = {"a": 300, "b": 40, "c": 7}
+
+
+def everything(document: str) -> str | None:
+    return document
+
+
+def numbered(name: str, count: int) -> MixedSource:
+    def open_pass(number: int) -> Iterator[str]:
+        return (f"{name} {(place + number) % count}" for place in range(count))
+
+    return MixedSource(open_pass, {"a": 0.7, "b": 0.23, "c": 0.07}[name], everything)
+
+
+SOURCES = [numbered(name, count) for name, count in LENGTHS.items()]
+
+
+def test_proportions_hold_though_one_source_is_much_shorter() -> None:
+    stream = MixedStream(SOURCES, seed=3, block_size=500)
+    counts = Counter(document[0] for document in islice(stream, 20_000))
+    for name, share in {"a": 0.7, "b": 0.23, "c": 0.07}.items():
+        assert counts[name] / 20_000 == pytest.approx(share, abs=0.015)
+
+
+def test_a_stream_goes_on_exactly_where_it_was_left() -> None:
+    whole = list(islice(MixedStream(SOURCES, 3, 500), 14_000))
+    first = MixedStream(SOURCES, 3, 500)
+    assert list(islice(first, 12_345)) == whole[:12_345]
+    state = msgspec.json.decode(msgspec.json.encode(first.state), type=MixtureState)
+    assert list(islice(MixedStream(SOURCES, 3, 500, state), 14_000 - 12_345)) == whole[12_345:]
+    at_the_end = MixedStream(SOURCES, 3, 500)
+    assert list(islice(at_the_end, 500)) == whole[:500]
+    assert list(islice(MixedStream(SOURCES, 3, 500, at_the_end.state), 10)) == whole[500:510]
+
+
+def test_other_seeds_give_other_orders() -> None:
+    assert list(islice(MixedStream(SOURCES, 3, 50), 50)) != list(islice(MixedStream(SOURCES, 4, 50), 50))
+
+
+def test_a_block_has_no_document_twice_unless_there_are_no_others() -> None:
+    def open_pass(_: int) -> Iterator[str]:
+        return (f"d {place // 2}" for place in range(200))
+
+    once = list(islice(MixedStream([MixedSource(open_pass, 1.0, everything)], 0, 100), 100))
+    assert sorted(once) == sorted({f"d {place}" for place in range(100)})
+    short = MixedSource(lambda _: iter(["x"]), 1.0, everything)
+    assert list(islice(MixedStream([short], 0, 10), 10)) == ["x"] * 10
+
+
+def test_weights_are_shares_of_what_the_filters_keep() -> None:
+    half = MixedSource(SOURCES[0].open_pass, 0.5, lambda each: each if each.endswith("0") else None)
+    other = MixedSource(SOURCES[1].open_pass, 0.5, everything)
+    counts = Counter(document[0] for document in islice(MixedStream([half, other], 0, 400), 8000))
+    assert counts["a"] / 8000 == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_source_that_gives_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixed_stream, "MAX_LEFT_OUT", 1000)
+    with pytest.raises(ConfigurationError, match="source 1 of the mixture: of 1000 documents"):
+        next(MixedStream([MixedSource(SOURCES[0].open_pass, 1.0, lambda _: None)], 0, 10))
+    with pytest.raises(ConfigurationError, match="no documents"):
+        next(MixedStream([MixedSource(lambda _: iter([]), 1.0, everything)], 0, 10))
+    with pytest.raises(ConfigurationError, match="0 sources"):
+        MixedStream([], 0, 10)
+    with pytest.raises(ConfigurationError, match="other settings"):
+        MixedStream(SOURCES, 0, 10, MixtureState(0, 0, (SourceState(),)))
+
+
+def test_a_source_that_breaks_is_opened_again_where_it_was() -> None:
+    opened: list[int] = []
+    paused: list[float] = []
+
+    def open_pass(_: int) -> Iterator[str]:
+        opened.append(1)
+        for place in range(10):
+            if place == 4 and len(opened) < 4:
+                raise ConnectionError("the line broke")
+            yield str(place)
+
+    stream = SourceStream(open_pass, sleep=paused.append)
+    assert [next(stream) for _ in range(12)] == [*map(str, range(10)), "0", "1"]
+    assert paused == [1.0, 2.0, 4.0]
+    assert stream.state == SourceState(1, 2)
+
+    def broken(_: int) -> Iterator[str]:
+        raise ConnectionError("no line")
+
+    with pytest.raises(StorageError, match="5 times in a row: no line"):
+        next(SourceStream(broken, sleep=paused.append))
+
+
+def test_filters_are_settings() -> None:
+    keep = DocumentFilter(
+        SourceSettings(source="hub", name="x/y", min_characters=10, max_characters=60, script="Bengali", drop=("ছাড়",)),
+        "bn",
+    )
+    assert keep("এটি একটি ছোট বাংলা বাক্য|") == "এটি একটি ছোট বাংলা বাক্য\u0964"
+    assert keep("ছোট") is None
+    assert keep("This one is written in Latin letters") is None
+    assert keep("এই নথিটি ছাড় দেওয়া হবে না") is None
+    assert keep("এটি একটি বাক্য " * 10) is None
+    assert DocumentFilter(SourceSettings(source="bible"), "")("  ") is None
+    with pytest.raises(ValueError, match="needs a name"):
+        SourceSettings(source="hub")
+
+
+def test_what_is_shipped_is_mixed_at_every_peer_alike(tmp_path: Path) -> None:
+    for name in "xy":
+        rows = [json.dumps({"text": f"Document {name} {number} has a sentence."}) for number in range(60)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join([*rows, rows[0]]))
+    data = TextData(
+        source="mixture",
+        sources=tuple(
+            SourceSettings(files=(str(tmp_path / f"{n}.jsonl"),), weight=w) for n, w in (("x", 3.0), ("y", 1.0))
+        ),
+        shuffle_buffer=40,
+    )
+    files = {}
+    for number, source in enumerate(data.sources):
+        documents = prepared_documents(source, "")
+        assert len(documents) == 60, "a document that is there twice is shipped once"
+        files[shipped_file(number)] = tmp_path / shipped_file(number)
+        files[shipped_file(number)].write_bytes(pack_documents(documents))
+    first, second = (MixedStream(mixed_sources(data, files, 7), 7, 40) for _ in range(2))
+    drawn = list(islice(first, 4000))
+    assert drawn == list(islice(second, 4000))
+    assert sum(" x " in each for each in drawn) / 4000 == pytest.approx(0.75, abs=0.03)
+    with pytest.raises(ConfigurationError, match=r"source-1\.jsonl\.gz"):
+        mixed_sources(data, {shipped_file(0): files[shipped_file(0)]}, 7)
+
+
+def test_held_out_documents_of_a_data_set_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Rows(list[dict[str, str]]):
+        def shuffle(self, seed: int, buffer_size: int) -> Rows:
+            assert buffer_size > 0
+            return Rows(self[seed % 5 :] + self[: seed % 5])
+
+    rows = Rows({"text": f"A document of number {number}."} for number in range(400))
+    monkeypatch.setattr("minga.recipes.mixture.open_sources.open_dataset", lambda *_: rows)
+    data = TextData(
+        source="mixture",
+        sources=(SourceSettings(source="hub", name="owner/name"),),
+        shuffle_buffer=100,
+        heldout_fraction=0.2,
+    )
+    drawn = set(islice(MixedStream(mixed_sources(data, {}, 1), 1, 100), 1000))
+    assert drawn == {row["text"] for row in rows if heldout_rank(row["text"]) >= 0.2}

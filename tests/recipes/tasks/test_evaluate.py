@@ -1,0 +1,89 @@
+"""Fine-tuning and testing a model, beside the same one from scratch."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from minga.core.errors import ConfigurationError
+from minga.recipes.tasks.evaluate import TaskOptions, evaluate_model
+from minga.recipes.tasks.fine_tune import FineTuning
+
+WORDS = ["Ada", "Alan", "Grace", "saw", "met", "the", "a", "dog", "tree", "and"]
+QUICK = FineTuning(learning_rates=(3e-3,), batch_size=16, max_length=16, epochs=4)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    vocabulary = {token: number for number, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(folder)
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=32,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        BertModel(config).save_pretrained(folder)
+    return folder
+
+
+def sentences(count: int) -> list[list[str]]:
+    draw = random.Random(1)
+    return [[draw.choice(WORDS) for _ in range(draw.randint(3, 8))] for _ in range(count)]
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> str:
+    """Sentences in which the three names are entities."""
+    path = tmp_path / "ner.txt"
+    tag = dict.fromkeys(WORDS[:3], "B-person")
+    path.write_text("\n\n".join("\n".join(f"{w}\t{tag.get(w, 'O')}" for w in each) for each in sentences(300)))
+    return str(path)
+
+
+def test_named_entities_are_learned_and_reported_beside_the_model_from_scratch(model: Path, names: str) -> None:
+    said: list[str] = []
+    options = TaskOptions("ner", names, runs=2, how=QUICK)
+    report = evaluate_model(model, options, said.append)
+    assert report.trained["f1"].mean > 0.9, "the entities are three words"
+    assert set(report.trained) == set(report.from_scratch) == {"precision", "recall", "f1", "accuracy"}
+    assert report.runs == 2
+    assert len(said) == 4
+    json.dumps(report.as_json())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(99)
+        assert evaluate_model(model, options).as_json() == report.as_json(), "chance comes from the seeds alone"
+
+
+def test_classes_are_learned_from_as_many_examples_as_asked_for(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "classes.jsonl"
+    rows = [{"text": " ".join(each), "label": "name" if each[0] in WORDS[:3] else "none"} for each in sentences(300)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    report = evaluate_model(model, TaskOptions("ncc", str(path), runs=1, training_examples=64, how=QUICK))
+    assert report.examples == 64
+    assert set(report.trained) == {"accuracy"}
+    assert 0.0 <= report.trained["accuracy"].mean <= 1.0
+    assert report.trained["accuracy"].deviation == 0.0
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path, names: str) -> None:
+    with pytest.raises(ConfigurationError, match="no model that transformers can load"):
+        evaluate_model(tmp_path / "nothing", TaskOptions("ner", names, runs=1))

@@ -1,0 +1,299 @@
+"""Where pairs come from: OpenMoji, folders, files with codes, streams; what is taken and what is held out."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+from minga.core.errors import ConfigurationError, LocalError
+from minga.recipes.images.content_rank import held_out
+from minga.recipes.interface import StreamPosition
+from minga.recipes.text_to_image.data import sources
+from minga.recipes.text_to_image.data.compositions import (
+    COLOURS,
+    Composer,
+    Composition,
+    caption_of,
+    draw_compositions,
+    labels_of,
+)
+from minga.recipes.text_to_image.data.openmoji import drawings
+from minga.recipes.text_to_image.data.pictures import picture_sets
+from minga.recipes.text_to_image.data.rows import caption_of_row, codes_of_row
+from minga.recipes.text_to_image.judging import judge, seen_in
+from minga.recipes.text_to_image.prepare import HELDOUT_FILE, TRAINING_FILE
+from minga.recipes.text_to_image.settings import ImageTextData, ImageTextFilters
+from tests.worlds.recipe_pictures import SMALL, picture_recipe, write_pictures
+
+ALICE, BOB = "a1" * 32, "b0" * 32
+
+
+every_drawing = cache(drawings)
+
+
+def test_drawings_have_names_and_differ() -> None:
+    found = every_drawing()
+    assert len(found) == 1885  # of 1,903 records, 18 look like others
+    assert len({each.pixels.tobytes() for each in found}) == 1885
+    assert all(each.pixels.shape == (64, 64, 4) and each.pixels[..., 3].any() for each in found)
+    assert "guide dog" in {each.name for each in found}
+
+
+def test_compositions_show_what_their_captions_say() -> None:
+    found = every_drawing()
+    square = next(number for number, each in enumerate(found) if each.name == "large orange square")
+    composer = Composer(found, 32)
+    for colour, size, place in itertools.product(COLOURS, ("small", "large"), ("left", "right", "top", "bottom")):
+        picture = composer.paint(Composition(square, colour, size, place))
+        assert picture.shape == (32, 32, 3)
+        assert seen_in(picture) == (colour, size, place)
+        assert labels_of(caption_of("x", colour, size, place)) == (colour, size, place)
+    assert seen_in(composer.paint(Composition(square, "blue", "small", "center")))[2] == "center"
+    assert labels_of("a wolf on the moon") is None
+
+
+def test_a_judge_that_finds_no_labels_gives_no_figures() -> None:
+    picture = np.zeros((1, 32, 32, 3), dtype=np.uint8)
+    assert judge(picture, ["a wolf"]) == {}
+    assert judge(picture, ["wolf on a black background, small, center"]) == {
+        "background": 1.0,
+        "position": 1.0,
+        "size": 1.0,
+    }
+
+
+def test_compositions_are_drawn_evenly() -> None:
+    made = draw_compositions(4000, 10, 4, np.random.default_rng(0))
+    assert set(Counter(one.colour for one in made)) == set(list(COLOURS)[:4])
+    for counts in (Counter(one.place for one in made), Counter(one.drawing for one in made)):
+        assert max(counts.values()) < 1.3 * min(counts.values())
+
+
+def test_no_rendering_of_a_held_out_drawing_is_trained_on() -> None:
+    training, heldout = picture_sets(ImageTextData(compositions=4000), 32, seed=0)
+    assert (len(training), len(heldout)) == (3800, 200)
+    names = [{caption.rpartition(" on a ")[0] for caption in each.captions} for each in (training, heldout)]
+    same = [each.name for each in every_drawing()]
+    doubles = {name for name, count in Counter(same).items() if count > 1}
+    assert names[0] & names[1] <= doubles
+    again, _ = picture_sets(ImageTextData(compositions=4000), 32, seed=0)
+    assert again.captions == training.captions
+    assert np.array_equal(again.some([3, 5]), training.some([3, 5]))
+
+
+def test_equal_contents_are_held_out_together() -> None:
+    contents = [b"a", b"b", b"a", *(bytes([n]) for n in range(60))]
+    chosen = held_out(contents, 0.2)
+    assert chosen[0] == chosen[2]
+    assert 8 <= sum(chosen) <= 17
+    assert held_out(contents, 0.0) == [False] * len(contents)
+    with pytest.raises(ConfigurationError, match="none is left"):
+        held_out([b"x", b"x"], 0.5)
+
+
+def picture_folder(folder: Path, count: int = 30) -> Path:
+    folder.mkdir(exist_ok=True)
+    lines = ["file_name,caption"]
+    random = np.random.default_rng(0)
+    for number in range(count):
+        pixels = random.integers(0, 256, (40, 50, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+        lines.append(f'{number}.png,"picture {number} of noise, grey"')
+    (folder / "metadata.csv").write_text("\n".join(lines) + "\n", "utf-8")
+    return folder
+
+
+def test_a_folder_of_pictures_becomes_a_run(tmp_path: Path) -> None:
+    folder = picture_folder(tmp_path / "pictures")
+    data = {"source": "folder", "files": [str(folder)], "heldout_fraction": 0.1}
+    recipe = picture_recipe(data=data)
+    own = tmp_path / "files"
+    own.mkdir()
+    files = write_pictures(own, recipe.prepare())
+    batch = next(picture_recipe(data={**data, "files": []}).batches(files, StreamPosition(ALICE), 4))
+    assert batch["codes"].shape == (4, 64)
+    assert (batch["captions"] > 0).any(dim=1).all()
+    figures = recipe.evaluate(recipe.build_model(), files)
+    assert set(figures) == {"heldout_image_loss", "heldout_text_loss"}  # such captions say no colour
+    assert recipe.inputs() == [folder / "metadata.csv"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("file_name,caption\n../a.png,hello\n", "no picture in this folder"),
+        ("file_name,caption\n/etc/a.png,hello\n", "no picture in this folder"),
+        ("file_name,caption\nsecret.txt,hello\n", "no picture in this folder"),
+        ("file_name,caption\nmissing.png,hello\n", "not a picture"),
+        ("file_name,words\n0.png,hello\n", "there is no such column"),
+        ("caption\nhello\n", "has no file_name"),
+        ("file_name,caption\n0.png,x\n", "no picture that passes"),
+    ],
+)
+def test_folders_that_cannot_be_used_are_explained(tmp_path: Path, lines: str, words: str) -> None:
+    folder = picture_folder(tmp_path / "pictures", 1)
+    (folder / "metadata.csv").write_text(lines, "utf-8")
+    with pytest.raises(ConfigurationError, match=words):
+        picture_sets(ImageTextData(source="folder", files=(str(folder),)), 32, 0)
+    (folder / "metadata.csv").unlink()
+    with pytest.raises(ConfigurationError, match=r"has no metadata\.csv"):
+        picture_sets(ImageTextData(source="folder", files=(str(folder),)), 32, 0)
+
+
+def coded_file(path: Path, count: int = 60) -> Path:
+    """A parquet file with captions, sizes, marks and codes as int16 bytes."""
+    random = np.random.default_rng(0)
+    rows = {
+        "caption": [f"thing {number}" for number in range(count)],
+        "NSFW": ["UNLIKELY" if number % 3 else "LIKELY" for number in range(count)],
+        "original_width": [100] * count,
+        "original_height": [100 if number % 2 else 300 for number in range(count)],
+        "code": [random.integers(0, 256, 64).astype("<i2").tobytes() for _ in range(count)],
+    }
+    datasets.Dataset.from_dict(rows).to_parquet(path)
+    return path
+
+
+def test_files_with_codes_are_shipped_after_the_filters(tmp_path: Path) -> None:
+    data = {
+        "source": "codes",
+        "files": [str(coded_file(tmp_path / "pairs.parquet"))],
+        "code_column": "code",
+        "width_column": "original_width",
+        "height_column": "original_height",
+        "filters": {"require": ["NSFW=UNLIKELY"]},
+        "heldout_fraction": 0.1,
+    }
+    recipe = picture_recipe(data=data, image_tokenizer="codes")
+    own = tmp_path / "files"
+    own.mkdir()
+    files = write_pictures(own, recipe.prepare())
+    taken = sum(1 for number in range(60) if number % 3 and number % 2)
+    rows = [recipe._pairs(files, name) for name in (TRAINING_FILE, HELDOUT_FILE)]
+    assert sum(map(len, rows)) == taken
+    assert set(recipe.evaluate(recipe.build_model(), files)) == {"heldout_image_loss", "heldout_text_loss"}
+
+
+def test_each_peer_streams_codes_in_an_order_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = coded_file(tmp_path / "pairs.parquet")
+    monkeypatch.setattr(sources, "open_dataset", lambda *_: sources._opened([str(path)], "data.files"))
+    data = {
+        "source": "hub",
+        "name": "owner/pairs",
+        "code_column": "code",
+        "shuffle_buffer": 16,
+        "heldout_fraction": 0.2,
+    }
+    recipe = picture_recipe(data=data, image_tokenizer="codes")
+    own = tmp_path / "files"
+    own.mkdir()
+    files = write_pictures(own, recipe.prepare())
+    assert TRAINING_FILE not in files
+    heldout = {codes.tobytes() for codes in recipe._pairs(files, HELDOUT_FILE).codes.astype(np.int64)}
+    assert 4 <= len(heldout) <= 25
+    epoch = 60 - len(heldout)
+
+    def first(peer: str) -> list[bytes]:
+        stream = recipe.batches(files, StreamPosition(peer), 1)
+        return [batch["codes"].numpy().tobytes() for batch in itertools.islice(stream, 2 * epoch)]
+
+    ours, theirs = first(ALICE), first(BOB)
+    assert ours == first(ALICE)
+    assert ours != theirs
+    assert len(set(ours[:epoch])) == epoch  # no pair twice in an epoch
+    assert set(ours[:epoch]) == set(ours[epoch:]) == set(theirs[:epoch])
+    assert ours[:epoch] != ours[epoch:]
+    assert not set(ours) & heldout
+    sizes = [len(each["codes"]) for each in itertools.islice(recipe.batches(files, StreamPosition(ALICE), 7), 20)]
+    assert sizes == [7] * 20
+
+
+def test_pictures_of_a_data_set_are_decoded_by_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies = []
+    for number in range(12):
+        body = io.BytesIO()
+        Image.new("RGB", (30 if number else 90, 30), (number * 20, 0, 0)).save(body, "PNG")
+        bodies.append({"bytes": body.getvalue(), "path": None})
+    rows = {"image": bodies, "caption": [f"picture {number}" for number in range(12)]}
+    features = datasets.Features({"image": datasets.Image(), "caption": datasets.Value("string")})
+    path = tmp_path / "pictures.parquet"
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(path)
+    monkeypatch.setattr(sources, "open_dataset", lambda *_: sources._opened([str(path)], "data.files"))
+    data = ImageTextData(source="hub", name="owner/pictures", heldout_fraction=0.1)
+    training, heldout = picture_sets(data, 16, 0)
+    assert len(training) + len(heldout) == 11  # one is three times as wide as high
+    assert training.picture(0).shape == (16, 16, 3)
+    broken = datasets.Dataset.from_dict({**rows, "image": [{"bytes": b"junk", "path": None}] * 12}, features=features)
+    broken.to_parquet(path)
+    with pytest.raises(ConfigurationError, match="not a picture"):
+        picture_sets(data, 16, 0)
+
+
+ROW: dict[str, Any] = {"caption": " a  wolf\n", "NSFW": "UNLIKELY", "w": 10, "h": 20, "code": [1, 2, 3, 4]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "a wolf"),
+        ({"caption": None}, None),
+        ({"caption": "ab"}, None),
+        ({"NSFW": "LIKELY"}, None),
+        ({"h": 21}, None),
+        ({"w": 0}, None),
+        ({"w": None}, None),
+    ],
+)
+def test_rows_are_taken_by_caption_shape_and_marks(changes: dict[str, Any], expected: str | None) -> None:
+    filters = ImageTextFilters(require=("NSFW=UNLIKELY",))
+    data = ImageTextData(width_column="w", height_column="h", filters=filters)
+    assert caption_of_row({**ROW, **changes}, data) == expected
+
+
+@pytest.mark.parametrize(
+    "code",
+    [[1, 2, 3], [1, 2, 3, 99], [-1, 2, 3, 4], [1.5, 2, 3, 4], "four", None, b"\x01\x00", {"a": 1}, [[1, 2], [3]]],
+)
+def test_codes_of_another_kind_are_refused(code: object) -> None:
+    data = ImageTextData(source="hub", name="a/b", code_column="code")
+    with pytest.raises(ConfigurationError, match="a picture has 4 codes below 16"):
+        codes_of_row({**ROW, "code": code}, data, 4, 16)
+    assert codes_of_row(ROW, data, 4, 16).tolist() == [1, 2, 3, 4]
+    assert codes_of_row({"code": np.array([1, 2, 3, 15], "<i2").tobytes()}, data, 4, 16).tolist() == [1, 2, 3, 15]
+
+
+def test_files_on_the_web_are_one_kind_behind_https(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="https://"):
+        ImageTextData(source="shards", urls=("http://example.org/a.tar",))
+    with pytest.raises(ConfigurationError, match="files of one kind"):
+        list(sources.rows(ImageTextData(source="shards", urls=("https://x.org/a.tar", "https://x.org/a.parquet"))))
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"caption": "wolf", "code": [1]}) + "\nnot json\n")
+    with pytest.raises((ConfigurationError, LocalError)):
+        list(sources.rows(ImageTextData(source="codes", files=(str(path),), code_column="code")))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"source": "hub"}, "needs name"),
+        ({"source": "shards"}, "needs urls"),
+        ({"source": "openmoji", "files": ["x"]}, "files is not for"),
+        ({"source": "codes", "files": ["x"]}, "needs code_column"),
+        ({"source": "folder", "files": ["x", "y"]}, "takes one folder"),
+    ],
+)
+def test_settings_of_sources_that_contradict_themselves_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        picture_recipe(data=settings)
+    assert SMALL["data"]

@@ -1,0 +1,158 @@
+"""Image tokens: exact ids, a tokenizer that learns, tokenizers as files, a published one instead."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import JanusVQVAE, JanusVQVAEConfig
+
+from minga.core.errors import ConfigurationError
+from minga.recipes.text_to_image.data.compositions import Composer, draw_compositions
+from minga.recipes.text_to_image.data.openmoji import drawings
+from minga.recipes.text_to_image.tokens.fsq import FsqTokenizer, Pictures
+from minga.recipes.text_to_image.tokens.janus import published_tokenizer
+from minga.recipes.text_to_image.tokens.quantiser import ScalarQuantiser
+from minga.recipes.text_to_image.tokens.stored import (
+    DESCRIPTION_FILE,
+    PARAMETERS_FILE,
+    image_tokenizer_files,
+    read_image_tokenizer,
+)
+from minga.recipes.text_to_image.tokens.training import quality, train_fsq
+from tests.worlds.seeds import soaked
+
+every_drawing = cache(drawings)
+
+
+def pictures(count: int, seed: int) -> Pictures:
+    found = every_drawing()
+    composer = Composer(found, 32)
+    made = draw_compositions(count, len(found), 8, np.random.default_rng(seed))
+    return np.stack([composer.paint(one) for one in made])
+
+
+@pytest.mark.parametrize("levels", [(8, 6, 5), (8, 8, 8), (8, 8, 4, 4), (3,), (4, 3)])
+def test_each_code_is_the_code_of_its_own_values(levels: tuple[int, ...]) -> None:
+    quantiser = ScalarQuantiser(levels)
+    ids = torch.arange(quantiser.codes)
+    values = quantiser.values(ids)
+    assert torch.equal(quantiser.ids(values), ids)
+    every = {tuple(each) for each in values.tolist()}
+    channels = [[float(n - level // 2) for n in range(level)] for level in levels]
+    assert every == set(itertools.product(*channels))
+    assert quantiser.scaled(values).abs().max() <= 1
+
+
+def test_quantising_reaches_all_levels_and_no_others_and_passes_gradients() -> None:
+    quantiser = ScalarQuantiser((8, 6, 5))
+    h = torch.linspace(-20, 20, 4001)[:, None].repeat(1, 3).requires_grad_()
+    z = quantiser.quantise(h)
+    assert [len(each.unique()) for each in z.detach().round().T] == [8, 6, 5]
+    assert (z - z.round()).abs().max() < 1e-6
+    assert int(quantiser.ids(z).min()) >= 0
+    assert int(quantiser.ids(z).max()) < 240
+    assert quantiser.ids(quantiser.quantise(torch.zeros(1, 3))).item() == quantiser.ids(torch.zeros(1, 3)).item()
+    z.sum().backward()
+    assert h.grad is not None
+    assert bool((h.grad[1900:2100] > 0).all())
+
+
+def test_the_tokenizer_has_the_shape_of_its_pictures() -> None:
+    for halvings, side in ((2, 8), (3, 4)):
+        tokenizer = FsqTokenizer((8, 6, 5), halvings)
+        codes = tokenizer.encode(pictures(3, 0))
+        assert codes.shape == (3, side**2)
+        assert tokenizer.decode(codes).shape == (3, 32, 32, 3)
+    assert sum(each.numel() for each in FsqTokenizer((8, 6, 5)).parameters()) == 339_942
+
+
+@pytest.mark.parametrize(("steps", "decibels", "codes"), [(12, 8.0, 8), soaked(800, 19.0, 150)])
+def test_the_tokenizer_learns_to_keep_pictures(steps: int, decibels: float, codes: int) -> None:
+    generator = torch.random.get_rng_state()
+    tokenizer = train_fsq(pictures(600 if steps < 100 else 6000, 1), (8, 6, 5), 2, steps, 0)
+    found = quality(tokenizer, pictures(200, 2))
+    assert found.psnr_db >= decibels
+    assert found.codes_used >= codes
+    assert found.perplexity <= found.codes_used
+    assert torch.equal(generator, torch.random.get_rng_state())
+
+
+def write(folder: Path, files: dict[str, bytes]) -> dict[str, Path]:
+    for name, body in files.items():
+        (folder / name).write_bytes(body)
+    return {name: folder / name for name in files}
+
+
+def test_a_tokenizer_travels_as_files(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tokenizer = FsqTokenizer((4, 4), 3)
+    read = read_image_tokenizer(write(tmp_path, image_tokenizer_files(tokenizer)))
+    some = pictures(4, 3)
+    codes = tokenizer.encode(some)
+    assert np.array_equal(read.encode(some), codes)
+    assert np.array_equal(read.decode(codes), tokenizer.decode(codes))
+    assert read.codes == 16
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        {"kind": "fsq", "levels": [4, 4], "halvings": 9},
+        {"kind": "fsq", "levels": [4, 4, 4], "halvings": 2},
+        {"kind": "fsq", "levels": [10**9], "halvings": 2},
+        {"kind": "fsq", "levels": [2, 2], "halvings": 2},
+        {"kind": "fsq", "levels": "no", "halvings": 2},
+        {"kind": "other", "levels": [4, 4], "halvings": 2},
+        {"kind": "janus", "config": {"base_channels": 10**12}},
+        {"kind": "janus", "config": {"no_such_thing": {}}},
+        {},
+        [],
+    ],
+)
+def test_damaged_tokenizers_are_refused_without_large_allocations(tmp_path: Path, description: object) -> None:
+    files = write(tmp_path, image_tokenizer_files(FsqTokenizer((4, 4))))
+    files[DESCRIPTION_FILE].write_text(json.dumps(description))
+    with pytest.raises(ConfigurationError, match="damaged"):
+        read_image_tokenizer(files)
+
+
+def test_parameters_that_are_not_finite_are_refused_and_missing_ones_explained(tmp_path: Path) -> None:
+    tokenizer = FsqTokenizer((4, 4))
+    next(tokenizer.parameters()).data[0] = float("nan")
+    files = write(tmp_path, image_tokenizer_files(tokenizer))
+    with pytest.raises(ConfigurationError, match="not finite"):
+        read_image_tokenizer(files)
+    with pytest.raises(ConfigurationError, match="without an image tokenizer"):
+        read_image_tokenizer({PARAMETERS_FILE: files[PARAMETERS_FILE]})
+
+
+def test_a_published_tokenizer_works_from_its_folder_and_travels_as_files(tmp_path: Path) -> None:
+    config = JanusVQVAEConfig(
+        embed_dim=4,
+        num_embeddings=16,
+        latent_channels=8,
+        base_channels=32,
+        channel_multiplier=[1, 1],
+        num_res_blocks=1,
+        num_patches=16,
+    )
+    torch.manual_seed(0)
+    JanusVQVAE(config).save_pretrained(tmp_path / "published")
+    tokenizer = published_tokenizer(str(tmp_path / "published"))
+    some = pictures(2, 4)
+    codes = tokenizer.encode(some)
+    assert codes.shape[0] == 2
+    assert codes.max() < tokenizer.codes == 16
+    own = tmp_path / "files"
+    own.mkdir()
+    read = read_image_tokenizer(write(own, image_tokenizer_files(tokenizer)))
+    assert np.array_equal(read.encode(some), codes)
+    assert np.array_equal(read.decode(codes), tokenizer.decode(codes))
+    with pytest.raises(ConfigurationError, match="no JanusVQVAE"):
+        published_tokenizer(str(own))
