@@ -28,7 +28,7 @@ from tests.worlds.cli_run import run
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-QUICK = ("doctor", "export", "plan", "replay", "sim", "status", "version")
+QUICK = ("doctor", "export", "plan", "replay", "sample", "sim", "status", "version")
 """Commands that run in the process of the test, to which another import of torch would be most of the work."""
 PROSE = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 """Pages whose lines are wrapped."""

@@ -44,6 +44,13 @@ def test_sizes_have_the_parameters_that_they_promise(recipe: str, size: str, par
     assert sum(each.numel() for each in model.parameters()) == parameters
 
 
+@pytest.mark.parametrize("architecture", ["falcon", "roberta"])
+def test_architectures_with_rules_of_their_own(architecture: str) -> None:
+    settings = {"overrides": {}, "packing": "stream", "architecture": architecture}
+    recipe = language_recipe("llama", **settings)
+    assert recipe.total_loss(new_model(recipe), recipe.synthetic_batch(2)).isfinite()
+
+
 def test_todays_tiny_albert_is_as_large_as_ever() -> None:
     assert sum(load_recipe(spec("albert")).facts().tensors) == 1_256_194
 

@@ -69,7 +69,7 @@ class CausalLmRecipe(AnyArchitecture[CausalLmSettings]):
                 "warmup_steps": 10,
                 "schedule": "constant",
             },
-            "training": {"target_batch_size": 64},
+            "training": {"target_batch_size": 32},
         }
 
     @property

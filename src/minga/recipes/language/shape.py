@@ -87,11 +87,13 @@ def shape_of_size(settings: LanguageSettings, family: ModelFamily, special: Spec
         "max_position_embeddings": max(settings.max_length, preset.positions) + position_offset(architecture),
         "tie_word_embeddings": True,
     }
-    values: dict[str, Any] = {name: value for name, value in wanted.items() if hasattr(usual, name)}
+    values: dict[str, Any] = {name: value for name, value in wanted.items() if _can_say(usual, name)}
     values |= {name: 0.0 for name, value in usual.to_dict().items() if "drop" in name and isinstance(value, float)}
     for name, role in family.special.items():
         if hasattr(usual, name):
             values[name] = special.ids.get(role)
+    if position_offset(architecture) and values.get("pad_token_id") is None:
+        values["pad_token_id"] = special.ids.get("unknown", 0)  # positions are numbered from some token on
     return {"model_type": architecture, **values}
 
 
@@ -193,6 +195,12 @@ def _configuration(values: Mapping[str, Any]) -> PretrainedConfig:
 def _by_own_names(overrides: Mapping[str, Any], usual: PretrainedConfig) -> dict[str, Any]:
     """Overrides by the names that the architecture itself has: GPT-2 calls `hidden_size` `n_embd`."""
     return {usual.attribute_map.get(name, name): value for name, value in overrides.items()}
+
+
+def _can_say(usual: PretrainedConfig, name: str) -> bool:
+    """Whether a configuration has a setting, and not only computes it of others."""
+    computed = getattr(type(usual), name, None)
+    return hasattr(usual, name) and not (isinstance(computed, property) and computed.fset is None)
 
 
 def position_offset(architecture: str) -> int:
