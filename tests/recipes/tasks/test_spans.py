@@ -13,7 +13,11 @@ DATA = Path(__file__).parents[2] / "data"
 
 
 def test_an_entity_is_a_beginning_and_what_follows_of_its_type() -> None:
-    assert spans_of(["B-a", "I-a", "O", "B-b", "B-b", "I-b"]) == [Entity("a", 0, 2), Entity("b", 3, 4), Entity("b", 4, 6)]
+    assert spans_of(["B-a", "I-a", "O", "B-b", "B-b", "I-b"]) == [
+        Entity("a", 0, 2),
+        Entity("b", 3, 4),
+        Entity("b", 4, 6),
+    ]
     assert spans_of([]) == []
     assert spans_of(["O", "O"]) == []
 

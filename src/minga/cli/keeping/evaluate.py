@@ -18,6 +18,9 @@ def run_evaluate(
     """Fine-tune and test; the table has the same model from scratch beside it. Raises `ConfigurationError`."""
     if task not in get_args(TaskName):
         raise ConfigurationError(f"--task {task}: choose {' or '.join(get_args(TaskName))}")
+    import transformers
+
+    transformers.logging.set_verbosity_error()  # it reports each new head as a parameter that is missing
     options = TaskOptions(cast("TaskName", task), data, runs, training_examples)
     report = evaluate_model(model, options, context.output.say)
     context.output.say(_table(report))
