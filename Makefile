@@ -49,11 +49,11 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-# More workers than two cores, because many tests wait; lint and mypy run beside them.
-test: setup
-	@$(MAKE) --no-print-directory lint types & checks=$$!; \
+# More workers than two cores, because many tests wait; mypy runs beside them.
+test: lint
+	@$(BIN)/mypy & types=$$!; \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal; tests=$$?; \
-	wait $$checks || { echo "lint or mypy found errors, which stand above; make lint types shows them alone" >&2; exit 1; }; \
+	wait $$types || { echo "mypy found errors, which stand above; make types shows them alone" >&2; exit 1; }; \
 	exit $$tests
 
 # More seeds and sizes of what `make test` tries, and SEEDS more swarms with random faults, from FIRST_SEED on.

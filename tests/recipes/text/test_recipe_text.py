@@ -115,7 +115,7 @@ def hub(tmp_path, monkeypatch):
     path.write_text("\n".join(map(json.dumps, rows)))
     real = datasets.load_dataset
 
-    def load_dataset(name, config=None, *, split, streaming):
+    def load_dataset(name, config=None, *, split, streaming, revision=None):
         assert (name, config, split, streaming) == ("owner/rows", "plain", "train", True)
         return real("json", data_files=str(path), split=split, streaming=streaming, cache_dir=str(tmp_path / "cache"))
 
@@ -290,4 +290,4 @@ def test_offsets_of_the_open_data_set_function(monkeypatch):
     seen = {}
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: seen.update(args=args, **kwargs))
     sources.open_dataset("wikitext", "wikitext-103-v1", "train")
-    assert seen == {"args": ("wikitext", "wikitext-103-v1"), "split": "train", "streaming": True}
+    assert seen == {"args": ("wikitext", "wikitext-103-v1"), "split": "train", "streaming": True, "revision": None}
