@@ -4,8 +4,9 @@
 
 Each peer is a process with a model of a few large matrices, whose gradients cost next to nothing, plain SGD, and the
 default codec. Of `--peers` processes one hosts and the last one comes later. Figures are the largest resident memory in
-a phase, less what the process had when all was imported and torch warm, less parameters and gradients: `extra_mb` in MB (1e6
-bytes), `vectors` in vectors of float32 that are as long as the model. The largest of all peers in the phase counts.
+a phase, less what the process had when all was imported and torch warm, less parameters and gradients: `extra_mb` in MB
+(1e6 bytes), `vectors` in vectors of float32 that are as long as the model. The largest of all peers in the phase
+counts.
 
     joining      of the newcomer, from its start to its second step
     serving      of the others meanwhile

@@ -16,17 +16,20 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from minga.optim import LAMB, LARC, LARS, SGD, AdamW, clip_by_global_norm
+from minga.optim import LAMB, LARC, LARS, SGD, AdamW, MomentStorage, clip_by_global_norm
 
 SHAPES = ((331, 151), (37, 129), (8195,), (4, 3, 5, 5), (65, 33), (7,), ())
 TINY, STRIDED, HALF = 2, 3, 4
 """A tensor whose gradients are near the smallest numbers there are, one with channels last, and one of bfloat16."""
 CONTROL = "torch.optim.AdamW"
 
+CODED = MomentStorage(8, block=256, least_numel=30)
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "nesterov": lambda p: SGD(p, lr=0.01, momentum=0.9, weight_decay=1e-3, nesterov=True),
     "adamw": lambda p: AdamW(p, lr=1e-3, weight_decay=0.1),
     "lamb": lambda p: LAMB(p, lr=1e-3),
+    "adamw8": lambda p: AdamW(p, lr=1e-3, weight_decay=0.1, storage=CODED),
+    "lamb8": lambda p: LAMB(p, lr=1e-3, debias=False, storage=CODED),
     "lars": lambda p: LARS(p, lr=1.0, weight_decay=1e-3),
     "larc": lambda p: LARC(p, lr=1.0, weight_decay=1e-3),
     CONTROL: lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1),

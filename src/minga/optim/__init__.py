@@ -5,8 +5,8 @@
                                                  └ pieces ─▶ arithmetic (what may be computed where)
 
 Read: arithmetic (operations that round alike everywhere), pieces (tensors as flat pieces), norms (sums in a fixed
-order, clipping), reproducible (the base class), moments (of AdamW and LAMB), then sgd, adamw, lamb,
-lars, larc.
+order, clipping), reproducible (the base class), block_codes (numbers in 8 bits), moments (of AdamW and LAMB), then sgd,
+adamw, lamb, lars, larc.
 
 Called by training, recipes and programs of users. It knows tensors only: no peers, no run spec.
 """
@@ -15,8 +15,9 @@ from minga.optim.adamw import AdamW
 from minga.optim.lamb import LAMB
 from minga.optim.larc import LARC
 from minga.optim.lars import LARS
+from minga.optim.moments import MomentStorage
 from minga.optim.norms import clip_by_global_norm
 from minga.optim.reproducible import ReproducibleOptimizer
 from minga.optim.sgd import SGD
 
-__all__ = ["LAMB", "LARC", "LARS", "SGD", "AdamW", "ReproducibleOptimizer", "clip_by_global_norm"]
+__all__ = ["LAMB", "LARC", "LARS", "SGD", "AdamW", "MomentStorage", "ReproducibleOptimizer", "clip_by_global_norm"]

@@ -18,14 +18,23 @@ from typing import Any
 import torch
 
 from minga.optim.arithmetic import rounded, square_root
-from minga.optim.moments import MOMENTS, Decay, adaptive_defaults, bias_corrections
-from minga.optim.reproducible import AlikeParameters, ReproducibleOptimizer
+from minga.optim.moments import (
+    WHOLE_MOMENTS,
+    AdaptiveOptimizer,
+    Decay,
+    MomentStorage,
+    adaptive_defaults,
+    bias_corrections,
+    moment_pieces,
+)
+from minga.optim.reproducible import AlikeParameters
 
 
-class AdamW(ReproducibleOptimizer):
+class AdamW(AdaptiveOptimizer):
     """As `torch.optim.AdamW`, and with equal bits everywhere; settings may differ between parameter groups.
 
-    State of each parameter: `step`, `exp_avg` and `exp_avg_sq`. See `ReproducibleOptimizer` for errors.
+    State of each parameter: `step`, and both moments as `storage` says (see `moments.py`). See `ReproducibleOptimizer`
+    for errors.
     """
 
     def __init__(
@@ -35,11 +44,9 @@ class AdamW(ReproducibleOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.01,
+        storage: MomentStorage = WHOLE_MOMENTS,
     ) -> None:
-        super().__init__(params, adaptive_defaults(lr, betas, eps, weight_decay))
-
-    def _names(self, group: dict[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
-        return MOMENTS
+        super().__init__(params, {**adaptive_defaults(lr, betas, eps, weight_decay), **storage.settings()})
 
     def _update(self, group: dict[str, Any], batch: AlikeParameters) -> None:
         dtype, lr = batch.place.dtype, float(group["lr"])
@@ -49,7 +56,7 @@ class AdamW(ReproducibleOptimizer):
         rate = rounded(lr * correction2 / correction1, dtype)
         kept = rounded(1.0 - lr * float(group["weight_decay"]), dtype)
         scratch = batch.scratch()
-        for value, mean, square, gradient in batch.pieces(*MOMENTS):
+        for value, mean, square, gradient in moment_pieces(group, batch):
             change = scratch[: value.numel()]
             decay.update(mean, square, gradient, change)
             square_root(square, change)

@@ -18,16 +18,25 @@ from typing import Any
 import torch
 
 from minga.optim.arithmetic import rounded, square_root
-from minga.optim.moments import MOMENTS, Decay, adaptive_defaults, bias_corrections
+from minga.optim.moments import (
+    WHOLE_MOMENTS,
+    AdaptiveOptimizer,
+    Decay,
+    MomentStorage,
+    adaptive_defaults,
+    bias_corrections,
+    moment_pieces,
+)
 from minga.optim.norms import norms
 from minga.optim.pieces import pieces
-from minga.optim.reproducible import AlikeParameters, ReproducibleOptimizer, require
+from minga.optim.reproducible import AlikeParameters, require
 
 
-class LAMB(ReproducibleOptimizer):
+class LAMB(AdaptiveOptimizer):
     """LAMB as a `torch.optim.Optimizer`, with equal bits everywhere; settings may differ between parameter groups.
 
-    State of each parameter: `step`, `exp_avg` and `exp_avg_sq`. See `ReproducibleOptimizer` for errors. An update needs
+    Without `debias` the factor of the learning rate is left out. State of each parameter: `step`, and both moments as
+    `storage` says (see `moments.py`). See `ReproducibleOptimizer` for errors. An update needs
     memory of the size of the largest parameter, on an accelerator of that of the group.
     """
 
@@ -39,12 +48,13 @@ class LAMB(ReproducibleOptimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.01,
         clamp_value: float = 10_000.0,
+        *,
+        debias: bool = True,
+        storage: MomentStorage = WHOLE_MOMENTS,
     ) -> None:
         require(clamp_value > 0, "clamp_value", "be positive", clamp_value)
-        super().__init__(params, {**adaptive_defaults(lr, betas, eps, weight_decay), "clamp_value": clamp_value})
-
-    def _names(self, group: dict[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
-        return MOMENTS
+        own = {"clamp_value": clamp_value, **({} if debias else {"debias": False}), **storage.settings()}
+        super().__init__(params, {**adaptive_defaults(lr, betas, eps, weight_decay), **own})
 
     def _update(self, group: dict[str, Any], batch: AlikeParameters) -> None:
         for part in batch.parts():
@@ -56,7 +66,7 @@ class LAMB(ReproducibleOptimizer):
         decay = Decay.of(group["betas"], dtype)
         eps, pull = (rounded(float(group[name]), dtype) for name in ("eps", "weight_decay"))
         scratch = batch.scratch()
-        for value, mean, square, update, gradient in batch.pieces(*MOMENTS, extra=[updates]):
+        for value, mean, square, update, gradient in moment_pieces(group, batch, [updates]):
             decay.update(mean, square, gradient, update)
             square_root(square, update)
             update.add_(eps)
@@ -64,7 +74,8 @@ class LAMB(ReproducibleOptimizer):
             if pull != 0:
                 update.add_(torch.mul(value, pull, out=scratch[: value.numel()]))
 
-        correction1, correction2 = bias_corrections(group["betas"], batch.step)
+        debias = group.get("debias", True)
+        correction1, correction2 = bias_corrections(group["betas"], batch.step) if debias else (1.0, 1.0)
         rate, clamp = float(group["lr"]) * correction2 / correction1, float(group["clamp_value"])
         ratios = zip(norms(batch.parameters), norms(updates), strict=True)
         for update, (value_norm, update_norm) in zip(updates, ratios, strict=True):

@@ -1,8 +1,14 @@
-"""The two moments that AdamW and LAMB keep: decaying means of the gradient and of its square."""
+"""The two moments that AdamW and LAMB keep: decaying means of the gradient and of its square.
+
+They are float32 tensors `exp_avg` and `exp_avg_sq`, or, where settings ask for 8 bits and the tensor is large, codes
+and scales of blocks (`block_codes.py`). These are decoded piece by piece; an update uses the new moments as they are
+before they are encoded again.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +16,61 @@ import torch
 from torch import Tensor
 
 from minga.optim.arithmetic import power, rounded
-from minga.optim.reproducible import require
+from minga.optim.block_codes import DEFAULT_BLOCK, DEFAULT_LEAST_NUMEL, blocks_of, code_values, decode, encode
+from minga.optim.pieces import Place
+from minga.optim.reproducible import AlikeParameters, ReproducibleOptimizer, require
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+CODED = (("m_codes", "m_scale", True), ("v_codes", "v_scale", False))
+"""State of a tensor whose moments are encoded: codes, scales, and whether the moment has signs."""
+
+
+class AdaptiveOptimizer(ReproducibleOptimizer):
+    """An optimizer with both moments; see `adaptive_defaults` for its settings."""
+
+    def _names(self, group: dict[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+        return MOMENTS
+
+    def _state_of(self, group: dict[str, Any], parameter: Tensor, place: Place) -> dict[str, Tensor]:
+        if not _is_coded(group, parameter, place):
+            return super()._state_of(group, parameter, place)
+        state: dict[str, Tensor] = self.state[parameter]
+        if CODED[0][0] not in state:
+            blocks = blocks_of(parameter.numel(), group["state_block"])
+            for codes, scale, signed in CODED:
+                zero = code_values(signed=signed).index(0.0)
+                state[codes] = torch.full((parameter.numel(),), zero, dtype=torch.uint8, device=parameter.device)
+                state[scale] = torch.zeros(blocks, dtype=torch.float32, device=parameter.device)
+        state.setdefault("step", torch.zeros((), dtype=torch.float32, device="cpu"))
+        return state
+
+
+def _is_coded(group: dict[str, Any], parameter: Tensor, place: Place) -> bool:
+    return group.get("state_bits") == 8 and place.dtype == torch.float32 and parameter.numel() >= group["state_least"]
+
+
+def moment_pieces(
+    group: dict[str, Any], batch: AlikeParameters, extra: Sequence[Sequence[Tensor]] = ()
+) -> Iterator[tuple[Tensor, ...]]:
+    """Pieces of values, both moments, `extra` and gradients, in this order; all but the gradients may be changed."""
+    if CODED[0][0] not in batch.states[0]:
+        yield from batch.pieces(*MOMENTS, extra=extra)
+        return
+    place, block = batch.place, group["state_block"]
+    size = max(block, place.piece_elements // block * block)
+    for number, (parameter, gradient, state) in enumerate(
+        zip(batch.parameters, batch.gradients, batch.states, strict=True)
+    ):
+        value, slope = (tensor.reshape(-1).to(*place) for tensor in (parameter, gradient))
+        for start in range(0, parameter.numel(), size):
+            here, blocks = slice(start, start + size), slice(start // block, (start + size) // block)
+            coded = [(state[codes][here], state[scale][blocks], signed) for codes, scale, signed in CODED]
+            moments = [decode(*each, block=block, signed=signed).to(place.device) for *each, signed in coded]
+            yield (value[here], *moments, *(column[number][here] for column in extra), slope[here])
+            for moment, (codes, scale, signed) in zip(moments, coded, strict=True):
+                encode(moment.to(codes.device), codes, scale, block=block, signed=signed)
+        if value.data_ptr() != parameter.data_ptr():
+            parameter.copy_(value.view(parameter.shape))
 
 
 @dataclass(frozen=True)
@@ -45,6 +103,31 @@ def bias_corrections(betas: tuple[float, float], step: int) -> tuple[float, floa
     """Return 1 - β₁ᵗ and √(1 - β₂ᵗ): what the first moment and the root of the second are to be divided by."""
     one, two = (float(beta) for beta in betas)
     return 1.0 - power(one, step), math.sqrt(1.0 - power(two, step))
+
+
+@dataclass(frozen=True)
+class MomentStorage:
+    """How moments are kept: as float32 (`bits` 32), or with 8 bits an element and a scale for each `block` elements.
+
+    Tensors of fewer than `least_numel` elements, and those of float64, are kept as they are in any case. Raises
+    `ValueError` for settings out of range.
+    """
+
+    bits: int = 32
+    block: int = DEFAULT_BLOCK
+    least_numel: int = DEFAULT_LEAST_NUMEL
+
+    def __post_init__(self) -> None:
+        require(self.bits in (8, 32), "bits", "be 8 or 32", self.bits)
+        require(16 <= self.block <= 1 << 16, "block", "be from 16 to 65536", self.block)
+        require(self.least_numel >= 1, "least_numel", "be positive", self.least_numel)
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of a parameter group; none where moments are float32, so that these states stay as they were."""
+        return {"state_bits": 8, "state_block": self.block, "state_least": self.least_numel} if self.bits == 8 else {}
+
+
+WHOLE_MOMENTS = MomentStorage()
 
 
 def adaptive_defaults(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> dict[str, Any]:

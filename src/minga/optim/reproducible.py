@@ -89,15 +89,18 @@ class ReproducibleOptimizer(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch, but what is kept stays float32 where the parameters have fewer bits."""
+        """As in torch, but what is kept stays float32 where the parameters have fewer bits, and codes stay codes."""
         super().load_state_dict(state_dict)
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for number, parameter in zip(numbers, parameters, strict=True):
             dtype = Place.of(parameter).dtype
             for name, value in state_dict["state"].get(number, {}).items():
-                if isinstance(value, Tensor) and name != "step" and parameter.dtype != dtype:
-                    self.state[parameter][name] = value.to(parameter.device, dtype, copy=True)
+                if not isinstance(value, Tensor) or name == "step":
+                    continue
+                kept = dtype if value.is_floating_point() else value.dtype
+                if self.state[parameter][name].dtype != kept:
+                    self.state[parameter][name] = value.to(parameter.device, kept, copy=True)
 
     @abstractmethod
     def _names(self, group: dict[str, Any]) -> tuple[str, ...]:
@@ -108,8 +111,7 @@ class ReproducibleOptimizer(Optimizer):
         """Update the parameters of a batch."""
 
     def _batches(self, group: dict[str, Any]) -> list[AlikeParameters]:
-        batches: dict[tuple[Place, int], AlikeParameters] = {}
-        names = self._names(group)
+        batches: dict[tuple[Place, int, frozenset[str]], AlikeParameters] = {}
         for parameter in group["params"]:
             gradient = parameter.grad
             if gradient is None:
@@ -117,18 +119,19 @@ class ReproducibleOptimizer(Optimizer):
             if gradient.is_sparse:
                 raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
             place = Place.of(parameter)
-            state = self._state_of(parameter, place, names)
+            state = self._state_of(group, parameter, place)
             step = 0
             if self.counts:
                 state["step"] += 1
                 step = int(state["step"].item())
-            batch = batches.setdefault((place, step), AlikeParameters(place, step))
+            batch = batches.setdefault((place, step, frozenset(state)), AlikeParameters(place, step))
             batch.parameters.append(parameter)
             batch.gradients.append(gradient)
             batch.states.append(state)
         return list(batches.values())
 
-    def _state_of(self, parameter: Tensor, place: Place, names: tuple[str, ...]) -> dict[str, Tensor]:
+    def _state_of(self, group: dict[str, Any], parameter: Tensor, place: Place) -> dict[str, Tensor]:
+        names = self._names(group)
         state: dict[str, Tensor] = self.state[parameter] if names else {}
         for name in names:
             if name not in state:

@@ -72,8 +72,9 @@ class SessionSettings:
     """The settings that this peer itself chooses.
 
     All traffic keeps to `max_upload` and `max_download`, and the plan knows them. Verified chunks of an unfinished
-    state download are kept in `cache`, and there lies a large state that is being downloaded. With `may_be_alone` the peer goes on where no other answers. `divide` makes the
-    plans of the groups that it leads, and `kinds` are the records that it can read and write.
+    state download are kept in `cache`, and there lies a large state that is being downloaded. With `may_be_alone` the
+    peer goes on where no other answers. `divide` makes the plans of the groups that it leads, and `kinds` are the
+    records that it can read and write.
     """
 
     role: Role = "trainer"

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError, NonFiniteError
-from minga.optim import LAMB, LARS, SGD, AdamW
+from minga.optim import LAMB, LARS, SGD, AdamW, MomentStorage
 from minga.training.state import state_memory
 from minga.training.state.manifest import (
     CHUNK_BYTES,
@@ -48,6 +48,8 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "minga_sgd_momentum": lambda p: SGD(p, lr=0.1, momentum=0.9, nesterov=True),
     "minga_adamw": lambda p: AdamW(p, lr=1e-2),
     "minga_lamb": lambda p: LAMB(p, lr=1e-2),
+    "minga_adamw_8": lambda p: AdamW(p, lr=1e-2, storage=MomentStorage(8, 16, 8)),
+    "minga_lamb_8": lambda p: LAMB(p, lr=1e-2, debias=False, storage=MomentStorage(8, 16, 8)),
     "minga_lars": lambda p: LARS(p, lr=1e-2),
 }
 
@@ -135,10 +137,14 @@ def test_a_large_state_in_a_file_has_the_same_bytes_as_in_memory(
     inside = state.capture(2)
     monkeypatch.setattr(state_memory, "FILED_BYTES", 1)
     filed = state.capture(2, tmp_path)
-    assert filed.memory is not None and filed.memory.mapping is not None and inside.memory.mapping is None
+    assert filed.memory is not None
+    assert filed.memory.mapping is not None
+    assert inside.memory is not None
+    assert inside.memory.mapping is None
     assert not list(tmp_path.iterdir()), "the file has no name, so that nothing stays after a kill"
     filed.release()
-    assert filed.has_bytes_of(inside) and build_manifest(filed) == build_manifest(inside)
+    assert filed.has_bytes_of(inside)
+    assert build_manifest(filed) == build_manifest(inside)
     train(model, optimizer, 1)
     assert build_manifest(filed) == build_manifest(inside), "it is of one step, whatever happens to the model"
     state.restore(filed)
@@ -153,8 +159,10 @@ def test_a_state_that_finds_no_room_on_the_disk_goes_to_memory(
 
     monkeypatch.setattr(state_memory.os, "posix_fallocate", refuse, raising=False)
     memory = StateMemory.of(state_memory.FILED_BYTES, tmp_path)
-    assert memory.mapping is None and memory.buffer.numel() == state_memory.FILED_BYTES
-    assert "No space left" in caplog.text and not list(tmp_path.iterdir())
+    assert memory.mapping is None
+    assert memory.buffer.numel() == state_memory.FILED_BYTES
+    assert "No space left" in caplog.text
+    assert not list(tmp_path.iterdir())
 
 
 def test_tied_parameters_are_stored_once_and_stay_tied() -> None:

@@ -245,6 +245,9 @@ class RunSpec(Section):
         for name in ("warmup_learning_rate", "final_learning_rate"):  # and those whose schedules begin and end at 0
             if not values["optimizer"][name]:
                 del values["optimizer"][name]
+        for name in ("state_bits", "state_block", "state_min_numel", "debias"):  # and those with whole moments
+            if values["optimizer"][name] == OptimizerSection.model_fields[name].default:
+                del values["optimizer"][name]
         for name in ("archive_every", "upload_to"):  # and those of which nothing is kept for good
             if not values["checkpoints"][name]:
                 del values["checkpoints"][name]

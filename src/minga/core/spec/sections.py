@@ -73,6 +73,13 @@ class OptimizerSection(Section):
     warmup_learning_rate: Real = real(0.0, 0.0, 1000.0, "learning rate from which the warm-up rises to the peak")
     final_learning_rate: Real = real(0.0, 0.0, 1000.0, "(linear, cosine) learning rate to which the schedule falls")
 
+    state_bits: Literal[32, 8] = described(
+        32, "(lamb, adamw) bits of each element of the two moments; 8 takes a quarter of their memory", "32 or 8"
+    )
+    state_block: int = whole(4096, 16, 65_536, "(8 bits) elements that share one scale")
+    state_min_numel: int = whole(65_536, 1, 2**40, "(8 bits) tensors of fewer elements keep 32 bits")
+    debias: bool = described(True, "(lamb) correct the first updates for moments that begin at 0", "true or false")
+
     @field_validator("max_grad_norm", mode="before")
     @classmethod
     def _off_is_none(cls, value: object) -> object:
@@ -82,6 +89,10 @@ class OptimizerSection(Section):
     def _check_steps(self) -> OptimizerSection:
         if self.warmup_steps > self.total_steps:
             raise ValueError(f"warmup_steps = {self.warmup_steps} exceeds total_steps = {self.total_steps}")
+        if self.state_bits == 8 and self.name not in ("lamb", "adamw"):
+            raise ValueError(f'state_bits = 8 is for "lamb" and "adamw"; "{self.name}" keeps no such moments')
+        if not self.debias and self.name != "lamb":
+            raise ValueError(f'debias = false is for "lamb", not for "{self.name}"')
         return self
 
 

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import OptimizerSection
-from minga.optim import LAMB, LARC, LARS, SGD, AdamW
+from minga.optim import LAMB, LARC, LARS, SGD, AdamW, MomentStorage
 
 Decayed = Callable[[str, Tensor], bool]
 """Whether weight decay applies to a parameter, by its name and itself."""
@@ -47,11 +47,20 @@ def _optimizer(settings: OptimizerSection, with_decay: list[nn.Parameter], witho
         second["trust_coefficient"] = 0.0
     groups = [group for group in (first, second) if group["params"]]
     rate, betas = settings.learning_rate, settings.betas
+    storage = MomentStorage(settings.state_bits, settings.state_block, settings.state_min_numel)
     match settings.name:
         case "lamb":
-            return LAMB(groups, lr=rate, betas=betas, eps=settings.epsilon, clamp_value=settings.clamp_value)
+            return LAMB(
+                groups,
+                lr=rate,
+                betas=betas,
+                eps=settings.epsilon,
+                clamp_value=settings.clamp_value,
+                debias=settings.debias,
+                storage=storage,
+            )
         case "adamw":
-            return AdamW(groups, lr=rate, betas=betas, eps=settings.epsilon)
+            return AdamW(groups, lr=rate, betas=betas, eps=settings.epsilon, storage=storage)
         case "lars":
             return LARS(groups, lr=rate, momentum=settings.momentum)
         case "larc":

@@ -1,8 +1,8 @@
 """Writing a safetensors file piece by piece, so that it takes no memory beside the state that is written.
 
 The format: 8 bytes with the length of the header, little-endian; the header, JSON with dtype, shape and place of each
-tensor, and spaces up to a multiple of 8 bytes; then the tensors, one behind the other. Widest dtypes come first, so that
-each tensor lies at a multiple of its element size. Reading is left to the library.
+tensor, and spaces up to a multiple of 8 bytes; then the tensors, one behind the other. Widest dtypes come first, so
+that each tensor lies at a multiple of its element size. Reading is left to the library.
 """
 
 from __future__ import annotations

@@ -75,9 +75,10 @@ async def download(
     """Download the state after step `minimum_step` or later that most of `donors` publish.
 
     `have` is this peer's own state (without content, if the one to come has none), `cache` a folder for verified
-    chunks, where a large state lies, too. `accept` may refuse a manifest, by raising, before memory is taken for its state. Raises `UnreachableError`
-    with the reason of each donor if the state could not be had from them, `StorageError` if memory does not suffice,
-    and what `accept` raises. Chunks that arrived stay in the cache; trying again is up to the caller.
+    chunks, where a large state lies, too. `accept` may refuse a manifest, by raising, before memory is taken for its
+    state. Raises `UnreachableError` with the reason of each donor if the state could not be had from them,
+    `StorageError` if memory does not suffice, and what `accept` raises. Chunks that arrived stay in the cache; trying
+    again is up to the caller.
     """
     asked = Donors(node, donors, expect_digest)
     await asked.ask(minimum_step)

@@ -6,8 +6,8 @@ attribute when no peer asked, and hands over a copy with `publish`. All peers th
 that they also agree on it. The copy is dropped when no peer used it for `IDLE_S` seconds. But the state after the run's
 last step stays, since no training thread is left that could copy it again.
 
-A snapshot takes as much room as the state itself: on disk, if it is large. There are never more than two, and none that is being downloaded
-makes room for a newer one before it is `MIN_HELD_S` old.
+A snapshot takes as much room as the state itself: on disk, if it is large. There are never more than two, and none that
+is being downloaded makes room for a newer one before it is `MIN_HELD_S` old.
 """
 
 from __future__ import annotations
