@@ -18,10 +18,12 @@ from minga.recipes.counting import tensors_and_operations
 from minga.recipes.interface import Batch, Files, Loss, Metric, Recipe, RecipeContext, RecipeFacts, StreamPosition
 from minga.recipes.order import shuffled
 from minga.recipes.swav.batching import array_batch, file_batches, synthetic_batch
+from minga.recipes.swav.data.own_pictures import own_bodies, write_bodies, write_squares
 from minga.recipes.swav.data.packaged import installed_source
 from minga.recipes.swav.data.picture_set import PictureSet, read_pictures
 from minga.recipes.swav.data.prefetch import prefetched
 from minga.recipes.swav.data.preparation import HELDOUT_FILE, PROBE_FILE, TRAINING_FILE, prepared_files
+from minga.recipes.swav.data.settings import ImageData
 from minga.recipes.swav.evaluation import heldout_figures, precise_copy
 from minga.recipes.swav.export import export_model
 from minga.recipes.swav.gallery import write_gallery
@@ -120,6 +122,18 @@ class SwavRecipe(Recipe[SwavSettings]):
         own = _own(model)
         total = swav_loss(own, batch, self.settings, with_queue=self.settings.queue > 0 and own.training)
         return Loss(total, {"swav_loss": total})
+
+    def own_data(self, files: Files, patterns: Sequence[str], folder: Path) -> tuple[SwavRecipe, Files]:
+        """The pictures of folders: as squares like the run's, or where it trains on files as files."""
+        bodies = own_bodies(patterns)
+        if self.settings.data.is_packed:
+            path = folder / TRAINING_FILE
+            heldout = self._pictures(files, HELDOUT_FILE) if HELDOUT_FILE in files else None
+            write_squares(bodies, self._pictures(files, TRAINING_FILE), heldout, path)
+            known = {PROBE_FILE: files[TRAINING_FILE]}  # figures are those of all peers
+            return SwavRecipe(self.settings, self.context), {**files, **known, TRAINING_FILE: path}
+        settings = self.settings.model_copy(update={"data": ImageData(source="folder", packed_size=0)})
+        return SwavRecipe(settings, self.context), {**files, **write_bodies(bodies, folder)}
 
     def frozen(self, step: int) -> frozenset[str]:
         """The prototypes, in the first steps."""

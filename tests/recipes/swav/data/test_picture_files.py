@@ -19,6 +19,7 @@ from minga.recipes import StreamPosition, new_model
 from minga.recipes.swav.augmentation.crop_rule import CropRule
 from minga.recipes.swav.augmentation.encoded import FileCropper, crop_picture
 from minga.recipes.swav.data.encoded_set import SHARD_BYTES, EncodedSet, pack_files
+from minga.recipes.swav.data.picture_set import read_pictures
 from minga.recipes.swav.data.prefetch import prefetched
 from minga.recipes.swav.data.preparation import is_held_out
 from minga.recipes.swav.data.stream import streamed_order, with_retries
@@ -137,6 +138,31 @@ def test_a_data_set_of_the_hub_is_streamed_by_each_peer(tmp_path: Path, monkeypa
     }
     with pytest.raises(ConfigurationError, match="no such column; there are: photo, kind"):
         case_of(source="hub", name="owner/photos").recipe().prepare()
+
+
+@pytest.mark.parametrize("source", [{"source": "digits"}, {"source": "folder", "packed_size": 0}])
+def test_a_peer_trains_on_a_folder_of_its_own(source: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+    is_packed = source["source"] == "digits"
+    if not is_packed:
+        source = {**source, "folder": str(folder)}
+    case = case_of(**source)
+    files = case.files(tmp_path)
+    recipe, own = case.recipe().own_data(files, [str(folder)], tmp_path / "own")
+    batch = next(iter(recipe.batches(own, ALICE, 8)))
+    assert tuple(batch["crops_0"].shape) == (16, 1 if is_packed else 3, 16, 16)
+    model = new_model(recipe)
+    assert recipe.evaluate(model, own) == case.recipe().evaluate(model, files)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigurationError):
+        case.recipe().own_data(files, [str(tmp_path / "empty")], tmp_path / "own")
+
+
+def test_pictures_held_out_for_all_are_not_trained_on(folder: Path, tmp_path: Path) -> None:
+    case = case_of(source="folder", folder=str(folder), packed_size=16)
+    files = case.files(tmp_path)
+    _, own = case.recipe().own_data(files, [str(folder)], tmp_path / "own")
+    sets = [read_pictures(each["images.safetensors"], 3) for each in (files, own)]
+    assert len(sets[0]) == len(sets[1]) < COUNT
 
 
 def test_a_folder_without_pictures_is_refused(tmp_path: Path) -> None:

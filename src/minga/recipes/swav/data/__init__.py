@@ -6,7 +6,8 @@
 
 Read: settings (what a run spec says), packaged (pictures of packages), streamed (folders, data sets of the hub, tar
 shards), preparation (what the organiser makes of them), picture_set (pictures of one size), encoded_set (files as they
-are), stream (training on what does not travel), prefetch (batches made ahead).
+are), stream (training on what does not travel), prefetch (batches made ahead), own_pictures (a peer's
+folder in the place of the run's pictures).
 
 Called by the recipe.
 """
