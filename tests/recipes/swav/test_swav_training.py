@@ -11,6 +11,9 @@ import pytest
 from minga.core.spec.sections import OptimizerSection
 from minga.recipes import Recipe, StreamPosition, new_model
 from minga.recipes.swav.data.packaged import FASHION_FOLDER
+from minga.recipes.swav.data.picture_set import read_pictures
+from minga.recipes.swav.data.preparation import HELDOUT_FILE, MAX_PROBE, TRAINING_FILE
+from minga.recipes.swav.probes import knn_accuracy, linear_probe_accuracy, standardized
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.testing import RecipeCase
 from minga.training.replica.build_optimizer import build_optimizer
@@ -56,6 +59,17 @@ def test_700_steps_make_better_features_than_chance(optimizer: dict[str, Any], t
     assert after["heldout_probe_accuracy"] >= max(0.77, before["heldout_probe_accuracy"] + 0.05)
     assert after["heldout_knn_accuracy"] >= before["heldout_knn_accuracy"] + 0.04
     assert after["heldout_swav_loss"] < before["heldout_swav_loss"]
+
+
+def test_raw_pixels_are_good_features_of_centred_pictures(tmp_path: Path) -> None:
+    """What features have to be compared with, besides those of a trunk that was never trained."""
+    files = RecipeCase("swav", PLAIN).files(tmp_path)
+    training, heldout = (read_pictures(files[name], 1) for name in (TRAINING_FILE, HELDOUT_FILE))
+    known = training.first(MAX_PROBE)
+    pixels = standardized(known.pictures.flatten(1).float(), heldout.pictures.flatten(1).float())
+    probe = linear_probe_accuracy(pixels[0], known.labels, pixels[1], heldout.labels)
+    print("raw pixels", probe, knn_accuracy(pixels[0], known.labels, pixels[1], heldout.labels))
+    assert 0.80 < probe < 0.84
 
 
 def test_four_peers_learn_though_one_dies_and_one_comes_late(tmp_path: Path) -> None:
