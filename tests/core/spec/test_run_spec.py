@@ -141,6 +141,16 @@ def test_schedules_may_begin_and_end_above_zero_and_old_specs_are_what_they_were
     assert raised.run_id != plain.run_id
 
 
+def test_moments_may_take_8_bits_and_old_specs_are_what_they_were() -> None:
+    plain, coded = spec(), spec(optimizer={"state_bits": 8, "state_block": 256, "debias": False})
+    assert not any(name in plain.canonical_bytes() for name in (b"state_bits", b"state_block", b"debias"))
+    assert RunSpec.from_toml(coded.to_toml()) == RunSpec.from_canonical(coded.canonical_bytes()) == coded
+    assert coded.run_id != plain.run_id
+    for wrong in ({"name": "sgd", "state_bits": 8}, {"name": "adamw", "debias": False}, {"state_bits": 16}):
+        with pytest.raises(ConfigurationError):
+            spec(optimizer=wrong)
+
+
 def test_a_byzantine_run_has_one_codec_for_both_directions() -> None:
     with pytest.raises(ConfigurationError, match=r"leave averaging\.download_codec out"):
         spec(averaging={"download_codec": "float16"}, security={"verification": "byzantine"})

@@ -34,11 +34,13 @@ class DownloadCache:
         self._file: BufferedRandom | None = None
         self._lock = asyncio.Lock()
 
-    async def fill(self, missing: list[int], place: Callable[[int], memoryview]) -> list[int]:
-        """Read the chunks that are here into their places; returns the indices of those that are not."""
+    async def fill(
+        self, missing: list[int], place: Callable[[int], memoryview], release: Callable[[int], None]
+    ) -> list[int]:
+        """Read the chunks that are here into their places, and `release` each; returns the indices of the others."""
         if self._directory is None:
             return missing
-        found = await self._try(lambda directory: self._read(directory, missing, place))
+        found = await self._try(lambda directory: self._read(directory, missing, place, release))
         return [index for index in missing if index not in found] if found else missing
 
     async def write(self, index: int, data: memoryview) -> None:
@@ -68,7 +70,13 @@ class DownloadCache:
             self._events.emit(StateCacheFailed(reason=str(error)))
             return None
 
-    def _read(self, directory: Path, missing: list[int], place: Callable[[int], memoryview]) -> set[int]:
+    def _read(
+        self,
+        directory: Path,
+        missing: list[int],
+        place: Callable[[int], memoryview],
+        release: Callable[[int], None],
+    ) -> set[int]:
         directory.mkdir(parents=True, exist_ok=True)
         for other in directory.iterdir():
             if _OURS.fullmatch(other.name) and other.name != self._name:
@@ -77,7 +85,12 @@ class DownloadCache:
         (directory / self._name).touch()
         self._file = (directory / self._name).open("r+b")
         self._file.truncate(self._manifest.total_bytes)
-        return {index for index in missing if self._read_chunk(self._file, index, place(index))}
+        found = set()
+        for index in missing:
+            if self._read_chunk(self._file, index, place(index)):
+                found.add(index)
+            release(index)
+        return found
 
     def _read_chunk(self, file: BufferedRandom, index: int, target: memoryview) -> bool:
         file.seek(index * CHUNK_BYTES)

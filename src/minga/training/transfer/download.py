@@ -113,8 +113,7 @@ class _Download:
         manifest = self._manifest
         missing = await asyncio.get_running_loop().run_in_executor(None, self._copy_own, have)
         try:
-            missing = await self._cache.fill(missing, self._chunk)
-            self._snapshot.release()
+            missing = await self._cache.fill(missing, self._chunk, self._release)
             self._count_reused(missing)
             source = ChunkSource(self._node, CHUNKS, partial(drop_donor, self._node))
             fetch = ChunkFetch(source, manifest, missing, self._store, self._snapshot.buffer.device)
