@@ -72,7 +72,7 @@ class ProcessGroup:
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo", timeout=PATIENCE)
 
     @classmethod
     def of_this_process(cls, *, has_peer: bool) -> ProcessGroup | None:
@@ -94,6 +94,16 @@ class ProcessGroup:
                 "peer=None"
             )
         return ranks
+
+    def end(self) -> None:
+        """Leave the group, once its ranks have nothing to tell each other any more; waits for its threads.
+
+        A thread of gloo lets go of the tensors of an operation after the operation is over, for which it needs the
+        interpreter. A process that ends just then would be aborted.
+        """
+        group, self._group = self._group, None
+        if group is not None:
+            dist.destroy_process_group(group)
 
     @property
     def leads(self) -> bool:
@@ -208,6 +218,8 @@ class LeaderReplica(Replica):
     def release(self, *, finished: bool) -> None:
         """Let all ranks go on."""
         self._ranks.announce(Header(RELEASE, int(finished)))
+        if finished:
+            self._ranks.end()
 
     def fail(self, error: BaseException) -> None:
         """End the other ranks, if they still listen."""
@@ -261,7 +273,10 @@ class FollowerReplica(Replica):
                 self.restore(self._receive(header))
             else:
                 raise ClosedError(f"rank 0 of this peer ended: {self._ranks.share_bytes().decode('utf-8', 'replace')}")
-        return bool(header.value)
+        finished = bool(header.value)
+        if finished:
+            self._ranks.end()
+        return finished
 
     def _receive(self, header: Header) -> StateSnapshot:
         head = msgspec.json.decode(self._ranks.share_bytes(), type=_StateHead)
