@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +12,8 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from minga.core.errors import ConfigurationError, StorageError
 from minga.recipes.interface import RecipeContext
+from minga.recipes.new_folder import new_folder
 from minga.recipes.text.special_tokens import find_special_tokens
 
 CAUSAL: Final = "AutoModelForCausalLM"
@@ -33,34 +31,18 @@ def export_model(
 ) -> None:
     """Write configuration, weights (safetensors), tokenizer and a README to a new or empty `directory`.
 
-    `auto` is the Auto class that loads the model; one that generates gets a generation configuration, too. All is
-    written beside the directory first and takes its name at the end. Raises `StorageError`, or `ConfigurationError` if
-    the directory has content.
+    `auto` is the Auto class that loads the model; one that generates gets a generation configuration, too. All or
+    nothing; see `new_folder` for what is raised.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"not a model of this recipe: {type(model).__name__}")
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigurationError(f"{directory}: already there and not empty; choose another directory")
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-    except OSError as error:
-        raise StorageError(f"{directory}: cannot be created: {error.strerror}") from error
-    try:
+    with new_folder(directory) as folder:
         with _without_progress_bars():
-            model.save_pretrained(unfinished)
+            model.save_pretrained(folder)
         if auto == CAUSAL:
-            _generation(tokenizer).save_pretrained(unfinished)
-        wrap_tokenizer(tokenizer, model, generates=auto == CAUSAL).save_pretrained(unfinished)
-        (unfinished / "README.md").write_text(_model_card(model, context, step, auto), encoding="utf-8")
-        if directory.exists():
-            directory.rmdir()
-        unfinished.chmod(0o755)
-        unfinished.rename(directory)
-    except OSError as error:
-        raise StorageError(f"{directory}: cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+            _generation(tokenizer).save_pretrained(folder)
+        wrap_tokenizer(tokenizer, model, generates=auto == CAUSAL).save_pretrained(folder)
+        (folder / "README.md").write_text(_model_card(model, context, step, auto), encoding="utf-8")
 
 
 def wrap_tokenizer(tokenizer: Tokenizer, model: PreTrainedModel, *, generates: bool) -> PreTrainedTokenizerFast:

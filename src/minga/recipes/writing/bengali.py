@@ -13,6 +13,8 @@ import re
 import unicodedata
 from typing import Final
 
+from minga.recipes.writing.sentences import split_at
+
 DANDA: Final = "\u0964"
 _DANDAS = re.compile("[\u09e4\u09f7|]")
 _DOUBLE_DANDAS = re.compile("\u09e5")
@@ -40,7 +42,6 @@ _END = re.compile(
     # A danda ends a sentence also where the next one follows without a blank; a full stop only before a blank.
     rf"(?:[{DANDA}\u0965]+[{_CLOSING}]*|[!?\u2026]+[{_CLOSING}]*(?=\s|$)|\.[{_CLOSING}]*(?=\s))\s*"
 )
-_LAST_WORD = re.compile(r"([^\s(\[\"'\u201c\u2018]+)\.$")
 
 
 def normalize_bengali(text: str, *, paper: bool = False) -> str:
@@ -57,18 +58,7 @@ def normalize_bengali(text: str, *, paper: bool = False) -> str:
 
 def split_bengali(document: str) -> list[str]:
     """The sentences of a document in their order, without blanks at their ends; none is empty."""
-    sentences: list[str] = []
-    for line in document.split("\n"):
-        start = 0
-        for match in _END.finditer(line):
-            sentence = line[start : match.end()].strip()
-            if sentence and not _is_abbreviated(sentence):
-                sentences.append(sentence)
-                start = match.end()
-        rest = line[start:].strip()
-        if rest:
-            sentences.append(rest)
-    return sentences
+    return split_at(_END, document, _ABBREVIATIONS.__contains__)
 
 
 def script_share(text: str, script: str) -> float:
@@ -82,8 +72,3 @@ def script_share(text: str, script: str) -> float:
             letters += 1
             found += unicodedata.name(character, "").partition(" ")[0] == wanted
     return found / letters if letters else 0.0
-
-
-def _is_abbreviated(sentence: str) -> bool:
-    match = _LAST_WORD.search(sentence[-40:])
-    return match is not None and match.group(1) in _ABBREVIATIONS

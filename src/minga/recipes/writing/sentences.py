@@ -9,6 +9,7 @@ their terminator alone. Wrong cuts do little harm here: they only move where a p
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 _ABBREVIATIONS = frozenset(
     (
@@ -33,12 +34,18 @@ _LAST_WORD = re.compile(r"([^\s(\[\"'\u201c\u2018]+)\.$")
 
 def split_sentences(document: str) -> list[str]:
     """The sentences of a document in their order, without blanks at their ends; none is empty."""
+    return split_at(_END, document, _is_abbreviation)
+
+
+def split_at(end: re.Pattern[str], document: str, is_abbreviation: Callable[[str], bool]) -> list[str]:
+    """What stands between line breaks and matches of `end`, unless an abbreviation stands before its full stop."""
     sentences: list[str] = []
     for line in document.split("\n"):
         start = 0
-        for match in _END.finditer(line):
+        for match in end.finditer(line):
             sentence = line[start : match.end()].strip()
-            if sentence and not _is_abbreviated(sentence):
+            last_word = _LAST_WORD.search(sentence[-40:])
+            if sentence and not (last_word is not None and is_abbreviation(last_word.group(1))):
                 sentences.append(sentence)
                 start = match.end()
         rest = line[start:].strip()
@@ -47,10 +54,6 @@ def split_sentences(document: str) -> list[str]:
     return sentences
 
 
-def _is_abbreviated(sentence: str) -> bool:
-    match = _LAST_WORD.search(sentence[-40:])
-    if match is None:
-        return False
-    word = match.group(1)
+def _is_abbreviation(word: str) -> bool:
     # A single capital is an initial, except the pronoun.
     return word.lower() in _ABBREVIATIONS or (len(word) == 1 and word.isupper() and word != "I")
