@@ -101,14 +101,7 @@ def dataset_documents(rows: Iterable[Any], text_column: str, name: str) -> Itera
 
     Raises `ConfigurationError` if the column is not there, and `LocalError` if the stream breaks off.
     """
-    iterator = iter(rows)
-    while True:
-        try:
-            row = next(iterator)
-        except StopIteration:
-            return
-        except Exception as error:  # each of the formats and transports underneath has errors of its own
-            raise LocalError(f"data.name = {name!r}: the stream broke off: {str(error)[:500]}") from error
+    for row in streamed_rows(rows, f"data.name = {name!r}"):
         text = row.get(text_column, 0) if isinstance(row, dict) else 0
         if text is None:
             continue
@@ -118,6 +111,19 @@ def dataset_documents(rows: Iterable[Any], text_column: str, name: str) -> Itera
                 f"data.text_column = {text_column!r}: {name} has no text there; its columns are: {columns}"
             )
         yield from _cut(text)
+
+
+def streamed_rows(rows: Iterable[Any], source: str) -> Iterator[Any]:
+    """The rows of a streamed data set. Raises `LocalError`, which names the `source`, if the stream breaks off."""
+    iterator = iter(rows)
+    while True:
+        try:
+            row = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:  # each of the formats and transports underneath has errors of its own
+            raise LocalError(f"{source}: the stream broke off: {str(error)[:500]}") from error
+        yield row
 
 
 def open_dataset(name: str, config: str | None, split: str, revision: str | None = None) -> Any:

@@ -55,7 +55,7 @@ class FileFetch:
         self._final = directory / name
         self._part = self._final.with_name(f"{self._final.name}.{entry.blake3[:16]}.part")
         self._failed: dict[PeerId, RemoteError] = {}
-        self._done_bytes = 0
+        self._done_bytes, self._has_pieces = 0, False
         self._disk = asyncio.Lock()
 
     async def run(self, peers: Sequence[PeerId]) -> Path:
@@ -123,7 +123,8 @@ class FileFetch:
 
     async def _fetch(self, pieces: FilePieces, peers: Sequence[PeerId]) -> bool:
         """Fetch the pieces that are not here yet; whether all are here then."""
-        found = await run_blocking(pieces.found_in, self._part)
+        found = await run_blocking(pieces.found_in, self._part) if self._has_pieces else set[int]()
+        self._has_pieces = True  # for another peer's list of digests
         missing = [index for index in range(pieces.chunk_count) if index not in found]
         self._done_bytes = sum(map(pieces.chunk_size, found))
         self._tell(self._name, self._done_bytes)
@@ -176,6 +177,7 @@ class FileFetch:
     def _prepare(self) -> None:
         """Make sure that there is a partial file of the right size; it takes no room yet where files may have holes."""
         self._final.parent.mkdir(parents=True, exist_ok=True)
+        self._has_pieces = self._part.exists()
         self._part.touch()
         os.truncate(self._part, self._entry.size_bytes)
 

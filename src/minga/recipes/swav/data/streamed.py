@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minga.core.errors import ConfigurationError, LocalError
+from minga.core.errors import ConfigurationError
 from minga.recipes.images.loading import MAX_BYTES
 from minga.recipes.swav.data.picture_set import UNLABELLED
 from minga.recipes.swav.data.settings import ImageData
+from minga.recipes.text.sources import streamed_rows
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,7 @@ def encoded_pictures(data: ImageData, *, order: int | None = None) -> Iterator[E
     if order is not None:
         rows = rows.shuffle(seed=order % 2**31, buffer_size=1)  # some libraries take 32-bit seeds only
     column, names = _column(data), dict[str, int]()
-    iterator = iter(rows)
-    while True:
-        try:
-            row = next(iterator)
-        except StopIteration:
-            return
-        except Exception as error:  # each of the formats and transports underneath has errors of its own
-            raise LocalError(f"data.source = {data.source!r}: the stream broke off: {str(error)[:500]}") from error
+    for row in streamed_rows(rows, f"data.source = {data.source!r}"):
         yield EncodedPicture(_body(row, column, data), _label(row.get(data.label_column), names))
 
 
