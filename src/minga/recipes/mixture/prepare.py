@@ -19,7 +19,8 @@ HUB_DOCUMENTS = 2000
 
 class PreparedMixture(NamedTuple):
     """`training` are documents in the proportions of the mixture, as many as all its sources have (of a data set: some
-    of the first); `files` hold the training documents of each source that travels, by the names of the run's files.
+    of the first). Where peers mix for themselves, `files` hold the training documents of each source that travels, by
+    the names of the run's files.
     """
 
     training: list[str]
@@ -47,7 +48,7 @@ def prepare_mixture(data: TextData, seed: int) -> PreparedMixture:
     return PreparedMixture(
         list(islice(_mixed(data, training, seed), sum(map(len, training.values())))),
         sorted(heldout),
-        {shipped_file(number): pack_documents(training[number]) for number in shipped},
+        {shipped_file(number): pack_documents(training[number]) for number in shipped} if data.is_streamed else {},
     )
 
 
