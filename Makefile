@@ -29,9 +29,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/minga demo --minutes $(MINUTES)
 
-# Pages of the documentation that are made from the code.
+# The pages that are made from the code, and the documentation site in site/. Builds without a connection.
 docs: setup
-	$(BIN)/python -m minga.core.events.page > docs/events.md
+	$(BIN)/python -m documentation
+	$(BIN)/python -m zensical build --clean --strict
 
 # The pictures of the README, from a demo of this machine.
 pictures: setup
@@ -68,4 +69,4 @@ bench: setup
 	$(BIN)/python -m benchmarks.overhead --json
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

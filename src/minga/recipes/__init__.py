@@ -25,6 +25,7 @@ libraries.
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from minga.core.spec.fields import choice, described, real, whole
 from minga.recipes.interface import (
@@ -41,6 +42,10 @@ from minga.recipes.interface import (
     StreamPosition,
 )
 from minga.recipes.registry import RECIPES, load_recipe, published
+
+if TYPE_CHECKING:
+    from minga.recipes.initial import new_model
+    from minga.recipes.order import shuffled
 
 __all__ = [
     "RECIPES",

@@ -21,11 +21,19 @@ from minga.core.refusal_code import RefusalCode
 
 OK, CHECK_FAILED, USAGE, REMOTE, STORAGE, LOCAL, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
 
-EXPLANATION = (
-    "Exit codes: 0 done · 1 a check did not hold (demo, doctor, evidence), or a defect of minga · 2 a wrong option, "
-    "run spec or link · 3 another peer, or nobody, answered · 4 the disk refused · 5 another trouble of this machine · "
-    "130 ended by Ctrl-C · 143 told to end."
-)
+MEANINGS = {
+    OK: "done",
+    CHECK_FAILED: "a check did not hold (demo, doctor, evidence), or a defect of minga",
+    USAGE: "a wrong option, run spec or link",
+    REMOTE: "another peer, or nobody, answered",
+    STORAGE: "the disk, or a key file, cannot be used",
+    LOCAL: "another trouble of this machine",
+    INTERRUPTED: "ended by Ctrl-C",
+    TERMINATED: "told to end",
+}
+"""What each code says."""
+
+EXPLANATION = "Exit codes: " + " · ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items()) + "."
 
 before_last_line: list[Callable[[], None]] = []
 """Called before the summary of a failure is printed, so that it is the last line of the output."""
