@@ -1,4 +1,4 @@
-"""Writes the pages of the reference that are made from the code: `python -m documentation`."""
+"""Writes the pages of the reference and the notebooks that are made from the code: `python -m documentation`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from documentation.exit_codes import exit_codes_page
 from documentation.python_api import python_page
 from documentation.run_spec import run_spec_page
 from minga.core.events.page import event_page
+from minga.notebook.cells import ANY_LINK, DEFAULT_SOURCE, organiser_cells, volunteer_cells
+from minga.notebook.notebook_file import to_ipynb
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
+NOTEBOOKS: Final = DOCS.parent / "notebooks"
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "events.md": event_page,
     "reference/changelog.md": changelog_page,
@@ -31,5 +34,12 @@ def write_pages() -> None:
         (DOCS / place).write_text(page(), encoding="utf-8")
 
 
+def write_notebooks() -> None:
+    """Write the notebooks for every run: one to take part, one to host."""
+    for name, cells in (("join", volunteer_cells(ANY_LINK, DEFAULT_SOURCE)), ("host", organiser_cells(DEFAULT_SOURCE))):
+        (NOTEBOOKS / f"{name}.ipynb").write_text(to_ipynb(cells), encoding="utf-8")
+
+
 if __name__ == "__main__":
     write_pages()
+    write_notebooks()

@@ -4,7 +4,7 @@
 
 Read: planning_app (options), plan (`minga plan` of a live run or a file), plan_view (how plans look), forecast (`minga
 plan --model`), forecast_view (how forecasts look), bench_device (`minga bench-device`), recipes (`minga
-recipes` and `minga new`: what can be trained).
+recipes` and `minga new`: what can be trained), notebook (`minga notebook`).
 
 Called by app; the arithmetic is in averaging/solver and simulation/forecast.
 """

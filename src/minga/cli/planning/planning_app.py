@@ -8,6 +8,7 @@ import typer
 
 from minga.cli.terminal.context import make_context
 from minga.cli.terminal.options import Bind, Json, Threads, Voucher
+from minga.notebook.cells import DEFAULT_SOURCE
 from minga.recipes.registry import USUAL_MODEL
 
 
@@ -17,6 +18,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command(name="bench-device")(bench_device)
     app.command()(recipes)
     app.command()(new)
+    app.command()(notebook)
 
 
 def plan(
@@ -115,3 +117,23 @@ def new(
     from minga.cli.planning.recipes import run_new
 
     run_new(recipe, size, ready)
+
+
+def notebook(
+    link: Annotated[
+        str | None, typer.Argument(metavar="[LINK]", help="The run to take part in.", show_default=False)
+    ] = None,
+    organise: Annotated[bool, typer.Option("--organise", help="One that describes, plans and hosts a run.")] = False,
+    install: Annotated[
+        str,
+        typer.Option(metavar="SOURCE", help="Where the notebook gets minga: a wheel's address, a folder or a file."),
+    ] = DEFAULT_SOURCE,
+    json_output: Json = False,
+) -> None:
+    """Print a notebook for Colab, Kaggle or Jupyter that joins a run, or begins one; write it to a file with `>`."""
+    ready = make_context(json_output=json_output)
+    if organise and link is not None:
+        raise typer.BadParameter("a notebook with --organise begins a run of its own, without a LINK")
+    from minga.cli.planning.notebook import run_notebook
+
+    run_notebook(link, install, ready, organise=organise)

@@ -15,7 +15,7 @@ from minga.cli.taking_part.graceful_leave import GracefulLeave
 from minga.cli.taking_part.landing_page import write_landing_page
 from minga.cli.taking_part.link_view import LinkWatch, reach_lines, relay_line, who_can_join
 from minga.cli.taking_part.prepared_files import prepared_files
-from minga.cli.taking_part.status_view import PlainTrouble, organiser_lines, organiser_view
+from minga.cli.taking_part.status_view import PlainTrouble, organiser_lines, organiser_view, run_figures
 from minga.cli.terminal.context import Context, collect_again
 from minga.cli.terminal.exit_codes import done_so_far
 from minga.cli.terminal.last_checkpoint import LastCheckpoint
@@ -140,7 +140,7 @@ class _Hosting:
         if self.peer.role == "monitor":
             collect_again()
             self._announce()
-            with Ticker(self.output, self.watcher.look, self._view, self._lines) as ticker:
+            with Ticker(self.output, self.watcher.look, self._view, self._lines, run_figures) as ticker:
                 while not self._is_over(0):
                     ticker.check()
                     time.sleep(0.2)
@@ -165,7 +165,7 @@ class _Hosting:
         held_out.now()
         collect_again()
         self._announce()
-        with Ticker(self.output, self.watcher.look, self._view, self._lines) as ticker:
+        with Ticker(self.output, self.watcher.look, self._view, self._lines, run_figures) as ticker:
 
             def between() -> None:
                 ticker.check()

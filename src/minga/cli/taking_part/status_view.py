@@ -134,6 +134,32 @@ def organiser_lines(status: RunStatus, figures: dict[str, float]) -> Iterator[st
     yield headline(status) + (f" · {_figures(figures)}" if figures else "")
 
 
+def run_figures(status: RunStatus) -> dict[str, Any]:
+    """The progress of a run for programs; `loss` is None before the first step."""
+    return {
+        "step": status.step,
+        "last_step": status.last_step,
+        "loss": status.loss,
+        "members": status.members,
+        "samples_per_second": status.samples_per_second,
+        "paused": status.paused,
+    }
+
+
+def volunteer_figures(part: OwnPart) -> dict[str, Any]:
+    """The progress of a run, and this machine's part in it, for programs."""
+    own = {
+        "phase": part.phase,
+        "machine": part.machine,
+        "samples": part.samples,
+        "samples_per_second": part.samples_per_second,
+        "share": part.share,
+        "bytes_sent": part.bytes_sent,
+        "bytes_received": part.bytes_received,
+    }
+    return {**run_figures(part.run), "own": own}
+
+
 def volunteer_view(part: OwnPart) -> RenderableType:
     """The volunteer's display."""
     lines: list[RenderableType] = [Text(headline(part.run), style="bold"), Text(_own(part))]

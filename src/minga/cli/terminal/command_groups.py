@@ -15,6 +15,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "export": "minga export LINK --out my-model",
         "evaluate": "minga evaluate my-model --task ncc",
         "sample": 'minga sample LINK "In the beginning" --n 3 --top-k 40',
+        "notebook": "minga notebook LINK",
         "runs": "minga runs --remove 5ff8c8e8",
         "version": "minga version --json",
     },

@@ -9,7 +9,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -28,7 +28,7 @@ STOP_S = 0.2
 REFRESH_S = 0.25
 PLAIN_WIDTH = 120
 PLAIN_PERIOD_S = 5.0
-"""Seconds between two plain lines of progress where there is no terminal."""
+"""Seconds between two plain lines, or JSON events, of progress where there is no terminal."""
 
 
 def plain_table(*columns: str, left: Collection[str] = (), wraps: str | None = None) -> Table:
@@ -111,8 +111,9 @@ def _line(fields: dict[str, Any]) -> str:
 class Ticker:
     """Calls `tick` every `REFRESH_S` seconds on a thread of its own, and draws its result as the live display.
 
-    Without a terminal, `plain` gives lines instead: those it returns are printed. An error in a tick is kept in
-    `error` and ends the ticker. Use it as a context manager.
+    Without a terminal, `plain` gives lines instead: those it returns are printed. With JSON output `figures`, if given,
+    become an event `progress`, as often. An error in a tick is kept in `error` and ends the ticker. Use it as a context
+    manager.
     """
 
     def __init__(
@@ -121,9 +122,10 @@ class Ticker:
         tick: Callable[[], Any],
         draw: Callable[[Any], RenderableType],
         plain: Callable[[Any], Iterable[str]],
+        figures: Callable[[Any], Mapping[str, Any]] | None = None,
     ) -> None:
         self.error: BaseException | None = None
-        self._output, self._tick, self._draw, self._plain = output, tick, draw, plain
+        self._output, self._tick, self._draw, self._plain, self._figures = output, tick, draw, plain, figures
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="minga-display", daemon=True)
 
@@ -162,9 +164,15 @@ class Ticker:
                 raise
             if live is not None:
                 live.update(self._draw(value))
-            elif not self._output.json_output and (stopping or time.monotonic() - last_plain > PLAIN_PERIOD_S):
+            elif stopping or time.monotonic() - last_plain > PLAIN_PERIOD_S:
                 last_plain = time.monotonic()
-                for line in self._plain(value):
-                    self._output.say(line)
+                self._tell(value)
             if stopping:
                 return
+
+    def _tell(self, value: Any) -> None:
+        if not self._output.json_output:
+            for line in self._plain(value):
+                self._output.say(line)
+        elif self._figures is not None:
+            self._output.event("progress", **self._figures(value))

@@ -1,0 +1,102 @@
+"""A `minga` command as a process of its own, read by its JSON output."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any, Final
+
+from minga.core.errors import LocalError
+
+STOP_S: Final = 60.0
+"""Seconds that a command has to finish its step and say goodbye."""
+END_S: Final = 10.0
+"""Seconds that it has after that to end at once, before it is killed."""
+KEPT_ERROR_LINES: Final = 20
+
+
+class Command:
+    """The process `python -m minga ARGUMENTS --json`, which ends when this process does.
+
+    `on_event` gets each event (a dictionary with `event`, the summary with `summary`) on a thread of its own, and None
+    when the process has ended.
+    """
+
+    def __init__(self, arguments: Sequence[str], on_event: Callable[[Mapping[str, Any] | None], None]) -> None:
+        self._on_event = on_event
+        self._errors: deque[str] = deque(maxlen=KEPT_ERROR_LINES)
+        self._process = subprocess.Popen(  # noqa: S603 (this interpreter and our own words)
+            [sys.executable, "-m", "minga", *arguments, "--json", "--leash"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+        errors = threading.Thread(target=self._read_errors, name="minga-notebook-errors", daemon=True)
+        self._reader = threading.Thread(target=self._read, args=(errors,), name="minga-notebook", daemon=True)
+        errors.start()
+        self._reader.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process is still there."""
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """Let the command finish its step and leave; end it if that takes too long. Returns when it has ended."""
+        for ask, seconds in ((self._ask_to_end, STOP_S), (self._hang_up, END_S), (self._process.kill, END_S)):
+            ask()
+            if self.wait(seconds):
+                return
+        raise LocalError(f"the minga process {self._process.pid} cannot be ended")
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Block until the command has ended and all that it said was read; whether it has, within `seconds`."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        self._reader.join(seconds)
+        return True
+
+    def complaint(self) -> str:
+        """What the command said on its error output, or "" if it ended well."""
+        return "" if self._process.poll() == 0 else "\n".join(self._errors)
+
+    def _ask_to_end(self) -> None:
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):  # it has ended already
+                self._process.stdin.write("end 0\n")
+                self._process.stdin.flush()
+
+    def _hang_up(self) -> None:
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+
+    def _read(self, errors: threading.Thread) -> None:
+        for line in _lines(self._process.stdout):
+            with contextlib.suppress(json.JSONDecodeError):
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    self._on_event(event)
+        self._process.wait()
+        errors.join()
+        self._hang_up()
+        self._on_event(None)
+
+    def _read_errors(self) -> None:
+        self._errors.extend(line.rstrip() for line in _lines(self._process.stderr))
+
+
+def _lines(stream: IO[str] | None) -> Iterator[str]:
+    if stream is not None:
+        with stream:
+            yield from stream

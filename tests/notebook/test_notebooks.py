@@ -1,0 +1,113 @@
+"""Both notebooks run as they are, in a kernel on this machine, and end in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from minga.core.errors import LocalError
+from minga.notebook import host
+from minga.notebook.cells import ANY_LINK, DEFAULT_SOURCE, organiser_cells, volunteer_cells
+from minga.notebook.notebook_file import to_ipynb
+from tests.worlds.cli_run import Running, last_json, run
+
+ROOT = Path(__file__).parent.parent.parent
+SPEC = """
+name = "a run with a notebook in it"
+[recipe.albert]
+size = "tiny"
+max_length = 32
+[optimizer]
+name = "adamw"
+warmup_steps = 1
+[training]
+target_batch_size = 32
+[network]
+relay = "none"
+"""
+
+
+def execute(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run a notebook in a kernel of this environment; all that its cells put out."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    notebook = nbformat.reads(text, as_version=4)
+    nbformat.validate(notebook)
+    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
+    return json.dumps([cell.get("outputs", []) for cell in notebook.cells])
+
+
+def test_a_volunteer_joins_sees_how_it_goes_and_leaves_with_thanks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.toml").write_text(SPEC)
+    with Running(
+        "host", str(tmp_path / "run.toml"), "--host", "127.0.0.1", "--directory", str(tmp_path / "run")
+    ) as host:
+        link = host.wait_for("link")["link"]
+        text = to_ipynb(volunteer_cells(link, str(ROOT)))
+        here = 'options=[\\"--host\\", \\"127.0.0.1\\", \\"--threads\\", \\"1\\", \\"--ephemeral\\"])'
+        text = text.replace("hours=HOURS)", f"hours=HOURS, {here}")
+        contributed = (
+            'while mine.events.get(\\"step.applied\\", {}).get(\\"step\\", 0) < 3: import time; time.sleep(0.1)'
+        )
+        text = text.replace('"mine.stop()\\n"', f'"{contributed}\\n", "mine.stop()\\n"')
+        outputs = execute(text, tmp_path, monkeypatch)
+        host.wait_for("member.left")
+    assert "Thank you!" in outputs
+    assert "steps_contributed" in outputs
+    assert "training together" in outputs  # what `minga status` says
+
+
+def test_an_organiser_describes_plans_hosts_and_watches_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = to_ipynb(organiser_cells(str(ROOT)))
+    small = 'size = \\"tiny\\"\\n",\n    "max_length = 32\\n'
+    text = text.replace('size = \\"tiny\\"\\n', small).replace(
+        "every_steps = 20", 'every_steps = 20\\n[network]\\nrelay = \\"none\\"'
+    )
+    text = text.replace(
+        '\\"--role\\", \\"trainer\\"',
+        '\\"--role\\", \\"trainer\\", \\"--host\\", \\"127.0.0.1\\", \\"--threads\\", \\"1\\"',
+    )
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    outputs = execute(text, tmp_path, monkeypatch)
+    assert "minga1" in outputs
+    assert "steps per hour" in outputs or "steps an hour" in outputs
+    assert "training together" in outputs
+
+
+def test_a_run_that_cannot_begin_says_why(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("name = 3")
+    with pytest.raises(LocalError, match="name"):
+        host(tmp_path / "run.toml")
+
+
+def test_a_notebook_whose_time_is_up_leaves(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(SPEC)
+    options = ("--host", "127.0.0.1", "--directory", str(tmp_path / "run"))
+    hosted = host(tmp_path / "run.toml", hours=12.0 / 3600.0, options=options)
+    assert hosted.link.startswith("minga1")
+    assert hosted.wait(60.0)
+    assert hosted.summary["ok"]
+
+
+def test_the_generic_notebooks_are_those_that_the_command_prints() -> None:
+    for name, cells in (("join", volunteer_cells(ANY_LINK, DEFAULT_SOURCE)), ("host", organiser_cells(DEFAULT_SOURCE))):
+        assert (ROOT / "notebooks" / f"{name}.ipynb").read_text("utf-8") == to_ipynb(cells), "run `make docs`"
+
+
+def test_the_command_prints_a_notebook_with_the_link_and_refuses_what_is_none(tmp_path: Path) -> None:
+    done = run("notebook", "--json")
+    assert last_json(done.stdout)["notebook"]["nbformat"] == 4
+    assert ANY_LINK in done.stdout.encode().decode("unicode_escape", "ignore") or "minga1" in done.stdout
+    assert run("notebook", "minga1nonsense").returncode == 2
+    assert run("notebook", "minga1nonsense", "--organise").returncode == 2
+    plain = run("notebook", "--organise", "--install", "/wheels/minga.whl").stdout
+    assert "/wheels/minga.whl" in plain
+    assert nbformat.reads(plain, as_version=4).cells[0].cell_type == "markdown"
