@@ -1,4 +1,4 @@
-"""Secure runs of real processes over iroh: tiny ALBERT on text, some peers hostile."""
+"""Secure runs of real processes over iroh, by a recipe in its tiny size; some peers are hostile."""
 
 from __future__ import annotations
 
@@ -8,9 +8,54 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks._processes import Message, Worker, WorkerError, Workers
+from minga.recipes.swav.data.packaged import installed_source
 
 ENTER_S, STEP_S = 120.0, 60.0
 FUNCTION = "benchmarks._attack_peer:peer"
+
+
+@dataclass(frozen=True)
+class RealRecipe:
+    """What a recipe trains in such a run: `tables` of a run spec, in TOML."""
+
+    micro_batch_size: int
+    tables: str
+
+
+RECIPES = {
+    "albert": RealRecipe(
+        16,
+        """
+            recipe.albert = { size = "tiny", max_length = 64 }
+            optimizer = { name = "adamw", learning_rate = 0.002, warmup_steps = 5, schedule = "constant" }
+        """,
+    ),
+    "swav": RealRecipe(
+        64,
+        f"""
+            model = {{ recipe = "swav" }}
+            recipe.swav = {{ size = "tiny", blur = 0.0, data = {{ source = "{installed_source()}" }} }}
+            training.buffers = "local"
+
+            [optimizer]
+            name = "adamw"
+            learning_rate = 0.004
+            weight_decay = 1e-6
+            warmup_steps = 5
+            schedule = "constant"
+            max_grad_norm = "off"
+        """,
+    ),
+    "text-to-image": RealRecipe(
+        8,
+        """
+            model = { recipe = "text-to-image" }
+            recipe.text-to-image = { size = "tiny", tokenizer_steps = 60, data = { compositions = 1000 } }
+            optimizer = { name = "adamw", learning_rate = 0.003, warmup_steps = 5, schedule = "constant" }
+        """,
+    ),
+}
+"""The recipes that can be attacked here, by name."""
 
 
 @dataclass(frozen=True)
@@ -22,22 +67,24 @@ class RealExtent:
     validators: int = 2
     steps: int = 60
     attack_from: int = 15
+    recipe: str = "albert"
+    evaluate_every: int = 5
 
     @property
     def spec(self) -> str:
         """The run spec."""
+        recipe = RECIPES[self.recipe]
         return f"""
             name = "strangers"
-            recipe.albert = {{ size = "tiny", max_length = 64 }}
-            optimizer = {{ name = "adamw", learning_rate = 0.002, warmup_steps = 5, schedule = "constant" }}
-            training = {{ target_batch_size = {16 * self.peers}, stop_after_steps = {self.steps} }}
             averaging = {{ codec = "float32" }}
             checkpoints = {{ every_steps = 0 }}
-
+            training.target_batch_size = {recipe.micro_batch_size * self.peers}
+            training.stop_after_steps = {self.steps}
+            {recipe.tables}
             [security]
             verification = "byzantine"
             founders = {self.peers}
-            micro_batch_size = 16
+            micro_batch_size = {recipe.micro_batch_size}
             peers_per_validator = {self.peers // self.validators}
         """
 
@@ -65,7 +112,11 @@ def run_real(extent: RealExtent, attack: str | None) -> RealTold:
         def start(name: str, **more: Any) -> None:
             directory = workers.directory / name
             directory.mkdir()
-            settings = {"directory": str(directory), "attack_from": extent.attack_from, "evaluates": name == names[0]}
+            settings = {
+                "directory": str(directory),
+                "attack_from": extent.attack_from,
+                "evaluate_every": extent.evaluate_every if name == names[0] else None,
+            }
             workers.start(name, FUNCTION, settings | more, lambda worker, message: heard.put((worker, message)))
 
         start(names[0], spec=extent.spec)

@@ -5,8 +5,9 @@
               swav/, text_to_image/ (use images/) ─────────────────────────────────────────┘
 
 Read: interface (the recipe seam), registry (recipes by name), initial (equal initial parameters on every machine),
-init_from (parameters of another run or of a hub instead), order (orders that all peers draw alike), counting
-(parameters and operations of a model), new_folder (exports that are there whole or not at all). Then text (text as
+init_from (parameters of another run or of a hub instead), order (orders that all peers draw alike), broken_streams
+(data from a network that fails), counting (parameters and operations of a model), new_folder (exports that are there
+whole or not at all). Then text (text as
 training data), writing (how languages are written), mixture (text of several sources), images (pictures as data),
 language (what recipes of language models share), causal_lm and masked_lm (any architecture), albert, with sahajBERT,
 swav and text_to_image (of the papers), tasks (what a trained model is good for), running (what is the same for all
