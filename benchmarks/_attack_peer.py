@@ -57,8 +57,7 @@ def _train(channel: Channel, entered: Peer, *, evaluate_every: int | None) -> di
         nonlocal seen
         if evaluate_every is not None and step != seen and step % evaluate_every == 0:
             seen = step
-            loss = run.recipe.evaluate(run.model, run.files)[run.recipe.headline.name]
-            channel.send(event="evaluated", step=step, loss=loss)
+            channel.send(event="evaluated", step=step, figure=_headline(run))
 
     run.train(lambda _: False, evaluate)
     members = entered.on_loop(lambda: entered.session.member.view if entered.session.member else ())
@@ -66,5 +65,9 @@ def _train(channel: Channel, entered: Peer, *, evaluate_every: int | None) -> di
         "step": run.step,
         "digest": run.optimizer.digest(),
         "members": list(members),
-        "loss": run.recipe.evaluate(run.model, run.files)[run.recipe.headline.name],
+        "figure": _headline(run),
     }
+
+
+def _headline(run: RecipeRun) -> float:
+    return run.recipe.evaluate(run.model, run.files)[run.recipe.headline.name]

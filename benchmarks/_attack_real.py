@@ -60,7 +60,11 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class RealExtent:
-    """How many processes take how many steps; of those, `hostile` attack from step `attack_from` on."""
+    """How many processes take how many steps; of those, `hostile` attack from step `attack_from` on.
+
+    `least_kept` is the share that an attack has to leave of what the run learns without one. Without it, the headline
+    has to be a loss that an attack raises by 2 % at most.
+    """
 
     peers: int = 8
     hostile: int = 3
@@ -69,6 +73,7 @@ class RealExtent:
     attack_from: int = 15
     recipe: str = "albert"
     evaluate_every: int = 5
+    least_kept: float | None = None
 
     @property
     def spec(self) -> str:
@@ -92,13 +97,13 @@ class RealExtent:
 @dataclass
 class RealTold:
     """What became of one run: by honest peer its bans, (step, reason) by name; its last digest and list of members;
-    and the held-out loss by step.
+    and the headline of the recipe on held-out data, by step.
     """
 
     bans: dict[str, dict[str, tuple[int, str]]] = field(default_factory=dict)
     ends: dict[str, tuple[int, str, tuple[str, ...]]] = field(default_factory=dict)
     excluded: dict[str, str] = field(default_factory=dict)
-    losses: dict[int, float] = field(default_factory=dict)
+    figures: dict[int, float] = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -155,7 +160,7 @@ def _listen(
             raise WorkerError(f"nobody said anything for {STEP_S:.0f} s; {told}") from None
         name, kind, fields = worker.name, message["event"], message.get("fields", {})
         if kind == "evaluated":
-            told.losses[message["step"]] = message["loss"]
+            told.figures[message["step"]] = message["figure"]
         elif kind == "secure.banned" and name in honest:
             told.bans[name][ids[fields["peer"]]] = (fields["step"], fields["reason"])
         elif kind == "excluded":
@@ -166,6 +171,6 @@ def _listen(
             members = tuple(sorted(ids[peer] for peer in message["members"]))
             told.ends[name] = (message["step"], message["digest"], members)
             if name == honest[0]:
-                told.losses[extent.steps] = message["loss"]
+                told.figures[extent.steps] = message["figure"]
     told.seconds = time.monotonic() - begun
     return told

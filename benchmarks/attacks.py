@@ -28,8 +28,9 @@ With --real: 8 processes, 3 of them hostile from step 15 on, train tiny ALBERT o
 machine, as whoever installs minga does. With `--recipe swav` or `text-to-image`, 4 processes train that for 60 steps,
 and one of them is hostile from step 15 on. The metric is the headline of the recipe on held-out data at the end. ok:
 all honest processes have carried out the same bans at the same steps and hold the same state; all attackers are banned
-and nobody else; and the metric is that of the same run without hostile members, or worse by at most 2 % (a loss) or
-0.03 (an accuracy, after which a run of fewer members is somewhat behind).
+and nobody else; and the loss is at most 2 % above that of the same run without hostile members. Where one member of
+four is hostile, its ban leaves a quarter less samples for each step, so there the metric has to keep 70 % of what the
+run without hostile members gains.
 
 Some attacks are on newcomers, or by them: then the attackers come at the step at which the others begin, or one honest
 peer does, which has to end in the same state as the rest.
@@ -58,7 +59,6 @@ from benchmarks._attack_real import RealExtent, RealTold, run_real
 from benchmarks._attack_runs import Extent, Told, hostile_names, run_plainly, run_swarm
 from benchmarks._report import emit, finish, note, parser
 from minga.monitor.png import blank, write
-from minga.recipes import RECIPES
 from minga.security.protocol.settings import SecureSettings
 from minga.security.randomness.detection_time import mean_steps_to_ban_all
 from minga.security.robust.interface import Aggregate, Aggregator, VerifiableAggregator
@@ -69,7 +69,7 @@ from minga.simulation.attacks.registry import attack, attacks
 HARMLESS = 0.01
 VERDICT_STEPS = 2
 REAL_EXCESS = 0.02
-REAL_SHORTFALL = 0.03
+REAL_KEPT = 0.7
 BASELINES = ("mean", "coordinate_median", "trimmed_mean", "geometric_median", "krum", "centered_clip")
 SIZE_INCHES = (9.0, 4.5)
 
@@ -160,10 +160,11 @@ def judge_real(told: RealTold, no_attack: RealTold, extent: RealExtent) -> dict[
     bans = next(iter(told.bans.values()))
     hostile = [name for name in bans if name not in told.bans]
     last = max((step for step, _ in bans.values()), default=None)
-    metric, clean = (run.losses[extent.steps] for run in (told, no_attack))
+    metric, clean = (run.figures[extent.steps] for run in (told, no_attack))
     all_equal = len(set(told.ends.values())) == 1 and all(other == bans for other in told.bans.values())
-    is_lower_better = RECIPES.get(extent.recipe).headline.better == "lower"
-    is_back = metric <= clean * (1 + REAL_EXCESS) if is_lower_better else metric >= clean - REAL_SHORTFALL
+    untrained = no_attack.figures[0]
+    kept = (metric - untrained) / (clean - untrained) if clean != untrained else 0.0
+    is_back = metric <= clean * (1 + REAL_EXCESS) if extent.least_kept is None else kept >= extent.least_kept
     return {
         "attackers": extent.hostile,
         "attackers_banned": len(hostile),
@@ -173,7 +174,8 @@ def judge_real(told: RealTold, no_attack: RealTold, extent: RealExtent) -> dict[
         "metric_no_attack": round(clean, 4),
         "reasons": sorted({reason for _, reason in bans.values()}),
         "all_equal": all_equal,
-        "losses": {step: round(loss, 3) for step, loss in sorted(told.losses.items())},
+        "kept": round(kept, 3),
+        "figures": {step: round(figure, 3) for step, figure in sorted(told.figures.items())},
         "seconds": round(told.seconds, 1),
         "ok": all_equal and is_back and len(hostile) == len(bans) == extent.hostile,
     }
@@ -181,7 +183,9 @@ def judge_real(told: RealTold, no_attack: RealTold, extent: RealExtent) -> dict[
 
 def real_extent(recipe: str) -> RealExtent:
     """How large the runs of a recipe are: those of pictures are small, since their figures cost most."""
-    return RealExtent() if recipe == "albert" else RealExtent(4, 1, 1, 60, 15, recipe, evaluate_every=20)
+    if recipe == "albert":
+        return RealExtent()
+    return RealExtent(4, 1, 1, 60, 15, recipe, evaluate_every=20, least_kept=REAL_KEPT)
 
 
 def main_real(names: list[str], recipe: str, *, json: bool) -> int:
@@ -189,7 +193,7 @@ def main_real(names: list[str], recipe: str, *, json: bool) -> int:
     extent = real_extent(recipe)
     note("no attack")
     no_attack = run_real(extent, None)
-    emit(attack=None, losses=no_attack.losses, seconds=round(no_attack.seconds, 1))
+    emit(attack=None, figures=no_attack.figures, seconds=round(no_attack.seconds, 1))
     judged = {}
     for name in names:
         note(name)
