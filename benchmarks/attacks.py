@@ -29,7 +29,7 @@ machine, as whoever installs minga does. With `--recipe swav` or `text-to-image`
 and one of them is hostile from step 15 on. The metric is the headline of the recipe on held-out data at the end. ok:
 all honest processes have carried out the same bans at the same steps and hold the same state; all attackers are banned
 and nobody else; and the loss is at most 2 % above that of the same run without hostile members. Where one member of
-four is hostile, its ban leaves a quarter less samples for each step, so there the metric has to keep 70 % of what the
+four is hostile, its ban leaves a quarter less samples for each step, so there the metric has to keep half of what the
 run without hostile members gains.
 
 Some attacks are on newcomers, or by them: then the attackers come at the step at which the others begin, or one honest
@@ -69,7 +69,7 @@ from minga.simulation.attacks.registry import attack, attacks
 HARMLESS = 0.01
 VERDICT_STEPS = 2
 REAL_EXCESS = 0.02
-REAL_KEPT = 0.7
+REAL_KEPT = 0.5
 BASELINES = ("mean", "coordinate_median", "trimmed_mean", "geometric_median", "krum", "centered_clip")
 SIZE_INCHES = (9.0, 4.5)
 

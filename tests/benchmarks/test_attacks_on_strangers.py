@@ -33,11 +33,11 @@ def test_each_recipe_can_be_trained_among_strangers(recipe: str) -> None:
 
 def test_an_attack_has_failed_if_the_liar_alone_is_banned_and_the_run_has_learned_nearly_as_much() -> None:
     extent, clean = real_extent("swav"), told(0.7, {})
-    judged = judge_real(told(0.65, BANS), clean, extent)
+    judged = judge_real(told(0.61, BANS), clean, extent)
     assert judged["ok"]
     assert (judged["attackers_banned"], judged["honest_banned"], judged["steps_to_ban_all"]) == (1, 0, 4)
-    assert judged["kept"] == pytest.approx(0.75)
-    assert not judge_real(told(0.63, BANS), clean, extent)["ok"], "it lost too much"
+    assert judged["kept"] == pytest.approx(0.55)
+    assert not judge_real(told(0.59, BANS), clean, extent)["ok"], "it lost too much"
     assert not judge_real(told(0.7, {}), clean, extent)["ok"], "nobody was banned"
     assert not judge_real(told(0.7, {**BANS, "p1": (20, "SILENT")}), clean, extent)["ok"], "an honest one was banned"
     apart = told(0.7, BANS)

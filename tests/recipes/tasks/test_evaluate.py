@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.tasks.evaluate import TaskOptions, evaluate_model
+from minga.recipes.task_report import TaskOptions
+from minga.recipes.tasks.evaluate import evaluate_model
 from minga.recipes.tasks.fine_tune import FineTuning
 
 WORDS = ["Ada", "Alan", "Grace", "saw", "met", "the", "a", "dog", "tree", "and"]
@@ -61,8 +62,8 @@ def names(tmp_path: Path) -> str:
 
 def test_named_entities_are_learned_and_reported_beside_the_model_from_scratch(model: Path, names: str) -> None:
     said: list[str] = []
-    options = TaskOptions("ner", names, runs=2, how=QUICK)
-    report = evaluate_model(model, options, said.append)
+    options = TaskOptions("ner", names, runs=2)
+    report = evaluate_model(model, options, said.append, QUICK)
     assert report.trained["f1"].mean > 0.9, "the entities are three words"
     assert set(report.trained) == set(report.from_scratch) == {"precision", "recall", "f1", "accuracy"}
     assert report.runs == 2
@@ -70,14 +71,16 @@ def test_named_entities_are_learned_and_reported_beside_the_model_from_scratch(m
     json.dumps(report.as_json())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(99)
-        assert evaluate_model(model, options).as_json() == report.as_json(), "chance comes from the seeds alone"
+        assert evaluate_model(model, options, how=QUICK).as_json() == report.as_json(), (
+            "chance comes from the seeds alone"
+        )
 
 
 def test_classes_are_learned_from_as_many_examples_as_asked_for(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "classes.jsonl"
     rows = [{"text": " ".join(each), "label": "name" if each[0] in WORDS[:3] else "none"} for each in sentences(300)]
     path.write_text("\n".join(map(json.dumps, rows)))
-    report = evaluate_model(model, TaskOptions("ncc", str(path), runs=1, training_examples=64, how=QUICK))
+    report = evaluate_model(model, TaskOptions("ncc", str(path), runs=1, training_examples=64), how=QUICK)
     assert report.examples == 64
     assert set(report.trained) == {"accuracy"}
     assert 0.0 <= report.trained["accuracy"].mean <= 1.0
