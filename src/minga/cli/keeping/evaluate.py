@@ -38,6 +38,7 @@ def run_evaluate(
     import transformers
 
     transformers.logging.set_verbosity_error()  # it reports each new head as a parameter that is missing
+    transformers.logging.disable_progress_bar()
     report = recipe.judge(model, TaskOptions(chosen, data, runs, training_examples), context.output.say)
     context.output.say(_table(report))
     context.output.say(

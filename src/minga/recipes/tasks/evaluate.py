@@ -99,7 +99,9 @@ class _Work:
         from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
         kind = AutoModelForTokenClassification if self.task == "ner" else AutoModelForSequenceClassification
-        named = {"id2label": dict(enumerate(self.data.labels)), "label2id": self._numbers}
+        named: dict[str, Any] = {"id2label": dict(enumerate(self.data.labels)), "label2id": self._numbers}
+        if self.tokenizer.pad_token_id is not None:  # causal models know none, and classify by the last other token
+            named["pad_token_id"] = self.tokenizer.pad_token_id
         try:
             if from_scratch:
                 model: nn.Module = kind.from_config(AutoConfig.from_pretrained(self.name, **named))
