@@ -13,42 +13,42 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Section, without_private
 from minga.core.spec.problems import explain
 
-ORIGIN_FILE: Final = "minga.json"
+PROVENANCE_FILE: Final = "minga.json"
 MAX_BYTES: Final = 64 << 10
 
 
-class Origin(msgspec.Struct, frozen=True):
+class Provenance(msgspec.Struct, frozen=True):
     """The recipe of a model, and the settings with which the run was published."""
 
     recipe: str
     settings: dict[str, Any]
 
     @classmethod
-    def of(cls, recipe: str, settings: Section) -> Origin:
+    def of(cls, recipe: str, settings: Section) -> Provenance:
         """Without what names things of this machine."""
         return cls(recipe, without_private(settings).model_dump(mode="json"))
 
     def write(self, folder: Path) -> None:
         """Write `minga.json` into `folder`."""
-        (folder / ORIGIN_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+        (folder / PROVENANCE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
 
     def checked(self, kind: type[Section]) -> Section:
         """The settings as those of a recipe. Raises `ConfigurationError` if they are none of it."""
         try:
             return kind.model_validate(self.settings)
         except ValidationError as error:
-            raise ConfigurationError(explain(error, kind, ORIGIN_FILE, within=f"recipe.{self.recipe}")) from error
+            raise ConfigurationError(explain(error, kind, PROVENANCE_FILE, within=f"recipe.{self.recipe}")) from error
 
 
-def read_origin(folder: Path) -> Origin | None:
+def read_provenance(folder: Path) -> Provenance | None:
     """What `minga.json` in `folder` says, None if it is not there. Raises `ConfigurationError` if it is damaged."""
-    path = folder / ORIGIN_FILE
+    path = folder / PROVENANCE_FILE
     try:
         with path.open("rb") as file:
             body = file.read(MAX_BYTES + 1)
         if len(body) > MAX_BYTES:
             raise ConfigurationError(f"{path}: larger than {MAX_BYTES >> 10} KiB")
-        return msgspec.json.decode(body, type=Origin)
+        return msgspec.json.decode(body, type=Provenance)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -8,7 +8,7 @@ import pytest
 
 from minga.cli.keeping.evaluate import NAMES
 from minga.recipes import RECIPES, new_model
-from minga.recipes.exported import MAX_BYTES, ORIGIN_FILE, Origin
+from minga.recipes.exported import MAX_BYTES, PROVENANCE_FILE, Provenance
 from tests.worlds.cli_run import last_json, run
 from tests.worlds.swav_world import small_run
 
@@ -16,7 +16,7 @@ from tests.worlds.swav_world import small_run
 def said_by(recipe: str, folder: Path) -> str:
     """A folder that says that it is a model of a recipe, and has nothing else."""
     folder.mkdir(exist_ok=True)
-    Origin(recipe, {}).write(folder)
+    Provenance(recipe, {}).write(folder)
     return str(folder)
 
 
@@ -59,10 +59,10 @@ def test_a_task_that_a_model_does_not_have_is_refused(recipe: str, task: str, wo
 def test_a_damaged_origin_is_refused_and_a_folder_without_one_is_a_language_model(tmp_path: Path) -> None:
     assert "no model that transformers can load" in run("evaluate", str(tmp_path), "--data", _classes(tmp_path)).stderr
     for body in ("[]", "{", "x" * (MAX_BYTES + 1)):
-        (tmp_path / ORIGIN_FILE).write_text(body)
+        (tmp_path / PROVENANCE_FILE).write_text(body)
         done = run("evaluate", str(tmp_path))
         assert done.returncode != 0
-        assert ORIGIN_FILE in done.stderr
+        assert PROVENANCE_FILE in done.stderr
         assert "Traceback" not in done.stderr
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from minga.core.errors import ConfigurationError
 from minga.recipes import new_model
-from minga.recipes.exported import ORIGIN_FILE
+from minga.recipes.exported import PROVENANCE_FILE
 from minga.recipes.swav.recipe import SwavRecipe
 from minga.recipes.task_report import TaskOptions, TaskReport
 from tests.worlds.swav_world import made_up, small_run
@@ -70,7 +70,7 @@ def test_pictures_of_a_folder_are_seen_as_the_model_sees_pictures(
         judged(folder.parent / "coloured", "knn")
     report = judged(folder.parent / "coloured", "knn", data=str(folder))
     assert report.trained["accuracy"].mean > 0.9, "the classes differ by colour"
-    assert str(folder) not in (folder.parent / "coloured" / ORIGIN_FILE).read_text()
+    assert str(folder) not in (folder.parent / "coloured" / PROVENANCE_FILE).read_text()
     assert judged(folder.parent / "coloured", "linear-probe", data="digits", training_examples=200).examples == 200
 
 
@@ -95,6 +95,6 @@ def test_what_is_no_export_or_has_no_classes_is_refused(
     with pytest.raises(ConfigurationError, match="not the trunk of this model"):
         judged(broken, "knn")
     for content, words in (("{", "not what an export writes"), ('{"recipe": "swav", "settings": {"size": 3}}', "size")):
-        (broken / ORIGIN_FILE).write_text(content)
+        (broken / PROVENANCE_FILE).write_text(content)
         with pytest.raises(ConfigurationError, match=words):
             judged(broken, "knn")

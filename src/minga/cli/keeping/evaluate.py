@@ -8,7 +8,7 @@ from typing import Any, Final
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import plain_table
 from minga.core.errors import ConfigurationError
-from minga.recipes.exported import read_origin
+from minga.recipes.exported import read_provenance
 from minga.recipes.interface import Recipe
 from minga.recipes.registry import RECIPES
 from minga.recipes.task_report import Score, TaskOptions, TaskReport
@@ -27,8 +27,8 @@ def run_evaluate(
     model: str, task: str | None, data: str | None, runs: int, training_examples: int | None, context: Context
 ) -> None:
     """Do the task; the table has a model from scratch beside this one. Raises `ConfigurationError`."""
-    origin = read_origin(Path(model).expanduser())
-    name = FROM_ELSEWHERE if origin is None else origin.recipe
+    provenance = read_provenance(Path(model).expanduser())
+    name = FROM_ELSEWHERE if provenance is None else provenance.recipe
     recipe: type[Recipe[Any]] = RECIPES.get(name)
     if not recipe.tasks:
         raise ConfigurationError(f"{model}: a model of the recipe {name}, for which there are no tasks")

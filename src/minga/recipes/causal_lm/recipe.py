@@ -22,7 +22,7 @@ from minga.recipes.causal_lm.sampling import continuations
 from minga.recipes.causal_lm.settings import CausalLmSettings
 from minga.recipes.causal_lm.sizes import FAMILY, SIZES
 from minga.recipes.causal_lm.token_losses import token_losses
-from minga.recipes.exported import Origin
+from minga.recipes.exported import Provenance
 from minga.recipes.interface import (
     Batch,
     Files,
@@ -142,8 +142,8 @@ class CausalLmRecipe(AnyArchitecture[CausalLmSettings]):
 
     def export(self, model: nn.Module, files: Files, directory: Path, *, step: int) -> None:
         """A directory for `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained`, with a README."""
-        tokenizer, origin = self.tokenizer(files), Origin.of(self.context.recipe, self.settings)
-        export_model(model, tokenizer, directory, origin=origin, context=self.context, step=step, auto=CAUSAL)
+        tokenizer, provenance = self.tokenizer(files), Provenance.of(self.context.recipe, self.settings)
+        export_model(model, tokenizer, directory, provenance=provenance, context=self.context, step=step, auto=CAUSAL)
 
     def _end(self, files: Files) -> int:
         return find_special_tokens(self.tokenizer(files))["end"]

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from minga.recipes.exported import Origin
+from minga.recipes.exported import Provenance
 from minga.recipes.interface import RecipeContext
 from minga.recipes.new_folder import new_folder
 from minga.recipes.text.special_tokens import find_special_tokens
@@ -32,7 +32,7 @@ def export_model(
     tokenizer: Tokenizer,
     directory: Path,
     *,
-    origin: Origin,
+    provenance: Provenance,
     context: RecipeContext,
     step: int,
     auto: str,
@@ -44,7 +44,7 @@ def export_model(
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"not a model of this recipe: {type(model).__name__}")
-    with new_folder(directory, origin) as folder:
+    with new_folder(directory, provenance) as folder:
         with _without_progress_bars():
             model.save_pretrained(folder)
         if auto == CAUSAL:

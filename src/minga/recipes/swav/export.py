@@ -10,7 +10,7 @@ from typing import Any, Final
 from safetensors.torch import save_file
 from torch import Tensor
 
-from minga.recipes.exported import Origin
+from minga.recipes.exported import Provenance
 from minga.recipes.interface import RecipeContext
 from minga.recipes.new_folder import new_folder
 from minga.recipes.swav.model import SwavModel, mean_and_deviation
@@ -34,7 +34,7 @@ def export_model(
 
     Raises `StorageError`, or `ConfigurationError` if the directory has content.
     """
-    with new_folder(directory, Origin.of(context.recipe, settings)) as folder:
+    with new_folder(directory, Provenance.of(context.recipe, settings)) as folder:
         _save(model.trunk.state_dict(), folder / TRUNK_FILE)
         model.trunk.config.architectures = [type(model.trunk).__name__]
         model.trunk.config.save_pretrained(folder)

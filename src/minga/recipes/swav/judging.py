@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.exported import ORIGIN_FILE, read_origin
+from minga.recipes.exported import PROVENANCE_FILE, read_provenance
 from minga.recipes.swav.data.labelled import LabelledPictures, labelled_pictures
 from minga.recipes.swav.data.settings import GREY_SOURCES
 from minga.recipes.swav.evaluation import features_of, precise_copy
@@ -78,10 +78,10 @@ def _score(task: Classifier, pictures: LabelledPictures, features: Callable[[Ten
 def _settings(folder: Path) -> SwavSettings:
     if not folder.is_dir():
         raise ConfigurationError(f"{folder}: no such folder; `minga export` writes one")
-    origin = read_origin(folder)
-    if origin is None:
-        raise ConfigurationError(f"{folder}: has no {ORIGIN_FILE}, so it is not known which trunk it has")
-    settings = origin.checked(SwavSettings)
+    provenance = read_provenance(folder)
+    if provenance is None:
+        raise ConfigurationError(f"{folder}: has no {PROVENANCE_FILE}, so it is not known which trunk it has")
+    settings = provenance.checked(SwavSettings)
     if not isinstance(settings, SwavSettings):
         raise TypeError(type(settings).__name__)
     return settings

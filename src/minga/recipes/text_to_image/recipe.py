@@ -17,7 +17,7 @@ from torch import nn
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically
 from minga.recipes.counting import tensors_and_operations
-from minga.recipes.exported import Origin
+from minga.recipes.exported import Provenance
 from minga.recipes.images.grid import grid_png
 from minga.recipes.interface import (
     Batch,
@@ -185,7 +185,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
             _decoder(model),
             {name: _body(files, name) for name in names},
             directory,
-            origin=Origin.of(self.context.recipe, self.settings),
+            provenance=Provenance.of(self.context.recipe, self.settings),
             title=self.context.run_name,
             facts=f"These are the parameters after {step} global steps of run `{self.context.run_id}`.",
             grid=self._grid(model, files),
