@@ -10,7 +10,7 @@ import datasets
 import pytest
 
 from minga.core.errors import ConfigurationError, LocalError
-from minga.recipes.broken_streams import reread, resumed_rows, streamed_rows
+from minga.recipes.broken_streams import next_pass, reread, resumed_rows, streamed_rows
 
 FILES, ROWS = 5, 4
 
@@ -139,3 +139,23 @@ def test_a_stream_without_a_state_is_read_again_from_its_beginning() -> None:
 
     assert list(reread(open_stream, pauses.append)) == list(range(10))
     assert pauses == [1.0, 2.0, 4.0]
+
+
+def test_a_source_that_worked_once_is_tried_again_even_if_it_cannot_be_opened() -> None:
+    pauses: list[float] = []
+    tries: list[int] = []
+
+    def open_stream() -> Iterator[int]:
+        tries.append(len(tries))
+        if len(tries) == 1:
+            raise ConfigurationError("cannot be opened")
+        if len(tries) == 2:
+            return reread(lambda: streamed_rows(iter(_failing()), "x"))
+        return iter(range(3))
+
+    assert list(next_pass(open_stream, pauses.append)) == [0, 1, 2]
+    assert pauses == [1.0, 2.0]
+    with pytest.raises(LocalError, match="nobody answers"):
+        list(next_pass(lambda: streamed_rows(iter(_failing()), "x"), pauses.append))
+    assert pauses[2:] == [1.0, 2.0, 4.0, 8.0, 16.0]
+    assert list(next_pass(lambda: iter(()), pauses.append)) == []

@@ -1,7 +1,8 @@
 """Streams over a network break off now and then: they are opened again, and go on where they were.
 
 After a failure come pauses of 1, 2, 4, 8 and 16 seconds; the next item that arrives makes them short again. A stream
-of which nothing ever came is given up at once: it is more likely named wrongly than broken.
+of which nothing ever came is given up at once: it is more likely named wrongly than broken. The second pass over a
+source is another matter (`next_pass`).
 """
 
 from __future__ import annotations
@@ -57,6 +58,26 @@ def reread(open_stream: Callable[[], Iterable[T]], pause: Callable[[float], None
     Raises the `LocalError` of the last attempt.
     """
     return _again(lambda seen: islice(open_stream(), seen, None), pause)
+
+
+def next_pass(open_stream: Callable[[], Iterable[T]], pause: Callable[[float], None] = time.sleep) -> Iterator[T]:
+    """The items of a stream whose source has given all its items before: it is tried again even if it cannot be opened,
+    or nothing comes.
+
+    Raises the `LocalError` of the last attempt.
+    """
+    for failures in range(ATTEMPTS + 1):
+        try:
+            items = iter(open_stream())
+            first = list(islice(items, 1))
+        except LocalError:
+            if failures == ATTEMPTS:
+                raise
+            pause(FIRST_PAUSE_S * 2**failures)
+        else:
+            yield from first
+            yield from items
+            return
 
 
 def _again(open_at: Callable[[int], Iterator[T]], pause: Callable[[float], None]) -> Iterator[T]:

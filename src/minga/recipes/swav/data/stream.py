@@ -12,6 +12,7 @@ from itertools import count, islice
 import numpy as np
 
 from minga.core.errors import ConfigurationError
+from minga.recipes.broken_streams import next_pass
 from minga.recipes.interface import StreamPosition
 from minga.recipes.order import epoch_seed
 
@@ -37,7 +38,7 @@ def _permuted(open_epoch: OpenEpoch, run_seed: int, position: StreamPosition, bl
     for epoch in count():
         seed = epoch_seed(run_seed, position, epoch)
         chance = np.random.default_rng(seed)
-        source = open_epoch(seed)
+        source = open_epoch(seed) if epoch == 0 else next_pass(lambda seed=seed: open_epoch(seed))  # type: ignore[misc]
         is_empty = True
         while some := list(islice(source, block)):
             is_empty = False
