@@ -14,7 +14,6 @@ from minga.recipes import load_recipe, published
 from minga.recipes.running.run import RecipeRun
 from minga.simulation.attacks.registry import attack
 
-EVALUATE_EVERY = 5
 TOLD = ("secure.banned", "secure.member_away", "step.applied", "member.failed")
 
 
@@ -35,7 +34,7 @@ def peer(channel: Channel, settings: dict[str, Any]) -> None:
 
         entered.subscribe(tell)
         try:
-            channel.send(event="finished", **_train(channel, entered, evaluates=settings["evaluates"]))
+            channel.send(event="finished", **_train(channel, entered, evaluate_every=settings["evaluate_every"]))
         except MingaError as error:
             channel.send(event="excluded", why=str(error))
         while channel.receive().get("do") != "exit":
@@ -49,17 +48,16 @@ def _enter(settings: dict[str, Any], options: PeerOptions) -> Peer:
     return host(published(spec), options, files=load_recipe(spec).prepare())
 
 
-def _train(channel: Channel, entered: Peer, *, evaluates: bool) -> dict[str, Any]:
+def _train(channel: Channel, entered: Peer, *, evaluate_every: int | None) -> dict[str, Any]:
     run = RecipeRun(entered, device="cpu")
     channel.send(event="ready")
     seen = -1
 
     def evaluate(step: int, samples: int, loss: float) -> None:  # noqa: ARG001
         nonlocal seen
-        if evaluates and step != seen and step % EVALUATE_EVERY == 0:
+        if evaluate_every is not None and step != seen and step % evaluate_every == 0:
             seen = step
-            loss = run.recipe.evaluate(run.model, run.files)[run.recipe.headline.name]
-            channel.send(event="evaluated", step=step, loss=loss)
+            channel.send(event="evaluated", step=step, figure=_headline(run))
 
     run.train(lambda _: False, evaluate)
     members = entered.on_loop(lambda: entered.session.member.view if entered.session.member else ())
@@ -67,5 +65,9 @@ def _train(channel: Channel, entered: Peer, *, evaluates: bool) -> dict[str, Any
         "step": run.step,
         "digest": run.optimizer.digest(),
         "members": list(members),
-        "loss": run.recipe.evaluate(run.model, run.files)[run.recipe.headline.name],
+        "figure": _headline(run),
     }
+
+
+def _headline(run: RecipeRun) -> float:
+    return run.recipe.evaluate(run.model, run.files)[run.recipe.headline.name]

@@ -1,4 +1,4 @@
-"""Secure runs of real processes over iroh: tiny ALBERT on text, some peers hostile."""
+"""Secure runs of real processes over iroh, by a recipe in its tiny size; some peers are hostile."""
 
 from __future__ import annotations
 
@@ -8,36 +8,88 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks._processes import Message, Worker, WorkerError, Workers
+from minga.recipes.swav.data.packaged import installed_source
 
 ENTER_S, STEP_S = 120.0, 60.0
 FUNCTION = "benchmarks._attack_peer:peer"
 
 
 @dataclass(frozen=True)
+class RealRecipe:
+    """What a recipe trains in such a run: `tables` of a run spec, in TOML."""
+
+    micro_batch_size: int
+    tables: str
+
+
+RECIPES = {
+    "albert": RealRecipe(
+        16,
+        """
+            recipe.albert = { size = "tiny", max_length = 64 }
+            optimizer = { name = "adamw", learning_rate = 0.002, warmup_steps = 5, schedule = "constant" }
+        """,
+    ),
+    "swav": RealRecipe(
+        64,
+        f"""
+            model = {{ recipe = "swav" }}
+            recipe.swav = {{ size = "tiny", blur = 0.0, data = {{ source = "{installed_source()}" }} }}
+            training.buffers = "local"
+
+            [optimizer]
+            name = "adamw"
+            learning_rate = 0.004
+            weight_decay = 1e-6
+            warmup_steps = 5
+            schedule = "constant"
+            max_grad_norm = "off"
+        """,
+    ),
+    "text-to-image": RealRecipe(
+        8,
+        """
+            model = { recipe = "text-to-image" }
+            recipe.text-to-image = { size = "tiny", tokenizer_steps = 60, data = { compositions = 1000 } }
+            optimizer = { name = "adamw", learning_rate = 0.003, warmup_steps = 5, schedule = "constant" }
+        """,
+    ),
+}
+"""The recipes that can be attacked here, by name."""
+
+
+@dataclass(frozen=True)
 class RealExtent:
-    """How many processes take how many steps; of those, `hostile` attack from step `attack_from` on."""
+    """How many processes take how many steps; of those, `hostile` attack from step `attack_from` on.
+
+    `least_kept` is the share that an attack has to leave of what the run learns without one. Without it, the headline
+    has to be a loss that an attack raises by 2 % at most.
+    """
 
     peers: int = 8
     hostile: int = 3
     validators: int = 2
     steps: int = 60
     attack_from: int = 15
+    recipe: str = "albert"
+    evaluate_every: int = 5
+    least_kept: float | None = None
 
     @property
     def spec(self) -> str:
         """The run spec."""
+        recipe = RECIPES[self.recipe]
         return f"""
             name = "strangers"
-            recipe.albert = {{ size = "tiny", max_length = 64 }}
-            optimizer = {{ name = "adamw", learning_rate = 0.002, warmup_steps = 5, schedule = "constant" }}
-            training = {{ target_batch_size = {16 * self.peers}, stop_after_steps = {self.steps} }}
             averaging = {{ codec = "float32" }}
             checkpoints = {{ every_steps = 0 }}
-
+            training.target_batch_size = {recipe.micro_batch_size * self.peers}
+            training.stop_after_steps = {self.steps}
+            {recipe.tables}
             [security]
             verification = "byzantine"
             founders = {self.peers}
-            micro_batch_size = 16
+            micro_batch_size = {recipe.micro_batch_size}
             peers_per_validator = {self.peers // self.validators}
         """
 
@@ -45,13 +97,13 @@ class RealExtent:
 @dataclass
 class RealTold:
     """What became of one run: by honest peer its bans, (step, reason) by name; its last digest and list of members;
-    and the held-out loss by step.
+    and the headline of the recipe on held-out data, by step.
     """
 
     bans: dict[str, dict[str, tuple[int, str]]] = field(default_factory=dict)
     ends: dict[str, tuple[int, str, tuple[str, ...]]] = field(default_factory=dict)
     excluded: dict[str, str] = field(default_factory=dict)
-    losses: dict[int, float] = field(default_factory=dict)
+    figures: dict[int, float] = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -65,7 +117,11 @@ def run_real(extent: RealExtent, attack: str | None) -> RealTold:
         def start(name: str, **more: Any) -> None:
             directory = workers.directory / name
             directory.mkdir()
-            settings = {"directory": str(directory), "attack_from": extent.attack_from, "evaluates": name == names[0]}
+            settings = {
+                "directory": str(directory),
+                "attack_from": extent.attack_from,
+                "evaluate_every": extent.evaluate_every if name == names[0] else None,
+            }
             workers.start(name, FUNCTION, settings | more, lambda worker, message: heard.put((worker, message)))
 
         start(names[0], spec=extent.spec)
@@ -104,7 +160,7 @@ def _listen(
             raise WorkerError(f"nobody said anything for {STEP_S:.0f} s; {told}") from None
         name, kind, fields = worker.name, message["event"], message.get("fields", {})
         if kind == "evaluated":
-            told.losses[message["step"]] = message["loss"]
+            told.figures[message["step"]] = message["figure"]
         elif kind == "secure.banned" and name in honest:
             told.bans[name][ids[fields["peer"]]] = (fields["step"], fields["reason"])
         elif kind == "excluded":
@@ -115,6 +171,6 @@ def _listen(
             members = tuple(sorted(ids[peer] for peer in message["members"]))
             told.ends[name] = (message["step"], message["digest"], members)
             if name == honest[0]:
-                told.losses[extent.steps] = message["loss"]
+                told.figures[extent.steps] = message["figure"]
     told.seconds = time.monotonic() - begun
     return told

@@ -4,6 +4,7 @@
     python -m benchmarks.attacks --attack alie --json   # single ones
     python -m benchmarks.attacks --table --json         # attacks by gradients against other aggregators, too
     python -m benchmarks.attacks --real --json          # real processes over iroh, see below
+    python -m benchmarks.attacks --real --recipe swav --json
 
 16 peers in virtual time, 7 of them hostile from step 100 on, train a perceptron on scikit-learn's digits by the real
 protocol. A step took 0.6 s of processor time with 16 members and 0.2 s with the 9 honest ones (on a slow core), so 300
@@ -24,9 +25,12 @@ twice the predicted steps (and the two that accusation and judgement take), or d
 metric_no_attack. In the table: the metric of the protocol is at most 0.01 below the best of all, for each attack.
 
 With --real: 8 processes, 3 of them hostile from step 15 on, train tiny ALBERT on text for 60 steps over iroh on this
-machine, as whoever installs minga does. The metric is the loss on held-out text at the end. ok: all honest processes
-have carried out the same bans at the same steps and hold the same state; all attackers are banned and nobody else; and
-the loss is at most 2 % above that of the same run without hostile members.
+machine, as whoever installs minga does. With `--recipe swav` or `text-to-image`, 4 processes train that for 60 steps,
+and one of them is hostile from step 15 on. The metric is the headline of the recipe on held-out data at the end. ok:
+all honest processes have carried out the same bans at the same steps and hold the same state; all attackers are banned
+and nobody else; and the loss is at most 2 % above that of the same run without hostile members. Where one member of
+four is hostile, its ban leaves a quarter less samples for each step, so there the metric has to keep half of what the
+run without hostile members gains.
 
 Some attacks are on newcomers, or by them: then the attackers come at the step at which the others begin, or one honest
 peer does, which has to end in the same state as the rest.
@@ -50,6 +54,7 @@ from typing import Any
 import torch
 
 from benchmarks._attack_digits import Digits
+from benchmarks._attack_real import RECIPES as REAL_RECIPES
 from benchmarks._attack_real import RealExtent, RealTold, run_real
 from benchmarks._attack_runs import Extent, Told, hostile_names, run_plainly, run_swarm
 from benchmarks._report import emit, finish, note, parser
@@ -64,6 +69,7 @@ from minga.simulation.attacks.registry import attack, attacks
 HARMLESS = 0.01
 VERDICT_STEPS = 2
 REAL_EXCESS = 0.02
+REAL_KEPT = 0.5
 BASELINES = ("mean", "coordinate_median", "trimmed_mean", "geometric_median", "krum", "centered_clip")
 SIZE_INCHES = (9.0, 4.5)
 
@@ -154,9 +160,11 @@ def judge_real(told: RealTold, no_attack: RealTold, extent: RealExtent) -> dict[
     bans = next(iter(told.bans.values()))
     hostile = [name for name in bans if name not in told.bans]
     last = max((step for step, _ in bans.values()), default=None)
-    metric, clean = (run.losses[extent.steps] for run in (told, no_attack))
+    metric, clean = (run.figures[extent.steps] for run in (told, no_attack))
     all_equal = len(set(told.ends.values())) == 1 and all(other == bans for other in told.bans.values())
-    is_back = metric <= clean * (1 + REAL_EXCESS)
+    untrained = no_attack.figures[0]
+    kept = (metric - untrained) / (clean - untrained) if clean != untrained else 0.0
+    is_back = metric <= clean * (1 + REAL_EXCESS) if extent.least_kept is None else kept >= extent.least_kept
     return {
         "attackers": extent.hostile,
         "attackers_banned": len(hostile),
@@ -166,18 +174,26 @@ def judge_real(told: RealTold, no_attack: RealTold, extent: RealExtent) -> dict[
         "metric_no_attack": round(clean, 4),
         "reasons": sorted({reason for _, reason in bans.values()}),
         "all_equal": all_equal,
-        "losses": {step: round(loss, 3) for step, loss in sorted(told.losses.items())},
+        "kept": round(kept, 3),
+        "figures": {step: round(figure, 3) for step, figure in sorted(told.figures.items())},
         "seconds": round(told.seconds, 1),
         "ok": all_equal and is_back and len(hostile) == len(bans) == extent.hostile,
     }
 
 
-def main_real(names: list[str], *, json: bool) -> int:
+def real_extent(recipe: str) -> RealExtent:
+    """How large the runs of a recipe are: those of pictures are small, since their figures cost most."""
+    if recipe == "albert":
+        return RealExtent()
+    return RealExtent(4, 1, 1, 60, 15, recipe, evaluate_every=20, least_kept=REAL_KEPT)
+
+
+def main_real(names: list[str], recipe: str, *, json: bool) -> int:
     """Attacks on real processes."""
-    extent = RealExtent()
+    extent = real_extent(recipe)
     note("no attack")
     no_attack = run_real(extent, None)
-    emit(attack=None, losses=no_attack.losses, seconds=round(no_attack.seconds, 1))
+    emit(attack=None, figures=no_attack.figures, seconds=round(no_attack.seconds, 1))
     judged = {}
     for name in names:
         note(name)
@@ -203,10 +219,11 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--plot", type=Path, metavar="DIR", help="draw each attack into a PNG file in this folder")
     options.add_argument("--processes", type=int, default=os.cpu_count(), help="so many at once (default: all cores)")
-    options.add_argument("--real", action="store_true", help="real processes over iroh, on text")
+    options.add_argument("--real", action="store_true", help="real processes over iroh")
+    options.add_argument("--recipe", choices=REAL_RECIPES, default="albert", help="for --real: what they train")
     arguments = options.parse_args()
     if arguments.real:
-        return main_real(arguments.attack, json=arguments.json)
+        return main_real(arguments.attack, arguments.recipe, json=arguments.json)
     if not 0 < 2 * arguments.hostile < arguments.peers:
         options.error("--hostile: at least one, and less than half of the peers")
     fields = ("peers", "hostile", "validators", "steps", "attack_from", "seed")

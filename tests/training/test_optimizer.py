@@ -18,7 +18,7 @@ from torch.optim import lr_scheduler
 
 import minga
 from minga.core.events.bus import Event
-from minga.training.replica.buffers import SharedBuffers
+from minga.training.replica.buffers import SharedBuffers, averaged_buffers
 from minga.training.replica.flat_vector import ParameterVector
 
 BATCH = 12
@@ -493,6 +493,14 @@ class Normed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         return torch.as_tensor(self.norm(self.inner(x)))
+
+
+def test_tables_that_each_peer_builds_itself_are_no_averaged_buffers() -> None:
+    model = Normed()
+    expected = [model.mask, model.norm.running_mean, model.norm.running_var]
+    found = averaged_buffers(model)
+    assert len(found) == 3
+    assert all(any(one is other for other in expected) for one in found)
 
 
 @pytest.mark.parametrize("codec", ["float32", "int8"])

@@ -5,12 +5,13 @@
               swav/, text_to_image/ (use images/) ─────────────────────────────────────────┘
 
 Read: interface (the recipe seam), registry (recipes by name), initial (equal initial parameters on every machine),
-init_from (parameters of another run or of a hub instead), order (orders that all peers draw alike), counting
-(parameters and operations of a model), new_folder (exports that are there whole or not at all). Then text (text as
-training data), writing (how languages are written), mixture (text of several sources), images (pictures as data),
-language (what recipes of language models share), causal_lm and masked_lm (any architecture), albert, with sahajBERT,
-swav and text_to_image (of the papers), tasks (what a trained model is good for), running (what is the same for all
-recipes).
+init_from (parameters of another run or of a hub instead), order (orders that all peers draw alike), broken_streams
+(data from a network that fails), counting (parameters and operations of a model), new_folder (exports that are there
+whole or not at all), exported (where an exported model is from), task_report (what tasks are asked, and answer). Then
+text (text as training data), writing (how languages are written), mixture (text of several sources), images (pictures
+as data), language (what recipes of language models share), causal_lm and masked_lm (any architecture), albert, with
+sahajBERT, swav and text_to_image (of the papers), tasks (what a trained model is good for), running (what is the same
+for all recipes).
 
 Called by cli. A recipe knows batches and losses, and nothing of peers or steps.
 
@@ -28,6 +29,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from minga.core.spec.fields import choice, described, real, whole
+from minga.recipes.exported import Provenance
 from minga.recipes.interface import (
     Batch,
     Files,
@@ -42,6 +44,7 @@ from minga.recipes.interface import (
     StreamPosition,
 )
 from minga.recipes.registry import RECIPES, load_recipe, published
+from minga.recipes.task_report import Score, TaskOptions, TaskReport
 
 if TYPE_CHECKING:
     from minga.recipes.initial import new_model
@@ -53,13 +56,17 @@ __all__ = [
     "Files",
     "Loss",
     "Metric",
+    "Provenance",
     "Recipe",
     "RecipeContext",
     "RecipeFacts",
     "Sample",
     "SampleOptions",
+    "Score",
     "Settings",
     "StreamPosition",
+    "TaskOptions",
+    "TaskReport",
     "choice",
     "described",
     "load_recipe",

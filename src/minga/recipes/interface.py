@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, Ty
 from minga.core.errors import ConfigurationError
 from minga.core.files import Content
 from minga.core.spec.fields import Section
+from minga.recipes.task_report import Say, TaskOptions, TaskReport
 
 if TYPE_CHECKING:
     import numpy as np
@@ -177,6 +178,9 @@ class Recipe(ABC, Generic[S]):
 
     sizes: ClassVar[tuple[str, ...]] = ()
     """Sizes that `minga plan --model NAME-SIZE` knows; see `size_settings`."""
+
+    tasks: ClassVar[tuple[str, ...]] = ()
+    """Tasks by which `minga evaluate` judges an exported model, the usual one first; see `judge`."""
 
     def __init__(self, settings: S, context: RecipeContext) -> None:
         self.settings, self.context = settings, context
@@ -352,6 +356,15 @@ class Recipe(ABC, Generic[S]):
         Leaves the model and all random generators as they were. Raises `ConfigurationError` if the recipe draws none.
         """
         raise ConfigurationError(f"the recipe {self.context.recipe} draws no samples")
+
+    @classmethod
+    def judge(cls, model: str, options: TaskOptions, say: Say) -> TaskReport:
+        """What `model`, a folder that `export` wrote, is good for in the task `options.task`, one of `tasks`, beside a
+        model from scratch. `say` tells the user how far it is.
+
+        Raises `ConfigurationError` if model or examples cannot be read or are too few.
+        """
+        raise NotImplementedError(f"{cls.__name__} names tasks but not how to do them")
 
     @classmethod
     def demo_spec(cls) -> Mapping[str, Any]:

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from minga.core.errors import ConfigurationError, StorageError
+from minga.recipes.exported import Provenance
 
 
 @contextmanager
-def new_folder(directory: Path) -> Iterator[Path]:
+def new_folder(directory: Path, provenance: Provenance) -> Iterator[Path]:
     """A folder beside `directory` to write to, which takes its name at the end; nothing is left if the block raises.
+    It says in `minga.json` where the model is from.
 
     Raises `ConfigurationError` if `directory` has content, `StorageError` if the disk refuses.
     """
@@ -26,6 +28,7 @@ def new_folder(directory: Path) -> Iterator[Path]:
         raise StorageError(f"{directory}: cannot be created: {error.strerror}") from error
     try:
         yield unfinished
+        provenance.write(unfinished)
         if directory.exists():
             directory.rmdir()
         unfinished.chmod(0o755)

@@ -19,6 +19,7 @@ from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_task import ThreadTask
 from minga.training.peer import Peer
+from minga.training.replica.buffers import averaged_buffers
 from minga.training.replica.process_group import FollowerReplica, LeaderReplica, ProcessGroup
 from minga.training.replica.replica import Replica
 from minga.training.replica.update_rules import UpdateRules
@@ -309,7 +310,7 @@ def _check_public(spec: RunSpec, ranks: ProcessGroup | None, model: torch.nn.Mod
         return
     if ranks is not None:
         raise ConfigurationError('in a run with security.verification = "byzantine" each process is a peer of its own')
-    if spec.training.buffers == "average" and any(b.is_floating_point() for b in (model.buffers() if model else ())):
+    if spec.training.buffers == "average" and model is not None and averaged_buffers(model):
         raise ConfigurationError(
             "the buffers of this model move with what one peer computed before, which others cannot check: "
             'security.verification = "byzantine" needs training.buffers = "local" for it'

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from minga.core.errors import ConfigurationError
+from minga.recipes.mixture import translations
 from minga.recipes.mixture.translations import translation_documents
+from minga.testing import RecipeCase
 
 
 def catalogue(path: Path, strings: dict[str, str]) -> Path:
@@ -49,6 +51,20 @@ def test_long_catalogues_are_cut_into_documents_and_no_string_comes_twice(tmp_pa
     assert len(documents) > 3
     lines = [line for document in documents for line in document.split("\n")]
     assert sorted(lines) == sorted(strings.values())
+
+
+def test_catalogues_that_were_found_here_are_inputs_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(translations, "PLACES", (str(tmp_path / "{language}" / "*.mo"),))
+    monkeypatch.setattr(translations.site, "getsitepackages", lambda: [str(tmp_path / "packages")])
+    (tmp_path / "bn").mkdir()
+    inside = tmp_path / "packages" / "program" / "locale" / "bn" / "LC_MESSAGES"
+    inside.mkdir(parents=True)
+    paths = [catalogue(tmp_path / "bn" / "a.mo", {"Yes": "হ্যাঁ"}), catalogue(inside / "b.mo", {"No": "না"})]
+    data = {"source": "mixture", "language": "bn-paper", "sources": [{"source": "translations"}]}
+    recipe = RecipeCase("masked-lm", {"size": "tiny", "data": data}).recipe()
+    assert recipe.inputs() == paths
+    paths.append(catalogue(tmp_path / "bn" / "c.mo", {"Open": "খুলুন"}))
+    assert recipe.inputs() == paths, "a new one makes the prepared files stale"
 
 
 def test_no_catalogue_says_where_to_get_some(tmp_path: Path) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.tasks.evaluate import TaskOptions, evaluate_model
+from minga.recipes.task_report import TaskOptions
+from minga.recipes.tasks.evaluate import evaluate_model
 from minga.recipes.tasks.fine_tune import FineTuning
 
 WORDS = ["Ada", "Alan", "Grace", "saw", "met", "the", "a", "dog", "tree", "and"]
@@ -61,8 +63,8 @@ def names(tmp_path: Path) -> str:
 
 def test_named_entities_are_learned_and_reported_beside_the_model_from_scratch(model: Path, names: str) -> None:
     said: list[str] = []
-    options = TaskOptions("ner", names, runs=2, how=QUICK)
-    report = evaluate_model(model, options, said.append)
+    options = TaskOptions("ner", names, runs=2)
+    report = evaluate_model(model, options, said.append, QUICK)
     assert report.trained["f1"].mean > 0.9, "the entities are three words"
     assert set(report.trained) == set(report.from_scratch) == {"precision", "recall", "f1", "accuracy"}
     assert report.runs == 2
@@ -70,18 +72,40 @@ def test_named_entities_are_learned_and_reported_beside_the_model_from_scratch(m
     json.dumps(report.as_json())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(99)
-        assert evaluate_model(model, options).as_json() == report.as_json(), "chance comes from the seeds alone"
+        assert evaluate_model(model, options, how=QUICK).as_json() == report.as_json(), (
+            "chance comes from the seeds alone"
+        )
 
 
 def test_classes_are_learned_from_as_many_examples_as_asked_for(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "classes.jsonl"
     rows = [{"text": " ".join(each), "label": "name" if each[0] in WORDS[:3] else "none"} for each in sentences(300)]
     path.write_text("\n".join(map(json.dumps, rows)))
-    report = evaluate_model(model, TaskOptions("ncc", str(path), runs=1, training_examples=64, how=QUICK))
+    report = evaluate_model(model, TaskOptions("ncc", str(path), runs=1, training_examples=64), how=QUICK)
     assert report.examples == 64
     assert set(report.trained) == {"accuracy"}
     assert 0.0 <= report.trained["accuracy"].mean <= 1.0
     assert report.trained["accuracy"].deviation == 0.0
+
+
+def test_a_causal_model_classifies_texts_by_their_last_token(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "causal")
+    config = LlamaConfig(
+        vocab_size=len(WORDS) + 4,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=32,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(tmp_path / "causal")
+    path = tmp_path / "classes.jsonl"
+    rows = [{"text": " ".join(each), "label": "name" if each[-1] in WORDS[:3] else "none"} for each in sentences(300)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    report = evaluate_model(tmp_path / "causal", TaskOptions("ncc", str(path), runs=1), how=QUICK)
+    assert report.trained["accuracy"].mean > 0.9, "the last word tells the class"
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path, names: str) -> None:

@@ -143,6 +143,7 @@ def test_an_export_can_be_read_without_a_run(files: dict[str, Path], tmp_path: P
         "grid.png",
         "image_tokenizer/config.json",
         "image_tokenizer/model.safetensors",
+        "minga.json",
         "model.safetensors",
         "tokenizer.json",
     ]

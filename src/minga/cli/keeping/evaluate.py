@@ -1,39 +1,60 @@
-"""`minga evaluate`: what a trained language model is good for."""
+"""`minga evaluate`: what a trained model is good for, by the tasks that its recipe names."""
 
 from __future__ import annotations
 
-from typing import Any, cast, get_args
+from pathlib import Path
+from typing import Any, Final
 
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import plain_table
 from minga.core.errors import ConfigurationError
-from minga.recipes.tasks.evaluate import Score, TaskName, TaskOptions, TaskReport, evaluate_model
+from minga.recipes.exported import read_provenance
+from minga.recipes.interface import Recipe
+from minga.recipes.registry import RECIPES
+from minga.recipes.task_report import Score, TaskOptions, TaskReport
 
-NAMES = {"ner": "named entities", "ncc": "classes of texts"}
+NAMES: Final = {
+    "ner": "named entities",
+    "ncc": "classes of texts",
+    "linear-probe": "classes of pictures, by a linear classifier on the features",
+    "knn": "classes of pictures, by the 20 nearest features",
+}
+FROM_ELSEWHERE: Final = "masked-lm"
+"""The recipe whose tasks are those of a model that minga did not export, such as one of the hub."""
 
 
 def run_evaluate(
-    model: str, task: str, data: str | None, runs: int, training_examples: int | None, context: Context
+    model: str, task: str | None, data: str | None, runs: int, training_examples: int | None, context: Context
 ) -> None:
-    """Fine-tune and test; the table has the same model from scratch beside it. Raises `ConfigurationError`."""
-    if task not in get_args(TaskName):
-        raise ConfigurationError(f"--task {task}: choose {' or '.join(get_args(TaskName))}")
+    """Do the task; the table has a model from scratch beside this one. Raises `ConfigurationError`."""
+    provenance = read_provenance(Path(model).expanduser())
+    name = FROM_ELSEWHERE if provenance is None else provenance.recipe
+    recipe: type[Recipe[Any]] = RECIPES.get(name)
+    if not recipe.tasks:
+        raise ConfigurationError(f"{model}: a model of the recipe {name}, for which there are no tasks")
+    chosen = task or recipe.tasks[0]
+    if chosen not in recipe.tasks:
+        raise ConfigurationError(f"--task {task}: a model of the recipe {name} has {' and '.join(recipe.tasks)}")
     import transformers
 
     transformers.logging.set_verbosity_error()  # it reports each new head as a parameter that is missing
-    options = TaskOptions(cast("TaskName", task), data, runs, training_examples)
-    report = evaluate_model(model, options, context.output.say)
+    transformers.logging.disable_progress_bar()
+    report = recipe.judge(model, TaskOptions(chosen, data, runs, training_examples), context.output.say)
     context.output.say(_table(report))
     context.output.say(
-        f"{NAMES[task]} of {report.data}, {report.examples} examples to train on, mean and deviation of {runs} runs"
+        f"{NAMES.get(chosen, chosen)}; {report.data}, {report.examples} examples to train on, mean and deviation of "
+        f"{runs} runs"
     )
     context.output.summary(ok=True, **report.as_json())
 
 
 def _table(report: TaskReport) -> Any:
-    table = plain_table("figure", "trained", "from scratch", left=["figure"])
-    for name, score in report.trained.items():
-        table.add_row(name, _shown(score), _shown(report.from_scratch[name]))
+    beside = {"trained": report.trained, "from scratch": report.from_scratch}
+    if report.raw is not None:
+        beside["raw"] = report.raw
+    table = plain_table("figure", *beside, left=["figure"])
+    for name in report.trained:
+        table.add_row(name, *(_shown(scores[name]) for scores in beside.values()))
     return table
 
 

@@ -131,21 +131,29 @@ def evaluate(
             metavar="MODEL", help="A folder of `minga export`, or OWNER/NAME on the hub.", show_default=False
         ),
     ],
-    task: Annotated[str, typer.Option(help="ner (named entities) or ncc (classes of texts).")] = "ner",
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="Language models: ner (named entities), ncc (classes of texts); swav: linear-probe, knn. Default: the "
+            "first of the model's recipe.",
+            show_default=False,
+        ),
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option(
-            help="A file, folder or hub:OWNER/NAME[:CONFIG]; tweets or bbc of installed packages (default: by task)."
+            help="A file, folder or hub:OWNER/NAME[:CONFIG]; or tweets, bbc, fashion-mnist, mnist-5k, digits of "
+            "packages (default: by task and model)."
         ),
     ] = None,
-    runs: Annotated[int, typer.Option(min=1, max=100, help="Fine-tune so often, each time with another seed.")] = 3,
+    runs: Annotated[int, typer.Option(min=1, max=100, help="Repeat so often, each time with another seed.")] = 3,
     examples: Annotated[
         int | None, typer.Option(min=1, help="Train on so many examples only (default: on all of the training part).")
     ] = None,
     threads: Threads = None,
     json_output: Json = False,
 ) -> None:
-    """Fine-tune a trained language model on a task, beside the same model from scratch."""
+    """Try a trained model on a task, beside the same model from scratch."""
     ready = make_context(json_output=json_output, slow_imports=True)
     from minga.cli.keeping.evaluate import run_evaluate
     from minga.cli.terminal.peer_options import apply_threads

@@ -15,10 +15,15 @@ from minga.recipes.registry import RECIPES, new_toml
 def run_recipes(context: Context) -> None:
     """List the recipes that runs on this machine can name, those of other packages included."""
     found = [_facts(name) for name in RECIPES.names()]
-    table = plain_table("recipe", "from", "sizes", "figure", left=["from", "sizes", "figure"], wraps="sizes")
+    columns = ["from", "sizes", "figure", "tasks"]
+    table = plain_table("recipe", *columns, left=columns, wraps="sizes")
     for each in found:
         table.add_row(
-            each["recipe"], each["package"], ", ".join(each["sizes"]), each.get("headline", each.get("problem"))
+            each["recipe"],
+            each["package"],
+            ", ".join(each["sizes"]),
+            each.get("headline", each.get("problem")),
+            ", ".join(each["tasks"]),
         )
     context.output.say(table)
     context.output.say("A run spec to begin with: minga new RECIPE --size SIZE > run.toml")
@@ -39,5 +44,6 @@ def _facts(name: str) -> dict[str, Any]:
     try:
         found = RECIPES.get(name)
     except ConfigurationError as error:  # a broken package of another author harms its own recipe only
-        return {"recipe": name, "package": package, "sizes": [], "problem": str(error)}
-    return {"recipe": name, "package": package, "sizes": list(found.sizes), "headline": found.headline.name}
+        return {"recipe": name, "package": package, "sizes": [], "tasks": [], "problem": str(error)}
+    known = {"sizes": list(found.sizes), "tasks": list(found.tasks), "headline": found.headline.name}
+    return {"recipe": name, "package": package, **known}

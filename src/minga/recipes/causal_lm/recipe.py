@@ -22,6 +22,7 @@ from minga.recipes.causal_lm.sampling import continuations
 from minga.recipes.causal_lm.settings import CausalLmSettings
 from minga.recipes.causal_lm.sizes import FAMILY, SIZES
 from minga.recipes.causal_lm.token_losses import token_losses
+from minga.recipes.exported import Provenance
 from minga.recipes.interface import (
     Batch,
     Files,
@@ -33,7 +34,7 @@ from minga.recipes.interface import (
     StreamPosition,
 )
 from minga.recipes.language.any_architecture import AnyArchitecture
-from minga.recipes.language.export import export_model
+from minga.recipes.language.export import CAUSAL, export_model
 from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
 from minga.recipes.text.packing import Packing
 from minga.recipes.text.special_tokens import CAUSAL_TOKENS, find_special_tokens
@@ -141,9 +142,8 @@ class CausalLmRecipe(AnyArchitecture[CausalLmSettings]):
 
     def export(self, model: nn.Module, files: Files, directory: Path, *, step: int) -> None:
         """A directory for `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained`, with a README."""
-        export_model(
-            model, self.tokenizer(files), directory, context=self.context, step=step, auto="AutoModelForCausalLM"
-        )
+        tokenizer, provenance = self.tokenizer(files), Provenance.of(self.context.recipe, self.settings)
+        export_model(model, tokenizer, directory, provenance=provenance, context=self.context, step=step, auto=CAUSAL)
 
     def _end(self, files: Files) -> int:
         return find_special_tokens(self.tokenizer(files))["end"]

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from minga.recipes.exported import Provenance
 from minga.recipes.interface import RecipeContext
 from minga.recipes.new_folder import new_folder
 from minga.recipes.text.special_tokens import find_special_tokens
@@ -27,7 +28,14 @@ _ROLES: Final = {
 
 
 def export_model(
-    model: nn.Module, tokenizer: Tokenizer, directory: Path, *, context: RecipeContext, step: int, auto: str
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    directory: Path,
+    *,
+    provenance: Provenance,
+    context: RecipeContext,
+    step: int,
+    auto: str,
 ) -> None:
     """Write configuration, weights (safetensors), tokenizer and a README to a new or empty `directory`.
 
@@ -36,7 +44,7 @@ def export_model(
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"not a model of this recipe: {type(model).__name__}")
-    with new_folder(directory) as folder:
+    with new_folder(directory, provenance) as folder:
         with _without_progress_bars():
             model.save_pretrained(folder)
         if auto == CAUSAL:

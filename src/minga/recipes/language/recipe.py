@@ -21,8 +21,10 @@ from minga.recipes.counting import tensors_and_operations
 from minga.recipes.interface import Files, Recipe, RecipeContext, RecipeFacts, StreamPosition
 from minga.recipes.language.settings import TextSettings
 from minga.recipes.mixture.mixed_stream import MixedStream
-from minga.recipes.mixture.open_sources import mixed_sources
+from minga.recipes.mixture.open_sources import local_inputs, mixed_sources
 from minga.recipes.mixture.prepare import prepare_mixture
+from minga.recipes.task_report import Say, TaskOptions, TaskReport
+from minga.recipes.tasks.evaluate import TASKS, evaluate_model
 from minga.recipes.text.corpus import (
     HELDOUT_FILE,
     TRAINING_FILE,
@@ -52,6 +54,7 @@ class LanguageRecipe(Recipe[T]):
     """A recipe on text; see `Recipe` for what each method promises."""
 
     model_files = (TOKENIZER_FILE,)
+    tasks = TASKS
     trained_tokens: ClassVar[tuple[str, ...]]
     """The special tokens of a tokenizer that the organiser trains."""
 
@@ -140,8 +143,8 @@ class LanguageRecipe(Recipe[T]):
     def inputs(self) -> Sequence[Path]:
         """The organiser's own text files, and a tokenizer of this machine."""
         data = self.settings.data
-        patterns = [*data.files, *(pattern for source in data.sources for pattern in source.files)]
-        paths = [path for pattern in patterns for path in matching_files(pattern)]
+        paths = [path for pattern in data.files for path in matching_files(pattern)]
+        paths += [path for source in data.sources for path in local_inputs(source, data.language)]
         if self.tokenizer_source.startswith(GIVEN):
             paths.append(given_file(self.tokenizer_source.removeprefix(GIVEN), TOKENIZER_FILE, "tokenizer"))
         return paths
@@ -254,6 +257,11 @@ class LanguageRecipe(Recipe[T]):
             )
 
     # ---- figures
+
+    @classmethod
+    def judge(cls, model: str, options: TaskOptions, say: Say) -> TaskReport:
+        """Fine-tuned on a task, beside the same architecture from scratch; `model` may also be a name on the hub."""
+        return evaluate_model(model, options, say)
 
     def facts(self) -> RecipeFacts:
         """Counted on a model without memory."""

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Section
+from minga.recipes.exported import Provenance
 from minga.recipes.interface import Batch, Files, Loss, Metric, RecipeContext, StreamPosition
 from minga.recipes.language.any_architecture import AnyArchitecture
 from minga.recipes.language.export import export_model
@@ -225,4 +226,5 @@ class MaskedLmRecipe(AnyArchitecture[M]):
     def export(self, model: nn.Module, files: Files, directory: Path, *, step: int) -> None:
         """A directory for the Auto classes of transformers and for `AutoTokenizer.from_pretrained`, with a README."""
         auto = "AutoModelForPreTraining" if self.has_order else "AutoModelForMaskedLM"
-        export_model(model, self.tokenizer(files), directory, context=self.context, step=step, auto=auto)
+        tokenizer, provenance = self.tokenizer(files), Provenance.of(self.context.recipe, self.settings)
+        export_model(model, tokenizer, directory, provenance=provenance, context=self.context, step=step, auto=auto)

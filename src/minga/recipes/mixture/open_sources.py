@@ -17,10 +17,16 @@ from minga.recipes.interface import Files
 from minga.recipes.mixture.filters import DocumentFilter
 from minga.recipes.mixture.mixed_stream import MixedSource
 from minga.recipes.mixture.source_stream import OpenPass
-from minga.recipes.mixture.translations import translation_documents
+from minga.recipes.mixture.translations import catalogues, translation_documents
 from minga.recipes.text.corpus import heldout_rank, unpack_documents
 from minga.recipes.text.settings import SourceSettings, TextData
-from minga.recipes.text.sources import bible_documents, dataset_documents, file_documents, open_dataset
+from minga.recipes.text.sources import (
+    bible_documents,
+    dataset_documents,
+    file_documents,
+    matching_files,
+    open_dataset,
+)
 from minga.recipes.writing.by_language import as_it_is
 
 MAX_SHIPPED_CHARACTERS = 200 << 20
@@ -45,6 +51,13 @@ def raw_documents(source: SourceSettings, language: str) -> Iterator[str]:
     if source.source == "translations":
         return translation_documents(source.files, language.partition("-")[0])
     return file_documents(source.files, source.text_column)
+
+
+def local_inputs(source: SourceSettings, language: str) -> list[Path]:
+    """The files of this machine that a source reads, those that it finds by itself included."""
+    if source.source == "translations":
+        return catalogues(source.files, language.partition("-")[0])
+    return [path for pattern in source.files for path in matching_files(pattern)]
 
 
 def prepared_documents(source: SourceSettings, language: str) -> list[str]:

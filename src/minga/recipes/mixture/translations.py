@@ -72,7 +72,7 @@ def catalogues(patterns: Sequence[str], language: str) -> list[Path]:
         found = [Path(each) for place in PLACES for each in glob.glob(place.format(language=language))]
         for folder in site.getsitepackages():
             found += Path(folder).glob(_IN_PACKAGES.format(language=language))
-    return sorted(set(found), key=lambda path: (path.name, str(path)))
+    return sorted({path for path in found if path.is_file()}, key=lambda path: (path.name, str(path)))
 
 
 def _strings(path: Path) -> Iterator[str]:

@@ -10,6 +10,8 @@ from typing import Any, Final
 from safetensors.torch import save_file
 from torch import Tensor
 
+from minga.recipes.exported import Provenance
+from minga.recipes.interface import RecipeContext
 from minga.recipes.new_folder import new_folder
 from minga.recipes.swav.model import SwavModel, mean_and_deviation
 from minga.recipes.swav.settings import SwavSettings
@@ -25,22 +27,21 @@ def export_model(
     figures: dict[str, float],
     directory: Path,
     *,
-    name: str,
-    run_id: str,
+    context: RecipeContext,
     step: int,
 ) -> None:
     """Write trunk, head with prototypes, preprocessing and a README to a new or empty `directory`, or nothing.
 
     Raises `StorageError`, or `ConfigurationError` if the directory has content.
     """
-    with new_folder(directory) as folder:
+    with new_folder(directory, Provenance.of(context.recipe, settings)) as folder:
         _save(model.trunk.state_dict(), folder / TRUNK_FILE)
         model.trunk.config.architectures = [type(model.trunk).__name__]
         model.trunk.config.save_pretrained(folder)
         head = {key: tensor for key, tensor in model.state_dict().items() if not key.startswith("trunk.")}
         _save(head, folder / HEAD_FILE)
         (folder / "preprocessor_config.json").write_text(json.dumps(_preprocessing(settings), indent=2))
-        card = _card(model, settings, figures, name, run_id, step)
+        card = _card(model, settings, figures, context.run_name, context.run_id, step)
         (folder / "README.md").write_text(card, encoding="utf-8")
 
 

@@ -27,10 +27,12 @@ from minga.recipes.swav.data.settings import ImageData
 from minga.recipes.swav.evaluation import heldout_figures, precise_copy
 from minga.recipes.swav.export import export_model
 from minga.recipes.swav.gallery import write_gallery
+from minga.recipes.swav.judging import TASKS, judge_export
 from minga.recipes.swav.model import PROTOTYPES, SwavModel, normalize_prototypes
 from minga.recipes.swav.objective import swav_loss
 from minga.recipes.swav.settings import SwavSettings
 from minga.recipes.swav.sizes import PRESETS
+from minga.recipes.task_report import Say, TaskOptions, TaskReport
 from minga.security.randomness.public_batch import PublicBatch
 
 
@@ -41,6 +43,7 @@ class SwavRecipe(Recipe[SwavSettings]):
     headline = Metric("heldout_probe_accuracy", better="higher")
     coupling = "micro-batch"
     sizes = tuple(PRESETS)
+    tasks = TASKS
 
     def __init__(self, settings: SwavSettings, context: RecipeContext) -> None:
         super().__init__(settings, context)
@@ -169,11 +172,13 @@ class SwavRecipe(Recipe[SwavSettings]):
     def export(self, model: nn.Module, files: Files, directory: Path, *, step: int) -> None:
         """The trunk for `transformers`, the head, and a README with the figures."""
         precise = precise_copy(_own(model), self._known(files))
-        context = self.context
         figures = self.evaluate(model, files)
-        export_model(
-            precise, self.settings, figures, directory, name=context.run_name, run_id=context.run_id, step=step
-        )
+        export_model(precise, self.settings, figures, directory, context=self.context, step=step)
+
+    @classmethod
+    def judge(cls, model: str, options: TaskOptions, say: Say) -> TaskReport:
+        """By classifiers on the features of the trunk, which rests."""
+        return judge_export(model, options, say)
 
     def _known(self, files: Files) -> PictureSet:
         """Training pictures of one size, for the probe and the statistics of BatchNorm."""

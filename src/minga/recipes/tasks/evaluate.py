@@ -8,91 +8,60 @@ difference is what the pre-training gave. Too little pre-training can make it ne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from minga.core.errors import ConfigurationError
+from minga.recipes.task_report import Say, TaskOptions, TaskReport, in_words, summary
 from minga.recipes.tasks.encoding import IGNORED, encode_tagged, encode_texts
 from minga.recipes.tasks.examples import TaskData, shuffled
 from minga.recipes.tasks.fine_tune import FineTuning, chunks, fine_tune, predictions
 from minga.recipes.tasks.packages import BBC, TWEETS, classes, entities
 from minga.recipes.tasks.spans import score_spans
 
-TaskName = Literal["ner", "ncc"]
-USUAL_DATA: Final[dict[TaskName, str]] = {"ner": TWEETS, "ncc": BBC}
+TASKS: Final = ("ner", "ncc")
+"""Entities in sentences, and classes of texts."""
+
+USUAL_DATA: Final = {"ner": TWEETS, "ncc": BBC}
 SMALL_PARAMETERS: Final = 5_000_000
 SMALL_MODEL: Final = FineTuning(learning_rates=(5e-4, 1e-3), batch_size=16)
 """How to fine-tune models with fewer parameters than that."""
 
-Say = Callable[[str], None]
 
-
-@dataclass(frozen=True)
-class Score:
-    """Mean and standard deviation of a figure over the seeds; the deviation of one seed is 0."""
-
-    mean: float
-    deviation: float
-
-
-@dataclass(frozen=True)
-class TaskReport:
-    """The figures of the trained model and those from scratch, by name, and with how much they were found."""
-
-    task: TaskName
-    data: str
-    examples: int
-    runs: int
-    trained: dict[str, Score]
-    from_scratch: dict[str, Score]
-
-    def as_json(self) -> dict[str, Any]:
-        """The report in plain values."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class TaskOptions:
-    """`data` names the examples (None: the usual ones of the task), `training_examples` takes only so many of them."""
-
-    task: TaskName
-    data: str | None = None
-    runs: int = 3
-    training_examples: int | None = None
-    how: FineTuning | None = None
-
-
-def evaluate_model(model: Path | str, options: TaskOptions, say: Say = lambda _: None) -> TaskReport:
+def evaluate_model(
+    model: Path | str, options: TaskOptions, say: Say = lambda _: None, how: FineTuning | None = None
+) -> TaskReport:
     """Fine-tune and test `model`, a folder of `minga export` or a name on the hub (safetensors only).
+
+    `how` is by the size of the model, unless it is given.
 
     Raises `ConfigurationError` if model or data cannot be read or are too little.
     """
     source = options.data or USUAL_DATA[options.task]
-    work = _Work.load(str(model), options, source)
+    work = _Work.load(str(model), options, source, how)
     trained, scratch = [], []
     for seed in range(options.runs):
         trained.append(work.score(seed, from_scratch=False))
-        say(f"run {seed + 1} of {options.runs}: {_in_words(trained[-1])}")
+        say(f"run {seed + 1} of {options.runs}: {in_words(trained[-1])}")
         scratch.append(work.score(seed, from_scratch=True))
-        say(f"  from scratch: {_in_words(scratch[-1])}")
+        say(f"  from scratch: {in_words(scratch[-1])}")
     count = len(work.data.training)
-    return TaskReport(options.task, source, count, options.runs, _summary(trained), _summary(scratch))
+    return TaskReport(options.task, source, count, options.runs, summary(trained), summary(scratch))
 
 
 class _Work:
     """A model, a tokenizer and the data of a task."""
 
-    def __init__(self, name: str, task: TaskName, tokenizer: Any, data: TaskData[Any], how: FineTuning) -> None:
+    def __init__(self, name: str, task: str, tokenizer: Any, data: TaskData[Any], how: FineTuning) -> None:
         self.name, self.task, self.tokenizer, self.data, self.how = name, task, tokenizer, data, how
         self._numbers = {label: number for number, label in enumerate(data.labels)}
 
     @classmethod
-    def load(cls, name: str, options: TaskOptions, source: str) -> _Work:
+    def load(cls, name: str, options: TaskOptions, source: str, how: FineTuning | None) -> _Work:
         """Everything but the model. Raises `ConfigurationError`."""
         from transformers import AutoConfig, AutoTokenizer
 
@@ -106,7 +75,6 @@ class _Work:
             tokenizer = AutoTokenizer.from_pretrained(name)
         except (OSError, ValueError, KeyError) as error:
             raise ConfigurationError(f"{name}: no model that transformers can load: {str(error)[:300]}") from error
-        how = options.how
         if how is None:
             how = SMALL_MODEL if _parameters(config) < SMALL_PARAMETERS else FineTuning()
         longest = getattr(config, "max_position_embeddings", how.max_length)
@@ -131,7 +99,9 @@ class _Work:
         from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
         kind = AutoModelForTokenClassification if self.task == "ner" else AutoModelForSequenceClassification
-        named = {"id2label": dict(enumerate(self.data.labels)), "label2id": self._numbers}
+        named: dict[str, Any] = {"id2label": dict(enumerate(self.data.labels)), "label2id": self._numbers}
+        if self.tokenizer.pad_token_id is not None:  # causal models know none, and classify by the last other token
+            named["pad_token_id"] = self.tokenizer.pad_token_id
         try:
             if from_scratch:
                 model: nn.Module = kind.from_config(AutoConfig.from_pretrained(self.name, **named))
@@ -169,15 +139,3 @@ def _parameters(config: Any) -> int:
 
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in AutoModel.from_config(config).parameters())
-
-
-def _summary(runs: Sequence[dict[str, float]]) -> dict[str, Score]:
-    return {
-        name: Score(fmean(values), stdev(values) if len(values) > 1 else 0.0)
-        for name in runs[0]
-        if (values := [run[name] for run in runs])
-    }
-
-
-def _in_words(figures: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.3f}" for name, value in figures.items())

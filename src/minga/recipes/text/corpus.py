@@ -22,6 +22,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from minga.core.errors import ConfigurationError, StorageError
+from minga.recipes.broken_streams import reread
 from minga.recipes.text.settings import TextData
 from minga.recipes.text.sources import bible_documents, dataset_documents, file_documents, open_dataset
 from minga.recipes.writing.by_language import WRITINGS
@@ -80,11 +81,14 @@ def local_documents(data: TextData) -> list[str]:
 
 
 def streamed_documents(data: TextData, *, order: int | None = None) -> Iterator[str]:
-    """The documents of a data set, held-out ones included; `order` seeds its shuffle buffer, None leaves its order."""
+    """The documents of a data set, held-out ones included; `order` seeds its shuffle buffer, None leaves its order.
+
+    Raises `LocalError` if it breaks off again and again.
+    """
     stream = open_dataset(data.name, data.config or None, data.split)
     if order is not None:
         stream = stream.shuffle(seed=order, buffer_size=data.shuffle_buffer)
-    return dataset_documents(stream, data.text_column, data.name)
+    return reread(lambda: dataset_documents(stream, data.text_column, data.name))
 
 
 def first_streamed(data: TextData) -> tuple[list[str], list[str]]:

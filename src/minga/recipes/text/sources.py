@@ -15,7 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from minga.core.errors import ConfigurationError, LocalError
+from minga.core.errors import ConfigurationError
+from minga.recipes.broken_streams import streamed_rows
 
 MAX_DOCUMENT_CHARACTERS = 1 << 20
 _MAX_LINE_CHARACTERS = 8 << 20
@@ -111,19 +112,6 @@ def dataset_documents(rows: Iterable[Any], text_column: str, name: str) -> Itera
                 f"data.text_column = {text_column!r}: {name} has no text there; its columns are: {columns}"
             )
         yield from _cut(text)
-
-
-def streamed_rows(rows: Iterable[Any], source: str) -> Iterator[Any]:
-    """The rows of a streamed data set. Raises `LocalError`, which names the `source`, if the stream breaks off."""
-    iterator = iter(rows)
-    while True:
-        try:
-            row = next(iterator)
-        except StopIteration:
-            return
-        except Exception as error:  # each of the formats and transports underneath has errors of its own
-            raise LocalError(f"{source}: the stream broke off: {str(error)[:500]}") from error
-        yield row
 
 
 def open_dataset(name: str, config: str | None, split: str, revision: str | None = None) -> Any:

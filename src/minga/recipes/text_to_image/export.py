@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from minga.core.errors import ConfigurationError
+from minga.recipes.exported import Provenance
 from minga.recipes.new_folder import new_folder
 from minga.recipes.text_to_image.decoder.model import TextToImageDecoder
 from minga.recipes.text_to_image.decoder.shape import DecoderShape
@@ -35,6 +36,7 @@ def export_model(
     files: Mapping[str, bytes],
     directory: Path,
     *,
+    provenance: Provenance,
     title: str,
     facts: str,
     grid: bytes | None,
@@ -44,7 +46,7 @@ def export_model(
 
     All or nothing; see `new_folder` for what is raised.
     """
-    with new_folder(directory) as folder:
+    with new_folder(directory, provenance) as folder:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
         (folder / WEIGHTS_FILE).write_bytes(save(tensors, metadata={"format": "pt"}))
         config = {"model_type": _KIND, **asdict(model.shape)}

@@ -17,6 +17,7 @@ from torch import nn
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically
 from minga.recipes.counting import tensors_and_operations
+from minga.recipes.exported import Provenance
 from minga.recipes.images.grid import grid_png
 from minga.recipes.interface import (
     Batch,
@@ -32,14 +33,16 @@ from minga.recipes.interface import (
 )
 from minga.recipes.order import epoch_seed, shuffled
 from minga.recipes.text_to_image.captions import read_caption_tokenizer
+from minga.recipes.text_to_image.data.folders import files_of
 from minga.recipes.text_to_image.data.openmoji import ATTRIBUTION
+from minga.recipes.text_to_image.data.own_pictures import own_rows
 from minga.recipes.text_to_image.data.sources import local_files
 from minga.recipes.text_to_image.data.stream import CodedRow, in_batches, streamed_blocks
 from minga.recipes.text_to_image.decoder.model import TextToImageDecoder
 from minga.recipes.text_to_image.evaluation import ceilings, heldout_losses, sample_figures, unpack_captions
 from minga.recipes.text_to_image.export import export_model
 from minga.recipes.text_to_image.loss import part_losses
-from minga.recipes.text_to_image.pairs import Pairs, read_pairs
+from minga.recipes.text_to_image.pairs import Pairs, pack_pairs, read_pairs
 from minga.recipes.text_to_image.prepare import (
     CAPTION_TOKENIZER_FILE,
     HELDOUT_FILE,
@@ -92,10 +95,10 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         return prepare_files(self.settings, self.context.seed)
 
     def inputs(self) -> Sequence[Path]:
-        """The organiser's own files of captions and codes, or the list of a folder's pictures."""
+        """The organiser's own files of captions and codes, or pictures and captions in a folder."""
         data = self.settings.data
         if data.source == "folder":
-            return [path for folder in data.files for path in sorted(Path(folder).expanduser().glob("metadata.*"))]
+            return [path for folder in data.files for path in files_of(folder)]
         return local_files(data)
 
     def build_model(self) -> TextToImageDecoder:
@@ -128,6 +131,22 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         losses = part_losses(_decoder(model), batch, on_padding=self.settings.loss_on_padding)
         weight, text, image = self.settings.image_weight, losses.text.mean(), losses.image.mean()
         return Loss((text + weight * image) / (1 + weight), {"text_loss": text, "image_loss": image})
+
+    def own_data(self, files: Files, patterns: Sequence[str], folder: Path) -> tuple[TextToImageRecipe, Files]:
+        """The pictures of folders with captions, as codes of the run's image tokenizer."""
+        if PARAMETERS_FILE not in files:
+            raise ConfigurationError("--data: this run has codes only, and no image tokenizer to make them of pictures")
+        data, shape = self.settings.data, self._shape
+        heldout = self._pairs(files, HELDOUT_FILE) if HELDOUT_FILE in files else None
+        rows = own_rows(patterns, data.filters, self.settings.side, read_image_tokenizer(files), heldout)
+        pairs = as_pairs(rows, _body(files, CAPTION_TOKENIZER_FILE), shape)
+        path = folder / TRAINING_FILE
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, pack_pairs(pairs, shape))
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+        return TextToImageRecipe(self.settings, self.context), {**files, TRAINING_FILE: path}
 
     def checkpoint_activations(self, model: nn.Module) -> None:
         """Compute activations again in the backward pass, as `reversible` runs do anyway."""
@@ -166,6 +185,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
             _decoder(model),
             {name: _body(files, name) for name in names},
             directory,
+            provenance=Provenance.of(self.context.recipe, self.settings),
             title=self.context.run_name,
             facts=f"These are the parameters after {step} global steps of run `{self.context.run_id}`.",
             grid=self._grid(model, files),

@@ -46,7 +46,7 @@ class ImageTextData(Section):
 
     source: Literal["openmoji", "folder", "codes", "hub", "shards"] = choice(
         "openmoji",
-        "where pairs come from: drawings of OpenMoji on coloured backgrounds; a folder of pictures with metadata.csv; "
+        "where pairs come from: drawings of OpenMoji on coloured backgrounds; a folder of pictures with captions; "
         "files with captions and codes; a data set of the Hugging Face hub; files on the web",
         "openmoji",
         "folder",

@@ -22,7 +22,7 @@ class SharedBuffers:
 
     def __init__(self, model: torch.nn.Module | None) -> None:
         named = [] if model is None else _persistent(model)
-        self.averaged = [buffer for _, buffer in named if buffer.is_floating_point()]
+        self.averaged = [] if model is None else averaged_buffers(model)
         others = [(name, buffer) for name, buffer in named if not buffer.is_floating_point()]
         self._counters = [buffer for name, buffer in others if name.rpartition(".")[2] == COUNTER]
         self._fixed = [buffer for name, buffer in others if name.rpartition(".")[2] != COUNTER]
@@ -74,6 +74,11 @@ class SharedBuffers:
             self._bases = [tensor.clone() for tensor in tensors]
         for base, tensor in zip(self._bases, tensors, strict=True):
             base.copy_(tensor)
+
+
+def averaged_buffers(model: torch.nn.Module) -> list[torch.Tensor]:
+    """The buffers of `model` that the policy "average" concerns: those that persist and hold floating-point numbers."""
+    return [buffer for _, buffer in _persistent(model) if buffer.is_floating_point()]
 
 
 def _persistent(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -22,7 +22,7 @@ from minga.recipes.swav.data.encoded_set import SHARD_BYTES, EncodedSet, pack_fi
 from minga.recipes.swav.data.picture_set import read_pictures
 from minga.recipes.swav.data.prefetch import prefetched
 from minga.recipes.swav.data.preparation import is_held_out
-from minga.recipes.swav.data.stream import streamed_order, with_retries
+from minga.recipes.swav.data.stream import streamed_order
 from minga.testing import RecipeCase
 from tests.worlds.swav_world import SMALL, made_up
 
@@ -186,27 +186,6 @@ def test_a_stream_shows_each_picture_once_an_epoch_in_an_order_of_each_peer() ->
     assert orders[0] != orders[1]
     with pytest.raises(ConfigurationError, match="no pictures to train on"):
         next(streamed_order(lambda _: iter(()), 3, ALICE, 10, 20))
-
-
-def test_a_stream_that_breaks_off_goes_on_where_it_was_after_pauses() -> None:
-    opened: list[int] = []
-    pauses: list[float] = []
-
-    def open_stream(*, lasting: int) -> Iterator[bytes]:
-        opened.append(len(opened))
-        for number in range(10):
-            if number == 4 and len(opened) <= lasting:
-                raise LocalError("the line is dead")
-            yield bytes([number])
-
-    found = list(with_retries(lambda: open_stream(lasting=3), pauses.append))
-    assert found == [bytes([number]) for number in range(10)]
-    assert pauses == [1.0, 2.0, 4.0]
-    opened.clear()
-    pauses.clear()
-    with pytest.raises(LocalError, match="the line is dead"):
-        list(with_retries(lambda: open_stream(lasting=100), pauses.append))
-    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0]
 
 
 def test_batches_are_made_ahead_and_errors_come_in_their_place() -> None:

@@ -31,7 +31,9 @@ from minga.recipes.text_to_image.data.openmoji import drawings
 from minga.recipes.text_to_image.data.pictures import picture_sets
 from minga.recipes.text_to_image.data.rows import caption_of_row, codes_of_row
 from minga.recipes.text_to_image.judging import judge, seen_in
+from minga.recipes.text_to_image.pairs import read_pairs
 from minga.recipes.text_to_image.prepare import HELDOUT_FILE, TRAINING_FILE
+from minga.recipes.text_to_image.recipe import TextToImageRecipe
 from minga.recipes.text_to_image.settings import ImageTextData, ImageTextFilters
 from tests.worlds.recipe_pictures import SMALL, picture_recipe, write_pictures
 
@@ -125,7 +127,54 @@ def test_a_folder_of_pictures_becomes_a_run(tmp_path: Path) -> None:
     assert (batch["captions"] > 0).any(dim=1).all()
     figures = recipe.evaluate(recipe.build_model(), files)
     assert set(figures) == {"heldout_image_loss", "heldout_text_loss"}  # such captions say no colour
-    assert recipe.inputs() == [folder / "metadata.csv"]
+    assert set(recipe.inputs()) == {folder / "metadata.csv", *folder.glob("*.png")}
+
+
+def test_captions_may_lie_in_text_files_beside_their_pictures(tmp_path: Path) -> None:
+    folder = picture_folder(tmp_path / "pictures", 6)
+    (folder / "metadata.csv").unlink()
+    for number in range(1, 6):  # the first has no caption
+        (folder / f"{number}.txt").write_text(f"noise\n  number {number}\n", "utf-8")
+    training, heldout = picture_sets(ImageTextData(source="folder", files=(str(folder),), heldout_fraction=0.2), 32, 0)
+    assert {*training.captions, *heldout.captions} == {f"noise number {number}" for number in range(1, 6)}
+
+
+def test_a_peer_trains_on_a_folder_of_its_own(tmp_path: Path) -> None:
+    files = write_pictures(tmp_path)
+    folder = picture_folder(tmp_path / "pictures", 10)
+    recipe, own = picture_recipe().own_data(files, [str(folder)], tmp_path / "own")
+    pairs = read_pairs(own[TRAINING_FILE], picture_recipe().settings.shape())
+    assert len(pairs) == 10
+    batch = next(recipe.batches(own, StreamPosition(ALICE), 4))
+    assert [tuple(batch[name].shape) for name in ("captions", "codes")] == [(4, 12), (4, 64)]
+    assert (batch["captions"] > 0).any(dim=1).all()
+    model = recipe.build_model()
+    assert recipe.evaluate(model, own) == picture_recipe().evaluate(model, files)
+
+
+def test_own_pictures_that_are_held_out_for_all_are_not_trained_on(tmp_path: Path) -> None:
+    folder = picture_folder(tmp_path / "pictures")
+    settings = {"data": {"source": "folder", "files": [str(folder)], "heldout_fraction": 0.2}}
+    (tmp_path / "files").mkdir()
+    files = write_pictures(tmp_path / "files", picture_recipe(**settings).prepare())
+    recipe, own = picture_recipe(**settings).own_data(files, [str(folder)], tmp_path / "own")
+    assert isinstance(recipe, TextToImageRecipe)
+    sets = [recipe._pairs(each, TRAINING_FILE) for each in (files, own)]
+    assert len(sets[0]) == len(sets[1]) < 30
+
+
+def test_own_pictures_that_cannot_be_used_are_explained(tmp_path: Path) -> None:
+    files = write_pictures(tmp_path)
+    recipe = picture_recipe()
+    with pytest.raises(ConfigurationError, match="no such folder"):
+        recipe.own_data(files, [str(tmp_path / "nothing")], tmp_path / "own")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigurationError, match=r"no NAME\.txt beside a picture"):
+        recipe.own_data(files, [str(tmp_path / "empty")], tmp_path / "own")
+    codes_only = {name: path for name, path in files.items() if not name.startswith("image_tokenizer")}
+    with pytest.raises(ConfigurationError, match="no image tokenizer"):
+        recipe.own_data(codes_only, [str(picture_folder(tmp_path / "pictures", 2))], tmp_path / "own")
+    assert not (tmp_path / "own").exists()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@
 Read: settings (what a run spec says), packaged (pictures of packages), streamed (folders, data sets of the hub, tar
 shards), preparation (what the organiser makes of them), picture_set (pictures of one size), encoded_set (files as they
 are), stream (training on what does not travel), prefetch (batches made ahead), own_pictures (a peer's
-folder in the place of the run's pictures).
+folder in the place of the run's pictures), labelled (pictures with classes, to judge a trained model by).
 
 Called by the recipe.
 """

@@ -6,19 +6,15 @@ permuted, which unlike a shuffle buffer can be drawn again exactly.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from itertools import count, islice
-from typing import Final
 
 import numpy as np
 
-from minga.core.errors import ConfigurationError, LocalError
+from minga.core.errors import ConfigurationError
+from minga.recipes.broken_streams import next_pass
 from minga.recipes.interface import StreamPosition
 from minga.recipes.order import epoch_seed
-
-ATTEMPTS: Final = 5
-FIRST_PAUSE_S: Final = 1.0
 
 OpenEpoch = Callable[[int], Iterator[bytes]]
 """All training pictures of the source once, in an order that a seed chooses."""
@@ -29,8 +25,8 @@ def streamed_order(
 ) -> Iterator[tuple[list[bytes], np.random.Generator]]:
     """The files of each micro-batch, and a generator for all chance in it; without end.
 
-    A micro-batch may lie across two epochs. Raises `ConfigurationError` if the source has no pictures, `LocalError` if
-    it breaks off again and again.
+    A micro-batch may lie across two epochs. Raises `ConfigurationError` if the source has no pictures, and what
+    `open_epoch` raises.
     """
     chance = np.random.default_rng(epoch_seed(run_seed, position, -1))
     pictures = _permuted(open_epoch, run_seed, position, block)
@@ -42,31 +38,10 @@ def _permuted(open_epoch: OpenEpoch, run_seed: int, position: StreamPosition, bl
     for epoch in count():
         seed = epoch_seed(run_seed, position, epoch)
         chance = np.random.default_rng(seed)
-        source = with_retries(lambda seed=seed: open_epoch(seed))  # type: ignore[misc]
+        source = open_epoch(seed) if epoch == 0 else next_pass(lambda seed=seed: open_epoch(seed))  # type: ignore[misc]
         is_empty = True
         while some := list(islice(source, block)):
             is_empty = False
             yield from (some[place] for place in chance.permutation(len(some)).tolist())
         if is_empty:
             raise ConfigurationError("data: the source has no pictures to train on")
-
-
-def with_retries(
-    open_stream: Callable[[], Iterator[bytes]], pause: Callable[[float], None] = time.sleep
-) -> Iterator[bytes]:
-    """What a stream yields, opened anew where it broke off, after pauses of 1, 2, 4, 8 and 16 seconds.
-
-    Raises the `LocalError` of the last attempt.
-    """
-    seen, failures = 0, 0
-    while True:
-        try:
-            for picture in islice(open_stream(), seen, None):
-                yield picture
-                seen, failures = seen + 1, 0
-            return
-        except LocalError:
-            failures += 1
-            if failures > ATTEMPTS:
-                raise
-        pause(FIRST_PAUSE_S * 2 ** (failures - 1))

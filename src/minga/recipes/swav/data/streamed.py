@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from minga.core.errors import ConfigurationError
+from minga.recipes.broken_streams import resumed_rows
 from minga.recipes.images.loading import MAX_BYTES
 from minga.recipes.swav.data.picture_set import UNLABELLED
 from minga.recipes.swav.data.settings import ImageData
-from minga.recipes.text.sources import streamed_rows
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,14 @@ class EncodedPicture:
 def encoded_pictures(data: ImageData, *, order: int | None = None) -> Iterator[EncodedPicture]:
     """The pictures of a source; `order` puts the parts of which it consists into another order.
 
-    Raises `ConfigurationError` if it cannot be opened or has no pictures there, `LocalError` if the stream breaks off.
+    Raises `ConfigurationError` if it cannot be opened or has no pictures there, `LocalError` if the stream breaks off
+    again and again.
     """
     rows = _opened(data)
     if order is not None:
         rows = rows.shuffle(seed=order % 2**31, buffer_size=1)  # some libraries take 32-bit seeds only
     column, names = _column(data), dict[str, int]()
-    for row in streamed_rows(rows, f"data.source = {data.source!r}"):
+    for row in resumed_rows(rows, f"data.source = {data.source!r}"):
         yield EncodedPicture(_body(row, column, data), _label(row.get(data.label_column), names))
 
 

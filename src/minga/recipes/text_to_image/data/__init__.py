@@ -6,7 +6,8 @@
                rows with codes ─▶ stream: each peer reads them by itself
 
 Read: openmoji (drawings with names), compositions (drawings on backgrounds), pictures (to train on and held out),
-sources (data sets, files), rows (filters, captions, codes), stream (an endless order).
+folders (pictures of this machine, with captions), sources (data sets, files), rows (filters, captions, codes), stream
+(an endless order), own_pictures (a peer's folder in the place of the run's pairs).
 
 Called by prepare and recipe.
 """

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.images.content_rank import held_out
-from minga.recipes.images.loading import SUFFIXES, Pixels, open_picture, square
+from minga.recipes.images.loading import Pixels, square
 from minga.recipes.text_to_image.data.compositions import Composer, Composition, caption_of, draw_compositions
+from minga.recipes.text_to_image.data.folders import folder_pictures
 from minga.recipes.text_to_image.data.openmoji import drawings
-from minga.recipes.text_to_image.data.rows import caption_of_row, fits, picture_of_row, taken
+from minga.recipes.text_to_image.data.rows import picture_of_row, taken
 from minga.recipes.text_to_image.data.sources import rows
 from minga.recipes.text_to_image.settings import ImageTextData
 
-METADATA: Final = ("metadata.csv", "metadata.jsonl")
 MAX_HELDOUT: Final = 5000
 
 
@@ -85,37 +83,8 @@ def _painter(composer: Composer, made: list[Composition]) -> Callable[[int], Pix
 def _in_folder(data: ImageTextData, side: int) -> tuple[list[str], list[Pixels]]:
     if not data.files:
         raise ConfigurationError('data.source = "folder" needs files = ["FOLDER"]')
-    captions: list[str] = []
-    pictures: list[Pixels] = []
-    for caption, path in _folder_rows(Path(data.files[0]).expanduser(), data):
-        picture = open_picture(path, str(path))
-        if fits(picture.width, picture.height, data):
-            captions.append(caption)
-            pictures.append(square(picture, side))
-        if len(pictures) == data.most_pictures:
-            break
-    return captions, pictures
-
-
-def _folder_rows(folder: Path, data: ImageTextData) -> Iterator[tuple[str, Path]]:
-    """Captions and files, by `metadata.csv` or `metadata.jsonl` with the columns file_name and caption."""
-    path = next((folder / name for name in METADATA if (folder / name).is_file()), None)
-    if path is None:
-        raise ConfigurationError(f"data.files: {folder} has no {' or '.join(METADATA)} (columns file_name, caption)")
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            lines: Iterator[Any] = csv.DictReader(file) if path.suffix == ".csv" else map(json.loads, file)
-            for row in lines:
-                if not isinstance(row, dict) or not isinstance(name := row.get("file_name"), str):
-                    raise ConfigurationError(f"{path}: a line has no file_name")
-                inside = folder / name
-                if ".." in Path(name).parts or Path(name).is_absolute() or inside.suffix.lower() not in SUFFIXES:
-                    raise ConfigurationError(f"{path}: {name!r} is no picture in this folder")
-                caption = caption_of_row(row, data)
-                if caption is not None:
-                    yield caption, inside
-    except (OSError, ValueError, csv.Error) as error:
-        raise ConfigurationError(f"{path}: cannot be read: {str(error)[:200]}") from error
+    found = list(islice(folder_pictures(data.files[0], data, side), data.most_pictures))
+    return [caption for caption, _ in found], [picture for _, picture in found]
 
 
 def _streamed(data: ImageTextData, side: int) -> tuple[list[str], list[Pixels]]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from minga.core.errors import ConfigurationError, LocalError
+from minga.core.errors import ConfigurationError
+from minga.recipes.broken_streams import resumed_rows
 from minga.recipes.text.sources import open_dataset
 from minga.recipes.text_to_image.settings import ImageTextData
 
@@ -17,7 +18,8 @@ _LOADERS: Final = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".t
 def rows(data: ImageTextData) -> Iterator[Mapping[str, Any]]:
     """The rows of the source "hub", "shards" or "codes"; pictures stay encoded.
 
-    Raises `ConfigurationError` if the source cannot be opened, `LocalError` if it breaks off.
+    Raises `ConfigurationError` if the source cannot be opened, `LocalError` if it breaks off again and
+    again.
     """
     if data.source == "hub":
         found = open_dataset(data.name, data.config or None, data.split)
@@ -57,14 +59,7 @@ def _undecoded(found: Any, data: ImageTextData) -> Any:
 
 
 def _checked(found: Any, name: str) -> Iterator[Mapping[str, Any]]:
-    iterator = iter(found)
-    while True:
-        try:
-            row = next(iterator)
-        except StopIteration:
-            return
-        except Exception as error:  # each of the formats and transports underneath has errors of its own
-            raise LocalError(f"data: {name}: the stream broke off: {str(error)[:500]}") from error
+    for row in resumed_rows(found, f"data: {name}"):
         if not isinstance(row, Mapping):
             raise ConfigurationError(f"data: {name}: a row has no columns")
         yield row

@@ -13,6 +13,7 @@ import numpy as np
 from blake3 import blake3
 
 from minga.core.errors import ConfigurationError
+from minga.recipes.broken_streams import next_pass
 from minga.recipes.interface import StreamPosition
 from minga.recipes.order import epoch_seed
 from minga.recipes.text_to_image.pairs import Pairs
@@ -33,7 +34,7 @@ def streamed_blocks(
     Raises `ConfigurationError` if there are none at all.
     """
     for epoch in count():
-        rows, empty = iter(open_rows()), True
+        rows, empty = iter(open_rows() if epoch == 0 else next_pass(open_rows)), True
         for number in count():
             some = list(islice(rows, block))
             if not some:

@@ -1,0 +1,72 @@
+"""`minga evaluate` knows from an exported model which tasks it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minga.cli.keeping.evaluate import NAMES
+from minga.recipes import RECIPES, new_model
+from minga.recipes.exported import MAX_BYTES, PROVENANCE_FILE, Provenance
+from tests.worlds.cli_run import last_json, run
+from tests.worlds.swav_world import small_run
+
+
+def said_by(recipe: str, folder: Path) -> str:
+    """A folder that says that it is a model of a recipe, and has nothing else."""
+    folder.mkdir(exist_ok=True)
+    Provenance(recipe, {}).write(folder)
+    return str(folder)
+
+
+def test_the_help_names_the_tasks_of_all_recipes() -> None:
+    tasks = {task for name in RECIPES.names() for task in RECIPES.get(name).tasks}
+    assert tasks == set(NAMES)
+    shown = run("evaluate", "--help").stdout
+    assert all(task in shown for task in tasks)
+
+
+def test_a_model_of_pictures_is_probed_unless_told_otherwise(tmp_path: Path) -> None:
+    case, files = small_run(tmp_path / "files")
+    case.recipe().export(new_model(case.recipe()), files, tmp_path / "model", step=3)
+    done = run("evaluate", str(tmp_path / "model"), "--runs", "1", "--examples", "300", "--json")
+    assert done.returncode == 0, done.stderr
+    found = last_json(done.stdout)
+    assert (found["task"], found["data"], found["examples"], found["runs"]) == ("linear-probe", "digits", 300, 1)
+    assert set(found["trained"]) == set(found["from_scratch"]) == set(found["raw"]) == {"accuracy"}
+    shown = run("evaluate", str(tmp_path / "model"), "--task", "knn", "--runs", "1").stdout
+    assert "from scratch" in shown
+    assert "20 nearest" in shown
+
+
+@pytest.mark.parametrize(
+    ("recipe", "task", "words"),
+    [
+        ("swav", "ner", "--task ner: a model of the recipe swav has linear-probe and knn"),
+        ("albert", "knn", "--task knn: a model of the recipe albert has ner and ncc"),
+        ("causal-lm", "knn", "--task knn: a model of the recipe causal-lm has ner and ncc"),
+        ("text-to-image", "ner", "of the recipe text-to-image, for which there are no tasks"),
+        ("no-such", "ner", "no-such"),
+    ],
+)
+def test_a_task_that_a_model_does_not_have_is_refused(recipe: str, task: str, words: str, tmp_path: Path) -> None:
+    done = run("evaluate", said_by(recipe, tmp_path / "model"), "--task", task)
+    assert done.returncode != 0
+    assert words in " ".join(done.stderr.split())
+
+
+def test_a_damaged_origin_is_refused_and_a_folder_without_one_is_a_language_model(tmp_path: Path) -> None:
+    assert "no model that transformers can load" in run("evaluate", str(tmp_path), "--data", _classes(tmp_path)).stderr
+    for body in ("[]", "{", "x" * (MAX_BYTES + 1)):
+        (tmp_path / PROVENANCE_FILE).write_text(body)
+        done = run("evaluate", str(tmp_path))
+        assert done.returncode != 0
+        assert PROVENANCE_FILE in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def _classes(folder: Path) -> str:
+    path = folder / "sentences.txt"
+    path.write_text("\n\n".join(f"word{number}\tB-person\nhere\tO" for number in range(300)))
+    return str(path)
