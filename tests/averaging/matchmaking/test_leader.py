@@ -370,6 +370,21 @@ async def test_a_group_does_not_close_with_a_member_that_fell_quiet() -> None:
     assert len(scene.gathering.everyone()) == 2
 
 
+@virtually
+async def test_the_others_go_on_for_a_member_that_fell_quiet_before_it_is_given_up() -> None:
+    scene = Scene(100, stopped(50))
+    able, silent = scene.sit(1, stopped(25)), scene.sit(2, stopped(25))
+    silent.quiet_s = 0.75
+    gathering = asyncio.ensure_future(scene.gathering.run())
+    await asyncio.sleep(0.1)
+    assert limits(silent) == []
+    assert limits(able)[-1] + (scene.trainer.limits or [50])[-1] >= 100  # type: ignore[operator]
+    silent.quiet_s = 0.0  # it was only late: nothing is lacking
+    silent.say(Update(stopped(25)))
+    await gathering
+    assert len(scene.gathering.everyone()) == 3
+
+
 # ---- what a registration expects of its member
 
 

@@ -23,6 +23,7 @@ class FakeChild:
 
     steps = Child.steps
     first = Child.first
+    of = Child.of
     summary = Child.summary
 
     def __init__(self, name: str, *, begun: float = 1000.0, late_s: float = 0.0, **summary: Any) -> None:
@@ -138,6 +139,21 @@ def test_normal_step_and_recovery() -> None:
     stuck = FakeChild("x")
     stuck.events = stuck.events[:10]
     assert recovery_s(facts(survivors=[stuck])) is None
+
+
+@pytest.mark.parametrize("kill_time", [1020.0, 1020.2, 1020.9])
+def test_a_kill_costs_what_its_step_took_longer_at_whatever_moment_it_came(kill_time: float) -> None:
+    late = [FakeChild("a", late_s=1.5), FakeChild("b", late_s=2.0)]
+    assert recovery_s(facts(survivors=late, kill_time=kill_time)) == 2.0
+
+
+def test_a_kill_after_the_round_counts_in_the_next_step() -> None:
+    killed = FakeChild("k")
+    killed.events.append({"event": "round.reduced", "t": 1019.95, "step": 19})  # it led to step 20
+    quick, slow = FakeChild("a"), FakeChild("b", late_s=2.0)
+    assert recovery_s(facts(survivors=[quick], killed=killed, kill_time=1019.97)) == 0.0
+    slow.events = [event for event in slow.events if event.get("step") != 21]
+    assert recovery_s(facts(survivors=[slow], killed=killed, kill_time=1019.97)) == 3.0
 
 
 def test_results_never_overwrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from minga.network.rpc.keepalive import (
     PULSE_S,
     STREAMS_PER_TICK,
     KeepaliveTicker,
+    LastHeard,
     silence_limit,
 )
 from tests.worlds.swarm_tools import virtually
@@ -277,6 +278,39 @@ async def test_a_silent_peer_is_given_up_by_ticks_of_the_own_clock() -> None:
     assert tape.was_reset
     assert tape.written.count(pulse()) >= 4  # and all the while it gave signs of life itself
     clockwork.close()
+
+
+async def silence_of_a_new_stream(*, is_heard_elsewhere: bool) -> float:
+    """Seconds until a stream is given up to a peer of which an older stream heard nothing for a second before."""
+    loop, clockwork, last_heard = asyncio.get_running_loop(), KeepaliveTicker(), LastHeard()
+    clockwork.start()
+
+    def wrap(tape: Tape) -> MessageStream:
+        return MessageStream(tape, PEER, clockwork, lambda: None, lines(), last_heard)
+
+    older = asyncio.ensure_future(wrap(Tape(b"", ends=False)).receive(Report))
+    await asyncio.sleep(1.0)
+    newer = asyncio.ensure_future(wrap(Tape(b"", ends=False)).receive(Report))
+    begun_s = loop.time()
+    if is_heard_elsewhere:
+        third = asyncio.ensure_future(wrap(Tape(pulse(), ends=False)).receive(Report))
+    for stream in (older, newer):
+        with pytest.raises(SilentError):
+            await stream
+    took_s = loop.time() - begun_s
+    fresh = asyncio.ensure_future(wrap(Tape(b"", ends=False)).receive(Report))
+    await asyncio.sleep(1.0)
+    assert not fresh.done(), "it was opened after that, and the peer may be back"
+    for stream in (fresh, third) if is_heard_elsewhere else (fresh,):
+        stream.cancel()
+    clockwork.close()
+    return took_s
+
+
+@virtually
+async def test_streams_share_what_they_know_of_the_silence_of_their_peer() -> None:
+    assert await silence_of_a_new_stream(is_heard_elsewhere=False) == pytest.approx(0.75, abs=PULSE_S)
+    assert await silence_of_a_new_stream(is_heard_elsewhere=True) == pytest.approx(1.75, abs=PULSE_S)
 
 
 def test_silence_limits_grow_with_the_link_but_not_without_end() -> None:

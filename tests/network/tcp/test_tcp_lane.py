@@ -116,3 +116,34 @@ def test_a_stream_does_not_wait_for_a_connection_that_takes_long_but_the_next_ha
         assert len(asked) == 2
 
     asyncio.run(main())
+
+
+def test_a_stream_does_not_wait_for_tcp_when_the_other_side_ended_its_idle_connection() -> None:
+    async def main() -> None:
+        asked: list[Channel] = []
+        made = lane(lambda: asked.append(come(made)))
+        stream = await made.open()
+        assert stream is not None
+        (channel,) = asked
+        made.released(stream, channel, clean=True, stalled_s=0.0)  # type: ignore[arg-type]
+        channel.abort()  # what the system of a process that died does
+        async with asyncio.timeout(0.01):
+            assert await made.open() is None
+        await asyncio.sleep(0.01)
+        assert await made.open() is not None, "it lives: it dialled again meanwhile"
+
+    asyncio.run(main())
+
+
+def test_an_idle_connection_that_this_side_ended_says_nothing_about_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_lane, "IDLE_S", 0.01)
+
+    async def main() -> None:
+        made = lane(lambda: asyncio.get_running_loop().call_later(0.02, come, made))
+        stream = await made.open()
+        assert stream is not None
+        made.released(stream, stream._channel, clean=True, stalled_s=0.0)
+        await asyncio.sleep(0.02)
+        assert await made.open() is not None
+
+    asyncio.run(main())

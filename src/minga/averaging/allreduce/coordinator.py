@@ -13,6 +13,7 @@ from minga.averaging.allreduce.round import Round, unpack_bitmap
 from minga.averaging.allreduce.sender import fetch
 from minga.averaging.allreduce.stragglers import StragglerDetector
 from minga.averaging.messages import MAX_TERM
+from minga.core.aio.hedging import racing
 from minga.core.errors import RejectedError, RemoteError
 from minga.core.events.averaging import RoundRepaired
 from minga.core.refusal_code import RefusalCode
@@ -119,17 +120,26 @@ class Coordinator:
         """
         round, question = self._round, Alive(self._round.plan.round_id)
 
-        async def answers(member: int) -> bool:
+        async def is_buried(member: int) -> bool:
+            while member not in round.dead:
+                await round.changed.wait()
+            return True
+
+        async def is_mute(member: int) -> bool:
             try:
                 async with asyncio.timeout(ALIVE_PATIENCE_S):
                     await round.node.call(round.members[member], ALIVE, question, RoundState)
             except (RemoteError, TimeoutError):
-                return False
-            return True
+                return True
+            return False
+
+        async def is_gone(member: int) -> bool:  # this member's own work may well find it out while it asks
+            async with racing([is_buried(member), is_mute(member)]) as ends:
+                return await next(ends)
 
         asked = sorted(lost - set(round.dead))
-        answers_of = await asyncio.gather(*(answers(member) for member in asked))
-        return lost - {member for member, answer in zip(asked, answers_of, strict=True) if answer}
+        gone = await asyncio.gather(*(is_gone(member) for member in asked))
+        return lost - {member for member, is_lost in zip(asked, gone, strict=True) if not is_lost}
 
     async def _freeze_everyone(self, term: int) -> dict[int, ChunkMap]:
         round = self._round

@@ -179,12 +179,18 @@ class GroupLeader:
             await self.contributor.changed.wait()
             self.changed.fire()
 
+    def _heard(self) -> dict[PeerId, Registration]:
+        """Those on whose samples the step counts. Who fell quiet may be gone with all that it had, so the others go on
+        as if it were, and do not wait for that to be known.
+        """
+        return {peer: registration for peer, registration in self.everyone().items() if not registration.is_quiet}
+
     def _refresh(self) -> None:
         self.batch.learn(self.everyone().values())
         self.own.report, self.own.reported_at_s = self.contributor.report(), _now()
 
     def _samples(self) -> int:
-        return sum(registration.report.samples for registration in self.everyone().values())
+        return sum(registration.report.samples for registration in self._heard().values())
 
     def _is_full(self) -> bool:
         """Whether there are samples enough; none are needed for a result that one of the members holds already."""
@@ -195,7 +201,7 @@ class GroupLeader:
         """Tell the members where to stop, once those are here that are about to come: all limits count on them."""
         everyone = self.everyone()
         if _now() >= self._begun_s + JOIN_GRACE_S or not set(self.around.expected()) - set(everyone):
-            await self._limits.direct(everyone, self._begun_s)
+            await self._limits.direct(self._heard(), self._begun_s)
 
     async def _everyone_present(self) -> bool:
         """Wait a little for members of the last round that live but have not joined; False if the step emptied."""

@@ -53,6 +53,10 @@ class Child:
         """Its first event of this kind."""
         return next((event for event in self.events if event.get("event") == kind), None)
 
+    def of(self, kind: str, field: str) -> list[Any]:
+        """What its events of this kind have in a field."""
+        return [event[field] for event in list(self.events) if event.get("event") == kind]
+
     @property
     def summary(self) -> dict[str, Any]:
         """The summary it ended with; empty if there was none."""

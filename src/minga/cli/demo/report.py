@@ -44,16 +44,22 @@ def normal_step_s(steps: Sequence[tuple[float, int, int]]) -> float:
 
 
 def recovery_s(facts: DemoFacts) -> float | None:
-    """Seconds from the kill until the last survivor has applied its next step, less one normal step; at least 0."""
+    """By how many seconds the step that the killed peer left unfinished took longer than a normal one, at least 0, for
+    the survivor that it held up most. What the killed peer had computed in vain is part of that.
+
+    To count from the kill, and take a whole normal step off, would hide up to a step of what a late kill costs.
+    """
+    survivors = [child.steps() for child in facts.survivors if child is not facts.newcomer]
+    finished = [step + 1 for step in facts.killed.of("round.reduced", "step")]
+    finished += [step for steps in survivors for time, step, _ in steps if time <= facts.kill_time]
     waits = []
-    for child in facts.survivors:
-        if child is facts.newcomer:
-            continue
-        after = [time for time, _, _ in child.steps() if time > facts.kill_time]
-        if not after:
+    for steps in survivors:
+        before = [time for time, step, _ in steps if step <= max(finished, default=0)]
+        after = [time for time, step, _ in steps if step > max(finished, default=0)]
+        if not before or not after:
             return None
-        waits.append(after[0] - facts.kill_time)
-    return round(max(0.0, max(waits) - facts.normal_step_s), 3)
+        waits.append(after[0] - before[-1])
+    return round(max(0.0, max(waits, default=0.0) - facts.normal_step_s), 3)
 
 
 def check(facts: DemoFacts, minutes: float, peers: int) -> dict[str, Any]:
@@ -120,8 +126,8 @@ def in_words(facts: DemoFacts, summary: dict[str, Any], directory: Path) -> Iter
     if others:
         yield f"Besides: {', '.join(f'{name} {_rounded(value)}' for name, value in sorted(others.items()))}."
     yield (
-        f"{facts.killed.name} was killed in mid-step; the others went on after {figures['recovery_s']} s more than a "
-        f"step usually takes ({summary['normal_step_s']} s)."
+        f"{facts.killed.name} was killed in mid-step; the step took the others {figures['recovery_s']} s longer than "
+        f"usual ({summary['normal_step_s']} s)."
     )
     contributed = "contributed" if summary["late_join_contributed"] else "did not contribute"
     yield f"The newcomer had the current state {figures['late_join_s']} s after its start, and {contributed}."

@@ -31,7 +31,7 @@ from minga.network.bandwidth.delivery_reports import RECEIPT_BYTES
 from minga.network.bandwidth.shaped_stream import ShapedStream
 from minga.network.bandwidth.stream_counter import StreamCounter
 from minga.network.interface import Buffer, PeerId, Stream
-from minga.network.rpc.keepalive import LEAST_TICKS, MOST_TICKS, PULSE_S, KeepaliveTicker, silence_limit
+from minga.network.rpc.keepalive import LEAST_TICKS, MOST_TICKS, PULSE_S, KeepaliveTicker, LastHeard, silence_limit
 from minga.network.rpc.receipt_queue import ReceiptQueue
 
 MAX_MESSAGE_BYTES = 1 << 20
@@ -55,7 +55,8 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class MessageStream:
-    """Frames over one `Stream`, with signs of life in both directions. `access_link` is measured and held to its caps.
+    """Frames over one `Stream`, with signs of life in both directions. `access_link` is measured and held to its caps;
+    `last_heard` belongs to all streams with this peer.
 
     No object that a stream holds refers back to the stream. Dozens of streams end each second, and so their share of
     the transport's memory is freed at once, and not by the garbage collector, which does not see that memory.
@@ -71,8 +72,10 @@ class MessageStream:
         clockwork: KeepaliveTicker,
         round_trip_s: Callable[[], float | None],
         access_link: AccessLink,
+        last_heard: LastHeard | None = None,
     ) -> None:
         self.peer = peer
+        self._anywhere = last_heard or LastHeard()
         self.counter = StreamCounter(peer, access_link, lambda: clockwork.pause_ticks / LEAST_TICKS)
         self._access_link, self._paced = access_link, ShapedStream(stream, access_link)
         self._stream, self._clockwork, self._round_trip_s = stream, clockwork, round_trip_s
@@ -212,12 +215,19 @@ class MessageStream:
             self._pause_ticks = max(self._clockwork.pause_ticks, self._far_pause_ticks)
             frame = _HEADER.pack(PULSE, self._pause_ticks)
             self._pulse_task = asyncio.get_running_loop().create_task(self._write_aside(frame))
-        quiet = tick - self._last_heard if self._waiting and not self._paced.is_held else 0
-        pause = self._far_pause_ticks
-        if quiet > silence_limit(None, pause) and quiet > silence_limit(self._round_trip_s(), pause):
+        if self._waiting and not self._paced.is_held and self._is_silent(tick):
             self._silent = True
             self._clockwork.remove(self)
             self._reset_task = asyncio.get_running_loop().create_task(self._stream.reset())
+
+    def _is_silent(self, tick: int) -> bool:
+        """Whether the peer is to be given up, because of what this stream heard or what all streams with it did."""
+        quiet, pause = tick - self._last_heard, self._far_pause_ticks
+        if quiet > silence_limit(None, pause) and quiet > silence_limit(self._round_trip_s(), pause):
+            if self._anywhere.frame_tick <= self._last_heard:
+                self._anywhere.silent_tick = tick
+            return True
+        return quiet > pause and self._anywhere.silent_tick > self._last_heard
 
     async def _write_aside(self, frame: bytes) -> None:
         try:
@@ -226,7 +236,7 @@ class MessageStream:
             self._clockwork.remove(self)
 
     def _heard(self) -> None:
-        self._last_heard = self._clockwork.tick
+        self._last_heard = self._anywhere.frame_tick = self._clockwork.tick
 
     async def _write(self, *buffers: Buffer, urgent: bool = True) -> None:
         async with self._write_lock:
@@ -253,7 +263,7 @@ class MessageStream:
             self._receipt_queue.add(_HEADER.pack(RECEIPT, len(receipt)) + receipt, self._write_aside)
 
     def _moved(self, _: int) -> None:
-        self._last_heard = self._last_moved = self._clockwork.tick
+        self._last_heard = self._last_moved = self._anywhere.frame_tick = self._clockwork.tick
 
     async def _send_frame(self, kind: int, body: Buffer) -> None:
         header = _HEADER.pack(kind, memoryview(body).nbytes)

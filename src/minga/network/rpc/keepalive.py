@@ -7,6 +7,10 @@ many ticks the next one comes at the latest. That is `LEAST_TICKS`, or more wher
 the leader of a large group has: it would do little else. The side with fewer streams follows the one with more. No
 pause gets shorter on a stream again: the other side may not know of it yet when it misses a pulse.
 
+Silence is a peer's, not a stream's. When one stream gives a peer up from which no other stream heard anything since,
+all streams on which a pulse of that peer is overdue give it up as well (`LastHeard`). Otherwise a peer that dies just
+before others turn to it would be waited for twice: the new streams know nothing of the silence before them.
+
 Time is counted in ticks of this peer's own clockwork, not in seconds. If this process was stopped or starved, its ticks
 stop too, so upon waking it does not accuse all other peers of silence.
 """
@@ -17,6 +21,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 PULSE_S: Final = 0.25
@@ -40,6 +45,16 @@ def silence_limit(round_trip_s: float | None, pause_ticks: int = LEAST_TICKS) ->
     """
     usual = math.ceil((SILENCE_S + 4.0 * min(round_trip_s or 0.0, 2.0)) / PULSE_S)
     return usual + max(0, pause_ticks - LEAST_TICKS)
+
+
+@dataclass
+class LastHeard:
+    """What all streams with one peer know of it together: the tick of its last frame, and that at which a stream gave
+    it up for its silence.
+    """
+
+    frame_tick: int = -1
+    silent_tick: int = -1
 
 
 class Pulsed(Protocol):

@@ -42,7 +42,7 @@ from minga.network.rpc.accept_loop import AcceptLoop
 from minga.network.rpc.connections import MAX_PEERS, Connections
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.handshake import WIRE_VERSIONS, Call, Hello, Role
-from minga.network.rpc.keepalive import KeepaliveTicker
+from minga.network.rpc.keepalive import KeepaliveTicker, LastHeard
 from minga.network.rpc.misbehaviour import OFFENCE_MEMORY_S, MisbehaviourScore
 from minga.network.rpc.server import Handler, Server
 
@@ -83,6 +83,7 @@ class Node:
         self.is_dialable = network.address.dialable  # as far as it knows; its address is empty otherwise
         self.clock_offsets_s: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
         """Other peers' clocks minus ours, in seconds, as seen when connecting."""
+        self._last_heard: BoundedDict[PeerId, LastHeard] = BoundedDict(MAX_PEERS)
         self._lookup, self._authorizer = lookup, authorizer or OpenAuthorizer()
         self._server = Server(self._wrap, self.spawn, self.offend, self._authorizer.permits)
         self._accept_loop = AcceptLoop(network, events, self._greet, self._adopt, self.spawn)
@@ -267,7 +268,11 @@ class Node:
 
     def _wrap(self, stream: Stream, connection: Connection) -> MessageStream:
         peer = connection.peer_id
-        return MessageStream(stream, peer, self.clockwork, lambda: connection.facts().round_trip_s, self.access_link)
+        if (last_heard := self._last_heard.get(peer)) is None:
+            last_heard = self._last_heard[peer] = LastHeard()
+        return MessageStream(
+            stream, peer, self.clockwork, lambda: connection.facts().round_trip_s, self.access_link, last_heard
+        )
 
     async def _dial(self, address: Address) -> Connection:
         peer = address.peer_id

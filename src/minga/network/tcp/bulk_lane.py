@@ -8,7 +8,9 @@ Each connection is for the streams of one side, which its first byte names; so t
 moment.
 
 After a clean end a connection waits for the next stream; its opener closes it after `IDLE_S`. A stream that finds no
-connection waits for a new one, but only for some round trips; then it goes over iroh. So do all streams while TCP is
+connection waits for a new one, but only for some round trips; then it goes over iroh. It does not wait at all if the
+other side ended an idle connection, as the system of a process that dies does: over iroh the silence is noticed
+soonest. So do all streams while TCP is
 *off*: after a failure to connect, or after a stream that was aborted while the other side was silent, because the path
 may be the cause. It is tried again after `OFF_S`, each time twice as long.
 """
@@ -211,7 +213,12 @@ class TcpLane:
                 return
         channel.use(busy=False)
         channel.on_readable = channel.abort  # nothing is due
-        self._idle[channel] = self._loop.call_later(IDLE_S, channel.abort)
+        self._idle[channel] = self._loop.call_later(IDLE_S, self._expire, channel)
+
+    def _expire(self, channel: TlsChannel) -> None:
+        """No stream was opened for long."""
+        del self._idle[channel]
+        channel.abort()
 
     # ---- connections for streams that the other side opens
 
@@ -278,6 +285,7 @@ class TcpLane:
             channels.discard(channel)
             if timer := self._idle.pop(channel, None):
                 timer.cancel()
+                self._late = True  # the other side ended it: it may be gone
             sent, received = self._past_traffic
             self._past_traffic = sent + channel.bytes_sent, received + channel.bytes_received
 
@@ -308,6 +316,7 @@ class TcpLane:
 
     def _clear_idle(self) -> None:
         for channel in list(self._idle):
+            self._idle.pop(channel).cancel()
             channel.abort()
 
     def _give_up_waiting(self) -> None:
