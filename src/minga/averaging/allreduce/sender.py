@@ -210,7 +210,8 @@ async def _receive_reduced(
         round.bytes_received += body.nbytes
         if relay is not None:
             relay.pass_on(index, Reduced(body, counted))
-        round.note_fate(index, counted, encoded=relay is None)
+        if chunk.codecs.upload.needs_residual:  # else nobody says whose chunks are in the mean
+            round.note_fate(index, counted, encoded=relay is None)
         round.got(index)
         round.turns.returned(assignment.key)
 

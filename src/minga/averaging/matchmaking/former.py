@@ -245,7 +245,7 @@ class GroupFormation:
             ballot=self._acceptor.promise(leader) if leader is not None else 0,
             accepted=self._acceptor.accepted,
             epoch=self.epoch,
-            note=self._settings.notes.for_leader(self._step),
+            note=self._settings.notes.for_leader(self._step) if leader is not None else b"",
         )
 
     # ---- leading

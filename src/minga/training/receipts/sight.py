@@ -1,0 +1,129 @@
+"""What one member saw of the others' contributions in the last rounds, and how it judges a count by that."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+
+from minga.averaging.allreduce.round import RoundOutcome
+from minga.averaging.messages import Plan
+from minga.network.interface import PeerId
+from minga.training.receipts.attestation import pack
+from minga.training.receipts.claims import MAX_SPAN_STEPS, UNIT_BYTES, Claim, Count
+
+RECENT_ROUNDS = 16
+"""A member that aggregated in one of so many last rounds is a witness: a single leader cannot make it none."""
+
+
+@dataclass(frozen=True)
+class RoundSight:
+    """One round: the samples of the members that were seen, and the bytes that each had to add up by the plan.
+
+    `aggregates`: the member that looks added up something itself. Nothing was contributed to a round that adopted the
+    result of an earlier one.
+    """
+
+    members: frozenset[PeerId]
+    samples: dict[PeerId, int]
+    reduced: dict[PeerId, int]
+    aggregates: bool
+
+
+class Sight:
+    """That of the peer `me`. Steps are taken in order; a step that was missed is a hole in it."""
+
+    def __init__(self, me: PeerId) -> None:
+        self._me = me
+        self._rounds: OrderedDict[int, RoundSight] = OrderedDict()
+        self._since = 0  # the first step that this peer has not claimed yet
+
+    def forget(self) -> None:
+        """The history that was seen is not the run's any more."""
+        self._rounds.clear()
+        self._since = 0
+
+    def note(self, outcome: RoundOutcome, own_samples: int, batch: int) -> None:
+        """Take up a committed round, to which this peer gave `own_samples`; nobody gave more than the `batch`."""
+        plan = outcome.plan
+        if self._rounds and plan.step <= next(reversed(self._rounds)):
+            self.forget()
+        heard = {} if plan.adopts else {**dict.fromkeys(_unheard(outcome), 0), **outcome.heard, self._me: own_samples}
+        reduced = {} if plan.adopts else reduced_bytes(plan)
+        for peer in outcome.lost:
+            reduced.pop(peer, None)
+        if plan.adopts:
+            heard = dict.fromkeys(plan.ids, 0)
+        samples = {peer: min(given, batch) for peer, given in heard.items()}
+        self._rounds[plan.step] = RoundSight(frozenset(plan.ids), samples, reduced, self._me in reduced)
+        while len(self._rounds) > MAX_SPAN_STEPS:
+            self._rounds.popitem(last=False)
+
+    # ---- what this peer claims
+
+    def claim(self, step: int) -> Claim | None:
+        """What this peer contributed before `step` and did not claim yet; None if it took part in nothing."""
+        steps = [each for each in self._rounds if max(self._since, step - MAX_SPAN_STEPS) <= each < step]
+        if not steps:
+            return None
+        rounds = [self._rounds[each] for each in steps]
+        samples = sum(one.samples.get(self._me, 0) for one in rounds)
+        reduced = sum(one.reduced.get(self._me, 0) for one in rounds)
+        return Claim(step - steps[0], len(rounds), samples, reduced // UNIT_BYTES)
+
+    def note_claimed(self, step: int) -> None:
+        """All before `step` stands in a count."""
+        self._since = step
+
+    # ---- how this peer judges
+
+    def doubts(self, count: Count) -> bytes | None:
+        """The members whose claims exceed what was seen, or were not seen in full; None without anything to compare."""
+        recent = [step for step in self._rounds if step < count.step][-RECENT_ROUNDS:]
+        if not any(self._rounds[step].aggregates for step in recent):
+            return None
+        claims = enumerate(zip(count.ids, count.claims, strict=True))
+        return pack([i for i, (peer, claim) in claims if claim is not None and not self._confirms(peer, claim, count)])
+
+    def _confirms(self, peer: PeerId, claim: Claim, count: Count) -> bool:
+        if claim.is_empty:
+            return True
+        seen: Counter[str] = Counter()
+        for step in range(max(0, count.step - claim.span), count.step):
+            one = self._rounds.get(step)
+            if one is None:
+                return False
+            if peer not in one.members:
+                continue
+            if peer not in one.samples:
+                return False
+            seen["rounds"] += 1
+            seen["samples"] += one.samples[peer]
+            seen["bytes"] += one.reduced.get(peer, 0)
+        return (
+            claim.rounds <= seen["rounds"]
+            and claim.samples <= seen["samples"]
+            and claim.reduced * UNIT_BYTES <= seen["bytes"]
+        )
+
+
+def _unheard(outcome: RoundOutcome) -> list[PeerId]:
+    """The members that this one would have heard, had they sent anything: they gave nothing that it knows of."""
+    return [peer for peer in outcome.lost if peer in outcome.plan.ids]
+
+
+def reduced_bytes(plan: Plan) -> dict[PeerId, int]:
+    """The bytes of float32 values of others that each aggregator, root or relay, had to add up by the plan."""
+    ids, found = plan.ids, Counter[PeerId]()
+    site_of = {member: site for site in plan.sites for member in site}
+    alone = len(ids) - len(site_of)
+    start = 0
+    for part in plan.parts:
+        values = 4 * (part.stop - start)
+        start = part.stop
+        own = site_of.get(part.root, ())
+        others = (len(own) - 1 + alone) if own else alone - 1
+        found[ids[part.root]] += values * (others + len(plan.sites) - bool(own))
+        for site, relay in zip(plan.sites, part.relays, strict=True):
+            if relay != part.root:
+                found[ids[relay]] += values * (len(site) - 1)
+    return dict(found)
