@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, NamedTuple
 
 import msgspec
 
-from minga.averaging.messages import MAX_MEMBERS, Epoch, Step
+from minga.averaging.messages import MAX_MEMBERS, Epoch
 from minga.core.decoding import DECODING_ERRORS
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
 from minga.network.interface import PeerId
@@ -25,19 +26,32 @@ Doubts = Annotated[bytes, msgspec.Meta(max_length=-(-MAX_MEMBERS // 8))]
 
 class Entry(NamedTuple):
     """One count: its step and digest, and the members whose claims this one doubts, one bit each, lowest first and
-    without the zeros at the end. None where it aggregated nothing and so had nothing to compare.
+    without the zeros at the end. Only a *witness* could compare samples: it was the root of a part lately.
     """
 
     step: int
     digest: bytes
-    doubts: bytes | None
+    doubts: bytes
+    is_witness: bool
+
+
+@dataclass(frozen=True)
+class JudgedCount:
+    """A count, and what one member has to say of it, see `Entry`."""
+
+    count: Count
+    doubts: bytes
+    is_witness: bool
 
 
 class CompactEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An entry as it travels: steps since the entry before, and no digest, since the others have the same counts."""
+    """An entry as it travels, without the digest, since the others have the same counts.
 
-    steps: Step
-    doubts: Doubts | None = None
+    `step` is twice the number of steps since the entry before, and one more for a witness.
+    """
+
+    step: Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
+    doubts: Doubts = b""
 
 
 class Compact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -58,7 +72,7 @@ class Compact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         """The steps of its counts, ascending."""
         found, step = [], 0
         for entry in self.entries:
-            step += entry.steps
+            step += entry.step >> 1
             found.append(step)
         return tuple(found)
 
@@ -77,7 +91,10 @@ class Compact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         steps = self.steps
         if any((self.epoch, step) not in digests for step in steps):
             return None
-        entries = (Entry(s, digests[self.epoch, s], e.doubts) for s, e in zip(steps, self.entries, strict=True))
+        entries = (
+            Entry(step, digests[self.epoch, step], entry.doubts, bool(entry.step & 1))
+            for step, entry in zip(steps, self.entries, strict=True)
+        )
         return Attestation(self.attester, self.epoch, tuple(entries), self.signature)
 
 
@@ -90,11 +107,11 @@ class Attestation(msgspec.Struct, frozen=True, dict=True):
     signature: bytes
 
     @classmethod
-    def sign(cls, run_id: str, identity: Identity, counts: Collection[tuple[Count, bytes | None]]) -> Attestation:
-        """Sign counts of one epoch, each with its doubts."""
-        ordered = sorted(counts, key=lambda each: each[0].step)
-        epoch = ordered[0][0].epoch
-        entries = tuple(Entry(count.step, count.digest, doubts) for count, doubts in ordered)
+    def sign(cls, run_id: str, identity: Identity, judged: Collection[JudgedCount]) -> Attestation:
+        """Sign counts of one epoch, each with this peer's judgement."""
+        ordered = sorted(judged, key=lambda each: each.count.step)
+        epoch = ordered[0].count.epoch
+        entries = tuple(Entry(j.count.step, j.count.digest, j.doubts, j.is_witness) for j in ordered)
         signature = identity.sign(_statement(run_id, epoch, entries), context=CONTEXT)
         return cls(PeerId(identity.peer_id), epoch, entries, signature)
 
@@ -109,7 +126,7 @@ class Attestation(msgspec.Struct, frozen=True, dict=True):
         """How it travels."""
         before, entries = 0, []
         for entry in self.entries:
-            entries.append(CompactEntry(entry.step - before, entry.doubts))
+            entries.append(CompactEntry(2 * (entry.step - before) + entry.is_witness, entry.doubts))
             before = entry.step
         return msgspec.msgpack.encode(Compact(bytes.fromhex(self.attester), self.epoch, tuple(entries), self.signature))
 

@@ -6,9 +6,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 from minga.network.interface import PeerId
-from minga.training.receipts.attestation import MAX_ENTRIES, Attestation
+from minga.training.receipts.attestation import MAX_ENTRIES, Attestation, Entry, JudgedCount
 from minga.training.receipts.claims import Count, Place
-from minga.training.receipts.tally import CountedPeers, PeerTotals, merge_doubts, tally
+from minga.training.receipts.tally import AttestedPeers, PeerTotals, merged, tally
 
 MAX_COUNTS = 20_000
 """Counts that are kept, the newest: half a year of a run of 100 peers, two weeks of one of a few."""
@@ -20,24 +20,23 @@ class ReceiptBook:
     def __init__(self) -> None:
         self.tokens: dict[PeerId, bytes] = {}
         """The access tokens of members, in a run for members."""
-        self._counts: OrderedDict[Place, Count] = OrderedDict()
-        self._own_doubts: dict[Place, bytes | None] = {}
-        self._attested: dict[Place, dict[PeerId, bytes | None]] = {}
+        self._judged: OrderedDict[Place, JudgedCount] = OrderedDict()
+        self._attested: dict[Place, dict[PeerId, Entry]] = {}
         self._attestations: list[Attestation] = []
-        self._decided: dict[Place, CountedPeers] = {}
+        self._decided: dict[Place, AttestedPeers] = {}
 
     def __len__(self) -> int:
-        return len(self._counts)
+        return len(self._judged)
 
     @property
     def counts(self) -> tuple[Count, ...]:
         """All counts, in the order in which they came."""
-        return tuple(self._counts.values())
+        return tuple(judged.count for judged in self._judged.values())
 
     @property
     def digests(self) -> dict[Place, bytes]:
         """The digest of each count."""
-        return {place: count.digest for place, count in self._counts.items()}
+        return {place: judged.count.digest for place, judged in self._judged.items()}
 
     def attestations(self, places: Iterable[Place]) -> Iterator[Attestation]:
         """Those that say something of one of these counts."""
@@ -48,63 +47,56 @@ class ReceiptBook:
 
     def has(self, place: Place) -> bool:
         """Whether there is a count at this place."""
-        return place in self._counts
+        return place in self._judged
 
     def own_newest(self, peer: PeerId) -> Attestation | None:
         """The last attestation of `peer`, if there is one."""
         return next((each for each in reversed(self._attestations) if each.attester == peer), None)
 
-    def add_count(self, count: Count, doubts: bytes | None) -> bool:
-        """Keep a count that this peer took part in, with its own doubts; False if its place is taken."""
-        if count.place in self._counts:
+    def add_count(self, judged: JudgedCount) -> bool:
+        """Keep a count that this peer took part in, with its own judgement; False if its place is taken."""
+        place = judged.count.place
+        if place in self._judged:
             return False
-        self._counts[count.place], self._own_doubts[count.place] = count, doubts
-        while len(self._counts) > MAX_COUNTS:
+        self._judged[place] = judged
+        while len(self._judged) > MAX_COUNTS:
             self._drop_oldest()
         return True
 
     def add(self, attestation: Attestation) -> bool:
         """Keep a genuine attestation; False if it says nothing new about a count that is here."""
-        news = [
-            entry
-            for entry in attestation.entries
-            if (count := self._counts.get((attestation.epoch, entry.step))) is not None
-            and count.digest == entry.digest
-            and attestation.attester in count.ids
-            and attestation.attester not in self._attested.get(count.place, {})
-        ]
-        if not news:
-            return False
+        peer, is_new = attestation.attester, False
         for entry in attestation.entries:
             place = attestation.epoch, entry.step
-            count = self._counts.get(place)
-            if count is not None and count.digest == entry.digest and attestation.attester in count.ids:
-                merge_doubts(self._attested.setdefault(place, {}), attestation.attester, entry.doubts)
-                self._decided.pop(place, None)
-        self._attestations.append(attestation)
-        return True
+            known = self._judged.get(place)
+            if known is None or known.count.digest != entry.digest or peer not in known.count.ids:
+                continue
+            attested = self._attested.setdefault(place, {})
+            is_new = is_new or peer not in attested
+            attested[peer] = merged(attested.get(peer), entry)
+            self._decided.pop(place, None)
+        if is_new:
+            self._attestations.append(attestation)
+        return is_new
 
-    def unsigned(self, peer: PeerId) -> list[tuple[Count, bytes | None]]:
-        """The oldest counts that `peer`, whose book this is, has not signed yet, with its doubts: of one epoch, and no
-        more than one attestation may have.
+    def unsigned(self, peer: PeerId) -> list[JudgedCount]:
+        """The oldest counts that `peer`, whose book this is, has not signed yet: of one epoch, and no more than one
+        attestation may have.
         """
-        found = [count for place, count in self._counts.items() if peer not in self._attested.get(place, {})]
-        epoch = found[0].epoch if found else 0
-        chosen = [count for count in found if count.epoch == epoch][:MAX_ENTRIES]
-        return [(count, self._own_doubts[count.place]) for count in chosen]
+        found = [judged for place, judged in self._judged.items() if peer not in self._attested.get(place, {})]
+        return [judged for judged in found if judged.count.epoch == found[0].count.epoch][:MAX_ENTRIES]
 
     def totals(self) -> dict[PeerId, PeerTotals]:
         """What is attested of each peer."""
-        for place, count in self._counts.items():
+        for place, judged in self._judged.items():
             if place not in self._decided:
-                self._decided[place] = CountedPeers.of(count, self._attested.get(place, {}))
-        return tally((count, self._decided[place]) for place, count in self._counts.items())
+                self._decided[place] = AttestedPeers.of(judged.count, self._attested.get(place, {}))
+        return tally((judged.count, self._decided[place]) for place, judged in self._judged.items())
 
     def _drop_oldest(self) -> None:
-        place, _ = self._counts.popitem(last=False)
-        self._own_doubts.pop(place, None)
+        place, _ = self._judged.popitem(last=False)
         self._attested.pop(place, None)
         self._decided.pop(place, None)
-        oldest = next(iter(self._counts))
+        oldest = next(iter(self._judged))
         if self._attestations and self._attestations[0].entries[-1].step < oldest[1]:
             del self._attestations[0]

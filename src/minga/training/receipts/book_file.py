@@ -20,7 +20,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
 from minga.identity.access.token import MAX_TOKEN_BYTES
 from minga.network.interface import PeerId
-from minga.training.receipts.attestation import MAX_ENTRIES, Attestation, Doubts, Entry
+from minga.training.receipts.attestation import MAX_ENTRIES, Attestation, Doubts, Entry, JudgedCount
 from minga.training.receipts.book import ReceiptBook
 from minga.training.receipts.claims import Count, Key
 
@@ -32,10 +32,11 @@ logger = logging.getLogger("minga.training")
 
 
 class KeptCount(msgspec.Struct, frozen=True, array_like=True, tag="count"):
-    """A count that the peer took part in, and its doubts."""
+    """A count that the peer took part in, and its judgement."""
 
     count: Count
-    doubts: Doubts | None
+    doubts: Doubts
+    is_witness: bool
 
 
 class KeptAttestation(msgspec.Struct, frozen=True, array_like=True, tag="attestation"):
@@ -44,7 +45,7 @@ class KeptAttestation(msgspec.Struct, frozen=True, array_like=True, tag="attesta
     attester: Key
     epoch: Epoch
     entries: Annotated[
-        tuple[tuple[Step, Annotated[bytes, msgspec.Meta(max_length=32)], Doubts | None], ...],
+        tuple[tuple[Step, Annotated[bytes, msgspec.Meta(max_length=32)], Doubts, bool], ...],
         msgspec.Meta(max_length=MAX_ENTRIES),
     ]
     signature: Annotated[bytes, msgspec.Meta(max_length=64)]
@@ -52,8 +53,7 @@ class KeptAttestation(msgspec.Struct, frozen=True, array_like=True, tag="attesta
     @classmethod
     def of(cls, attestation: Attestation) -> KeptAttestation:
         """As it is kept."""
-        entries = tuple((entry.step, entry.digest, entry.doubts) for entry in attestation.entries)
-        return cls(bytes.fromhex(attestation.attester), attestation.epoch, entries, attestation.signature)
+        return cls(bytes.fromhex(attestation.attester), attestation.epoch, attestation.entries, attestation.signature)
 
     def restored(self) -> Attestation:
         """As it was; its signature is not verified again."""
@@ -93,9 +93,9 @@ class BookFile:
             self._give_up(error)
         return book
 
-    def add_count(self, count: Count, doubts: bytes | None) -> None:
+    def add_count(self, judged: JudgedCount) -> None:
         """Keep a count."""
-        self._append(KeptCount(count, doubts))
+        self._append(KeptCount(judged.count, judged.doubts, judged.is_witness))
 
     def add(self, attestation: Attestation) -> None:
         """Keep an attestation."""
@@ -156,7 +156,7 @@ def _restore(data: bytes, book: ReceiptBook) -> int:
 def _enter(entry: Kept, book: ReceiptBook) -> None:
     if isinstance(entry, KeptCount):
         if entry.count.is_sound:
-            book.add_count(entry.count, entry.doubts)
+            book.add_count(JudgedCount(entry.count, entry.doubts, entry.is_witness))
     elif isinstance(entry, KeptAttestation):
         book.add(entry.restored())
     else:

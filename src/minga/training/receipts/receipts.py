@@ -5,7 +5,7 @@ attestation of counts that this peer does not have, and the last attestation of 
 
 The periods grow with the swarm, since what each member says goes to all: so the bytes that a member sends in a minute
 stay the same. With n members a count takes about 8 n bytes for each of them every 6 n seconds, and the attestations
-about 150 n bytes every 90 n seconds: 180 bytes a minute, however many there are
+about 180 n bytes every 120 n seconds: 170 bytes a minute, however many there are
 (`tests/training/receipts/test_receipt_costs.py`).
 """
 
@@ -26,7 +26,7 @@ from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
-from minga.training.receipts.attestation import MAX_COMPACT_BYTES, Attestation, Compact
+from minga.training.receipts.attestation import MAX_COMPACT_BYTES, Attestation, Compact, JudgedCount
 from minga.training.receipts.book import ReceiptBook
 from minga.training.receipts.book_file import BookFile
 from minga.training.receipts.claims import Claim, Count
@@ -44,7 +44,7 @@ from minga.training.receipts.messages import (
 from minga.training.receipts.sight import Sight
 from minga.training.receipts.tally import PeerTotals
 
-COUNT_S, SIGN_S = 6.0, 90.0
+COUNT_S, SIGN_S = 6.0, 120.0
 """Seconds between two counts, and between two attestations of a member, for each member of its rounds."""
 LEAST_MEMBERS = 5
 """Smaller groups count and sign as often as one of so many."""
@@ -83,7 +83,7 @@ class Receipts:
         phase = int(node.peer_id[:4], 16) / 0x10000  # so that not all sign at once
         self._sign_s = self._now() + phase * SIGN_S * self._members
         self._claimed: Claim | None = None
-        self._pending: tuple[Count, bytes | None] | None = None
+        self._pending: JudgedCount | None = None
         last = self.book.own_newest(node.peer_id)  # an earlier process may have died before a leader passed it on
         self._outbox: OrderedDict[bytes, None] = OrderedDict({last.compact: None} if last else {})
         self._asking: set[PeerId] = set()
@@ -127,14 +127,13 @@ class Receipts:
         for attestation in said.attestations:
             self._receive(attestation, plan.ids)
 
-    def _judged(self, plan: Plan, claims: tuple[Claim | None, ...]) -> tuple[Count, bytes | None] | None:
-        """The count and this peer's doubts; None if it is none, or misquotes this peer: that it never signs."""
+    def _judged(self, plan: Plan, claims: tuple[Claim | None, ...]) -> JudgedCount | None:
+        """The count as this peer judges it; None if it is none, or misquotes this peer: that it never signs."""
         if len(claims) != len(plan.members) or self._now() - self._counted_s < EARLY * self._period_s(COUNT_S):
             return None
         if claims[plan.rank_of(self._node.peer_id)] != self._claimed:
             return None
-        count = Count.of(plan, self.epoch(), claims)
-        return count, self._sight.doubts(count)
+        return self._sight.judge(Count.of(plan, self.epoch(), claims))
 
     # ---- rounds
 
@@ -146,20 +145,19 @@ class Receipts:
         pending, self._pending = self._pending, None
         self._sight.note(outcome, samples, batch)
         self._members = max(LEAST_MEMBERS, len(plan.members))
-        if pending is not None and pending[0].round.hex() == plan.round_id:
-            count, doubts = pending
+        if pending is not None and pending.count.round.hex() == plan.round_id:
             self._counted_s = self._now()
             if self._claimed is not None:
                 self._sight.note_claimed(plan.step)
-            self._keep_count(count, doubts)
+            self._keep_count(pending)
         if self._now() >= self._sign_s:
             self._sign()
 
-    def _keep_count(self, count: Count, doubts: bytes | None) -> None:
-        if not self.book.add_count(count, doubts) or self._file is None:
+    def _keep_count(self, judged: JudgedCount) -> None:
+        if not self.book.add_count(judged) or self._file is None:
             return
-        self._file.add_count(count, doubts)
-        for peer in count.ids:
+        self._file.add_count(judged)
+        for peer in judged.count.ids:
             token = b"" if peer in self.book.tokens else self._token_of(peer)
             if token:
                 self.book.tokens[peer] = token
@@ -174,7 +172,7 @@ class Receipts:
                 return
             self._outbox[attestation.compact] = None
 
-    def _attest(self, counts: list[tuple[Count, bytes | None]]) -> Attestation:
+    def _attest(self, counts: list[JudgedCount]) -> Attestation:
         """As many of them as fit into a note."""
         while True:
             attestation = Attestation.sign(self._node.run_id, self._identity, counts)

@@ -8,25 +8,25 @@ from dataclasses import dataclass
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.messages import Plan
 from minga.network.interface import PeerId
-from minga.training.receipts.attestation import pack
+from minga.training.receipts.attestation import JudgedCount, pack
 from minga.training.receipts.claims import MAX_SPAN_STEPS, UNIT_BYTES, Claim, Count
 
 RECENT_ROUNDS = 16
-"""A member that aggregated in one of so many last rounds is a witness: a single leader cannot make it none."""
+"""A member that was a root in one of so many last rounds is a witness: a single leader cannot make it none."""
 
 
 @dataclass(frozen=True)
 class RoundSight:
     """One round: the samples of the members that were seen, and the bytes that each had to add up by the plan.
 
-    `aggregates`: the member that looks added up something itself. Nothing was contributed to a round that adopted the
-    result of an earlier one.
+    `is_root`: the member that looks made the result of a part, so that it heard of all. Nothing was contributed to a
+    round that adopted the result of an earlier one.
     """
 
     members: frozenset[PeerId]
     samples: dict[PeerId, int]
     reduced: dict[PeerId, int]
-    aggregates: bool
+    is_root: bool
 
 
 class Sight:
@@ -54,7 +54,8 @@ class Sight:
         if plan.adopts:
             heard = dict.fromkeys(plan.ids, 0)
         samples = {peer: min(given, batch) for peer, given in heard.items()}
-        self._rounds[plan.step] = RoundSight(frozenset(plan.ids), samples, reduced, self._me in reduced)
+        is_root = any(plan.ids[part.root] == self._me for part in plan.parts) and not plan.adopts
+        self._rounds[plan.step] = RoundSight(frozenset(plan.ids), samples, reduced, is_root)
         while len(self._rounds) > MAX_SPAN_STEPS:
             self._rounds.popitem(last=False)
 
@@ -76,34 +77,33 @@ class Sight:
 
     # ---- how this peer judges
 
-    def doubts(self, count: Count) -> bytes | None:
-        """The members whose claims exceed what was seen, or were not seen in full; None without anything to compare."""
+    def judge(self, count: Count) -> JudgedCount:
+        """Doubt the claims that exceed what was seen, or were not seen in full. Only a witness can compare samples."""
         recent = [step for step in self._rounds if step < count.step][-RECENT_ROUNDS:]
-        if not any(self._rounds[step].aggregates for step in recent):
-            return None
-        claims = enumerate(zip(count.ids, count.claims, strict=True))
-        return pack([i for i, (peer, claim) in claims if claim is not None and not self._confirms(peer, claim, count)])
+        is_witness = any(self._rounds[step].is_root for step in recent)
+        claims = zip(count.ids, count.claims, strict=True)
+        doubted = [
+            index
+            for index, (peer, claim) in enumerate(claims)
+            if claim is not None and not self._confirms(peer, claim, count.step, is_witness=is_witness)
+        ]
+        return JudgedCount(count, pack(doubted), is_witness)
 
-    def _confirms(self, peer: PeerId, claim: Claim, count: Count) -> bool:
-        if claim.is_empty:
-            return True
-        seen: Counter[str] = Counter()
-        for step in range(max(0, count.step - claim.span), count.step):
-            one = self._rounds.get(step)
+    def _confirms(self, peer: PeerId, claim: Claim, step: int, *, is_witness: bool) -> bool:
+        rounds = samples = reduced = 0
+        has_heard = True
+        for each in range(max(0, step - claim.span), step):
+            one = self._rounds.get(each)
             if one is None:
                 return False
-            if peer not in one.members:
-                continue
-            if peer not in one.samples:
-                return False
-            seen["rounds"] += 1
-            seen["samples"] += one.samples[peer]
-            seen["bytes"] += one.reduced.get(peer, 0)
-        return (
-            claim.rounds <= seen["rounds"]
-            and claim.samples <= seen["samples"]
-            and claim.reduced * UNIT_BYTES <= seen["bytes"]
-        )
+            if peer in one.members:
+                rounds += 1
+                reduced += one.reduced.get(peer, 0)
+                samples += one.samples.get(peer, 0)
+                has_heard = has_heard and peer in one.samples
+        if claim.rounds > rounds or claim.reduced * UNIT_BYTES > reduced:
+            return False
+        return not (is_witness and claim.samples) or (has_heard and claim.samples <= samples)
 
 
 def _unheard(outcome: RoundOutcome) -> list[PeerId]:
