@@ -127,6 +127,16 @@ def book_path(directory: Path, peer: PeerId) -> Path:
     return directory / f"receipts-{peer[:10]}.bin"
 
 
+def owner_digits(path: Path) -> str:
+    """The beginning of the id of the peer whose book this is."""
+    return path.stem.removeprefix("receipts-")
+
+
+def books_in(directory: Path) -> list[Path]:
+    """The books of all peers that took part from this folder, the largest first."""
+    return sorted(directory.glob("receipts-*.bin"), key=lambda path: path.stat().st_size, reverse=True)
+
+
 def read_book(path: Path) -> ReceiptBook:
     """The book in a file, as far as it is whole. Raises `ConfigurationError` if there is none."""
     book = ReceiptBook()

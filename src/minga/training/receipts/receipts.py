@@ -49,7 +49,8 @@ COUNT_S, SIGN_S = 6.0, 120.0
 LEAST_MEMBERS = 5
 """Smaller groups count and sign as often as one of so many."""
 EARLY = 0.5
-"""A member takes no count that comes sooner than this share of the period, whatever its leader says."""
+"""Share of the period after which members have their claims at hand: they register long before the plan. No member
+takes a count that comes sooner, whatever its leader says."""
 MAX_ASKING = 4
 """Attesters that are asked for digests at a time."""
 MAX_TOLD = 16
@@ -102,7 +103,7 @@ class Receipts:
 
     def for_leader(self, step: int) -> bytes:
         """A claim, if a count is due, and an attestation."""
-        is_due = self._now() - self._counted_s >= 0.9 * self._period_s(COUNT_S)
+        is_due = self._now() - self._counted_s >= EARLY * self._period_s(COUNT_S)
         self._claimed = self._sight.claim(step) if is_due else None
         attestation = next(iter(self._outbox), b"")
         if self._claimed is None and not attestation:
