@@ -77,7 +77,7 @@ class Accepted(msgspec.Struct, frozen=True):
         return self.ballot, self.leader, self.term
 
 
-class Join(msgspec.Struct, frozen=True):
+class Join(msgspec.Struct, frozen=True, omit_defaults=True):
     """A peer asks to be in the group of `step`.
 
     `layout` is the fingerprint of its vector, `aggregates` whether all can reach it, `computes` whether it has samples
@@ -238,7 +238,7 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
         return tuple(PeerId(peer) for peer in self.view) or self.ids
 
 
-class SignedPlan(msgspec.Struct, frozen=True, tag="signed_plan"):
+class SignedPlan(msgspec.Struct, frozen=True, tag="signed_plan", omit_defaults=True):
     """Leader to member: the group is closed. `plan` is the msgpack of a `Plan`, `signature` the leader's.
 
     The `note` is no part of what it signs: `minga.averaging.contracts.RoundNotes` says what it is.

@@ -4,8 +4,8 @@ Everything travels with the messages of group formation (`RoundNotes`). Only two
 attestation of counts that this peer does not have, and the last attestation of a peer that leaves.
 
 The periods grow with the swarm, since what each member says goes to all: so the bytes that a member sends in a minute
-stay the same. With n members a count takes about 8 n bytes for each of them every 6 n seconds, and the attestations
-about 180 n bytes every 120 n seconds: 170 bytes a minute, however many there are
+stay the same. With n members a count takes about 10 n bytes for each of them every 10 n seconds, and the attestations
+about 190 n bytes every 120 n seconds: 155 bytes a minute, however many there are
 (`tests/training/receipts/test_receipt_costs.py`).
 """
 
@@ -44,13 +44,14 @@ from minga.training.receipts.messages import (
 from minga.training.receipts.sight import Sight
 from minga.training.receipts.tally import PeerTotals
 
-COUNT_S, SIGN_S = 6.0, 120.0
+COUNT_S, SIGN_S = 10.0, 120.0
 """Seconds between two counts, and between two attestations of a member, for each member of its rounds."""
 LEAST_MEMBERS = 5
 """Smaller groups count and sign as often as one of so many."""
 EARLY = 0.5
-"""Share of the period after which members have their claims at hand: they register long before the plan. No member
-takes a count that comes sooner, whatever its leader says."""
+"""No member takes a count that comes sooner than this share of the period, whatever its leader says."""
+AHEAD_STEPS = 2
+"""A claim goes with the registrations of so many steps before a count is due: they come long before the plan."""
 MAX_ASKING = 4
 """Attesters that are asked for digests at a time."""
 MAX_TOLD = 16
@@ -81,8 +82,10 @@ class Receipts:
         self._now = asyncio.get_running_loop().time
         self._members = LEAST_MEMBERS
         self._counted_s = float("-inf")
-        phase = int(node.peer_id[:4], 16) / 0x10000  # so that not all sign at once
-        self._sign_s = self._now() + phase * SIGN_S * self._members
+        self._signed_s = self._now()
+        self._share = int(node.peer_id[:4], 16) / 0x10000
+        """Of the period, until this member signs again: at first by its key, so that not all sign at once."""
+        self._committed_s, self._step_s = self._now(), 0.0
         self._claimed: Claim | None = None
         self._pending: JudgedCount | None = None
         last = self.book.own_newest(node.peer_id)  # an earlier process may have died before a leader passed it on
@@ -95,16 +98,12 @@ class Receipts:
         """What the members attest of each peer, as far as this peer was there or heard of it."""
         return self.book.totals()
 
-    def forget_rounds(self) -> None:
-        """This peer's state came in another way than by its rounds: what it saw of them is over."""
-        self._sight.forget()
-
     # ---- notes: see `RoundNotes`
 
     def for_leader(self, step: int) -> bytes:
         """A claim, if a count is due, and an attestation."""
-        is_due = self._now() - self._counted_s >= EARLY * self._period_s(COUNT_S)
-        self._claimed = self._sight.claim(step) if is_due else None
+        due_s = self._counted_s + self._period_s(COUNT_S) - AHEAD_STEPS * self._step_s
+        self._claimed = self._sight.claim(step) if self._now() >= due_s else None
         attestation = next(iter(self._outbox), b"")
         if self._claimed is None and not attestation:
             return b""
@@ -144,6 +143,7 @@ class Receipts:
         """
         plan = outcome.plan
         pending, self._pending = self._pending, None
+        self._committed_s, self._step_s = self._now(), self._now() - self._committed_s
         self._sight.note(outcome, samples, batch)
         self._members = max(LEAST_MEMBERS, len(plan.members))
         if pending is not None and pending.count.round.hex() == plan.round_id:
@@ -151,7 +151,7 @@ class Receipts:
             if self._claimed is not None:
                 self._sight.note_claimed(plan.step)
             self._keep_count(pending)
-        if self._now() >= self._sign_s:
+        if self._now() - self._signed_s >= self._share * self._period_s(SIGN_S):
             self._sign()
 
     def _keep_count(self, judged: JudgedCount) -> None:
@@ -166,7 +166,7 @@ class Receipts:
 
     def _sign(self) -> None:
         """Sign what is not signed yet, and have it at hand for the next leaders."""
-        self._sign_s = self._now() + self._period_s(SIGN_S)
+        self._signed_s, self._share = self._now(), 1.0
         while counts := self.book.unsigned(self._node.peer_id):
             attestation = self._attest(counts)
             if not self._keep(attestation):

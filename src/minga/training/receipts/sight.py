@@ -37,16 +37,12 @@ class Sight:
         self._rounds: OrderedDict[int, RoundSight] = OrderedDict()
         self._since = 0  # the first step that this peer has not claimed yet
 
-    def forget(self) -> None:
-        """The history that was seen is not the run's any more."""
-        self._rounds.clear()
-        self._since = 0
-
     def note(self, outcome: RoundOutcome, own_samples: int, batch: int) -> None:
         """Take up a committed round, to which this peer gave `own_samples`; nobody gave more than the `batch`."""
         plan = outcome.plan
         if self._rounds and plan.step <= next(reversed(self._rounds)):
-            self.forget()
+            self._rounds.clear()  # the organisers regrouped the run: its history is another one
+            self._since = 0
         heard = {} if plan.adopts else {**dict.fromkeys(_unheard(outcome), 0), **outcome.heard, self._me: own_samples}
         reduced = {} if plan.adopts else reduced_bytes(plan)
         for peer in outcome.lost:
