@@ -32,12 +32,11 @@ def run_show(folder: Path, context: Context) -> None:
 
     Raises `ConfigurationError` if there is none.
     """
-    signed, spec = signed_spec(folder)
     path = _books(folder)[0]
     totals = read_book(path).totals()
     _show(totals, context)
-    context.output.say(f"As the peer {owner_digits(path)} has it, which took part in these rounds of {spec.name}.")
-    context.output.summary(ok=True, run=spec.name, run_id=signed.run_id, peers=_as_json(totals))
+    context.output.say(f"These are the rounds in which the peer {owner_digits(path)} took part.")
+    context.output.summary(ok=True, seen_by=owner_digits(path), peers=_as_json(totals))
 
 
 def run_export(folder: Path, out: Path, peer: str | None, context: Context, *, everybody: bool) -> None:

@@ -21,12 +21,11 @@ def add_commands(app: typer.Typer) -> None:
     group = typer.Typer(
         name="receipts",
         help="What the members of a run attest of each other's contribution.",
-        epilog="Example: minga receipts show FOLDER",
         no_args_is_help=True,
     )
     for command in (show, export, verify):
         group.command()(command)
-    app.add_typer(group, rich_help_panel="Take part")
+    app.add_typer(group)
 
 
 def show(folder: Folder, json_output: Json = False) -> None:
