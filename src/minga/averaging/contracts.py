@@ -1,13 +1,15 @@
-"""The seams between averaging and the rest of a peer: what produces the vectors, and what the organisers ordered."""
+"""The seams between averaging and the rest of a peer: what produces the vectors, what the organisers ordered, and what
+members tell each other besides.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 import torch
 
-from minga.averaging.messages import Report
+from minga.averaging.messages import Plan, Report
 from minga.core.aio.signal import Signal
 from minga.core.errors import ProtocolError
 from minga.network.interface import PeerId
@@ -74,3 +76,36 @@ class WithoutOrders:
 
 
 WITHOUT_ORDERS: Final[RunOrders] = WithoutOrders()
+
+
+class RoundNotes(Protocol):
+    """What travels with the messages of group formation and is no business of it: small, rare, and without a call of
+    its own. A note that cannot be read says nothing.
+    """
+
+    def for_leader(self, step: int) -> bytes:
+        """What this peer gives to the leader of `step`."""
+
+    def with_plan(self, plan: Plan, notes: Mapping[PeerId, bytes]) -> bytes:
+        """What this peer, as the leader, gives to all members with the plan, from the notes that each of them gave."""
+
+    def take(self, plan: Plan, note: bytes) -> None:
+        """What came with a plan in which this peer takes part; its own as the leader, too."""
+
+
+class WithoutNotes:
+    """Those of a peer that has nothing to say."""
+
+    def for_leader(self, step: int) -> bytes:  # noqa: ARG002
+        """Nothing."""
+        return b""
+
+    def with_plan(self, plan: Plan, notes: Mapping[PeerId, bytes]) -> bytes:  # noqa: ARG002
+        """Nothing."""
+        return b""
+
+    def take(self, plan: Plan, note: bytes) -> None:
+        """It is not read."""
+
+
+WITHOUT_NOTES: Final[RoundNotes] = WithoutNotes()

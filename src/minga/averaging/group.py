@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from minga.averaging.contracts import WITHOUT_ORDERS, RunOrders
+from minga.averaging.contracts import WITHOUT_NOTES, WITHOUT_ORDERS, RoundNotes, RunOrders
 from minga.averaging.link_record import Links
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.changes import Observer
@@ -73,6 +73,7 @@ class GroupSettings:
     only the smallest one, and chosen so that communication takes no more than the share `most_communication`. Where
     half of a round's members are left, those go on that have the `organiser` among them. `orders` may change the target
     batch size. `averages_every` tells what a leader writes into the plan of the round of a step, see `Plan`.
+    `notes` travel along.
     """
 
     target_batch_size: int
@@ -86,3 +87,4 @@ class GroupSettings:
     organiser: PeerId | None = None
     orders: RunOrders = WITHOUT_ORDERS
     averages_every: Callable[[int], int] = lambda _: 0
+    notes: RoundNotes = WITHOUT_NOTES

@@ -21,6 +21,7 @@ MAX_CHUNKS = 1 << 17
 MAX_TERM = 1000
 MAX_BALLOT = 1 << 32
 MAX_INTERVAL = 1 << 30
+MAX_JOIN_NOTE_BYTES, MAX_PLAN_NOTE_BYTES = 1 << 10, 1 << 15
 LONGEST_S = 1e9
 
 Step = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
@@ -76,7 +77,7 @@ class Accepted(msgspec.Struct, frozen=True):
         return self.ballot, self.leader, self.term
 
 
-class Join(msgspec.Struct, frozen=True):
+class Join(msgspec.Struct, frozen=True, omit_defaults=True):
     """A peer asks to be in the group of `step`.
 
     `layout` is the fingerprint of its vector, `aggregates` whether all can reach it, `computes` whether it has samples
@@ -88,6 +89,7 @@ class Join(msgspec.Struct, frozen=True):
     sender has not had that plan. With `ballot` the sender promises this leader to hold no result of an attempt at the
     step with a lower number from now on (0: it has no vote), and `accepted` is what it held in the latest one.
     `epoch` is that of the organisers' last regroup which the sender followed; leaders take no peer of another one.
+    `note` is what the sender has for the other members besides, see `minga.averaging.contracts.RoundNotes`.
     """
 
     step: Step
@@ -107,6 +109,7 @@ class Join(msgspec.Struct, frozen=True):
     ballot: Ballot = 0
     accepted: Accepted | None = None
     epoch: Epoch = 0
+    note: Annotated[bytes, msgspec.Meta(max_length=MAX_JOIN_NOTE_BYTES)] = b""
 
 
 class Update(msgspec.Struct, frozen=True):
@@ -235,11 +238,15 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
         return tuple(PeerId(peer) for peer in self.view) or self.ids
 
 
-class SignedPlan(msgspec.Struct, frozen=True, tag="signed_plan"):
-    """Leader to member: the group is closed. `plan` is the msgpack of a `Plan`, `signature` the leader's."""
+class SignedPlan(msgspec.Struct, frozen=True, tag="signed_plan", omit_defaults=True):
+    """Leader to member: the group is closed. `plan` is the msgpack of a `Plan`, `signature` the leader's.
+
+    The `note` is no part of what it signs: `minga.averaging.contracts.RoundNotes` says what it is.
+    """
 
     plan: Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
     signature: Annotated[bytes, msgspec.Meta(max_length=64)]
+    note: Annotated[bytes, msgspec.Meta(max_length=MAX_PLAN_NOTE_BYTES)] = b""
 
 
 FromLeader = Limit | Redirect | SignedPlan | Prepare

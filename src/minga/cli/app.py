@@ -11,7 +11,7 @@ import typer
 
 from minga.cli.access import amend_app, authority_app, members_app
 from minga.cli.diagnosing import diagnosing_app
-from minga.cli.keeping import keeping_app
+from minga.cli.keeping import keeping_app, receipts_app
 from minga.cli.planning import planning_app
 from minga.cli.simulating import simulating_app
 from minga.cli.terminal.command_groups import arrange
@@ -289,6 +289,15 @@ def status(
     run_status(link, peer, StatusOptions(watch, seconds, plot, history), ready)
 
 
-for group in (members_app, amend_app, authority_app, keeping_app, planning_app, simulating_app, diagnosing_app):
+for group in (
+    members_app,
+    amend_app,
+    authority_app,
+    keeping_app,
+    receipts_app,
+    planning_app,
+    simulating_app,
+    diagnosing_app,
+):
     group.add_commands(app)
 arrange(app)

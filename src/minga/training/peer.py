@@ -28,7 +28,9 @@ from minga.training.archive.record import ArchiveRecord
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.loop_thread import LoopThread
+from minga.training.life.member import Member
 from minga.training.own_state_keeper import OwnStateKeeper
+from minga.training.receipts.tally import PeerTotals
 from minga.training.record_kinds import Metrics
 from minga.training.replica.replica import Replica
 from minga.training.run_folder.own_state import OwnState
@@ -133,6 +135,14 @@ class Peer:
         Raises `ClosedError` after `close`.
         """
         return self.status().peers
+
+    def receipts(self) -> Mapping[str, PeerTotals]:
+        """What the members attest of each peer, by its id, in the rounds in which this peer took part: steps, samples,
+        bytes reduced. Empty for a monitor and in Byzantine-tolerant runs. Raises `ClosedError` after `close`.
+        """
+        member = self._session.member
+        found = self.on_loop(member.receipts.totals) if isinstance(member, Member) else {}
+        return {str(peer): totals for peer, totals in found.items()}
 
     def events(self) -> EventStream:
         """The events from now on, one after the other: `for event in peer.events(): …`, until the peer is closed.
@@ -257,7 +267,7 @@ class Peer:
 
         def start() -> None:
             self._session.on_amended = self._take_amended
-            member = self._session.attach(self.spec, replica, port, self._signed_spec.organiser)
+            member = self._session.attach(self.spec, replica, port, self._signed_spec.organiser, self.directory)
             own.begin(member, before)
 
         self.on_loop(start)

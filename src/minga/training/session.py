@@ -53,6 +53,8 @@ from minga.training.life.member import Member, MemberSettings
 from minga.training.life.state_sync import Download
 from minga.training.life.verified_files import genesis_file
 from minga.training.life.verified_member import VerifiedMember, VerifiedOptions
+from minga.training.receipts.book_file import BookFile
+from minga.training.receipts.receipts import Receipts
 from minga.training.record_kinds import RUN_KINDS
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
@@ -230,9 +232,16 @@ class Session:
             await asyncio.gather(*map(exchange, self.node.connected()), return_exceptions=True)
 
     def attach(
-        self, spec: RunSpec, replica: ReplicaInterface, port: GradientPort, organiser: str | None = None
+        self,
+        spec: RunSpec,
+        replica: ReplicaInterface,
+        port: GradientPort,
+        organiser: str | None = None,
+        directory: Path | None = None,
     ) -> Member:
-        """Begin to take part in steps with a trainer behind `port`; `organiser` is whose key signed the run spec."""
+        """Begin to take part in steps with a trainer behind `port`; `organiser` is whose key signed the run spec, and
+        `directory` holds the files of the run.
+        """
         facts = facts_of(spec.training.strategy)
         settings = MemberSettings(
             target_batch_sizes=spec.training.batch_range,
@@ -253,8 +262,11 @@ class Session:
         orders = None if watch is None or ledger is None else watch.exchange.exchange
         standing = None if ledger is None else StandingOrders(spec, ledger, orders)
         self.orders = standing
+        file = None if directory is None else BookFile(directory, self.peer_id)
+        receipts = Receipts(self.node, self.identity, file, self.admission.credential_of)
+        download_state = self._downloader(replica, port)
         member = Member(
-            self.node, self.identity, self.board, settings, replica, port, self._downloader(replica, port), standing
+            self.node, self.identity, self.board, settings, replica, port, download_state, standing, receipts
         )
         member.amended.on_change = self._take_amended
         member.begin_epoch(self.state_epoch)

@@ -51,9 +51,12 @@ def test_all_get_the_same_bits_and_they_are_the_weighted_mean(codec: str, client
         vectors = vectors_of(layout, 5)
         results, outcomes = await world.reduce(world.plan(layout), layout, list(vectors), weights)
         await world.close()
-        for outcome in outcomes:
+        for index, (party, outcome) in enumerate(zip(world.parties, outcomes, strict=True)):
             assert isinstance(outcome, RoundOutcome)
             assert outcome.lost == {}
+            assert outcome.is_counted, "of a client, too, which reduces nothing and is not told"
+            others = {other.peer_id: w for other, w in zip(world.parties, weights, strict=True) if other is not party}
+            assert outcome.heard == (others if index < 5 - clients else {})
         assert all(torch.equal(result, results[0]) for result in results)
         error = (results[0].double() - mean_of(vectors, weights)).abs()
         bound = {"float32": 2e-6, "float16": 0.02, "bfloat16": 0.2, "int8": 0.3, "adaptive": 0.3}[codec]

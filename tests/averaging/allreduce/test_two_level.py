@@ -64,6 +64,12 @@ def test_all_get_the_same_bits_over_relays(codec: str, tolerance: float) -> None
         assert all(isinstance(outcome, RoundOutcome) and not outcome.lost for outcome in outcomes)
         assert all(torch.equal(result, results[0]) for result in results)
         assert torch.allclose(results[0].double(), mean_of(vectors, weights), atol=tolerance)
+        roots = {part.root for part in plan.parts}
+        for me, (party, outcome) in enumerate(zip(world.parties, outcomes, strict=True)):
+            # A root hears of the other site by the word of its relays, a relay of its own site alone.
+            seen = range(7) if me in roots else plan.sites[1]
+            assert isinstance(outcome, RoundOutcome)
+            assert outcome.heard == {world.parties[i].peer_id: weights[i] for i in seen if world.parties[i] != party}
         assert all(party.offences() == [] for party in world.parties)
         await world.close()
 

@@ -38,9 +38,13 @@ class PartHello(msgspec.Struct, frozen=True):
 
 
 class ChunkWeight(msgspec.Struct, frozen=True, array_like=True):
-    """Relay to root, before each chunk: the samples behind its mean; with 0 there is no chunk to follow."""
+    """Relay to root, before each chunk: the samples behind its mean; with 0 there is no chunk to follow.
+
+    Before the last chunk it says of which members of its site they are: `behind` has pairs of member and samples.
+    """
 
     weight: Samples
+    behind: Annotated[tuple[tuple[Index, Samples], ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
 
 
 class CountedMembers(msgspec.Struct, frozen=True, array_like=True):

@@ -130,6 +130,7 @@ class Reducer:
         try:
             if hello.weight == 0:
                 self._drop(child)
+                self._round.note_heard(child, 0)
             else:
                 await self._receive(child, hello.weight, stream)
             await sending
@@ -160,7 +161,8 @@ class Reducer:
         pairs = [(round.chunks[index], _codec_from(round.chunks[index], weight)) for index in self._assignment.chunks]
         buffer = round.buffer(max(codec.max_encoded_bytes(chunk.numel) for chunk, codec in pairs))
         for index, (chunk, codec) in zip(self._assignment.chunks, pairs, strict=True):
-            samples = weight if weight is not None else (await stream.receive(ChunkWeight)).weight
+            told = ChunkWeight(weight) if weight is not None else await stream.receive(ChunkWeight)
+            samples = told.weight
             self._check_weight(samples, stream)
             body, members = buffer[: codec.max_encoded_bytes(chunk.numel)], frozenset({child})
             if samples:
@@ -182,6 +184,25 @@ class Reducer:
                 self._counted[index] |= members
             self._pending[index].discard(child)
             self._finish_if_ready(index)
+            if index == self._assignment.chunks[-1]:
+                self._note_heard(child, told, is_relay=weight is None)
+
+    def _note_heard(self, child: int, told: ChunkWeight, *, is_relay: bool) -> None:
+        """All chunks of a child came; a relay divides among its site exactly what counts."""
+        if not is_relay:
+            self._round.note_heard(child, told.weight)
+            return
+        behind = self._round.routes.behind(self._assignment, child)
+        divided = {member: samples for member, samples in told.behind if member in behind}
+        if sum(divided.values()) == told.weight:
+            for member, samples in divided.items():
+                self._round.note_heard(member, samples)
+
+    def samples_behind(self) -> tuple[tuple[int, int], ...]:
+        """See `SiteReducer`."""
+        site = self._round.routes.behind(self._assignment, self._round.me)
+        own = {self._round.me: self._round.weight if self._round.own is not None else 0}
+        return tuple(sorted({m: s for m, s in (self._round.heard | own).items() if m in site}.items()))
 
     def _check_weight(self, samples: int, stream: MessageStream) -> None:
         if samples * self._fan_in > WEIGHT_LIMIT:  # the sum of the weighted values could overflow

@@ -24,8 +24,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import mmap
-from collections.abc import Collection, Coroutine, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,8 @@ trips and arithmetic out."""
 class RoundOutcome:
     """What came of a round: `lost` names the members that were given up, with the reason (those that this member as an
     aggregator did not hear to the end, too), `seconds` its duration, `bytes_sent` / `bytes_received` the encoded tensor
-    bytes that this member moved, and `is_counted` whether a contribution of this member is in the result.
+    bytes that this member moved, and `is_counted` whether a contribution of this member is in the result. `heard` are
+    the samples of those that this member, as an aggregator, heard to the end, itself or through the relay of a site.
     """
 
     plan: Plan
@@ -72,6 +73,7 @@ class RoundOutcome:
     bytes_sent: int
     bytes_received: int
     is_counted: bool
+    heard: Mapping[PeerId, int] = field(default_factory=dict)
 
     @property
     def is_late(self) -> bool:
@@ -123,6 +125,8 @@ class Round:
         self.given_up: set[int] = set()
         """Those of the dead whom a coordinator went on without: what they hold may have been reduced anew."""
         self.unheard: dict[int, str] = {}
+        self.heard: dict[int, int] = {}
+        """The samples of the members that this one heard to the end as an aggregator."""
         self.electorate = Electorate.of(plan)
         self.held_term: int | None = None
         """The term in which this member said that it holds the whole result; see `commit.py`."""
@@ -204,6 +208,10 @@ class Round:
         """
         taken = Fate.COUNTED if encoded else Fate.WHOLE
         self.fates[index] = taken if self.me in counted else Fate.LEFT_OUT
+
+    def note_heard(self, member: int, samples: int) -> None:
+        """Note that all chunks of an assignment came from a member, with so many samples; the least it says counts."""
+        self.heard[member] = min(samples, self.heard.get(member, samples))
 
     def got(self, index: int) -> None:
         """Note that the reduced values of a chunk stand in `result`."""
@@ -335,7 +343,8 @@ class Round:
         lost = {self.members[i]: why for i, why in (self.unheard | self.dead).items()}
         seconds = asyncio.get_running_loop().time() - self.started_s
         is_counted = self.is_counted and any(fate is not Fate.LEFT_OUT for fate in self.fates)
-        return RoundOutcome(self.plan, lost, seconds, self.bytes_sent, self.bytes_received, is_counted)
+        heard = {self.members[i]: samples for i, samples in self.heard.items() if self.members[i] not in lost}
+        return RoundOutcome(self.plan, lost, seconds, self.bytes_sent, self.bytes_received, is_counted, heard)
 
 
 def chunk_table(layout: VectorLayout, plan: Plan) -> tuple[list[Chunk], list[Assignment]]:

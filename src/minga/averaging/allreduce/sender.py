@@ -36,6 +36,9 @@ class SiteReducer(Protocol):
     async def contribution(self, index: int) -> tuple[int, Reduced]:
         """The samples behind a chunk of the own site, and their encoded mean (nothing if there are none)."""
 
+    def samples_behind(self) -> tuple[tuple[int, int], ...]:
+        """The samples of each member of the own site that was heard to the end, this one included."""
+
     def pass_on(self, index: int, result: Reduced) -> None:
         """Send the encoded result of a chunk to the own site. The bytes must not change any more."""
 
@@ -161,7 +164,8 @@ async def _send_own(round: Round, own: Encoder, index: int, buffer: memoryview, 
 async def _send_site(round: Round, assignment: Assignment, stream: MessageStream, relay: SiteReducer) -> None:
     for index in assignment.chunks:
         weight, mean = await relay.contribution(index)
-        await stream.send(ChunkWeight(weight))
+        is_last = index == assignment.chunks[-1]
+        await stream.send(ChunkWeight(weight, relay.samples_behind() if is_last else ()))
         if weight:
             await send_reduced(round, index, mean, stream)
 
@@ -206,7 +210,8 @@ async def _receive_reduced(
         round.bytes_received += body.nbytes
         if relay is not None:
             relay.pass_on(index, Reduced(body, counted))
-        round.note_fate(index, counted, encoded=relay is None)
+        if chunk.codecs.upload.needs_residual:  # else nobody says whose chunks are in the mean
+            round.note_fate(index, counted, encoded=relay is None)
         round.got(index)
         round.turns.returned(assignment.key)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from minga.averaging.clocking.registration import UPDATE_PERIOD_S
 from minga.averaging.contracts import Contributor
@@ -26,6 +27,13 @@ WATCH_PERIOD_S = 1.0
 LATE_S = 30.0
 """Seconds after which a plan that is due is overdue, and twice the time of the step so far: a leader may hold a full
 step for newcomers as long as the step took, before and after it waited for the permission to close."""
+
+
+class FollowedPlan(NamedTuple):
+    """The plan of a leader, and the note that came with it."""
+
+    plan: Plan
+    note: bytes
 
 
 async def ask_around(node: Node, peers: Sequence[PeerId], join: Join) -> Address | None:
@@ -55,7 +63,7 @@ async def follow(
     join: Join,
     numel: int,
     is_due: Callable[[Report], bool],
-) -> Plan | Address:
+) -> FollowedPlan | Address:
     """Join `leader`, stop the trainer where it says, and return its plan over `numel` elements.
 
     Returns an address instead if it says that another peer leads. A leader that gives signs of life but no plan
@@ -79,7 +87,8 @@ async def follow(
             answer = await listening
             if isinstance(answer, Redirect):
                 return answer.leader
-            return accept_plan(answer, leader=peer, step=join.step, numel=numel, me=node.peer_id)
+            plan = accept_plan(answer, leader=peer, step=join.step, numel=numel, me=node.peer_id)
+            return FollowedPlan(plan, answer.note)
         except RejectedError as error:
             if error.code in (RefusalCode.BEHIND, RefusalCode.DIVERGED):
                 raise OutOfSyncError(error.message, code=error.code, peer=peer, round=join.step) from error

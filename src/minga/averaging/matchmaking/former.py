@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -38,7 +38,7 @@ from minga.averaging.matchmaking.leader import GroupLeader, OutOfSyncError, Surr
 from minga.averaging.matchmaking.quorum import QuorumRule
 from minga.averaging.matchmaking.succession import Succession
 from minga.averaging.matchmaking.view import MembershipView
-from minga.averaging.messages import Accepted, Join, Plan, Redirect, Report
+from minga.averaging.messages import MAX_PLAN_NOTE_BYTES, Accepted, Join, Plan, Redirect, Report
 from minga.averaging.planning.plan_maker import Divide, PlanMaker
 from minga.averaging.planning.signed_plan import sign_plan
 from minga.averaging.solver.planner import divide
@@ -49,7 +49,7 @@ from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import Identity
 from minga.network.interface import Address, PeerId
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.framing import MAX_MESSAGE_BYTES, MessageStream
 from minga.network.rpc.node import Node
 
 AHEAD_PATIENCE_S = 5.0
@@ -57,6 +57,8 @@ AHEAD_PATIENCE_S = 5.0
 STAND_BY_S = 0.25
 PROBE_PERIOD_S = 1.0
 PREPARE_PERIOD_S = 1.0
+ENVELOPE_BYTES = 256
+"""What a signed plan takes besides the plan itself and its note, at most."""
 PATIENT_TRIES = 20
 """A peer that should lead and neither takes us nor refuses us for good, so many times in a step, is no leader."""
 _NO_LEADER_FOR_US = (RefusalCode.AHEAD, RefusalCode.LAYOUT, RefusalCode.FULL, RefusalCode.UNFAIR)
@@ -209,12 +211,15 @@ class GroupFormation:
             outcome = await follow(self._node, self._contributor, self._acceptor, leader, join, numel, self._is_due)
         finally:
             self._following = None
-        if isinstance(outcome, Plan):
-            await self._settings.orders.obtain(outcome.orders, leader.peer_id, self._step)
-            self.batch.check(outcome)
-            self._plan_maker.check(outcome)
-            self._succession.enter(outcome)
-        elif outcome.peer_id in (*self._membership.suspects.now(), self._node.peer_id):
+        if not isinstance(outcome, Address):
+            plan = outcome.plan
+            await self._settings.orders.obtain(plan.orders, leader.peer_id, self._step)
+            self.batch.check(plan)
+            self._plan_maker.check(plan)
+            self._succession.enter(plan)
+            self._settings.notes.take(plan, outcome.note)
+            return plan
+        if outcome.peer_id in (*self._membership.suspects.now(), self._node.peer_id):
             why = f"redirected to {outcome.peer_id[:10]}, which cannot lead"
             raise RejectedError(why, code=RefusalCode.STAND_BY, peer=leader.peer_id)
         return outcome
@@ -240,6 +245,7 @@ class GroupFormation:
             ballot=self._acceptor.promise(leader) if leader is not None else 0,
             accepted=self._acceptor.accepted,
             epoch=self.epoch,
+            note=self._settings.notes.for_leader(self._step) if leader is not None else b"",
         )
 
     # ---- leading
@@ -276,7 +282,9 @@ class GroupFormation:
             limits = group.limits_of_the_next([member.peer_id for member in plan.members], next_batch)
             plan = msgspec.structs.replace(plan, limits=limits, next_batch=next_batch)
             self._succession.enter(plan)
-            await group.send_plan(sign_plan(plan, self._identity), [member.peer_id for member in plan.members])
+            signed = sign_plan(plan, self._identity)
+            note = self._note_with(plan, registrations, MAX_MESSAGE_BYTES - ENVELOPE_BYTES - len(signed.plan))
+            await group.send_plan(msgspec.structs.replace(signed, note=note), plan.ids)
             return plan
         except BaseException:
             await group.dismiss()
@@ -286,6 +294,14 @@ class GroupFormation:
                 task.cancel()
             self._led_group = None
             self._changed.fire()
+
+    def _note_with(self, plan: Plan, registrations: Mapping[PeerId, Registration], room_bytes: int) -> bytes:
+        """What goes to all members with the plan, if the message has room for it."""
+        notes = self._settings.notes
+        note = notes.with_plan(plan, {peer: registrations[peer].join.note for peer in plan.ids})
+        note = note if len(note) <= min(room_bytes, MAX_PLAN_NOTE_BYTES) else b""
+        notes.take(plan, note)
+        return note
 
     async def _prepare(self, group: GroupLeader) -> None:
         """While the step is under way: have a division at hand for the peers that are registered."""

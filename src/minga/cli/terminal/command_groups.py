@@ -18,6 +18,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "notebook": "minga notebook LINK",
         "runs": "minga runs --remove 5ff8c8e8",
         "version": "minga version --json",
+        "receipts": "minga receipts export FOLDER --out receipts.bin",
     },
     "Organise": {
         "recipes": "minga recipes",
@@ -47,10 +48,14 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
 
 
 def arrange(app: typer.Typer) -> None:
-    """Let `app` show its commands in these groups and this order, each with its example below its help."""
+    """Let `app` show its commands in these groups and this order, each with its example below its help; commands that
+    have commands of their own come last.
+    """
     places = {name: (group, example) for group, named in GROUPS.items() for name, example in named.items()}
     commands = {_name_of(info): info for info in app.registered_commands}
-    for name, info in commands.items():
+    shown: dict[str, typer.models.CommandInfo | typer.models.TyperInfo] = {**commands}
+    shown |= {str(group.name): group for group in app.registered_groups}
+    for name, info in shown.items():
         if name in places:
             info.rich_help_panel, example = places[name]
             info.epilog = f"Example: {example}"

@@ -237,6 +237,12 @@ class Admission:
         """All peers known to be admitted."""
         return self._admitted
 
+    def credential_of(self, peer: PeerId) -> bytes:
+        """The token that a peer showed; empty for one that needs none, or is not known."""
+        if peer == self._own_id:
+            return self.credential()
+        return self._admitted[peer].credential if peer in self._admitted else b""
+
     # ---- uses of invitations
 
     def guests(self) -> dict[str, list[PeerId]]:

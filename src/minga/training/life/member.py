@@ -60,11 +60,14 @@ from minga.training.life.leaving import closing, see_others_off
 from minga.training.life.progress_publisher import ProgressPublisher
 from minga.training.life.state_sync import Download, Synchroniser
 from minga.training.life.too_slow import TooSlowNotice
+from minga.training.receipts.receipts import Receipts
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import ContributionFate
 
 PAUSE_LOOK_S, REGROUP_LOOK_S, OVERTAKEN_PERIOD_S = 0.5, 0.5, 0.5
+FLUSH_S = 1.0
+"""Seconds in which the last attestation of a peer reaches others when the run is over."""
 HELD = "held"
 """Goes into the fingerprint of a result that was held when its round was given up."""
 
@@ -114,7 +117,10 @@ class Member:
         port: GradientPort,
         download: Download,
         orders: StandingOrders | None = None,
+        receipts: Receipts | None = None,
     ) -> None:
+        self.receipts = Receipts(node, identity) if receipts is None else receipts
+        """What members attest of each other's contributions."""
         self.step = 0
         self.ready = asyncio.Event()
         """Set once the first synchronisation is over and the peer takes part in steps."""
@@ -144,8 +150,10 @@ class Member:
             organiser=settings.organiser,
             orders=WITHOUT_ORDERS if orders is None else orders,
             averages_every=lambda step: self._states.choose_interval(step + 1, self._others()),
+            notes=self.receipts,
         )
         self._formation = GroupFormation(node, identity, group, self.swarm_view, port, settings.divide)
+        self.receipts.epoch = lambda: self.epoch
         self._all_reduce = AllReduce(node)
         self._publisher = ProgressPublisher(
             board,
@@ -178,7 +186,7 @@ class Member:
 
     async def see_off(self, limit_s: float) -> None:
         """Before this peer leaves: let others take over what it made in the last round."""
-        await self._all_reduce.drain(limit_s)
+        await asyncio.gather(self._all_reduce.drain(limit_s), self.receipts.flush(limit_s))
 
     async def run(self, step: int = 0) -> None:
         """Live until cancelled; `step` is where the local state stands.
@@ -207,6 +215,7 @@ class Member:
             if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
                 self.on_finished(await self._synchroniser.capture())
             await see_others_off(self.swarm_view, self.view, self.step)
+            await self.receipts.flush(FLUSH_S)
             self._port.close(RunFinishedError(f"the run is complete after {self.step} steps"))
             self.ready.set()
             await asyncio.Event().wait()
@@ -332,6 +341,8 @@ class Member:
             )
         )
         self._formation.commit(plan)
+        given = weight if outcome.is_counted else 0
+        self.receipts.commit(outcome, given, self._formation.batch.present)
         self._publisher.set_status("training")  # the training thread may be long in coming to a boundary
         if outcome.is_late and not outcome.lost:
             self._node.access_link.doubt()

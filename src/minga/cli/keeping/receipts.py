@@ -1,0 +1,154 @@
+"""`minga receipts`: what the members of a run attest of each other's contribution."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from minga.cli.terminal.context import Context
+from minga.cli.terminal.exit_codes import CHECK_FAILED, OK
+from minga.cli.terminal.output import plain_table
+from minga.core.errors import ConfigurationError
+from minga.core.files import write_atomically
+from minga.core.units import format_size
+from minga.identity.links.links import Link
+from minga.network.interface import PeerId
+from minga.training.archive.record import RECORD_FILE, read_record
+from minga.training.receipts.book import ReceiptBook
+from minga.training.receipts.book_file import books_in, owner_digits, read_book
+from minga.training.receipts.document import (
+    MAX_FILE_BYTES,
+    ReceiptError,
+    VerifiedReceipts,
+    verify_document,
+    write_document,
+)
+from minga.training.receipts.tally import PeerTotals
+from minga.training.run_folder.rejoin import signed_spec
+
+
+def run_show(folder: Path, context: Context) -> None:
+    """List the peers that the largest book in the folder knows, by their samples.
+
+    Raises `ConfigurationError` if there is none.
+    """
+    path = _books(folder)[0]
+    totals = read_book(path).totals()
+    _show(totals, context)
+    context.output.say(f"These are the rounds in which the peer {owner_digits(path)} took part.")
+    context.output.summary(ok=True, seen_by=owner_digits(path), peers=_as_json(totals))
+
+
+def run_export(folder: Path, out: Path, peer: str | None, context: Context, *, everybody: bool) -> None:
+    """Write the receipts of one peer, or of all. Raises `ConfigurationError` if there are none."""
+    signed, _ = signed_spec(folder)
+    paths = _books(folder)
+    wanted = None if everybody else peer or owner_digits(paths[0])
+    path = next((each for each in paths if wanted is not None and wanted.startswith(owner_digits(each))), paths[0])
+    book = read_book(path)
+    subject = None if wanted is None else _named(wanted, book)
+    data = write_document(book, signed, subject)
+    try:
+        write_atomically(out, data)
+    except OSError as error:
+        raise ConfigurationError(f"{out} cannot be written: {error}") from error
+    totals = verify_document(data).totals
+    _show(totals, context)
+    context.output.say(f"{out} ({format_size(len(data))}). To check it: minga receipts verify {out} --run LINK")
+    context.output.summary(ok=True, file=str(out), bytes=len(data), run_id=signed.run_id, peers=_as_json(totals))
+
+
+def run_verify(file: Path, run: str | None, context: Context) -> int:
+    """Check a file, and say what it proves and on whose word. Raises `ConfigurationError` if it cannot be read."""
+    run_id, organiser = (None, None) if run is None else _reference(run)
+    try:
+        with file.open("rb") as opened:
+            proven = verify_document(opened.read(MAX_FILE_BYTES + 1), run_id, organiser)
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be read: {error}") from error
+    except ReceiptError as error:
+        context.output.say(f"{file} proves nothing: {error}.")
+        context.output.summary(ok=False, file=str(file), why=str(error))
+        return CHECK_FAILED
+    _show(proven.totals, context)
+    for line in _words(proven, is_named=run is not None):
+        context.output.say(line)
+    context.output.summary(
+        ok=True,
+        file=str(file),
+        run=proven.spec.name,
+        run_id=proven.run_id,
+        organiser=proven.organiser,
+        counts=proven.counts,
+        seen_by_organiser=proven.seen_by_organiser,
+        attesters=proven.attesters,
+        strangers=proven.strangers,
+        members_only=proven.is_for_members,
+        peers=_as_json(proven.totals),
+    )
+    return OK
+
+
+def _words(proven: VerifiedReceipts, *, is_named: bool) -> list[str]:
+    """What the figures rest on."""
+    first, last = proven.steps
+    lines = [f"{proven.spec.name}, steps up to {last}: {proven.counts} counts from step {first} on, signatures right."]
+    if not is_named:
+        lines.append(f"It says that it is of run {proven.run_id}, organised by {proven.organiser}; --run LINK tells.")
+    who = "keys that the organisers admitted" if proven.is_for_members else "keys; in an open run anybody can make keys"
+    lines.append(f"It rests on the word of {proven.attesters} {who}.")
+    if proven.strangers:
+        lines.append(
+            f"{proven.strangers} more keys signed that nothing shows to be members: their word is not counted."
+        )
+    lines.append(f"The organiser's own machine signed {proven.seen_by_organiser} of the {proven.counts} counts.")
+    return lines
+
+
+def _reference(run: str) -> tuple[str, str | None]:
+    """Run id and organiser's key that a link, an archived checkpoint or a run's folder names."""
+    folder = Path(run)
+    if (folder / RECORD_FILE).is_file():
+        return read_record(folder).run_id, None
+    if folder.is_dir():
+        signed, _ = signed_spec(folder)
+        return signed.run_id, signed.organiser
+    link = Link.parse(run)
+    return link.run_id, link.organiser
+
+
+def _books(folder: Path) -> list[Path]:
+    paths = books_in(folder)
+    if not paths:
+        raise ConfigurationError(f"{folder}: no peer has kept receipts here; they begin with the first counts of a run")
+    return paths
+
+
+def _named(digits: str, book: ReceiptBook) -> PeerId:
+    found = {peer for count in book.counts for peer in count.ids if peer.startswith(digits)}
+    if len(found) != 1:
+        how_many = "no peer" if not found else f"{len(found)} peers"
+        raise ConfigurationError(f"{digits!r}: the receipts name {how_many} with an id that begins like this")
+    return found.pop()
+
+
+def _show(totals: dict[PeerId, PeerTotals], context: Context) -> None:
+    table = plain_table("peer", "samples", "steps", "bytes reduced", "claims", left=["peer"])
+    for peer, total in sorted(totals.items(), key=lambda each: (-each[1].samples, -each[1].bytes_reduced, each[0])):
+        claims = f"{total.counted} of {total.claimed}"
+        reduced = format_size(total.bytes_reduced)
+        table.add_row(peer[:16], f"{total.samples:,}", f"{total.steps:,}", reduced, claims)
+    context.output.say(table)
+
+
+def _as_json(totals: dict[PeerId, PeerTotals]) -> dict[str, Any]:
+    return {
+        peer: {
+            "samples": total.samples,
+            "steps": total.steps,
+            "bytes_reduced": total.bytes_reduced,
+            "claims_counted": total.counted,
+            "claims": total.claimed,
+        }
+        for peer, total in sorted(totals.items())
+    }

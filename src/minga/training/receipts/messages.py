@@ -1,0 +1,71 @@
+"""What members tell each other for their receipts: in the notes of group formation, and the rare calls beside them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from minga.averaging.messages import MAX_MEMBERS, Epoch, Step
+from minga.core.decoding import DECODING_ERRORS
+from minga.training.receipts.attestation import MAX_COMPACT_BYTES, MAX_ENTRIES
+from minga.training.receipts.claims import Claim
+
+DIGESTS, LAST = "receipts.digests", "receipts.last"
+MAX_PASSED_ON = 8
+"""Attestations that a leader passes on with one plan: it sends them to all members."""
+
+AttestationBytes = Annotated[bytes, msgspec.Meta(max_length=MAX_COMPACT_BYTES)]
+
+
+class JoinNote(msgspec.Struct, frozen=True, array_like=True):
+    """Member to leader: its claim, if a count is due, and its attestation, until it sees that a leader passed it on."""
+
+    claim: Claim | None = None
+    attestation: AttestationBytes = b""
+
+    @classmethod
+    def decode(cls, note: bytes) -> JoinNote:
+        """Read it; one that cannot be read says nothing."""
+        try:
+            return msgspec.msgpack.decode(note, type=cls) if note else cls()
+        except DECODING_ERRORS:
+            return cls()
+
+
+class PlanNote(msgspec.Struct, frozen=True, array_like=True):
+    """Leader to members: the claims of all members, in the order of the plan, if it counts; and attestations."""
+
+    claims: Annotated[tuple[Claim | None, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
+    attestations: Annotated[tuple[AttestationBytes, ...], msgspec.Meta(max_length=MAX_PASSED_ON)] = ()
+
+    @classmethod
+    def decode(cls, note: bytes) -> PlanNote:
+        """Read it; one that cannot be read says nothing."""
+        try:
+            return msgspec.msgpack.decode(note, type=cls) if note else cls()
+        except DECODING_ERRORS:
+            return cls()
+
+
+class AskDigests(msgspec.Struct, frozen=True):
+    """To an attester: which counts did you sign at these steps? This peer was not there, or has others."""
+
+    epoch: Epoch
+    steps: Annotated[tuple[Step, ...], msgspec.Meta(min_length=1, max_length=MAX_ENTRIES)]
+
+
+class Digests(msgspec.Struct, frozen=True):
+    """Their digests, empty where there is none."""
+
+    digests: Annotated[tuple[Annotated[bytes, msgspec.Meta(max_length=32)], ...], msgspec.Meta(max_length=MAX_ENTRIES)]
+
+
+class LastAttestation(msgspec.Struct, frozen=True):
+    """A peer that leaves, to the others: what no leader passed on any more."""
+
+    attestation: AttestationBytes
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """An empty answer."""

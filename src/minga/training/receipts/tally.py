@@ -1,0 +1,89 @@
+"""What counts: claims that enough members of their round attest, and the totals that come of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from minga.network.interface import PeerId
+from minga.training.receipts.attestation import Entry, pack, unpack
+from minga.training.receipts.claims import UNIT_BYTES, Count
+
+
+@dataclass(frozen=True)
+class PeerTotals:
+    """What is attested of one peer: the rounds in which it took part (`steps`), its samples, and the bytes of others
+    that it added up. `counted` of its `claimed` claims count in full.
+    """
+
+    steps: int = 0
+    samples: int = 0
+    bytes_reduced: int = 0
+    counted: int = 0
+    claimed: int = 0
+
+
+@dataclass(frozen=True)
+class AttestedPeers:
+    """The members of one count whose claims of `samples`, and of rounds and bytes (`work`), enough members attest."""
+
+    samples: frozenset[PeerId]
+    work: frozenset[PeerId]
+
+    @classmethod
+    def of(
+        cls, count: Count, attested: Mapping[PeerId, Entry], electors: Collection[PeerId] | None = None
+    ) -> AttestedPeers:
+        """By what members `attested`. `electors`: only their word counts, though all members do (default: all's).
+
+        More than half of the members have to have signed the count. Of those, more than half confirm rounds and bytes,
+        which all can compare with the plans; and of the witnesses among them more than half confirm samples. Nobody
+        confirms alone what is its own.
+        """
+        said = {peer: entry for peer, entry in attested.items() if electors is None or peer in electors}
+        if 2 * len(said) <= len(count.members):
+            return cls(frozenset(), frozenset())
+        doubts = {peer: unpack(entry.doubts) for peer, entry in said.items()}
+        seen = {peer: each for peer, each in doubts.items() if said[peer].is_witness}
+        claims = [(index, peer) for index, peer in enumerate(count.ids) if count.claims[index] is not None]
+        return cls(
+            frozenset(peer for index, peer in claims if _is_confirmed(peer, index, seen)),
+            frozenset(peer for index, peer in claims if _is_confirmed(peer, index, doubts)),
+        )
+
+
+def _is_confirmed(peer: PeerId, index: int, doubts: Mapping[PeerId, frozenset[int]]) -> bool:
+    confirming = {other for other, each in doubts.items() if index not in each}
+    return 2 * len(confirming) > len(doubts) and bool(confirming - {peer})
+
+
+def merged(before: Entry | None, entry: Entry) -> Entry:
+    """What a member says that signed one count twice: all that it doubted either time."""
+    if before is None:
+        return entry
+    doubts = pack(unpack(before.doubts) | unpack(entry.doubts))
+    return entry._replace(doubts=doubts, is_witness=before.is_witness or entry.is_witness)
+
+
+def tally(counts: Iterable[tuple[Count, AttestedPeers]]) -> dict[PeerId, PeerTotals]:
+    """The totals of all peers that claim anything; no step of a peer counts twice."""
+    sums: dict[PeerId, Counter[str]] = {}
+    until: dict[tuple[int, PeerId, str], int] = {}  # before which step all of that kind is counted
+    for count, attested in sorted(counts, key=lambda each: each[0].place):
+        for peer, claim in zip(count.ids, count.claims, strict=True):
+            if claim is None:
+                continue
+            total, start = sums.setdefault(peer, Counter()), max(0, count.step - claim.span)
+            counts_as = {
+                kind
+                for kind, peers in (("samples", attested.samples), ("work", attested.work))
+                if peer in peers and start >= until.get((count.epoch, peer, kind), 0)
+            }
+            until |= {(count.epoch, peer, kind): count.step for kind in counts_as}
+            if "samples" in counts_as:
+                total["samples"] += claim.samples
+            if "work" in counts_as:
+                total.update(steps=claim.rounds, bytes_reduced=UNIT_BYTES * claim.reduced)
+            total.update(counted=len(counts_as) == 2, claimed=1)
+    return {peer: PeerTotals(**total) for peer, total in sums.items()}

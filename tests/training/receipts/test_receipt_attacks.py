@@ -1,0 +1,207 @@
+"""Members that want to have contributed more than they did, or others less."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from minga.averaging.messages import Plan
+from minga.network.interface import PeerId
+from minga.simulation.swarm.simulated_peer import SimulatedPeer
+from minga.simulation.swarm.swarm import Swarm
+from minga.training.receipts.attestation import Attestation, JudgedCount
+from minga.training.receipts.claims import Claim, Count
+from minga.training.receipts.messages import JoinNote, PlanNote
+from tests.worlds.receipt_world import given, hurry, make_swarm, receipts_of, sign_all, totals_at
+from tests.worlds.swarm_tools import offences, virtually
+
+STEPS = 30
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch)
+
+
+async def joined(swarm: Swarm) -> list[SimulatedPeer]:
+    """All peers, once their members are there."""
+    while not all(peer.session.member is not None for peer in swarm.peers.values()):
+        await asyncio.sleep(0.01)
+    return list(swarm.peers.values())
+
+
+def inflate(peer: SimulatedPeer, factor: int) -> None:
+    """Claim so many times what was given, and vouch for every claim."""
+    receipts = receipts_of(peer)
+    sight = receipts._sight
+    honest = sight.claim
+
+    def claim(step: int) -> Claim | None:
+        found = honest(step)
+        return found and msgspec.structs.replace(
+            found, samples=factor * found.samples + factor, reduced=factor * found.reduced + factor
+        )
+
+    sight.claim = claim  # type: ignore[method-assign]
+    vouch_for_all(peer)
+
+
+def vouch_for_all(peer: SimulatedPeer) -> None:
+    """Have no doubts at all, and count as a witness."""
+    receipts_of(peer)._sight.judge = lambda count: JudgedCount(count, b"", is_witness=True)  # type: ignore[method-assign]
+
+
+def assert_honest_ones_count(swarm: Swarm, viewer: str, honest: list[str], share: float = 0.6) -> None:
+    """Most of what they gave is attested, and no more than that: the last steps are not claimed yet."""
+    totals, gave = totals_at(swarm, viewer), given(swarm)
+    for name in honest:
+        assert share * gave[name] <= totals[name].samples <= gave[name], name
+
+
+@virtually
+async def test_a_claim_of_more_than_was_given_does_not_count_whoever_leads() -> None:
+    swarm = make_swarm(5, clients=1)
+    peers = await joined(swarm)
+    inflate(peers[1], 3)
+    inflate(peers[4], 2)  # the client: others hear it, though it hears nobody
+    await swarm.run_until_step(STEPS)
+    await sign_all(swarm)
+    for viewer in ("peer-0", "peer-2"):
+        totals = totals_at(swarm, viewer)
+        assert totals["peer-1"].samples == totals["peer-4"].samples == 0
+        assert totals["peer-1"].bytes_reduced == totals["peer-4"].bytes_reduced == 0
+        assert totals["peer-1"].claimed > 2
+        assert_honest_ones_count(swarm, viewer, ["peer-0", "peer-2", "peer-3"])
+    assert offences(swarm) == []
+    await swarm.close()
+
+
+@virtually
+async def test_a_colluding_third_gets_nothing_attested_and_takes_little_from_the_others() -> None:
+    """They claim more, vouch for each other, and as leaders make up claims of their own and leave out those of others,
+    or tell each member something else.
+    """
+    swarm = make_swarm(6)
+    peers = await joined(swarm)
+    friends = [peer.network.peer_id for peer in peers[:2]]
+    for number, peer in enumerate(peers[:2]):
+        inflate(peer, 2)
+        lead_badly(peer, friends, equivocate=number == 1)
+    await swarm.run_until_step(2 * STEPS)
+    await sign_all(swarm)
+    totals = totals_at(swarm, "peer-3")
+    for name in ("peer-0", "peer-1"):
+        assert (totals[name].samples, totals[name].bytes_reduced) == (0, 0)
+    # What stood in a count that too few attest is lost, which is a third of the counts at most.
+    assert_honest_ones_count(swarm, "peer-3", ["peer-2", "peer-3", "peer-4", "peer-5"], share=0.4)
+    assert offences(swarm) == []
+    await swarm.close()
+
+
+def lead_badly(peer: SimulatedPeer, friends: list[PeerId], *, equivocate: bool) -> None:
+    """As the leader, claim a lot for friends; or pass notes on that differ with each call."""
+    receipts = receipts_of(peer)
+    honest = receipts.with_plan
+
+    def with_plan(plan: Plan, notes: Mapping[PeerId, bytes]) -> bytes:
+        note = PlanNote.decode(honest(plan, notes))
+        if not note.claims:
+            return honest(plan, notes)
+        made_up = tuple(
+            Claim(5, 5, 10_000, 10_000) if member in friends else None if equivocate else claim
+            for member, claim in zip(plan.ids, note.claims, strict=True)
+        )
+        return msgspec.msgpack.encode(PlanNote(made_up, note.attestations))
+
+    receipts.with_plan = with_plan  # type: ignore[method-assign]
+
+
+@virtually
+async def test_forged_attestations_and_replays_say_nothing() -> None:
+    """A member sends, in the place of its own attestation, others' with changed doubts, old ones, and nonsense."""
+    swarm = make_swarm(4)
+    peers = await joined(swarm)
+    evil = receipts_of(peers[0])
+    inflate(peers[0], 2)
+    honest, sent = evil.for_leader, [0]
+
+    def forge(step: int) -> bytes:
+        note = JoinNote.decode(honest(step))
+        genuine = list(evil.book.attestations(count.place for count in evil.book.counts))
+        if not genuine:
+            return honest(step)
+        sent[0] += 1
+        old = genuine[0]
+        named_other = Attestation(
+            next(peer for peer in evil.book.counts[0].ids if peer != old.attester), 0, old.entries, old.signature
+        )
+        vouched = Attestation(
+            old.attester, 0, tuple(entry._replace(doubts=b"") for entry in old.entries), old.signature[::-1]
+        )
+        choices = [old.compact, named_other.compact, vouched.compact, b"\xff" * 200, b""]
+        return msgspec.msgpack.encode(JoinNote(note.claim, choices[sent[0] % len(choices)]))
+
+    evil.for_leader = forge  # type: ignore[method-assign]
+    await swarm.run_until_step(STEPS)
+    await sign_all(swarm)
+    assert sent[0] > 5
+    for viewer in ("peer-1", "peer-3"):
+        assert totals_at(swarm, viewer)["peer-0"].samples == 0
+        assert_honest_ones_count(swarm, viewer, ["peer-1", "peer-2", "peer-3"])
+        book = receipts_of(swarm.peers[viewer]).book
+        assert all(each.is_genuine(swarm.spec.run_id) for each in book.attestations(c.place for c in book.counts))
+    assert offences(swarm) == []
+    await swarm.close()
+
+
+@virtually
+async def test_the_same_steps_claimed_again_count_once() -> None:
+    swarm = make_swarm(3)
+    peers = await joined(swarm)
+    receipts_of(peers[1])._sight.note_claimed = lambda step: None  # type: ignore[method-assign,misc]
+    await swarm.run_until_step(STEPS)
+    await sign_all(swarm)
+    totals = totals_at(swarm, "peer-0")
+    assert 0 < totals["peer-1"].samples < given(swarm)["peer-1"] / 2, "the first claim only, which all others repeat"
+    assert_honest_ones_count(swarm, "peer-0", ["peer-0", "peer-2"])
+    await swarm.close()
+
+
+@virtually
+async def test_a_peer_that_reports_samples_and_sends_others_is_counted_by_what_it_sends() -> None:
+    """What enters the mean is what each root weights; a peer that tells roots different weights has the least."""
+    swarm = make_swarm(4)
+    peers = await joined(swarm)
+    port = peers[0].port
+    honest = port.seal
+
+    async def seal() -> tuple[object, int]:
+        vector, weight = await honest()
+        return vector, max(1, weight // 2)
+
+    port.seal = seal  # type: ignore[method-assign,assignment]
+    sight = receipts_of(peers[0])._sight
+    note = sight.note
+    sight.note = lambda outcome, samples, batch: note(outcome, 2 * samples, batch)  # type: ignore[method-assign]
+    vouch_for_all(peers[0])
+    await swarm.run_until_step(STEPS)
+    await sign_all(swarm)
+    assert totals_at(swarm, "peer-2")["peer-0"].samples == 0
+    assert_honest_ones_count(swarm, "peer-2", ["peer-1", "peer-2", "peer-3"])
+    await swarm.close()
+
+
+def test_a_count_is_bound_to_its_run_and_its_claims() -> None:
+    from tests.worlds.receipt_world import KEYS, make_count, sign
+
+    count = make_count(9, [Claim(3, 3, 5, 0), Claim(3, 3, 6, 0)])
+    other = make_count(9, [Claim(3, 3, 50, 0), Claim(3, 3, 6, 0)])
+    attestation = sign(KEYS[0], count)
+    assert attestation.is_genuine("ab" * 32)
+    assert not attestation.is_genuine("cd" * 32)
+    entries = (attestation.entries[0]._replace(digest=other.digest),)
+    assert not Attestation(attestation.attester, 0, entries, attestation.signature).is_genuine("ab" * 32)
+    assert isinstance(other, Count)

@@ -1,0 +1,74 @@
+"""Swarms whose members attest each other's contributions."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from minga.identity.keys.keys import Identity
+from minga.identity.links.signed_spec import SignedRunSpec
+from minga.network.interface import PeerId
+from minga.network.virtual.internet import HostSettings
+from minga.simulation.swarm.simulated_peer import TrainerSettings
+from minga.training.receipts.document import verify_document, write_document
+from tests.worlds.receipt_world import given, hurry, make_swarm, receipts_of, sign_all, totals_at
+from tests.worlds.swarm_tools import offences, virtually
+
+ORGANISER = Identity.from_seed(bytes(32))
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch)
+
+
+@virtually
+async def test_what_is_attested_is_what_was_given_up_to_the_last_count() -> None:
+    swarm = make_swarm(5, clients=1, auxiliaries=1)
+    await swarm.run_until_step(15)
+    late = swarm.add(HostSettings(latency_s=0.005), TrainerSettings(2, 0.03))
+    await swarm.run_until_step(35)
+    await sign_all(swarm)
+    book = receipts_of(swarm.peers["peer-0"]).book
+    last = {}
+    for count in book.counts:
+        last |= {swarm.name_of(peer): count.step for peer in count.ids if count.claim_of(peer) is not None}
+    gave = given(swarm)
+    for name in ("peer-0", "peer-3", "peer-5", late.name):
+        totals = totals_at(swarm, name)
+        assert totals.keys() == swarm.peers.keys(), "everybody's are known to everybody"
+    totals = totals_at(swarm, "peer-0")
+    for name, peer in swarm.peers.items():
+        # What was given after the last count is still to be claimed.
+        later = sum(
+            int(str(logged.event.fields["samples"]))
+            for logged in swarm.log.of("step.applied")
+            if logged.peer == name and int(str(logged.event.fields["step"])) > last[name]
+        )
+        total = totals[name]
+        assert total.samples == gave[name] - later, name
+        assert total.counted == total.claimed
+        assert (total.bytes_reduced > 0) == peer.network.settings.dialable, "a client reduces nothing"
+    assert totals["peer-5"].samples == 0 < totals["peer-5"].bytes_reduced, "an auxiliary only reduces"
+    assert totals["peer-0"].steps == last["peer-0"]
+    assert offences(swarm) == []
+    data = write_document(book, SignedRunSpec.sign(swarm.spec, ORGANISER), PeerId(late.network.peer_id))
+    proven = verify_document(data, swarm.spec.run_id, ORGANISER.peer_id)
+    assert proven.totals == {late.network.peer_id: totals[late.name]}
+    assert len(data) < 20_000
+    await swarm.close()
+
+
+@virtually
+async def test_two_peers_attest_each_other_and_one_alone_attests_nothing() -> None:
+    swarm = make_swarm(1)
+    await swarm.run_until_step(20)
+    assert len(receipts_of(swarm.peers["peer-0"]).book) == 0
+    swarm.add(HostSettings(latency_s=0.005), TrainerSettings(2, 0.03))
+    await asyncio.sleep(3.0)
+    await sign_all(swarm)
+    totals = totals_at(swarm, "peer-0")
+    assert totals["peer-1"].samples > 0
+    assert totals["peer-0"].samples > 0
+    await swarm.close()
