@@ -6,7 +6,7 @@ import math
 import operator
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -19,9 +19,13 @@ from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_task import ThreadTask
 from minga.training.peer import Peer
-from minga.training.replica.process_group import FollowerReplica, LeaderReplica, ProcessGroup
+from minga.training.ranks.process_group import ProcessGroup
+from minga.training.ranks.rank_replicas import FollowerReplica, LeaderReplica, RankReplica
+from minga.training.ranks.sharded_replicas import ShardedFollower, ShardedLeader, ShardedReplica, is_sharded_by
 from minga.training.replica.replica import Replica
 from minga.training.replica.update_rules import UpdateRules
+
+T = TypeVar("T")
 
 IDLE_S = 0.02
 """Longest pause, in seconds, of a thread that has nothing to do but wait."""
@@ -70,7 +74,7 @@ class Optimizer(torch.optim.Optimizer):
             raise ConfigurationError(
                 f"peer is what minga.join(link) or minga.host(spec) returns, not a {type(peer).__name__}"
             )
-        ranks = ProcessGroup.of_this_process(has_peer=peer is not None)
+        ranks = ProcessGroup.of_this_process(has_peer=peer is not None, is_sharded=is_sharded_by(optimizer))
         spec = _spec(ranks, peer)
         if target_batch_size not in (None, spec.training.target_batch_size):
             raise ConfigurationError(
@@ -209,12 +213,17 @@ class Optimizer(torch.optim.Optimizer):
 
     def digest(self) -> str:
         """The digest of the present state, 64 hexadecimal digits: peers at one step that agree have equal ones."""
-        return self._replica.digest()
+        digest = self._with_all_ranks(self._replica.digest)
+        return self._replica.known_digest if isinstance(self._replica, ShardedFollower) else digest or ""
 
     def save_checkpoint(self) -> None:
-        """Write the present state to this peer's folder of the run, and wait until it is there; rank 0 only."""
-        if self.peer is not None:
-            self.peer.save_checkpoint(self._replica.capture(), wait=True)
+        """Write the present state to this peer's folder of the run, and wait until it is there. Rank 0 writes; of a
+        sharded model all ranks have to call this.
+        """
+        if self.peer is not None or isinstance(self._replica, ShardedReplica):
+            snapshot = self._with_all_ranks(self._replica.capture)
+            if self.peer is not None and snapshot is not None:
+                self.peer.save_checkpoint(snapshot, wait=True)
 
     # ---- inner workings: all on the thread that trains
 
@@ -245,8 +254,21 @@ class Optimizer(torch.optim.Optimizer):
             self.dropped_micro_batches += 1
             peer.note(MicroBatchDropped(step=self.global_step, samples=samples))
 
+    def _with_all_ranks(self, read: Callable[[], T]) -> T | None:
+        """What `read` returns. If each rank holds a shard, all take part, and those other than 0 return None."""
+        if not isinstance(self._replica, ShardedReplica):
+            return read()
+        self._replica.settle()
+        if isinstance(self._replica, FollowerReplica):
+            self._replica.obey()
+            return None
+        result = read()
+        self._replica.release(finished=self.finished)
+        return result
+
     def _work_until(self, is_done: Callable[[], bool], seconds: float | None = None) -> None:
         """Do what the swarm asks for, until nothing holds this thread back and `is_done()`, or for `seconds`."""
+        self._replica.settle()
         if isinstance(self._replica, FollowerReplica):
             self.finished = self._replica.obey()
             return
@@ -324,7 +346,11 @@ def _replica(
 ) -> Replica:
     if ranks is None:
         return Replica(spec, optimizer, **settings)
-    kind = LeaderReplica if ranks.leads else FollowerReplica
+    kind: type[RankReplica]
+    if is_sharded_by(optimizer):
+        kind = ShardedLeader if ranks.leads else ShardedFollower
+    else:
+        kind = LeaderReplica if ranks.leads else FollowerReplica
     replica = kind(ranks, spec, optimizer, **settings)
     layout = replica.vector.layout.fingerprint.encode()
     if not ranks.agree(ranks.share_bytes(layout) == layout):
