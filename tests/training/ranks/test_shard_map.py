@@ -59,7 +59,8 @@ def test_ranges_put_every_element_where_the_whole_has_it(
     put: list[int | None] = [None] * (start // 4)
     last = 0
     for first, stop, segments in ShardMap(placed, ranks, start).ranges(4 * range_items):
-        assert first == last and stop - first <= 4 * range_items
+        assert first == last
+        assert stop - first <= 4 * range_items
         last = stop
         for segment in segments:
             assert first <= segment.start < segment.stop <= stop
@@ -72,7 +73,9 @@ def test_ranges_put_every_element_where_the_whole_has_it(
 
 
 def test_a_tensor_that_ranks_share_in_another_way_is_refused() -> None:
-    assert is_split(sharded((4, 2), 0)) and not is_split(sharded((4, 2), None)) and not is_split(torch.zeros(3))
+    assert is_split(sharded((4, 2), 0))
+    assert not is_split(sharded((4, 2), None))
+    assert not is_split(torch.zeros(3))
     for dims in ((1,), (None, 0), (0, 1)):
         with pytest.raises(minga.ConfigurationError, match="along dimension 0"):
             is_split(sharded((4, 2), *dims))

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp  # so that forked processes have it already
-import torch.distributed.tensor  # noqa: F401
+import torch.distributed.tensor
 
 import minga
 import minga.optim
