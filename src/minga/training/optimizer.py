@@ -20,9 +20,9 @@ from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_task import ThreadTask
 from minga.training.peer import Peer
 from minga.training.ranks.process_group import ProcessGroup
-from minga.training.ranks.rank_replicas import FollowerReplica, LeaderReplica, RankReplica
-from minga.training.ranks.sharded_replicas import ShardedFollower, ShardedLeader, ShardedReplica, is_sharded_by
-from minga.training.replica.replica import Replica
+from minga.training.ranks.rank_replicas import FollowerReplica, LeaderReplica
+from minga.training.ranks.replica_choice import make_replica, trains_shards
+from minga.training.ranks.sharded_replicas import ShardedFollower, ShardedReplica
 from minga.training.replica.update_rules import UpdateRules
 
 T = TypeVar("T")
@@ -44,7 +44,8 @@ class Optimizer(torch.optim.Optimizer):
         gradient counts with a gradient of zero; one that requires none when this is made is never trained.
     peer: from `minga.join` or `minga.host`; one peer has one optimizer. If `torch.distributed` is initialised, all its
         processes are one peer: rank 0 passes the peer, the others None, and all make the same calls. Gradients are
-        combined over the ranks, unless `model` is a `DistributedDataParallel`, which does that itself.
+        combined over the ranks, unless `model` is a `DistributedDataParallel` or sharded by `fully_shard`: these do
+        that themselves. Of a sharded model each rank trains, sends and keeps its own shard (docs/torchrun.md).
     target_batch_size: samples per global step, or "auto"; None takes the run spec's, anything else must agree with it.
     scheduler: a learning-rate scheduler of `optimizer`, advanced once per global step; do not step it yourself.
     model: gives the parameters their names in checkpoints, and its buffers to the buffers policy of the run spec.
@@ -74,7 +75,8 @@ class Optimizer(torch.optim.Optimizer):
             raise ConfigurationError(
                 f"peer is what minga.join(link) or minga.host(spec) returns, not a {type(peer).__name__}"
             )
-        ranks = ProcessGroup.of_this_process(has_peer=peer is not None, is_sharded=is_sharded_by(optimizer))
+        is_sharded = trains_shards(optimizer, model)
+        ranks = ProcessGroup.of_this_process(has_peer=peer is not None, is_sharded=is_sharded)
         spec = _spec(ranks, peer)
         if target_batch_size not in (None, spec.training.target_batch_size):
             raise ConfigurationError(
@@ -82,10 +84,11 @@ class Optimizer(torch.optim.Optimizer):
                 f"{spec.training.target_batch_size}"
             )
         _check_public(spec, ranks, model)
-        self._replica = _replica(
+        self._replica = make_replica(
             ranks,
             spec,
             optimizer,
+            is_sharded=is_sharded,
             model=model,
             scheduler=scheduler,
             max_grad_norm=_norm(max_grad_norm, spec),
@@ -212,7 +215,9 @@ class Optimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def digest(self) -> str:
-        """The digest of the present state, 64 hexadecimal digits: peers at one step that agree have equal ones."""
+        """The digest of the present state, 64 hexadecimal digits: peers at one step that agree have equal ones. Of a
+        sharded model all ranks have to call this.
+        """
         digest = self._with_all_ranks(self._replica.digest)
         return self._replica.known_digest if isinstance(self._replica, ShardedFollower) else digest or ""
 
@@ -336,26 +341,6 @@ def _check_public(spec: RunSpec, ranks: ProcessGroup | None, model: torch.nn.Mod
             "the buffers of this model move with what one peer computed before, which others cannot check: "
             'security.verification = "byzantine" needs training.buffers = "local" for it'
         )
-
-
-def _replica(
-    ranks: ProcessGroup | None,
-    spec: RunSpec,
-    optimizer: torch.optim.Optimizer,
-    **settings: Any,
-) -> Replica:
-    if ranks is None:
-        return Replica(spec, optimizer, **settings)
-    kind: type[RankReplica]
-    if is_sharded_by(optimizer):
-        kind = ShardedLeader if ranks.leads else ShardedFollower
-    else:
-        kind = LeaderReplica if ranks.leads else FollowerReplica
-    replica = kind(ranks, spec, optimizer, **settings)
-    layout = replica.vector.layout.fingerprint.encode()
-    if not ranks.agree(ranks.share_bytes(layout) == layout):
-        raise ConfigurationError("the processes of this peer have different models or optimizers")
-    return replica
 
 
 def _count(samples: SupportsIndex) -> int:

@@ -17,6 +17,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.optim import LAMB, AdamW, MomentStorage
 from minga.training.optimizer import _check_public
 from minga.training.ranks.process_group import ProcessGroup
+from minga.training.ranks.replica_choice import trains_shards
 from minga.training.ranks.sharded_replicas import ShardedLeader
 from minga.training.replica.replica import Replica
 
@@ -140,6 +141,22 @@ def test_what_a_sharded_model_cannot_have_is_refused_with_words(ranks: ProcessGr
         leader(ranks, fully_shard(model_of()), rules=object())
     with pytest.raises(ValueError, match="moments of 8 bits"):
         AdamW(fully_shard(model_of()).parameters(), storage=MomentStorage(bits=8))
+
+
+def test_sharding_that_parameters_do_not_show_is_refused() -> None:
+    model = model_of()
+    before = AdamW(model.parameters())
+    assert not trains_shards(before, model)
+    wrapper = type("FullyShardedDataParallel", (torch.nn.Sequential,), {})
+    with pytest.raises(minga.ConfigurationError, match=r"use torch.*fully_shard"):
+        trains_shards(before, wrapper(model))
+
+
+def test_an_optimizer_from_before_the_sharding_is_refused(ranks: ProcessGroup) -> None:
+    model = model_of()
+    before = AdamW(model.parameters())
+    with pytest.raises(minga.ConfigurationError, match="make the optimizer after"):
+        trains_shards(before, fully_shard(model))
 
 
 def test_a_byzantine_run_is_refused(ranks: ProcessGroup) -> None:

@@ -25,7 +25,6 @@ import torch
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.optim.shards import is_sharded
 from minga.training.ranks.process_group import DIGEST, GATHER, READ, STATE, Header, ProcessGroup
 from minga.training.ranks.rank_replicas import Combiner, FollowerReplica, LeaderReplica, RankReplica
 from minga.training.ranks.sharded_state import ShardedAccess, check_kept
@@ -36,11 +35,6 @@ from minga.training.state.sketch import Sketch, sketch_of
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.state.state_dict import STRATEGY
 from minga.training.state.tensor_access import TensorAccess
-
-
-def is_sharded_by(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether some parameter of `optimizer` is a DTensor."""
-    return any(is_sharded(parameter) for group in optimizer.param_groups for parameter in group["params"])
 
 
 class ShardedReplica(RankReplica):
@@ -126,6 +120,11 @@ class ShardedLeader(ShardedReplica, LeaderReplica):
     def check(self, manifest: Manifest) -> None:
         """Refuse a manifest of another model or optimizer."""
         self._state.check(manifest)
+
+    def release(self, *, finished: bool) -> None:
+        """Let all ranks go on."""
+        self.vector.let_go()
+        super().release(finished=finished)
 
     def _share_vector(self, vector: torch.Tensor) -> None:
         """It is loaded piece by piece."""
