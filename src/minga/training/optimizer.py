@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import time
@@ -106,7 +107,8 @@ class Optimizer(torch.optim.Optimizer):
         self._last_step = spec.training.stop_after_steps
         self._port: GradientPort | AssignedPort | None = None
         if peer is not None:
-            self._enter(peer)
+            with self._failing_together():
+                self._enter(peer)
             self._work_until(peer.is_ready)
         else:
             self._work_until(lambda: True)
@@ -267,9 +269,19 @@ class Optimizer(torch.optim.Optimizer):
         if isinstance(self._replica, FollowerReplica):
             self._replica.obey()
             return None
-        result = read()
+        with self._failing_together():
+            result = read()
         self._replica.release(finished=self.finished)
         return result
+
+    @contextlib.contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        """Inside, what this rank fails with ends the other ranks, too."""
+        try:
+            yield
+        except BaseException as error:
+            self._replica.fail(error)
+            raise
 
     def _work_until(self, is_done: Callable[[], bool], seconds: float | None = None) -> None:
         """Do what the swarm asks for, until nothing holds this thread back and `is_done()`, or for `seconds`."""
@@ -277,13 +289,11 @@ class Optimizer(torch.optim.Optimizer):
         if isinstance(self._replica, FollowerReplica):
             self.finished = self._replica.obey()
             return
-        try:
-            self._serve(is_done, math.inf if seconds is None else time.monotonic() + seconds)
-        except RunFinishedError:
-            self.finished = True
-        except BaseException as error:
-            self._replica.fail(error)
-            raise
+        with self._failing_together():
+            try:
+                self._serve(is_done, math.inf if seconds is None else time.monotonic() + seconds)
+            except RunFinishedError:
+                self.finished = True
         self._replica.release(finished=self.finished)
 
     def _serve(self, is_done: Callable[[], bool], deadline: float) -> None:

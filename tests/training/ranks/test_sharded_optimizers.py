@@ -74,6 +74,7 @@ from minga.optim import LAMB
 from minga.training.ranks import shard_stream
 from minga.training.ranks.process_group import ProcessGroup
 from minga.training.ranks.sharded_replicas import ShardedFollower, ShardedLeader
+from minga.training.replica.replica import Replica
 from torch.utils._python_dispatch import TorchDispatchMode
 
 RANGE_BYTES = 4096
@@ -118,10 +119,15 @@ with Allocations() as allocated:
         replica.apply(vector, 1)
         snapshot = replica.capture()
         replica.restore(snapshot)
-        replica.write_values(replica.read_values())
-        digest = replica.digest()
-        replica.sketch()
+        values = replica.read_values()
+        replica.write_values(values)
+        digest, sketch = replica.digest(), replica.sketch()
         replica.release(finished=False)
+        plain_model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(12)))
+        plain = Replica(spec, torch.optim.AdamW(plain_model.parameters(), lr=0.1), model=plain_model)
+        plain.restore(snapshot)
+        same = (plain.digest(), plain.sketch()) == (digest, sketch) and torch.equal(plain.read_values(), values)
+        assert same and vector.any() and taken
     else:
         replica.obey()
         digest = replica.known_digest

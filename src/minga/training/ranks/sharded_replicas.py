@@ -27,6 +27,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.training.ranks.process_group import DIGEST, GATHER, READ, STATE, Header, ProcessGroup
 from minga.training.ranks.rank_replicas import Combiner, FollowerReplica, LeaderReplica, RankReplica
+from minga.training.ranks.shard_map import is_split
 from minga.training.ranks.sharded_state import ShardedAccess, check_kept
 from minga.training.ranks.sharded_vector import ShardedVector
 from minga.training.replica.flat_vector import ParameterVector
@@ -44,6 +45,8 @@ class ShardedReplica(RankReplica):
 
     def __init__(self, ranks: ProcessGroup, spec: RunSpec, optimizer: torch.optim.Optimizer, **settings: Any) -> None:
         self._reshard = _resharding(settings.get("model"))
+        for parameter in settings["model"].parameters():
+            is_split(parameter)
         if settings.get("rules") is not None:
             raise ConfigurationError("rules of updates read whole parameters: they are not for a sharded model")
         super().__init__(ranks, spec, optimizer, **settings)
