@@ -67,6 +67,13 @@ def test_each_can_be_started(path: Path) -> None:
     importlib.import_module(f"benchmarks.{path.stem}")
 
 
+def test_ranks_of_a_sharded_model_need_little_memory() -> None:
+    code, found = summary_here("shards", "--layers", "2")
+    assert code == 0
+    assert set(found["mb_s"]) == {"gather", "apply", "capture", "restore", "digest"}
+    assert found["vector_mb"] == 8.4
+
+
 def test_equivalence_holds_and_repeats_exactly() -> None:
     first, second = (summary("equivalence", "--steps", "3")[1] for _ in range(2))
     assert first["ok"]

@@ -4,9 +4,9 @@
                                                  │ step, state: reproducible
                                                  └ pieces ─▶ arithmetic (what may be computed where)
 
-Read: arithmetic (operations that round alike everywhere), pieces (tensors as flat pieces), norms (sums in a fixed
-order, clipping), reproducible (the base class), block_codes (numbers in 8 bits), moments (of AdamW and LAMB), then sgd,
-adamw, lamb, lars, larc.
+Read: arithmetic (operations that round alike everywhere), shards (tensors of which each process holds a part), pieces
+(tensors as flat pieces), norms (sums in a fixed order, clipping), reproducible (the base class), block_codes (numbers
+in 8 bits), moments (of AdamW and LAMB), then sgd, adamw, lamb, lars, larc.
 
 Called by training, recipes and programs of users. It knows tensors only: no peers, no run spec.
 """

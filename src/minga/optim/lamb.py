@@ -30,6 +30,7 @@ from minga.optim.moments import (
 from minga.optim.norms import norms
 from minga.optim.pieces import pieces
 from minga.optim.reproducible import AlikeParameters, require
+from minga.optim.shards import like_shard
 
 
 class LAMB(AdaptiveOptimizer):
@@ -77,7 +78,8 @@ class LAMB(AdaptiveOptimizer):
         debias = group.get("debias", True)
         correction1, correction2 = bias_corrections(group["betas"], batch.step) if debias else (1.0, 1.0)
         rate, clamp = float(group["lr"]) * correction2 / correction1, float(group["clamp_value"])
-        ratios = zip(norms(batch.parameters), norms(updates), strict=True)
+        sharded = [like_shard(update, parameter) for update, parameter in zip(updates, batch.parameters, strict=True)]
+        ratios = zip(norms(batch.parameters), norms(sharded), strict=True)
         for update, (value_norm, update_norm) in zip(updates, ratios, strict=True):
             update.mul_(rounded(rate * _trust(value_norm, update_norm, clamp), dtype))
         for value, update in pieces(batch.place, [batch.parameters], [updates]):

@@ -19,6 +19,7 @@ from minga.optim.arithmetic import power, rounded
 from minga.optim.block_codes import DEFAULT_BLOCK, DEFAULT_LEAST_NUMEL, blocks_of, code_values, decode, encode
 from minga.optim.pieces import Place
 from minga.optim.reproducible import AlikeParameters, ReproducibleOptimizer, require
+from minga.optim.shards import is_sharded
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 CODED = (("m_codes", "m_scale", True), ("v_codes", "v_scale", False))
@@ -27,6 +28,15 @@ CODED = (("m_codes", "m_scale", True), ("v_codes", "v_scale", False))
 
 class AdaptiveOptimizer(ReproducibleOptimizer):
     """An optimizer with both moments; see `adaptive_defaults` for its settings."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch. Raises `ValueError` for moments of 8 bits where parameters are sharded: blocks are cut from
+        whole tensors.
+        """
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        if group.get("state_bits") == 8 and any(is_sharded(parameter) for parameter in group["params"]):
+            raise ValueError("moments of 8 bits are not possible for parameters that are sharded over processes")
 
     def _names(self, group: dict[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
         return MOMENTS

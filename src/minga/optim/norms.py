@@ -24,6 +24,7 @@ from torch import Tensor
 
 from minga.optim.arithmetic import rounded, square_root, work_device
 from minga.optim.pieces import by_place, pieces
+from minga.optim.shards import whole
 
 FEWEST_LANES: Final = 1 << 10
 _ROWS: Final = 16
@@ -80,7 +81,10 @@ def row_norms(matrix: Tensor) -> Tensor:
 
 
 def sums_of_squares(tensors: Sequence[Tensor]) -> list[float]:
-    """Return the sum of the squares of each tensor; one synchronisation with each device."""
+    """Return the sum of the squares of each tensor; one synchronisation with each device.
+
+    For DTensors all processes have to call this, with the same tensors.
+    """
     found = [0.0] * len(tensors)
     devices: dict[torch.device, list[int]] = {}
     for index, tensor in enumerate(tensors):
@@ -88,7 +92,7 @@ def sums_of_squares(tensors: Sequence[Tensor]) -> list[float]:
     for device, indices in devices.items():
         lanes = torch.zeros(len(indices), FEWEST_LANES, dtype=torch.float64, device=device)
         for row, index in zip(lanes, indices, strict=True):
-            _add_up(tensors[index].detach().reshape(-1).to(device), row)
+            _add_up(whole(tensors[index]).detach().reshape(-1).to(device), row)
         for index, each in zip(indices, _fold(lanes.t().contiguous(), 1)[0].tolist(), strict=True):
             found[index] = each
     return found

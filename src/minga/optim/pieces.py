@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from minga.optim.arithmetic import work_device
+from minga.optim.shards import local
 
 CPU_PIECE: Final = 1 << 17
 """Elements of a piece for each thread: five float32 vectors of them (2.5 MiB) fit into its share of the last cache, and
@@ -77,9 +78,9 @@ def pieces(
     """Yield flat pieces of `changed` and then of `read`, one tensor for each of these lists.
 
     The lists have one tensor for each parameter, in the same order. What is written into the pieces of `changed` is in
-    the tensors when the next piece is taken, or the iteration ends.
+    the tensors when the next piece is taken, or the iteration ends. Of DTensors they are pieces of the own shard.
     """
-    columns, size = (*changed, *read), place.piece_elements
+    columns, size = [[local(each) for each in column] for column in (*changed, *read)], place.piece_elements
     waiting: list[int] = []
     elements = 0
     for index, row in enumerate(zip(*columns, strict=True)):

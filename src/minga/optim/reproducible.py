@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from minga.optim.pieces import Place, pieces
+from minga.optim.shards import local
 
 
 @dataclass
@@ -56,8 +57,8 @@ class AlikeParameters:
         return self.place.scratch(self.parameters)
 
     def vectors(self) -> list[Tensor]:
-        """New flat memory for each parameter, of the type of the arithmetic."""
-        sizes = [parameter.numel() for parameter in self.parameters]
+        """New flat memory for what is here of each parameter, of the type of the arithmetic."""
+        sizes = [local(parameter).numel() for parameter in self.parameters]
         return list(torch.split(self.place.empty(sum(sizes)), sizes))
 
 
@@ -67,6 +68,8 @@ class ReproducibleOptimizer(Optimizer):
     The arithmetic is float32, or float64 for parameters of float64. What is kept for a parameter has that type and the
     parameter's shape; `step`, where updates are counted, is a float32 scalar on the CPU. Raises `ValueError` for
     settings out of range and `RuntimeError` for sparse gradients. Parameters without gradient are left alone.
+
+    Parameters may be sharded over processes (DTensors); then all of these have to call `step`.
     """
 
     counts: ClassVar[bool] = True

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -19,10 +20,14 @@ from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_task import ThreadTask
 from minga.training.peer import Peer
+from minga.training.ranks.process_group import ProcessGroup
+from minga.training.ranks.rank_replicas import FollowerReplica, LeaderReplica
+from minga.training.ranks.replica_choice import make_replica, trains_shards
+from minga.training.ranks.sharded_replicas import ShardedFollower, ShardedReplica
 from minga.training.replica.buffers import averaged_buffers
-from minga.training.replica.process_group import FollowerReplica, LeaderReplica, ProcessGroup
-from minga.training.replica.replica import Replica
 from minga.training.replica.update_rules import UpdateRules
+
+T = TypeVar("T")
 
 IDLE_S = 0.02
 """Longest pause, in seconds, of a thread that has nothing to do but wait."""
@@ -41,7 +46,8 @@ class Optimizer(torch.optim.Optimizer):
         gradient counts with a gradient of zero; one that requires none when this is made is never trained.
     peer: from `minga.join` or `minga.host`; one peer has one optimizer. If `torch.distributed` is initialised, all its
         processes are one peer: rank 0 passes the peer, the others None, and all make the same calls. Gradients are
-        combined over the ranks, unless `model` is a `DistributedDataParallel`, which does that itself.
+        combined over the ranks, unless `model` is a `DistributedDataParallel` or sharded by `fully_shard`: these do
+        that themselves. Of a sharded model each rank trains, sends and keeps its own shard (docs/torchrun.md).
     target_batch_size: samples per global step, or "auto"; None takes the run spec's, anything else must agree with it.
     scheduler: a learning-rate scheduler of `optimizer`, advanced once per global step; do not step it yourself.
     model: gives the parameters their names in checkpoints, and its buffers to the buffers policy of the run spec.
@@ -71,7 +77,8 @@ class Optimizer(torch.optim.Optimizer):
             raise ConfigurationError(
                 f"peer is what minga.join(link) or minga.host(spec) returns, not a {type(peer).__name__}"
             )
-        ranks = ProcessGroup.of_this_process(has_peer=peer is not None)
+        is_sharded = trains_shards(optimizer, model)
+        ranks = ProcessGroup.of_this_process(has_peer=peer is not None, is_sharded=is_sharded)
         spec = _spec(ranks, peer)
         if target_batch_size not in (None, spec.training.target_batch_size):
             raise ConfigurationError(
@@ -79,10 +86,11 @@ class Optimizer(torch.optim.Optimizer):
                 f"{spec.training.target_batch_size}"
             )
         _check_public(spec, ranks, model)
-        self._replica = _replica(
+        self._replica = make_replica(
             ranks,
             spec,
             optimizer,
+            is_sharded=is_sharded,
             model=model,
             scheduler=scheduler,
             max_grad_norm=_norm(max_grad_norm, spec),
@@ -100,7 +108,8 @@ class Optimizer(torch.optim.Optimizer):
         self._last_step = spec.training.stop_after_steps
         self._port: GradientPort | AssignedPort | None = None
         if peer is not None:
-            self._enter(peer)
+            with self._failing_together():
+                self._enter(peer)
             self._work_until(peer.is_ready)
         else:
             self._work_until(lambda: True)
@@ -209,13 +218,20 @@ class Optimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def digest(self) -> str:
-        """The digest of the present state, 64 hexadecimal digits: peers at one step that agree have equal ones."""
-        return self._replica.digest()
+        """The digest of the present state, 64 hexadecimal digits: peers at one step that agree have equal ones. Of a
+        sharded model all ranks have to call this.
+        """
+        digest = self._with_all_ranks(self._replica.digest)
+        return self._replica.known_digest if isinstance(self._replica, ShardedFollower) else digest or ""
 
     def save_checkpoint(self) -> None:
-        """Write the present state to this peer's folder of the run, and wait until it is there; rank 0 only."""
-        if self.peer is not None:
-            self.peer.save_checkpoint(self._replica.capture(), wait=True)
+        """Write the present state to this peer's folder of the run, and wait until it is there. Rank 0 writes; of a
+        sharded model all ranks have to call this.
+        """
+        if self.peer is not None or isinstance(self._replica, ShardedReplica):
+            snapshot = self._with_all_ranks(self._replica.capture)
+            if self.peer is not None and snapshot is not None:
+                self.peer.save_checkpoint(snapshot, wait=True)
 
     # ---- inner workings: all on the thread that trains
 
@@ -246,18 +262,39 @@ class Optimizer(torch.optim.Optimizer):
             self.dropped_micro_batches += 1
             peer.note(MicroBatchDropped(step=self.global_step, samples=samples))
 
-    def _work_until(self, is_done: Callable[[], bool], seconds: float | None = None) -> None:
-        """Do what the swarm asks for, until nothing holds this thread back and `is_done()`, or for `seconds`."""
+    def _with_all_ranks(self, read: Callable[[], T]) -> T | None:
+        """What `read` returns. If each rank holds a shard, all take part, and those other than 0 return None."""
+        if not isinstance(self._replica, ShardedReplica):
+            return read()
+        self._replica.settle()
         if isinstance(self._replica, FollowerReplica):
-            self.finished = self._replica.obey()
-            return
+            self._replica.obey()
+            return None
+        with self._failing_together():
+            result = read()
+        self._replica.release(finished=self.finished)
+        return result
+
+    @contextlib.contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        """Inside, what this rank fails with ends the other ranks, too."""
         try:
-            self._serve(is_done, math.inf if seconds is None else time.monotonic() + seconds)
-        except RunFinishedError:
-            self.finished = True
+            yield
         except BaseException as error:
             self._replica.fail(error)
             raise
+
+    def _work_until(self, is_done: Callable[[], bool], seconds: float | None = None) -> None:
+        """Do what the swarm asks for, until nothing holds this thread back and `is_done()`, or for `seconds`."""
+        self._replica.settle()
+        if isinstance(self._replica, FollowerReplica):
+            self.finished = self._replica.obey()
+            return
+        with self._failing_together():
+            try:
+                self._serve(is_done, math.inf if seconds is None else time.monotonic() + seconds)
+            except RunFinishedError:
+                self.finished = True
         self._replica.release(finished=self.finished)
 
     def _serve(self, is_done: Callable[[], bool], deadline: float) -> None:
@@ -315,22 +352,6 @@ def _check_public(spec: RunSpec, ranks: ProcessGroup | None, model: torch.nn.Mod
             "the buffers of this model move with what one peer computed before, which others cannot check: "
             'security.verification = "byzantine" needs training.buffers = "local" for it'
         )
-
-
-def _replica(
-    ranks: ProcessGroup | None,
-    spec: RunSpec,
-    optimizer: torch.optim.Optimizer,
-    **settings: Any,
-) -> Replica:
-    if ranks is None:
-        return Replica(spec, optimizer, **settings)
-    kind = LeaderReplica if ranks.leads else FollowerReplica
-    replica = kind(ranks, spec, optimizer, **settings)
-    layout = replica.vector.layout.fingerprint.encode()
-    if not ranks.agree(ranks.share_bytes(layout) == layout):
-        raise ConfigurationError("the processes of this peer have different models or optimizers")
-    return replica
 
 
 def _count(samples: SupportsIndex) -> int:

@@ -3,7 +3,7 @@
     minga join (rank 0: the peer, the first device)
         ├── rank_process ◀── job on its standard input: run, files, device     (rank 1)
         └── rank_process …
-    all: torch.distributed over gloo ─▶ minga.Optimizer, see training/replica/process_group.py
+    all: torch.distributed over gloo ─▶ minga.Optimizer, see training/ranks
 
 Rank 0 alone decides. Standard input of a rank stays open as long as rank 0 lives; its end, however it came, ends the
 rank. If a rank ends by itself, the next micro-batch of rank 0 fails, and this peer ends with words.

@@ -29,6 +29,7 @@ from minga.training.state.manifest import Manifest
 from minga.training.state.sketch import Sketch, sketch_of
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.state.state_dict import TrainingState
+from minga.training.state.tensor_access import TensorAccess
 
 UNKNOWN: Final = -1
 
@@ -61,12 +62,17 @@ class Replica:
         """Where copies of a large state lie while they are served or written; None: in memory."""
         averaged = spec.training.buffers == "average"
         self._buffers = SharedBuffers(model if averaged else None)
-        self.vector = ParameterVector(optimizer, self._buffers, spec.averaging.codec, spec.averaging.download_codec)
+        self.vector = self._new_vector(optimizer, spec)
         sketch = make_sketch(spec.averaging.sketch, self.vector.layout)
         keeps = facts_of(spec.training.strategy).keeps_uncounted
         self._projection = Projection(sketch, keeps_uncounted=keeps)
         self._state = TrainingState(
-            optimizer, model=model, scheduler=scheduler, include_buffers=averaged, basis=sketch.basis()
+            optimizer,
+            model=model,
+            scheduler=scheduler,
+            include_buffers=averaged,
+            basis=sketch.basis(),
+            access=self._new_access(),
         )
         self._schedule_at = self._epoch()
         self.vector.quick = True
@@ -121,6 +127,9 @@ class Replica:
     def look_closely(self) -> None:
         """Look at every gradient before it is added from now on: a sum was not finite. Any thread may call it."""
         self.vector.quick = False
+
+    def settle(self) -> None:
+        """The program has done with the model what it wanted: bring it to where the optimizer has its parameters."""
 
     def release(self, *, finished: bool) -> None:
         """Nothing is left to do for the swarm until the next micro-batch: the peer's other processes may go on too."""
@@ -253,6 +262,12 @@ class Replica:
         """The state digest, by which peers compare: the hash of the manifest."""
         with self._buffers.at_base():
             return self._state.digest(self.step)
+
+    def _new_vector(self, optimizer: torch.optim.Optimizer, spec: RunSpec) -> ParameterVector:
+        return ParameterVector(optimizer, self._buffers, spec.averaging.codec, spec.averaging.download_codec)
+
+    def _new_access(self) -> TensorAccess:
+        return TensorAccess()
 
     def _epoch(self) -> int:
         return UNKNOWN if self.scheduler is None else int(getattr(self.scheduler, "last_epoch", UNKNOWN))

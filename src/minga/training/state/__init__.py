@@ -4,9 +4,9 @@
                                                     └─▶ checkpoint_files ─▶ checkpoints (folders on disk)
 
 Read: snapshot (named tensors in one block of bytes), state_memory (where that lies, if it is large), scalars (the small
-numbers), state_dict (from and to torch), manifest (a state by its hashes), sketch (a few numbers that tell how far
-parameters are apart), tensor_file (writing safetensors piece by piece), checkpoint_files (one checkpoint), checkpoints
-(all of a run on this machine).
+numbers), tensor_access (bytes out of tensors and into them), state_dict (from and to torch), manifest (a state by its
+hashes), sketch (a few numbers that tell how far parameters are apart), tensor_file (writing safetensors piece by
+piece), checkpoint_files (one checkpoint), checkpoints (all of a run on this machine).
 
 Called by replica, transfer, training/peer and cli. It knows no network; equal states give equal bytes everywhere.
 """

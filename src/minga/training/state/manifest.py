@@ -22,7 +22,7 @@ from blake3 import blake3
 from minga.core.decoding import DECODING_ERRORS
 from minga.network.meta_bytes import is_meta
 from minga.training.state.scalars import Json, canonical_json, parse_canonical_json
-from minga.training.state.snapshot import ALIGNMENT_BYTES, DTYPES, StateSnapshot, TensorEntry, layout_bytes, padded
+from minga.training.state.snapshot import DTYPES, StateSnapshot, TensorEntry, layout_bytes
 
 CHUNK_BYTES = 1 << 20
 HASH_BYTES = 32
@@ -179,11 +179,6 @@ def hash_chunks(pieces: Iterable[memoryview], *, parallel: bool = False) -> byte
     if filled:
         hashes.append(hasher.digest())
     return b"".join(hashes)
-
-
-def gap_after(size_bytes: int) -> memoryview:
-    """The zeros that follow a tensor of `size_bytes` bytes."""
-    return memoryview(bytes(ALIGNMENT_BYTES))[: padded(size_bytes) - size_bytes]
 
 
 def _cuts(length: int, first: int) -> Iterable[tuple[int, int]]:

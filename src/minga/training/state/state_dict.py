@@ -20,7 +20,7 @@ place, so that views of them (a flat parameter buffer, a compiled graph) stay va
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ConfigurationError
-from minga.training.state.manifest import Manifest, gap_after, manifest_of
+from minga.training.state.manifest import Manifest, manifest_of
 from minga.training.state.scalars import (
     Json,
     decode_number,
@@ -39,8 +39,8 @@ from minga.training.state.scalars import (
     numbers_of,
     set_group_numbers,
 )
-from minga.training.state.snapshot import DTYPE_NAMES, StateSnapshot, TensorEntry, layout_bytes
-from minga.training.state.state_memory import PIECE_BYTES, StateMemory
+from minga.training.state.snapshot import DTYPE_NAMES, DTYPES, StateSnapshot, TensorEntry, layout_bytes
+from minga.training.state.tensor_access import TensorAccess
 
 MODEL, OPTIMIZER, SKETCH, STRATEGY = "model/", "optimizer/", "sketch/", "strategy/"
 
@@ -54,7 +54,7 @@ class TrainingState:
 
     Without a `model`, the state's parameters are those of the optimizer and there are no buffers. With
     `include_buffers=False` the model's buffers (BatchNorm statistics) stay each peer's own. The tensors of `basis`, by
-    their names, belong to the state, too.
+    their names, belong to the state, too. `access` reads and fills tensors; by default they are all here.
     """
 
     def __init__(
@@ -65,8 +65,9 @@ class TrainingState:
         scheduler: LRScheduler | None = None,
         include_buffers: bool = True,
         basis: Mapping[str, torch.Tensor] | None = None,
+        access: TensorAccess | None = None,
     ) -> None:
-        self._optimizer, self._scheduler = optimizer, scheduler
+        self._optimizer, self._scheduler, self._access = optimizer, scheduler, access or TensorAccess()
         self._model = None if model is None else unwrapped(model)
         self._include_buffers, self._basis = include_buffers, dict(basis or {})
         self._shared: Callable[[], Mapping[str, torch.Tensor]] | None = None
@@ -104,14 +105,14 @@ class TrainingState:
         """
         tensors = list(self._tensors())
         entries = tuple(entry for entry, _ in tensors)
-        memory = StateMemory.of(layout_bytes(entries), directory)
-        snapshot = StateSnapshot.within(step, entries, self._scalars(), memory)
-        for (entry, start), (_, tensor) in zip(snapshot.placed(), tensors, strict=True):
-            raw = memory.buffer[start : start + entry.size_bytes]
-            for first, piece in _flat_pieces(tensor):
-                raw.view(tensor.dtype)[first : first + piece.numel()].copy_(piece)
-                memory.release(start + first * piece.itemsize, start + (first + piece.numel()) * piece.itemsize)
-        return snapshot
+        memory = self._access.memory(layout_bytes(entries), directory)
+        start = 0
+        for piece in self._access.read([tensor for _, tensor in tensors]):
+            stop = start + piece.numel()
+            memory.buffer[start:stop].copy_(piece)
+            memory.release(start, stop)
+            start = stop
+        return StateSnapshot.within(step, entries, self._scalars(), memory)
 
     def manifest(self, step: int) -> Manifest:
         """The manifest of the state as it is now, without copying what already lies on the CPU.
@@ -120,25 +121,27 @@ class TrainingState:
         """
         tensors = list(self._tensors())
         entries = tuple(entry for entry, _ in tensors)
-        return manifest_of(step, entries, self._scalars(), _pieces(tensor for _, tensor in tensors))
+        pieces = self._access.read([tensor for _, tensor in tensors])
+        return manifest_of(step, entries, self._scalars(), (piece.numpy().data for piece in pieces))
 
     def digest(self, step: int) -> str:
         """The state digest as it is now, 64 hexadecimal digits. Raises as `capture` does."""
         digest: str = self.manifest(step).digest
         return digest
 
-    def check(self, manifest: Manifest) -> None:
-        """Raise `ConfigurationError` unless a state with this manifest can be put in here; nothing is changed."""
-        self._check(manifest.tensors, manifest.scalars)
+    def check(self, state: Manifest | StateSnapshot) -> None:
+        """Raise `ConfigurationError` unless this state can be put in here; nothing is changed."""
+        self._check(state.tensors, state.scalars)
 
     def restore(self, snapshot: StateSnapshot) -> None:
         """Put a snapshot into the model, the optimizer and the scheduler, in place.
 
         Raises `ConfigurationError`, before anything was changed, if the snapshot is not of this model and optimizer.
         """
-        self._check(snapshot.tensors, snapshot.scalars)
+        self.check(snapshot)
         parameters = dict(self._optimized())
-        state = self._fill((entry.name, value) for entry, value in snapshot.named_tensors())
+        targets, state = self._targets(snapshot.tensors)
+        self._access.fill([(start, targets.get(entry.name)) for entry, start in snapshot.placed()], snapshot)
         for name, values in _dictionary(snapshot.scalars["state"]).items():
             state[name].update({key: _plain(value) for key, value in _dictionary(values).items()})
         for name, parameter in parameters.items():
@@ -154,25 +157,32 @@ class TrainingState:
     def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Put some tensors back under the names that `tensors` had for them, and leave the rest as it is."""
         parameters = dict(self._optimized())
-        for name, values in self._fill(iter(tensors.items())).items():
+        targets, state = self._targets(_entry(name, tensor) for name, tensor in tensors.items())
+        with torch.no_grad():
+            for name, target in targets.items():
+                target.copy_(tensors[name])
+        for name, values in state.items():
             if values:
                 self._optimizer.state[parameters[name]].update(values)
 
-    def _fill(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> dict[str, dict[str, Any]]:
-        """Copy into model and basis what belongs there; returns the optimizer's tensors by parameter name and key."""
+    def _targets(self, entries: Iterable[TensorEntry]) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
+        """The tensors of model, basis and optimizer that are to be filled, by full name; and those of the optimizer by
+        parameter name and key.
+        """
         fixed = dict(self._fixed_tensors())
         parameters = dict(self._optimized())
         groups = {parameter: group for group in self._optimizer.param_groups for parameter in group["params"]}
+        targets: dict[str, torch.Tensor] = {}
         state: dict[str, dict[str, Any]] = {name: {} for name in parameters}
-        with torch.no_grad():
-            for full_name, value in tensors:
-                if full_name in fixed:
-                    fixed[full_name].copy_(value)
-                elif full_name.startswith(OPTIMIZER):
-                    name, key = _split(full_name)
-                    parameter = parameters[name]
-                    state[name][key] = self._own_tensor(parameter, groups[parameter], key, value)
-        return state
+        for entry in entries:
+            if entry.name in fixed:
+                targets[entry.name] = fixed[entry.name]
+            elif entry.name.startswith(OPTIMIZER):
+                name, key = _split(entry.name)
+                parameter = parameters[name]
+                tensor = self._own_tensor(parameter, groups[parameter], key, entry)
+                targets[entry.name] = state[name][key] = tensor
+        return targets, state
 
     # ---- what there is
 
@@ -284,19 +294,16 @@ class TrainingState:
         if (self._scheduler is None) != (scalars["scheduler"] is None):
             raise ConfigurationError("the state has a learning-rate scheduler where this peer has none, or the reverse")
 
-    def _own_tensor(
-        self, parameter: torch.Tensor, group: dict[str, Any], key: str, value: torch.Tensor
-    ) -> torch.Tensor:
-        """The optimizer's tensor `key` of `parameter`, filled with `value`; a new one if there is none that fits."""
-        tensor = self._optimizer.state.get(parameter, {}).get(key)
-        if not isinstance(tensor, torch.Tensor) or (tensor.shape, tensor.dtype) != (value.shape, value.dtype):
+    def _own_tensor(self, parameter: torch.Tensor, group: dict[str, Any], key: str, entry: TensorEntry) -> torch.Tensor:
+        """The optimizer's tensor `key` of `parameter`; a new one if there is none that fits."""
+        tensor, dtype = self._optimizer.state.get(parameter, {}).get(key), DTYPES[entry.dtype]
+        if not isinstance(tensor, torch.Tensor) or (tensor.shape, tensor.dtype) != (entry.shape, dtype):
             # torch keeps step counters on the CPU, where reading them costs nothing, unless its kernels count.
             on_cpu = key == "step" and not group.get("capturable") and not group.get("fused")
-            if (parameter.shape, parameter.dtype) == (value.shape, value.dtype) and not on_cpu:
-                tensor = torch.empty_like(parameter, requires_grad=False)
-            else:
-                tensor = torch.empty(value.shape, dtype=value.dtype, device="cpu" if on_cpu else parameter.device)
-        return tensor.copy_(value)
+            if parameter.shape == entry.shape and not on_cpu:
+                return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+            return torch.empty(entry.shape, dtype=dtype, device="cpu" if on_cpu else parameter.device)
+        return tensor
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
@@ -313,21 +320,6 @@ def _entry(name: str, tensor: torch.Tensor) -> TensorEntry:
     if dtype is None or tensor.layout is not torch.strided:
         raise ConfigurationError(f"{name} is a tensor of {tensor.dtype}, {tensor.layout}, which a state cannot hold")
     return TensorEntry(name, dtype, tuple(tensor.shape))
-
-
-def _flat_pieces(tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """A tensor as flat pieces, each with the number of its first element; in one if it is not contiguous."""
-    flat, most = tensor.reshape(-1), max(1, PIECE_BYTES // tensor.itemsize)
-    for first in range(0, flat.numel(), most if tensor.is_contiguous() else max(1, flat.numel())):
-        yield first, flat[first : first + most] if tensor.is_contiguous() else flat
-
-
-def _pieces(tensors: Iterator[torch.Tensor]) -> Iterator[memoryview]:
-    """The bytes of a snapshot of `tensors`, piece by piece; each is valid until the next is taken."""
-    for tensor in tensors:
-        flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
-        yield flat.numpy().data
-        yield gap_after(flat.numel())
 
 
 def _plain_key(key: object) -> str:

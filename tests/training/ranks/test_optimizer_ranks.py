@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 
 import minga
-from minga.training.replica.process_group import ProcessGroup
+from minga.training.ranks.process_group import ProcessGroup
 from tests.worlds import forked
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo")

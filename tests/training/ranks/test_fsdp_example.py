@@ -1,0 +1,130 @@
+"""The example of a sharded peer runs, beside a peer of a single process."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from tests.worlds import forked
+from tests.worlds.seeds import soaked
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = str(ROOT / "examples" / "fsdp_peer.py")
+SUM = re.compile(r"after step (\d+) all peers hold the state ([0-9a-f]{16})")
+
+pytestmark = pytest.mark.skipif(
+    not (dist.is_gloo_available() and sys.platform == "linux"), reason="needs gloo, on the interface of Linux"
+)
+
+
+WAITING = """
+import os, pathlib, runpy, sys
+import torch.distributed as dist
+import minga
+
+folder, example = pathlib.Path(sys.argv[1]), sys.argv[2]
+hosts = "--steps" in sys.argv
+
+class Waiting(minga.Optimizer):
+    def __init__(self, *words, **settings):
+        super().__init__(*words, **settings)
+        if not hosts:
+            (folder / "joined").touch()
+        while hosts and not (folder / "go").exists():  # the first steps are for both peers
+            self.follow(0.05)
+            if self.peer is not None and (folder / "joined").exists():
+                (folder / "go").touch()
+            if dist.is_initialized():
+                dist.barrier()
+
+minga.Optimizer = Waiting
+sys.argv = sys.argv[2:]
+runpy.run_path(example, run_name="__main__")
+"""
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    own = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "XDG_DATA_HOME": str(folder), "TMPDIR": str(folder)}
+    return {**os.environ, **own, **more}
+
+
+def start(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    script = ("-c", WAITING, str(folder), EXAMPLE)
+    return forked.start(*script, *words, env=environment(folder, **variables), stdout=pipe, stderr=pipe)
+
+
+def start_ranks(folder: Path, size: int, *words: str) -> list[subprocess.Popen[str]]:
+    """As torchrun starts them; the process itself, if there is to be one."""
+    if size == 1:
+        return [start(folder, *words)]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(size)}
+    return [start(folder, *words, **group, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(size)]
+
+
+def link_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := re.search(r"\bminga1[a-z0-9]{60,}", line):
+            return found.group()
+    raise AssertionError(process.communicate()[1])
+
+
+def end(processes: list[subprocess.Popen[str]]) -> list[str]:
+    """What they said; all have to end well."""
+    try:
+        said = [process.communicate(timeout=100) for process in processes]
+        for process, (_, errors) in zip(processes, said, strict=True):
+            assert process.returncode == 0, errors
+        return [output for output, _ in said]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+
+@pytest.mark.parametrize(("hosts", "joins"), [(2, 1), (1, 3), soaked(2, 3)])
+def test_a_peer_that_hosts_and_one_that_joins_end_with_the_same_state(tmp_path: Path, hosts: int, joins: int) -> None:
+    """Either may be sharded: both begin with parameters of their own, and the one that joins fetches the other's."""
+    host = start_ranks(tmp_path, hosts, "--steps", "6")
+    said = end([*host, *start_ranks(tmp_path, joins, link_of(host[0]))])
+    sums = [found.groups() for text in said if (found := SUM.search(text))]
+    assert len(sums) == 2
+    assert sums[0] == sums[1]
+    assert sums[0][0] == "6"
+
+
+@pytest.mark.soak
+def test_torchrun_starts_the_example(tmp_path: Path) -> None:
+    torchrun = str(Path(sys.executable).parent / "torchrun")
+    words = [torchrun, "--standalone", "--nproc-per-node", "2", EXAMPLE, "--steps", "12"]
+    done = subprocess.run(words, env=environment(tmp_path), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert SUM.search(done.stdout)
+
+
+def test_sigterm_ends_all_ranks(tmp_path: Path) -> None:
+    """As torchrun does it when it is told to end."""
+    ranks = start_ranks(tmp_path, 2, "--steps", "1000000")
+    try:
+        link_of(ranks[0])
+        for process in ranks:
+            process.send_signal(signal.SIGTERM)
+        for process in ranks:
+            process.communicate(timeout=60)
+            assert process.returncode > 0
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()

@@ -1,0 +1,260 @@
+"""Peers whose model is sharded by `fully_shard`, as real processes, together with peers of a single process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.fsdp  # so that forked processes have it already
+import torch.distributed.tensor
+
+import minga
+import minga.optim
+from minga.training.replica.replica import Replica
+from minga.training.state.checkpoints import CheckpointStore
+from minga.training.state.snapshot import StateSnapshot
+from tests.worlds import forked
+
+pytestmark = pytest.mark.skipif(
+    not (dist.is_gloo_available() and sys.platform == "linux"), reason="needs gloo, on the interface of Linux"
+)
+
+MODEL = """
+import torch, minga.optim
+
+def build():
+    torch.manual_seed(5)
+    # With three ranks: 3, 2 and 0 rows or so; and a tensor of which the last rank has nothing.
+    first, norm = torch.nn.Linear(6, 5, bias=False), torch.nn.BatchNorm1d(5)
+    second, last = torch.nn.Linear(5, 2), torch.nn.Linear(2, 4)
+    return torch.nn.Sequential(first, norm, torch.nn.Tanh(), second, last)
+
+def optimizer_of(kind, model):
+    if kind == "lamb":
+        return minga.optim.LAMB(model.parameters(), lr=0.05)
+    if kind == "torch":
+        return torch.optim.AdamW(model.parameters(), lr=0.05)
+    return minga.optim.AdamW(model.parameters(), lr=0.05)
+
+def batch(rank, number):
+    generator = torch.Generator().manual_seed(100 * rank + number)
+    return torch.randn(4, 6, generator=generator)
+"""
+
+PEER = (
+    MODEL
+    + """
+import json, os, pathlib, shutil, sys, time, minga
+import torch.distributed as dist
+import minga.training.ranks.shard_stream as shard_stream
+
+shard_stream.ShardStream.__init__.__defaults__ = (64,)  # a model of 100 numbers is many ranges
+torch.set_num_threads(1)
+folder, role, kind = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+options = minga.PeerOptions(ephemeral=True, directory=folder / role, host="127.0.0.1")
+sharded = role == "sharded"
+peer = None
+if sharded:
+    dist.init_process_group("gloo", init_method="file://" + str(folder / "store"), rank=rank, world_size=size)
+if rank == 0 and sharded:
+    peer = minga.host(minga.RunSpec.from_toml((folder / "run.toml").read_text()), options)
+    if (folder / "before").exists():
+        shutil.copytree(folder / "before", peer.directory / "checkpoints", dirs_exist_ok=True)
+    (folder / "link.part").write_text(str(peer.link))
+    (folder / "link.part").replace(folder / "link")
+elif not sharded:
+    while not (folder / "link").exists():
+        time.sleep(0.02)
+    peer = minga.join((folder / "link").read_text(), options)
+heard = []
+if peer is not None:
+    peer.subscribe(lambda event: heard.append(event.fields["members"]) if event.kind == "step.applied" else None)
+
+model = build()
+if sharded:
+    from torch.distributed.fsdp import fully_shard
+    if kind != "torch":
+        fully_shard(model[0])
+    fully_shard(model)
+inner = optimizer_of(kind, model)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(inner, 0.9)
+optimizer = minga.Optimizer(inner, peer, scheduler=scheduler, model=model, max_grad_norm=0.5)
+begun = optimizer.global_step
+if not sharded or kind == "dead" and rank == 1:
+    (folder / "joined").touch()
+while kind == "dead":
+    optimizer.follow(0.05)
+if sharded and kind not in ("torch",):
+    while not (folder / "go").exists():
+        optimizer.follow(0.05)
+        if rank == 0 and (folder / "joined").exists():
+            (folder / "go").touch()
+        dist.barrier()
+number = 0
+while not optimizer.finished:
+    inputs = batch(9 if not sharded else rank, number)
+    if kind == "torch" and number == 1 and rank == 1:
+        inputs *= torch.nan
+    model(inputs).square().mean().backward()
+    optimizer.step(samples=4)
+    optimizer.zero_grad()
+    model.eval()
+    with torch.no_grad():
+        model(inputs)  # FSDP leaves parameters whole after this
+    model.train()
+    number += 1
+digest = optimizer.digest()
+optimizer.save_checkpoint()
+print(json.dumps({"role": role, "rank": rank, "digest": digest, "begun": begun, "step": optimizer.global_step,
+                  "members": max(heard, default=0), "number": number, "dropped": optimizer.dropped_micro_batches}))
+if peer is not None:
+    peer.close()
+if sharded:
+    dist.destroy_process_group()
+"""
+)
+
+
+def build(kind: str) -> tuple[Any, torch.optim.Optimizer]:
+    names: dict[str, Any] = {}
+    exec(MODEL, names)
+    model = names["build"]()
+    return model, names["optimizer_of"](kind, model)
+
+
+def start(script: str, folder: Path, *words: str, rank: int = 0, size: int = 1) -> subprocess.Popen[str]:
+    environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), "GLOO_SOCKET_IFNAME": "lo"}
+    pipe = subprocess.PIPE
+    return forked.start("-c", script, str(folder), *words, env=environment, stdout=pipe, stderr=pipe)
+
+
+def finish(processes: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
+    try:
+        results = []
+        for process in processes:
+            output, errors = process.communicate(timeout=100)
+            assert process.returncode == 0, errors
+            results.append(json.loads(output.splitlines()[-1]))
+        return results
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+
+def spec_of(folder: Path, **training: Any) -> minga.RunSpec:
+    spec = minga.RunSpec.from_mapping(
+        {
+            "name": "shards",
+            "model": {"recipe": "custom"},
+            "training": {"target_batch_size": 32, "stop_after_steps": 12, **training},
+            "averaging": {"codec": "float32"},
+            "checkpoints": {"every_steps": 0},
+        }
+    )
+    (folder / "run.toml").write_text(spec.to_toml())
+    return spec
+
+
+def replica_of(spec: minga.RunSpec, kind: str) -> Replica:
+    model, optimizer = build(kind)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    return Replica(spec, optimizer, model=model, scheduler=scheduler, max_grad_norm=0.5)
+
+
+def newest_state(directory: Path) -> StateSnapshot:
+    (checkpoints,) = directory.glob("*/checkpoints")
+    checkpoint = CheckpointStore(checkpoints).load()
+    assert checkpoint is not None
+    return checkpoint.snapshot
+
+
+@pytest.mark.parametrize(("size", "kind", "strategy"), [(2, "adamw", "synchronous"), (3, "lamb", "delayed")])
+def test_a_sharded_peer_and_a_plain_one_share_a_run_and_its_checkpoints(
+    tmp_path: Path, size: int, kind: str, strategy: str
+) -> None:
+    spec = spec_of(tmp_path, strategy=strategy)
+    before = replica_of(spec, kind)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(1, 4):
+        before.apply(torch.randn(before.vector.numel, generator=generator), step)
+    CheckpointStore(tmp_path / "before").save(before.capture())
+
+    ranks = [start(PEER, tmp_path, "sharded", kind, rank=rank, size=size) for rank in range(size)]
+    results = finish([*ranks, start(PEER, tmp_path, "plain", kind)])
+    assert [result["begun"] for result in results[:-1]] == [3] * size
+    assert {result["step"] for result in results} == {12}
+    assert len({result["digest"] for result in results}) == 1
+    assert results[0]["members"] == results[-1]["members"] == 2
+    assert len({result["number"] for result in results[:-1]}) == 1
+
+    for role in ("sharded", "plain"):
+        after = replica_of(spec, kind)
+        after.restore(newest_state(tmp_path / role))
+        assert (after.step, after.digest()) == (12, results[0]["digest"])
+
+
+def test_three_ranks_of_a_sharded_model_train_as_one_process_does(tmp_path: Path) -> None:
+    """With an optimizer of torch; a micro-batch that is not finite counts for nothing."""
+    spec = spec_of(tmp_path, target_batch_size=24, stop_after_steps=3, buffers="local")
+    results = finish([start(PEER, tmp_path, "sharded", "torch", rank=rank, size=3) for rank in range(3)])
+    assert {result["number"] for result in results} == {7}  # two for each step, and the one that was dropped
+    assert results[0]["dropped"] == 1
+    assert len({result["digest"] for result in results}) == 1
+
+    names: dict[str, Any] = {}
+    exec(MODEL, names)
+    model, optimizer = build("torch")
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for numbers in ((0, 2), (3, 4), (5, 6)):
+        for number in numbers:
+            for rank in range(3):
+                (model(names["batch"](rank, number)).square().mean() / 6).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    found = replica_of(spec, "torch")
+    found.restore(newest_state(tmp_path / "sharded"))
+    named = {name.removeprefix("model/"): value for name, value in found.tensors().items()}
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(named[name], parameter.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_rank_that_dies_ends_the_sharded_peer_with_words(tmp_path: Path) -> None:
+    spec_of(tmp_path, stop_after_steps=100_000)
+    leader, follower = (start(PEER, tmp_path, "sharded", "dead", rank=rank, size=2) for rank in (0, 1))
+    try:
+        while not (tmp_path / "joined").exists():
+            assert leader.poll() is None, leader.communicate()[1]
+            time.sleep(0.02)
+        follower.send_signal(signal.SIGKILL)
+        follower.communicate()
+        _, errors = leader.communicate(timeout=60)
+        assert leader.returncode == 1
+        assert "another process of this peer has ended" in errors
+    finally:
+        for process in (leader, follower):
+            process.kill()
+            process.communicate()
+
+
+def test_what_rank_0_cannot_do_ends_the_other_ranks_with_the_reason(tmp_path: Path) -> None:
+    spec, other = spec_of(tmp_path), torch.nn.Linear(2, 2)
+    state = Replica(spec, torch.optim.AdamW(other.parameters()), model=other).capture()
+    CheckpointStore(tmp_path / "before").save(state)
+    ranks = [start(PEER, tmp_path, "sharded", "adamw", rank=rank, size=2) for rank in (0, 1)]
+    leader, follower = (process.communicate(timeout=60)[1] for process in ranks)
+    assert "ConfigurationError: the state does not fit this model" in leader
+    assert "rank 0 of this peer ended: the state does not fit this model" in follower
