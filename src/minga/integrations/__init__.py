@@ -1,0 +1,14 @@
+"""Training frameworks as peers of a run: each adapter lets the framework's own loop call the run's optimizer.
+
+    the user's script ─▶ transformers ─▶ entrance ─▶ minga.join
+                                  │ batches, losses
+                                  ▼
+                               tally ──▶ joined_optimizer ─▶ minga.Optimizer ─▶ the run
+                                              └─▶ global_schedule (what the framework may step: nothing)
+
+Read: tally (the samples and the loss of one optimizer call), joined_optimizer (what the framework calls),
+global_schedule (what it has in the place of a learning-rate scheduler), entrance (joining, and what no framework can
+do), then the framework: transformers (`join(trainer, link)`).
+
+Nothing here is imported unless a program asks for it: that of a framework imports it. Called by programs.
+"""

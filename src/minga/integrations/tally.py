@@ -1,0 +1,55 @@
+"""What one call of an optimizer stands for: its samples, and its loss for displays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+
+class Tally:
+    """Counts what passes through the model between two calls of the optimizer.
+
+    samples: samples, or target tokens where the loss is their mean, since the last call.
+    micro_batches: losses since the last call.
+    """
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.micro_batches = 0
+        self._loss: torch.Tensor | float | None = None
+
+    def add_samples(self, samples: int) -> None:
+        """So many more samples belong to the next call."""
+        self.samples += samples
+
+    def add_loss(self, loss: torch.Tensor | float) -> None:
+        """A micro-batch has this loss; where several belong to one call, their sum is the loss of the call."""
+        own = loss.detach() if isinstance(loss, torch.Tensor) else loss
+        self._loss = own if self._loss is None else self._loss + own
+        self.micro_batches += 1
+
+    def clear(self) -> None:
+        """Forget all: the next call begins, or this one was left out."""
+        self.samples, self.micro_batches, self._loss = 0, 0, None
+
+    @property
+    def loss(self) -> float | None:
+        """The loss of the call, a mean over its samples; None if nothing told it."""
+        return None if self._loss is None else float(self._loss)
+
+
+def batch_size_of(batch: Any) -> int:
+    """The samples of a batch: the length of the first tensor in it, looked for in mappings and sequences.
+
+    Returns 0 for a batch without a tensor that has a length.
+    """
+    if isinstance(batch, torch.Tensor):
+        return len(batch) if batch.ndim else 0
+    if isinstance(batch, str | bytes):
+        return 0
+    parts: Iterable[Any] = (
+        batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, Iterable) else ()
+    )
+    return next((size for part in parts if (size := batch_size_of(part))), 0)
