@@ -16,7 +16,7 @@ def main() -> None:
     arguments = TrainingArguments(
         per_device_train_batch_size=128,
         gradient_accumulation_steps=2,
-        max_steps=100_000,  # optimizer calls of this peer: more than it will make until the run ends
+        max_steps=100_000,  # optimizer calls of this peer: more than it will make, since training ends with the run
         logging_steps=20,
         save_strategy="no",
         report_to="none",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tests.worlds.framework_peers import PRELUDE, results_of
+from tests.worlds.framework_peers import reference, results_of, rows
 
 TRAINER = """
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -121,28 +120,6 @@ with host(3, 2) as peer:
         results["twice"] = str(error)
 say(**results)
 """
-
-
-def reference(batches: list[torch.Tensor], *, rates: list[float], labels: torch.Tensor | None = None) -> list[float]:
-    """A plain loop: SGD with momentum, the gradient clipped to norm 1."""
-    space: dict[str, Any] = {}
-    exec("import torch\n" + PRELUDE[PRELUDE.index("def network") :], space)
-    model = space["network"]()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
-    for batch, rate in zip(batches, rates, strict=True):
-        optimizer.param_groups[0]["lr"] = rate
-        out = model(batch)
-        loss = out.square().mean() if labels is None else torch.nn.functional.cross_entropy(out, labels)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    values: list[float] = space["values"](model)
-    return values
-
-
-def rows(samples: int, seed: int) -> torch.Tensor:
-    return torch.randn(samples, 6, generator=torch.Generator().manual_seed(seed))
 
 
 def test_two_trainers_equal_a_plain_loop_of_the_same_global_batch(tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from tests.worlds import forked
 
 PRELUDE = """
@@ -64,41 +67,50 @@ def rows(samples, seed):
 def results_of(folder: Path, scripts: Iterable[str]) -> list[dict[str, Any]]:
     """Run these scripts together, as processes "0", "1", …, and return what each says at last."""
     processes: list[subprocess.Popen[str]] = []
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "XDG_DATA_HOME": str(folder / "data"),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    results = []
+    own = {"OMP_NUM_THREADS": "1", "XDG_DATA_HOME": str(folder / "data"), "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, **own}
     try:
         for number, script in enumerate(scripts):
-            errors = (folder / f"errors{number}").open("w", encoding="utf-8")
-            with errors:
-                processes.append(
-                    forked.start(
-                        "-c",
-                        PRELUDE + script,
-                        str(folder),
-                        str(number),
-                        cwd=folder,
-                        env=environment,
-                        stdout=subprocess.PIPE,
-                        stderr=errors,
-                    )
-                )
-        for process in processes:
-            while process.poll() is None and all(each.poll() in (None, 0) for each in processes):
-                time.sleep(0.05)
-            failed = next((n for n, each in enumerate(processes) if each.poll() not in (None, 0)), None)
-            assert failed is None, (folder / f"errors{failed}").read_text("utf-8")
-            assert process.stdout is not None
-            results.append(json.loads(process.stdout.read().splitlines()[-1]))
+            words = ("-c", PRELUDE + script, str(folder), str(number))
+            with (folder / f"said{number}").open("w") as said, (folder / f"errors{number}").open("w") as errors:
+                processes.append(forked.start(*words, cwd=folder, env=environment, stdout=said, stderr=errors))
+        while any(process.poll() is None for process in processes):
+            time.sleep(0.05)
+            if failed := [number for number, process in enumerate(processes) if process.poll() not in (None, 0)]:
+                raise AssertionError((folder / f"errors{failed[0]}").read_text("utf-8"))
     finally:
         for process in processes:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-    return results
+    assert not any(process.returncode for process in processes)
+    lines = [(folder / f"said{number}").read_text("utf-8").splitlines()[-1] for number in range(len(processes))]
+    return [json.loads(line) for line in lines]
+
+
+def network() -> nn.Module:
+    """The network of the scripts, as it begins."""
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def rows(samples: int, seed: int) -> torch.Tensor:
+    """Data that the scripts have, too."""
+    return torch.randn(samples, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def reference(
+    batches: list[torch.Tensor], *, rates: list[float], labels: torch.Tensor | None = None, momentum: float = 0.9
+) -> list[float]:
+    """What a plain loop makes of the network: SGD, the gradient clipped to norm 1."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=momentum)
+    for batch, rate in zip(batches, rates, strict=True):
+        optimizer.param_groups[0]["lr"] = rate
+        out = model(batch)
+        loss = out.square().mean() if labels is None else nn.functional.cross_entropy(out, labels)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [value for parameter in model.parameters() for value in parameter.detach().flatten().tolist()]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ClosedError, ConfigurationError
 from minga.integrations.entrance import Entrance
 from minga.integrations.tally import Tally
 from minga.training.optimizer import Optimizer
@@ -56,6 +56,21 @@ class JoinedOptimizer(torch.optim.Optimizer):
         self._show()
         return self.joined
 
+    def figures(self) -> dict[str, float]:
+        """The state of the run for the framework's logs: `run_step`, `run_peers`, and `run_loss` once it is known.
+
+        Empty in processes other than the first, before training begins, and when the peer was closed.
+        """
+        peer = None if self.joined is None else self.joined.peer
+        if peer is None:
+            return {}
+        try:
+            status = peer.status()
+        except ClosedError:
+            return {}
+        figures: dict[str, float] = {"run_step": self.global_step, "run_peers": status.members}
+        return figures if status.loss is None else {**figures, "run_loss": status.loss}
+
     @property
     def finished(self) -> bool:
         """Whether the run has reached its last step."""
@@ -77,9 +92,11 @@ class JoinedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        samples, loss = self.tally.samples, self.tally.loss
+        samples, loss, scale = self.tally.samples, self.tally.loss, self.tally.scale
         self.tally.clear()
         if samples:
+            if scale != 1.0:
+                self._scale(scale)
             self.joined.step(samples=samples, loss=loss)
         else:
             self._leave_out()
@@ -94,16 +111,28 @@ class JoinedOptimizer(torch.optim.Optimizer):
         return {**self.inner.state_dict(), "global_step": self.global_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Begin a new run with this state; leave it aside if training has begun, since the state is the run's then."""
+        """Begin a new run with what an optimizer knows in this state, such as its moments; learning rates and other
+        settings stay as they are. If training has begun, leave it aside: the state is the run's then.
+        """
         if self.joined is not None:
             return
+        settings = [{name: value for name, value in group.items() if name != "params"} for group in self.param_groups]
         self.inner.load_state_dict({name: value for name, value in state_dict.items() if name != "global_step"})
         self._show()
+        for group, own in zip(self.param_groups, settings, strict=True):
+            group.update(own)
 
     def pause(self) -> None:
         """Tell the run that this process does something else for a while, such as an evaluation."""
         if self.joined is not None and not self.finished:
             self.joined.follow(0.0)
+
+    @torch.no_grad()
+    def _scale(self, scale: float) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
 
     def _leave_out(self) -> None:
         logger.warning("no samples were counted for this optimizer call: its gradients are left out")

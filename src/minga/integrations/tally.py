@@ -13,9 +13,12 @@ class Tally:
 
     samples: samples, or target tokens where the loss is their mean, since the last call.
     micro_batches: losses since the last call.
+    window: the number of micro-batches by which the framework divides the loss of each, where it does so even if a call
+        has fewer, as the last one of an epoch may; None where it does not.
     """
 
     def __init__(self) -> None:
+        self.window: int | None = None
         self.samples = 0
         self.micro_batches = 0
         self._loss: torch.Tensor | float | None = None
@@ -35,9 +38,16 @@ class Tally:
         self.samples, self.micro_batches, self._loss = 0, 0, None
 
     @property
+    def scale(self) -> float:
+        """What the gradients of a call have to be multiplied by to be the mean over its micro-batches."""
+        if self.window is None or not self.micro_batches:
+            return 1.0
+        return self.window / self.micro_batches
+
+    @property
     def loss(self) -> float | None:
         """The loss of the call, a mean over its samples; None if nothing told it."""
-        return None if self._loss is None else float(self._loss)
+        return None if self._loss is None else float(self._loss) * self.scale
 
 
 def batch_size_of(batch: Any) -> int:

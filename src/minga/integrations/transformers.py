@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from minga.core.errors import ClosedError, ConfigurationError
+from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
 from minga.integrations.entrance import Entrance, enter
 from minga.integrations.global_schedule import GlobalSchedule
@@ -137,19 +137,7 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
         return loss
 
     def _log(self, logs: dict[str, float], *arguments: Any, **named: Any) -> None:
-        self._own_log({**logs, **self._figures()}, *arguments, **named)
-
-    def _figures(self) -> dict[str, float]:
-        """The state of the run, for the Trainer's logs; nothing before it began and after this peer has left."""
-        peer = self._entrance.peer
-        if peer is None or self.optimizer.joined is None:
-            return {}
-        try:
-            status = peer.status()
-        except ClosedError:
-            return {"run_step": self.optimizer.global_step}
-        figures: dict[str, float] = {"run_step": self.optimizer.global_step, "run_peers": status.members}
-        return figures if status.loss is None else {**figures, "run_loss": status.loss}
+        self._own_log({**logs, **self.optimizer.figures()}, *arguments, **named)
 
     # ---- the Trainer's events
 
