@@ -70,7 +70,7 @@ class Prepared(NamedTuple):
 
 def prepare(
     accelerator: Accelerator,
-    link: Link | str | Peer,
+    link: Link | str | Peer | None,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     loader: Any,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, LinkError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import Link
 from minga.training.join import PeerOptions, join
@@ -35,13 +35,20 @@ class Entrance(NamedTuple):
             self.peer.close()
 
 
-def enter(link: Link | str | Peer, options: PeerOptions | None = None, *, is_first: bool = True) -> Entrance:
+def enter(link: Link | str | Peer | None, options: PeerOptions | None = None, *, is_first: bool = True) -> Entrance:
     """Join the run of `link`, or take the peer that the program has; in the first process of a group only.
+
+    Of the others `link` may be None.
 
     Raises what `minga.join` raises, and `ConfigurationError` for a run in which a framework's loop cannot take part.
     """
     owned = not isinstance(link, Peer)
-    peer = None if not is_first else link if isinstance(link, Peer) else join(link, options)
+    if not is_first:
+        peer = None
+    elif link is None:
+        raise LinkError("the first process needs a link, or a peer; only the others of its group can do without")
+    else:
+        peer = link if isinstance(link, Peer) else join(link, options)
     ranks = ProcessGroup.of_this_process(has_peer=peer is not None)
     if ranks is not None:
         spec = ranks.share_spec(None if peer is None else peer.spec)

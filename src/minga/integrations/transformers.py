@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from minga.core.errors import ConfigurationError
@@ -30,7 +31,7 @@ from minga.training.peer import Peer
 logger = logging.getLogger("minga.integrations")
 
 
-def join(trainer: Trainer, link: Link | str | Peer, options: PeerOptions | None = None) -> Peer | None:
+def join(trainer: Trainer, link: Link | str | Peer | None, options: PeerOptions | None = None) -> Peer | None:
     """Let `trainer` train in the run of `link` (or of a peer that the program has): call it before `trainer.train()`.
 
     Optimizer, learning rate, warm-up and schedule are those of the Trainer and its arguments, the same on all peers;
@@ -106,9 +107,10 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
 
         trainer.create_scheduler = create_scheduler
         trainer.get_batch_samples, trainer.training_step, trainer.log = self._batches, self._step, self._log
-        if trainer.args.data_seed is None and self._entrance.peer is not None and trainer.args.world_size == 1:
-            trainer.args.data_seed = int(self._entrance.peer.peer_id[:8], 16) >> 1
-            trainer.accelerator.dataloader_config.data_seed = trainer.args.data_seed
+        if trainer.args.data_seed is None:
+            peer = self._entrance.peer
+            seed = broadcast_object_list([0 if peer is None else int(peer.peer_id[:8], 16)])
+            trainer.args.data_seed = trainer.accelerator.dataloader_config.data_seed = seed[0]
 
     # ---- in the place of the Trainer's methods
 
