@@ -48,16 +48,25 @@ def train(peer, data, size, lockstep=False, **settings):
     return told
 
 
+refused_later = []
 together = train(enter(spec_of(12, 4)), rows(6, int(role)), 3, lockstep=True)
 role = "0"
 short = train(enter(spec_of(5, 3), 1), rows(6, 0)[:5], 2)
 half = train(enter(spec_of(6, 1), 2), rows(6, 0), 3, mixed_precision="bf16")
 accelerator = Accelerator(cpu=True)
+with enter(spec_of(6, 1), 3) as peer:
+    joined = prepare(accelerator, peer, network(), torch.optim.SGD(network().parameters(), lr=1.0), [])
+    for again in (lambda: accelerator.load_state(folder), lambda: prepare(accelerator, peer, *joined[:3])):
+        try:
+            again()
+        except minga.ConfigurationError as error:
+            refused_later.append(str(error))
+accelerator = Accelerator(cpu=True)
 try:
     prepare(accelerator, "minga1nonsense", network(), torch.optim.SGD(network().parameters(), lr=1.0), [])
 except minga.LinkError as error:
     refused = str(error)
-say(together=together, short=short, half=half, refused=refused)
+say(together=together, short=short, half=half, refused=refused, refused_later=refused_later)
 """
 
 LIGHTNING = """
@@ -163,6 +172,8 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
     assert accelerate["half"]["values"] == pytest.approx(half, abs=1e-2)
     assert accelerate["half"]["values"] != pytest.approx(half, abs=1e-6)
     assert "link" in accelerate["refused"]
+    assert "are those of the run" in accelerate["refused_later"][0]
+    assert "takes part in a run already" in accelerate["refused_later"][1]
 
     assert lightning["begun"]["values"] == pytest.approx(reference([six] * 2, rates=RATES[:2]), abs=1e-5)
     resumed = reference([six] * 4, rates=[*RATES[:2], *RATES[:2]])  # the checkpoint's state; the new run's own schedule

@@ -114,10 +114,15 @@ with host(3, 2) as peer:
     join(trainer, peer)
     trainer.train()
     results["best"] = trainer.state.best_model_checkpoint
-    try:
-        trainer.train()
-    except minga.ConfigurationError as error:
-        results["twice"] = str(error)
+    refused = [trainer.train, lambda: join(trainer, peer),
+               lambda: join(Trainer(args=arguments(), model_init=Mean), peer),
+               lambda: join(Trainer(Mean(), arguments(auto_find_batch_size=True)), peer), lambda: join("it", peer)]
+    results["refused"] = []
+    for each in refused:
+        try:
+            each()
+        except minga.ConfigurationError as error:
+            results["refused"].append(str(error))
 say(**results)
 """
 
@@ -155,5 +160,13 @@ def test_a_trainer_alone_counts_short_batches_and_resumes(tmp_path: Path) -> Non
     assert (told["resumed"]["step"], told["begun"]["step"]) == (5, 3)
 
     assert told["best"].endswith(("checkpoint-1", "checkpoint-2"))
-    assert "has begun in this run before" in told["twice"]
+    expected = [
+        "has begun in this run before",
+        "has joined a run already",
+        "with model_init",
+        "with auto_find_batch_size",
+        "not a str",
+    ]
+    assert len(told["refused"]) == len(expected)
+    assert all(why in error for why, error in zip(expected, told["refused"], strict=True))
     assert "load_best_model_at_end" in (tmp_path / "errors0").read_text("utf-8")

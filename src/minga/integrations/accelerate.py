@@ -16,9 +16,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
-from minga.integrations.entrance import Entrance, enter
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
+from minga.integrations.place import RunPlace, enter
 from minga.integrations.tally import Tally, batch_size_of
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
@@ -99,17 +99,17 @@ def prepare(
         )
     if getattr(accelerator.backward, "joined", False):
         raise ConfigurationError("this Accelerator takes part in a run already; put all parameters into one optimizer")
-    entrance = enter(link, options, is_first=accelerator.is_main_process)
+    place = enter(link, options, is_first=accelerator.is_main_process)
     try:
-        return _prepared(accelerator, entrance, model, optimizer, loader, scheduler, weigh)
+        return _prepared(accelerator, place, model, optimizer, loader, scheduler, weigh)
     except BaseException:
-        entrance.leave()
+        place.leave()
         raise
 
 
 def _prepared(
     accelerator: Accelerator,
-    entrance: Entrance,
+    place: RunPlace,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     loader: Any,
@@ -119,7 +119,7 @@ def _prepared(
     tally = Tally()
     joined = JoinedOptimizer(optimizer, tally)
     model, accelerated, loader = accelerator.prepare(model, joined, loader)
-    joined.begin(entrance, model=model, scheduler=scheduler)
+    joined.begin(place, model=model, scheduler=scheduler)
     tally.window = accelerator.gradient_accumulation_steps
     _listen(accelerator, tally)
     return Prepared(model, accelerated, CountedLoader(loader, joined, weigh), GlobalSchedule(joined))
@@ -136,5 +136,11 @@ def _listen(accelerator: Accelerator, tally: Tally) -> None:
     def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0) -> Any:  # noqa: ARG001
         return own_clip(parameters, float("inf"), norm_type)
 
+    def load_state(*_: Any, **__: Any) -> None:
+        raise ConfigurationError(
+            "parameters and optimizer are those of the run; to begin a run from a model, load that before `prepare`"
+        )
+
     backward.joined = True  # type: ignore[attr-defined]
     accelerator.backward, accelerator.clip_grad_norm_ = backward, clip_grad_norm_
+    accelerator.load_state = load_state

@@ -10,7 +10,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ClosedError, ConfigurationError
-from minga.integrations.entrance import Entrance
+from minga.integrations.place import RunPlace
 from minga.integrations.tally import Tally
 from minga.training.optimizer import Optimizer
 
@@ -35,7 +35,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
         self._show()
 
     def begin(
-        self, entrance: Entrance, *, model: torch.nn.Module | None = None, scheduler: LRScheduler | None = None
+        self, place: RunPlace, *, model: torch.nn.Module | None = None, scheduler: LRScheduler | None = None
     ) -> Optimizer:
         """Take part from now on; returns when the run's current state is here. Gradients are clipped as the run spec
         says (`optimizer.max_grad_norm`).
@@ -48,10 +48,10 @@ class JoinedOptimizer(torch.optim.Optimizer):
             )
         self.joined = Optimizer(
             self.inner,
-            entrance.peer,
+            place.peer,
             model=model,
             scheduler=scheduler,
-            max_grad_norm=entrance.spec.optimizer.max_grad_norm,
+            max_grad_norm=place.spec.optimizer.max_grad_norm,
         )
         self._show()
         return self.joined

@@ -22,9 +22,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
-from minga.integrations.entrance import Entrance, enter
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
+from minga.integrations.place import RunPlace, enter
 from minga.integrations.tally import Tally, batch_size_of
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
@@ -76,7 +76,7 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         super().__init__(device=device or "cpu", **settings)
         self._links: Mapping[str, Link | str | Peer] = links if isinstance(links, Mapping) else {"": links}
         self._options, self._device = options, device
-        self._entrances: list[Entrance] = []
+        self._places: list[RunPlace] = []
         self._joined: list[JoinedOptimizer] = []
         self._parts: list[torch.nn.Module] = []
         self._schedules: list[LRScheduler | None] = []
@@ -112,7 +112,7 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         self.optimizers = [joined[inner.index(optimizer)] for optimizer in configured]
         self._joined = joined
         for link in self._links.values():
-            self._entrances.append(enter(link, self._options))
+            self._places.append(enter(link, self._options))
 
     def _schedule_of(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
         configs = [config for config in self.lr_scheduler_configs if config.scheduler.optimizer is optimizer]
@@ -127,10 +127,10 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
     def on_train_start(self) -> None:
         """Model and optimizers are in place, and a checkpoint loaded: get the state of the runs."""
         super().on_train_start()
-        for optimizer, entrance, part, schedule in zip(
-            self._joined, self._entrances, self._parts, self._schedules, strict=True
+        for optimizer, place, part, schedule in zip(
+            self._joined, self._places, self._parts, self._schedules, strict=True
         ):
-            optimizer.begin(entrance, model=part, scheduler=schedule)
+            optimizer.begin(place, model=part, scheduler=schedule)
 
     # ---- training
 
@@ -176,9 +176,9 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
 
     def teardown(self) -> None:
         """Leave the runs."""
-        entrances, self._entrances, self._joined = self._entrances, [], []
-        for entrance in entrances:
-            entrance.leave()
+        places, self._places, self._joined = self._places, [], []
+        for place in places:
+            place.leave()
         super().teardown()
 
 

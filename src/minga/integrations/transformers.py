@@ -21,9 +21,9 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
-from minga.integrations.entrance import Entrance, enter
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
+from minga.integrations.place import RunPlace, enter
 from minga.integrations.tally import Tally, batch_size_of
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
@@ -48,20 +48,20 @@ def join(trainer: Trainer, link: Link | str | Peer | None, options: PeerOptions 
     `auto_find_batch_size`.
     """
     _check(trainer)
-    entrance = enter(link, options, is_first=trainer.args.process_index == 0)
+    place = enter(link, options, is_first=trainer.args.process_index == 0)
     try:
-        part = _TrainerPart(trainer, entrance)
+        part = _TrainerPart(trainer, place)
     except BaseException:
-        entrance.leave()
+        place.leave()
         raise
     trainer.add_callback(part)
-    return entrance.peer
+    return place.peer
 
 
 def _check(trainer: Trainer) -> None:
     if not isinstance(trainer, Trainer):
         raise ConfigurationError(f"trainer is a transformers.Trainer, not a {type(trainer).__name__}")
-    if isinstance(trainer.optimizer, JoinedOptimizer):
+    if isinstance(getattr(trainer.optimizer, "optimizer", trainer.optimizer), JoinedOptimizer):  # Accelerate wraps it
         raise ConfigurationError("this Trainer has joined a run already")
     arguments = trainer.args
     refused = {
@@ -82,18 +82,18 @@ def _check(trainer: Trainer) -> None:
 class _TrainerPart(TrainerCallback):  # type: ignore[misc]
     """One Trainer's part in a run."""
 
-    def __init__(self, trainer: Trainer, entrance: Entrance) -> None:
-        self._trainer, self._entrance = trainer, entrance
+    def __init__(self, trainer: Trainer, place: RunPlace) -> None:
+        self._trainer, self._place = trainer, place
         self._tally = Tally()
         self._own_batches, self._own_step, self._own_log = trainer.get_batch_samples, trainer.training_step, trainer.log
         inner = trainer.create_optimizer()
-        trainer.create_scheduler(num_training_steps=entrance.schedule_steps, optimizer=inner)
+        trainer.create_scheduler(num_training_steps=place.schedule_steps, optimizer=inner)
         self._schedule = trainer.lr_scheduler
         self.optimizer = JoinedOptimizer(inner, self._tally)
         self._take_over()
 
     def _take_over(self) -> None:
-        trainer, norm = self._trainer, self._entrance.spec.optimizer.max_grad_norm
+        trainer, norm = self._trainer, self._place.spec.optimizer.max_grad_norm
         if trainer.args.max_grad_norm != (norm or 0.0):
             logger.info(
                 "gradients are clipped to %s, as the run spec says (optimizer.max_grad_norm)", norm or "no norm"
@@ -108,7 +108,7 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
         trainer.create_scheduler = create_scheduler
         trainer.get_batch_samples, trainer.training_step, trainer.log = self._batches, self._step, self._log
         if trainer.args.data_seed is None:
-            peer = self._entrance.peer
+            peer = self._place.peer
             seed = broadcast_object_list([0 if peer is None else int(peer.peer_id[:8], 16)])
             trainer.args.data_seed = trainer.accelerator.dataloader_config.data_seed = seed[0]
 
@@ -147,7 +147,7 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
         """The model is in place, and an earlier checkpoint loaded: get the state of the run."""
         trainer = self._trainer
         wrapped = trainer.model_wrapped
-        self.optimizer.begin(self._entrance, model=wrapped, scheduler=self._schedule)
+        self.optimizer.begin(self._place, model=wrapped, scheduler=self._schedule)
 
     def on_step_end(
         self, _: TrainingArguments, __: TrainerState, control: TrainerControl, **___: Any
@@ -167,4 +167,4 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
         logger.info(
             "the Trainer ended at global step %d%s", step, ", the run's last" if self.optimizer.finished else ""
         )
-        self._entrance.leave()
+        self._place.leave()

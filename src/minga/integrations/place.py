@@ -15,7 +15,7 @@ from minga.training.replica.process_group import ProcessGroup
 logger = logging.getLogger("minga.integrations")
 
 
-class Entrance(NamedTuple):
+class RunPlace(NamedTuple):
     """A place in a run. `peer` is None in processes other than the first of a `torch.distributed` group; `owned`: it
     was joined here, so that it is closed here, too.
     """
@@ -35,7 +35,7 @@ class Entrance(NamedTuple):
             self.peer.close()
 
 
-def enter(link: Link | str | Peer | None, options: PeerOptions | None = None, *, is_first: bool = True) -> Entrance:
+def enter(link: Link | str | Peer | None, options: PeerOptions | None = None, *, is_first: bool = True) -> RunPlace:
     """Join the run of `link`, or take the peer that the program has; in the first process of a group only.
 
     Of the others `link` may be None.
@@ -56,22 +56,22 @@ def enter(link: Link | str | Peer | None, options: PeerOptions | None = None, *,
         raise ConfigurationError("the processes of this peer need torch.distributed, initialised before they join")
     else:
         spec = peer.spec
-    entrance = Entrance(peer, spec, owned)
+    place = RunPlace(peer, spec, owned)
     try:
-        _check(entrance)
+        _check(place)
     except ConfigurationError:
-        entrance.leave()
+        place.leave()
         raise
-    return entrance
+    return place
 
 
-def _check(entrance: Entrance) -> None:
-    if entrance.spec.security.verification == "byzantine":
+def _check(place: RunPlace) -> None:
+    if place.spec.security.verification == "byzantine":
         raise ConfigurationError(
             'in a run with security.verification = "byzantine" the run chooses the data of each peer; no framework '
             "lets it. Use minga.Optimizer.batches() in a loop of your own"
         )
-    if entrance.peer is not None and entrance.peer.role not in ("trainer", "client"):
+    if place.peer is not None and place.peer.role not in ("trainer", "client"):
         raise ConfigurationError(
-            f"the role {entrance.peer.role!r} computes no gradients; a framework's loop is for trainers and clients"
+            f"the role {place.peer.role!r} computes no gradients; a framework's loop is for trainers and clients"
         )
