@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import UserDict
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import minga
 from minga import ConfigurationError
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
+from minga.integrations.place import enter
 from minga.integrations.tally import Tally, batch_size_of
 
 THREE = torch.zeros(3, 2)
@@ -40,12 +43,18 @@ def test_a_call_with_fewer_micro_batches_than_it_is_divided_by_is_scaled() -> No
     tally = Tally()
     assert (tally.samples, tally.loss, tally.scale) == (0, None, 1.0)
     tally.window = 4
-    for loss in (torch.tensor(0.5), 0.25):
-        tally.add_samples(3)
-        tally.add_loss(loss)
-    assert (tally.samples, tally.scale, tally.loss) == (6, 2.0, 1.5)
+    for losses in ([torch.tensor(0.25), 0.25], [0.25]):  # a batch may have several
+        tally.begin(3)
+        for loss in losses:
+            tally.add_loss(loss)
+    tally.begin(5)  # and this one none
+    assert (tally.samples, tally.micro_batches, tally.scale, tally.loss) == (6, 2, 2.0, 1.5)
     tally.clear()
     assert (tally.samples, tally.loss, tally.scale) == (0, None, 1.0)
+    tally.add_loss(1.0)
+    tally.clear()
+    tally.add_loss(1.0)  # the same batch, for another step
+    assert tally.samples == 5
 
 
 def test_before_training_begins_the_optimizer_takes_moments_and_keeps_its_settings() -> None:
@@ -68,3 +77,26 @@ def test_before_training_begins_the_optimizer_takes_moments_and_keeps_its_settin
     schedule.step()
     schedule.load_state_dict({"last_epoch": 3})
     assert (schedule.get_last_lr(), schedule.state_dict()) == ([0.25], {})
+
+
+def test_a_call_that_a_gradient_scaler_left_out_is_not_counted(tmp_path: Path) -> None:
+    model, tally = nn.Linear(2, 1), Tally()
+    optimizer = JoinedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), tally)
+    spec: dict[str, Any] = {"name": "test", "model": {"recipe": "custom"}, "network": {"relay": "none"}}
+    spec["training"] = {"target_batch_size": 8, "stop_after_steps": 1}
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with minga.host(spec, minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")) as peer:
+        optimizer.begin(enter(peer), model=model)
+        for value in (1.0, torch.inf, 1.0):
+            tally.begin(4)
+            loss = (model(torch.full((4, 2), value)) - 1).square().mean()
+            tally.add_loss(loss)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        assert optimizer.finished
+        tally.begin(0)
+        tally.add_loss(float("nan"))
+        optimizer.step()  # without a target there is nothing to count
+    assert scaler.get_scale() == 512.0

@@ -39,7 +39,7 @@ class CountedLoader:
         for batch in self.loader:
             if self._optimizer.finished:
                 return
-            self._optimizer.tally.add_samples(self._weigh(batch))
+            self._optimizer.tally.begin(self._weigh(batch))
             yield batch
 
     @property

@@ -103,8 +103,9 @@ class JoinedOptimizer(torch.optim.Optimizer):
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
+        """Forget the gradients, and what was counted for them."""
         self.inner.zero_grad(set_to_none=set_to_none)
+        self.tally.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state, with the key `global_step` added."""

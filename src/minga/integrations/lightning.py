@@ -59,7 +59,8 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
     end. `fit(ckpt_path=...)` goes on with the Trainer's data and counters, and with the state of the run; a run that
     begins takes the state of the checkpoint.
 
-    With manual optimization each step of an optimizer counts the samples of the batch at hand.
+    With manual optimization each step of an optimizer counts the batches that went through backward since its last
+    `zero_grad`. Of several optimizers each needs that before its own backward.
     """
 
     strategy_name = "minga"
@@ -138,6 +139,8 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         """Count the samples of this batch."""
         super().on_train_batch_start(batch, batch_idx)
         self._batch_size = batch_size_of(batch)
+        for optimizer in self._joined:
+            optimizer.tally.begin(self._batch_size)
 
     def training_step(self, *arguments: Any, **named: Any) -> Any:
         """The module's own, and now and then the state of the run in its logs."""
@@ -155,12 +158,9 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         super().pre_backward(closure_loss)
         for optimizer in self._joined:
             optimizer.tally.add_loss(closure_loss)
-            optimizer.tally.add_samples(self._batch_size)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **named: Any) -> Any:
         """Take the step in the run of this optimizer; end with the runs."""
-        if not self.lightning_module.automatic_optimization:
-            optimizer.tally.samples = self._batch_size
         try:
             return super().optimizer_step(optimizer, closure, model, **named)
         finally:

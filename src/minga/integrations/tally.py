@@ -9,10 +9,10 @@ import torch
 
 
 class Tally:
-    """Counts what passes through the model between two calls of the optimizer.
+    """Counts what the gradients of one optimizer are made of, since its last call.
 
-    samples: samples, or target tokens where the loss is their mean, since the last call.
-    micro_batches: losses since the last call.
+    samples: samples, or target tokens where the loss is their mean.
+    micro_batches: batches that were gone through backward.
     window: the number of micro-batches by which the framework divides the loss of each, where it does so even if a call
         has fewer, as the last one of an epoch may; None where it does not.
     """
@@ -22,20 +22,25 @@ class Tally:
         self.samples = 0
         self.micro_batches = 0
         self._loss: torch.Tensor | float | None = None
+        self._at_hand = 0
+        self._is_counted = True
 
-    def add_samples(self, samples: int) -> None:
-        """So many more samples belong to the next call."""
-        self.samples += samples
+    def begin(self, samples: int) -> None:
+        """A batch of so many samples is at hand; it counts as soon as there is a loss of it."""
+        self._at_hand, self._is_counted = samples, False
 
     def add_loss(self, loss: torch.Tensor | float) -> None:
-        """A micro-batch has this loss; where several belong to one call, their sum is the loss of the call."""
+        """A part of the loss goes through backward; the sum of these is the mean loss over the samples of the call."""
         own = loss.detach() if isinstance(loss, torch.Tensor) else loss
         self._loss = own if self._loss is None else self._loss + own
-        self.micro_batches += 1
+        if not self._is_counted:
+            self._is_counted = True
+            self.samples += self._at_hand
+            self.micro_batches += 1
 
     def clear(self) -> None:
-        """Forget all: the next call begins, or this one was left out."""
-        self.samples, self.micro_batches, self._loss = 0, 0, None
+        """The gradients are gone; the batch at hand counts again if another loss of it comes."""
+        self.samples, self.micro_batches, self._loss, self._is_counted = 0, 0, None, False
 
     @property
     def scale(self) -> float:

@@ -117,7 +117,7 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
     def _batches(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
         batches, items = self._own_batches(epoch_iterator, num_batches, device)
         self._tally.clear()
-        self._tally.add_samples(self._weight(batches, items))
+        self._tally.begin(self._weight(batches, items))  # of all micro-batches; counted at the loss of the first
         return batches, items
 
     def _weight(self, batches: list[Any], items: torch.Tensor | int | None) -> int:
