@@ -584,15 +584,45 @@ def test_nothing_to_fetch() -> None:
 # ---- refused with a reason
 
 
-@pytest.mark.parametrize("samples", [0, -1, True, 1.5, None, "8", 1 << 30])
+@pytest.mark.parametrize("samples", [0, -1, True, 1.5, "8", 1 << 30])
 def test_a_number_of_samples_is_needed(host: MakePeer, samples: Any) -> None:
     model = small_model()
     opt = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), host(), model=model)
     with pytest.raises(minga.ConfigurationError, match=r"step\(samples=\.\.\.\) needs the number of samples"):
         opt.step(samples=samples)
-    with pytest.raises(minga.ConfigurationError, match=r"step\(samples=\.\.\.\) needs"):
+    with pytest.raises(minga.ConfigurationError, match=r"step\(samples=\.\.\.\), or .*samples_per_step=.*integrations"):
         opt.step()
     opt.step(samples=torch.tensor(4))  # any whole number will do
+
+
+def test_the_samples_of_each_step_can_be_told_to_the_constructor(host: MakePeer) -> None:
+    model, told = small_model(), iter([4, 8, 0])
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(minga.ConfigurationError, match=r"samples_per_step needs the number of samples .* got 0"):
+        minga.Optimizer(inner, host(), samples_per_step=0)
+    opt = minga.Optimizer(inner, host(), model=model, samples_per_step=lambda: next(told))
+    for expected in (4, 8):
+        opt.step(lambda: mean_loss(model, next(batches(4))).backward())
+        assert opt.last_samples == expected
+    assert opt.global_step == 1
+    opt.step(samples=BATCH)  # what a call says goes before
+    assert (opt.global_step, opt.last_samples) == (2, BATCH)
+    with pytest.raises(minga.ConfigurationError, match=r"samples_per_step\(\) needs the number of samples .* got 0"):
+        opt.step()
+
+
+def test_a_loop_that_says_nothing_equals_one_that_does(host: MakePeer) -> None:
+    silent, speaking = small_model(), small_model()
+    speaking.load_state_dict(silent.state_dict())
+    first = minga.Optimizer(torch.optim.SGD(silent.parameters(), lr=0.1), host(), model=silent, samples_per_step=4)
+    second = minga.Optimizer(torch.optim.SGD(speaking.parameters(), lr=0.1), host(), model=speaking)
+    for batch in itertools.islice(batches(4), 3 * STEPS):
+        mean_loss(silent, batch).backward()
+        first.step()
+        mean_loss(speaking, batch).backward()
+        second.step(samples=4)
+    assert first.finished
+    assert same(silent, speaking)
 
 
 def refusals() -> dict[str, tuple[Callable[[nn.Module], dict[str, Any]], str]]:

@@ -55,6 +55,12 @@ Upload = Annotated[
 ]
 Download = Annotated[str | None, typer.Option("--max-download", help="Receive no faster than this; as above.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="UDP port; keep it, and the link stays valid. 0: any.")]
+LogTo = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="LOGGER[:PROJECT]", help="Send figures to tensorboard, wandb or trackio, too; may be repeated."
+    ),
+]
 ParentWatchFlag = Annotated[bool, typer.Option("--leash", hidden=True)]
 
 
@@ -136,6 +142,7 @@ def host(
     landing_page: Annotated[
         Path | None, typer.Option(metavar="OUT.HTML", help="Write a web page with the link and how to join.")
     ] = None,
+    log_to: LogTo = None,
     parent_watch: ParentWatchFlag = False,
     json_output: Json = False,
 ) -> None:
@@ -155,6 +162,7 @@ def host(
     ready = make_context(json_output=json_output, parent_watch=parent_watch, slow_imports=True)
     from minga.cli.taking_part.host import LinkOptions, run_host
     from minga.cli.terminal.peer_options import WorkOptions, peer_options
+    from minga.integrations.loggers import LoggerChoice
 
     peer = peer_options(
         role,
@@ -176,7 +184,8 @@ def host(
         checkpoint_activations=checkpoint_activations,
         compiled=compiled,
     )
-    run_host(path, peer, work, ready, links, resume=spec is None, begin_from=begin_from)
+    loggers = tuple(map(LoggerChoice.parse, log_to or ()))
+    run_host(path, peer, work, ready, links, resume=spec is None, begin_from=begin_from, log_to=loggers)
 
 
 @app.command()
@@ -228,6 +237,7 @@ def join(
     secret: Annotated[
         Path | None, typer.Option(help="File with the code or access token to log in with (default: ask).")
     ] = None,
+    log_to: LogTo = None,
     parent_watch: ParentWatchFlag = False,
     json_output: Json = False,
 ) -> None:
@@ -245,6 +255,7 @@ def join(
     from minga.cli.taking_part.pause import availability_rules
     from minga.cli.terminal.peer_options import WorkOptions, peer_options
     from minga.core.units import parse_size
+    from minga.integrations.loggers import LoggerChoice
 
     peer = peer_options(
         role,
@@ -258,7 +269,8 @@ def join(
     )
     rules = availability_rules(only, max_traffic, pause_on_battery=pause_on_battery)
     most = parse_size(max_files, "--max-files")
-    options = JoinOptions(LoginOptions(login, secret), evaluate, yes, rules, leave_after_step, most)
+    loggers = tuple(map(LoggerChoice.parse, log_to or ()))
+    options = JoinOptions(LoginOptions(login, secret), evaluate, yes, rules, leave_after_step, most, loggers)
     own_data = tuple(data or ())
     work = WorkOptions(device, micro_batch, threads, own_data, precision, devices, checkpoint_activations, compiled)
     run_join(link, peer, work, options, ready)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,15 @@ Entry = dict[str, Any]
 
 
 class History:
-    """Appends to the history at `path`; None keeps it in memory only. `entries` are those of this process."""
+    """Appends to the history at `path`; None keeps it in memory only. `entries` are those of this process.
 
-    def __init__(self, path: Path | None, *, max_bytes: int = MAX_BYTES) -> None:
-        self.path, self._max_bytes = path, max_bytes
+    `listener` is called with each of them, on the thread that adds it.
+    """
+
+    def __init__(
+        self, path: Path | None, *, max_bytes: int = MAX_BYTES, listener: Callable[[Entry], None] | None = None
+    ) -> None:
+        self.path, self._max_bytes, self._listener = path, max_bytes, listener
         self.entries: list[Entry] = []
         if path is not None:
             try:
@@ -42,6 +47,8 @@ class History:
         self.entries.append(entry)
         if len(self.entries) > 100_000:
             del self.entries[:50_000]
+        if self._listener is not None:
+            self._listener(entry)
         if self.path is None:
             return
         try:

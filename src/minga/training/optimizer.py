@@ -54,6 +54,8 @@ class Optimizer(torch.optim.Optimizer):
     max_grad_norm: clip the norm of the averaged gradient, by the same number on all peers; None takes the run spec's,
         or with recipe "custom" does not clip.
     rules: which parameters of `model` rest at a step, and what becomes of them after an update; the same on all peers.
+    samples_per_step: the samples of each micro-batch, or a function that is asked for them after each, for loops that
+        call `step` without `samples`.
 
     The constructor returns when this peer has the swarm's current state. Raises `ConfigurationError` for arguments that
     disagree with the run spec or with each other. With `torch.amp.GradScaler`, call `scaler.step(opt, samples=...)`: a
@@ -70,6 +72,7 @@ class Optimizer(torch.optim.Optimizer):
         model: torch.nn.Module | None = None,
         max_grad_norm: float | None = None,
         rules: UpdateRules | None = None,
+        samples_per_step: SupportsIndex | Callable[[], SupportsIndex] | None = None,
     ) -> None:
         if isinstance(optimizer, Optimizer):
             raise ConfigurationError("this is a minga.Optimizer already; pass the torch optimizer that it wraps")
@@ -86,6 +89,9 @@ class Optimizer(torch.optim.Optimizer):
                 f"{spec.training.target_batch_size}"
             )
         _check_public(spec, ranks, model)
+        if samples_per_step is not None and not callable(samples_per_step):
+            _count(samples_per_step, "samples_per_step")
+        self._samples_per_step = samples_per_step
         self._replica = make_replica(
             ranks,
             spec,
@@ -123,20 +129,25 @@ class Optimizer(torch.optim.Optimizer):
         self,
         closure: Callable[[], Any] | None = None,
         *,
-        samples: SupportsIndex = 0,
+        samples: SupportsIndex | None = None,
         loss: float | torch.Tensor | None = None,
     ) -> Any:
         """Count the gradients of one micro-batch of `samples` samples; see the class. Returns the closure's result.
 
-        The gradients are taken: they are None afterwards. `loss` is for displays only.
+        Without `samples` the number is what the constructor was told by `samples_per_step`. The gradients are taken:
+        they are None afterwards. `loss` is for displays only.
 
-        Raises the `LocalError` that ended this peer, if any; other peers' faults never surface here.
+        Raises the `LocalError` that ended this peer, if any; other peers' faults never surface here. Raises
+        `ConfigurationError` where nothing says how many samples there were.
         """
-        count = _count(samples)
+        given = samples if samples is not None else self._samples_per_step
+        count = 0 if callable(given) else _count(given)
         result = None
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
+        if callable(given):
+            count = _count(given(), "samples_per_step()")
         if not self.finished:
             self._add(count, loss)
         self.zero_grad()  # before any update, which must not see them a second time
@@ -354,14 +365,19 @@ def _check_public(spec: RunSpec, ranks: ProcessGroup | None, model: torch.nn.Mod
         )
 
 
-def _count(samples: SupportsIndex) -> int:
+def _count(samples: SupportsIndex | None, name: str = "step(samples=...)") -> int:
+    if samples is None:
+        raise ConfigurationError(
+            "step() does not know how many samples this micro-batch has: pass step(samples=...), or "
+            "minga.Optimizer(..., samples_per_step=...) with their number or a function that returns it. "
+            "minga.integrations counts them for Hugging Face Trainer, Accelerate and Lightning"
+        )
     try:
         count = -1 if isinstance(samples, bool) else operator.index(samples)
     except TypeError:
         count = -1
     if not 1 <= count <= MAX_MICRO_BATCH:
         raise ConfigurationError(
-            f"step(samples=...) needs the number of samples in this micro-batch, from 1 to {MAX_MICRO_BATCH}, "
-            f"got {samples!r}"
+            f"{name} needs the number of samples in this micro-batch, from 1 to {MAX_MICRO_BATCH}, got {samples!r}"
         )
     return count

@@ -22,11 +22,14 @@ def test_a_paused_peer_leaves_and_comes_back_as_one_that_was_away(tmp_path: Path
     path = tmp_path / "run.toml"
     path.write_text(SPEC)
     own = ("--identity", str(tmp_path / "guest.json"), "--directory", str(tmp_path / "guest"))
-    with Running("host", str(path), *ALONE, "--role", "trainer", "--directory", str(tmp_path / "host")) as host:
+    log_to = ("--log-to", f"tensorboard:{tmp_path / 'curves'}")
+    with Running(
+        "host", str(path), *ALONE, "--role", "trainer", "--directory", str(tmp_path / "host"), *log_to
+    ) as host:
         link = host.wait_for("link")["link"]
         assert "takes no part" in run("join", link, "--pause", "--directory", str(tmp_path / "guest")).stderr
         options = ("--max-traffic", "50GB/month", "--yes")
-        with Running("join", link, *WORK, *own, *options) as guest:
+        with Running("join", link, *WORK, *own, *options, "--log-to", "tensorboard") as guest:
             costs = guest.wait_for("costs")
             assert costs["name"] == "tiny"
             guest.wait_for("step.applied")
@@ -42,8 +45,10 @@ def test_a_paused_peer_leaves_and_comes_back_as_one_that_was_away(tmp_path: Path
             assert last["step"] > away
         traffic = json.loads(next((tmp_path / "guest").rglob("traffic.json")).read_bytes())
         assert traffic["used_bytes"] > 0
+        assert len(list((tmp_path / "guest").rglob("tensorboard/events.*"))) == 1  # of both sessions
         with Running("join", link, *WORK, *own, "--leave-after-step", str(back + 4)) as guest:
             assert guest.summary()["step"] >= back + 4
+    assert list((tmp_path / "curves").glob("events.*"))
 
 
 def test_traffic_before_the_first_step_counts_though_the_session_is_broken_off(

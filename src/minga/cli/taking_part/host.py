@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import Link
 from minga.identity.links.reach import reach_of
+from minga.integrations.loggers import LoggerChoice, RunLog
 from minga.training.host import host
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
@@ -60,6 +62,7 @@ def run_host(
     *,
     resume: bool,
     begin_from: str | None = None,
+    log_to: tuple[LoggerChoice, ...] = (),
 ) -> None:
     """Begin the run of the spec in the file `path`, or to `resume` go on with the one in the folder `path`; stay until
     it ends or Ctrl-C comes. A run that begins may take its first parameters from `begin_from`, see `init_from`.
@@ -103,7 +106,9 @@ def run_host(
             announce(hosted, output, links, bound_to=peer.host)
             watch.begin()
 
-        _Hosting(hosted, work, context, tell).run()
+        with contextlib.closing(RunLog(log_to)) as log:
+            log.begin(hosted.spec, hosted.directory)
+            _Hosting(hosted, work, context, tell, log).run()
 
 
 def _name_earlier_run(name: str, peer: PeerOptions, output: Output) -> None:
@@ -120,14 +125,16 @@ def _name_earlier_run(name: str, peer: PeerOptions, output: Output) -> None:
 class _Hosting:
     """One `minga host`."""
 
-    def __init__(self, peer: Peer, work: WorkOptions, context: Context, announce: Callable[[], None]) -> None:
+    def __init__(
+        self, peer: Peer, work: WorkOptions, context: Context, announce: Callable[[], None], log: RunLog
+    ) -> None:
         from minga.monitor.history import FILE_NAME, History
         from minga.monitor.watcher import Watcher
 
         self.peer, self.work, self.output, self.parent_watch = peer, work, context.output, context.parent_watch
         self._announce = announce
         self._leaving = GracefulLeave(peer, context)
-        self.history = History(peer.directory / FILE_NAME)
+        self.history = History(peer.directory / FILE_NAME, listener=log)
         self.watcher = Watcher(peer, self.history, from_start=True)
         self.held_out: HeldOut | None = None
         self._trouble = PlainTrouble()

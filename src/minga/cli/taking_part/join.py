@@ -25,6 +25,7 @@ from minga.core.events.bus import Event
 from minga.core.events.security import SecureAdmitted, SecureCandidate, SecureDropped, SecureFounded, SecureWaiting
 from minga.core.events.training import AccessNotRenewed, StepApplied, SyncAdvanced, SyncFinished
 from minga.core.units import format_duration
+from minga.integrations.loggers import LoggerChoice, RunLog
 from minga.training.availability.availability import Availability, AvailabilityRules
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
@@ -48,8 +49,8 @@ SHARE_STEPS = 20
 @dataclass(frozen=True)
 class JoinOptions:
     """How to log in, where the run asks for it, whether to measure the loss on held-out text, and whether to take part
-    without being asked (`yes`), when this machine takes part (`rules`), the step to leave after, and how many bytes
-    the files of the run may take.
+    without being asked (`yes`), when this machine takes part (`rules`), the step to leave after, how many bytes
+    the files of the run may take, and the loggers that get its figures.
     """
 
     login: LoginOptions
@@ -58,6 +59,7 @@ class JoinOptions:
     rules: AvailabilityRules = NO_RULES
     leave_after_step: int | None = None
     max_files: float = math.inf
+    log_to: tuple[LoggerChoice, ...] = ()
 
 
 def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptions, context: Context) -> None:
@@ -74,7 +76,7 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
     person = PersonAtTerminal(options.login, context.output)
 
     availability = Availability(options.rules, peer.run_directory(parsed.run_id), time.time)
-    done = SessionsDone()
+    done, log = SessionsDone(), RunLog(options.log_to)
 
     def consider(prospect: Prospect) -> None:
         if not done.sessions:  # the owner of this machine is asked once
@@ -88,18 +90,19 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
                 limit=options.rules.traffic,
             )
 
-    while True:
-        wait_until_available(availability, context)
-        with join(parsed, peer, person, consider=consider) as joined:
-            wire(context, joined)
-            if joined.spec.model.recipe == CUSTOM and joined.role != "monitor":
-                raise ConfigurationError(
-                    "this run trains a model of the organiser's own (recipe custom), which this command does not have; "
-                    "use the program that the organiser gave you: it calls minga.join with this link"
-                )
-            is_paused = _Joining(joined, work, context, options, availability, done).run()
-        if not is_paused:
-            return
+    is_paused = True
+    with contextlib.closing(log):
+        while is_paused:
+            wait_until_available(availability, context)
+            with join(parsed, peer, person, consider=consider) as joined:
+                wire(context, joined)
+                if joined.spec.model.recipe == CUSTOM and joined.role != "monitor":
+                    raise ConfigurationError(
+                        "this run trains a model of the organiser's own (recipe custom), which this command does not "
+                        "have; use the program that the organiser gave you: it calls minga.join with this link"
+                    )
+                log.begin(joined.spec, joined.directory)
+                is_paused = _Joining(joined, work, context, options, availability, done, log).run()
 
 
 def wait_until_available(availability: Availability, context: Context) -> None:
@@ -146,6 +149,7 @@ class _Joining:
         options: JoinOptions,
         availability: Availability,
         done: SessionsDone,
+        log: RunLog,
     ) -> None:
         from minga.monitor.history import History
         from minga.monitor.watcher import Watcher
@@ -159,7 +163,7 @@ class _Joining:
         self.held_out: HeldOut | None = None
         self._run: RecipeRun | None = None
         self._devices: list[torch.device] = []
-        self.watcher = Watcher(peer, History(None))
+        self.watcher = Watcher(peer, History(None, listener=log))
         self._trouble = PlainTrouble()
         self._lock = threading.Lock()
         self._begun = time.monotonic()

@@ -1,0 +1,143 @@
+"""The optimizer that a framework holds: an ordinary one until training begins, then the run's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from minga.core.errors import ClosedError, ConfigurationError
+from minga.integrations.place import RunPlace
+from minga.integrations.tally import Tally
+from minga.training.optimizer import Optimizer
+
+logger = logging.getLogger("minga.integrations")
+
+
+class JoinedOptimizer(torch.optim.Optimizer):
+    """Wraps a torch optimizer for frameworks that call `step()` with nothing.
+
+    Before `begin` it is a torch optimizer that cannot step: a framework may load an earlier state into it, with which
+    a new run begins. From then on the state is the run's, and what the framework loads is left aside. `tally` knows
+    what each call stands for.
+    """
+
+    def __init__(self, inner: torch.optim.Optimizer, tally: Tally) -> None:
+        if isinstance(inner, JoinedOptimizer | Optimizer):
+            raise ConfigurationError("this optimizer takes part in a run already; pass the torch optimizer")
+        super().__init__(inner.param_groups, inner.defaults)
+        self.inner, self.tally = inner, tally
+        self.joined: Optimizer | None = None
+        """The optimizer of the run, once training has begun."""
+        self._show()
+
+    def begin(
+        self, place: RunPlace, *, model: torch.nn.Module | None = None, scheduler: LRScheduler | None = None
+    ) -> Optimizer:
+        """Take part from now on; returns when the run's current state is here. Gradients are clipped as the run spec
+        says (`optimizer.max_grad_norm`).
+
+        Raises `ConfigurationError` if it has begun before, or for what `minga.Optimizer` refuses.
+        """
+        if self.joined is not None:
+            raise ConfigurationError(
+                "training has begun in this run before; make the framework's objects anew, and join"
+            )
+        self.joined = Optimizer(
+            self.inner,
+            place.peer,
+            model=model,
+            scheduler=scheduler,
+            max_grad_norm=place.spec.optimizer.max_grad_norm,
+        )
+        self._show()
+        return self.joined
+
+    def figures(self) -> dict[str, float]:
+        """The state of the run for the framework's logs: `run_step`, `run_peers`, and `run_loss` once it is known.
+
+        Empty in processes other than the first, before training begins, and when the peer was closed.
+        """
+        peer = None if self.joined is None else self.joined.peer
+        if peer is None:
+            return {}
+        try:
+            status = peer.status()
+        except ClosedError:
+            return {}
+        figures: dict[str, float] = {"run_step": self.global_step, "run_peers": status.members}
+        return figures if status.loss is None else {**figures, "run_loss": status.loss}
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has reached its last step."""
+        return self.joined is not None and self.joined.finished
+
+    @property
+    def global_step(self) -> int:
+        """Global steps that this peer's state has seen."""
+        return 0 if self.joined is None else self.joined.global_step
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Count the gradients of the samples that were counted since the last call. Returns the closure's result.
+
+        Where the samples have no target at all, and so no mean loss, the call is left out.
+        """
+        if self.joined is None:
+            raise ConfigurationError("training has not begun: the framework has to call the adapter first")
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        samples, loss, scale = self.tally.samples, self.tally.loss, self.tally.scale
+        self.tally.clear()
+        if samples:
+            if scale != 1.0:
+                self._scale(scale)
+            self.joined.step(samples=samples, loss=loss)
+        else:
+            self._leave_out()
+        return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, and what was counted for them."""
+        self.inner.zero_grad(set_to_none=set_to_none)
+        self.tally.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's state, with the key `global_step` added."""
+        return {**self.inner.state_dict(), "global_step": self.global_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Begin a new run with what an optimizer knows in this state, such as its moments; learning rates and other
+        settings stay as they are. If training has begun, leave it aside: the state is the run's then.
+        """
+        if self.joined is not None:
+            return
+        settings = [{name: value for name, value in group.items() if name != "params"} for group in self.param_groups]
+        self.inner.load_state_dict({name: value for name, value in state_dict.items() if name != "global_step"})
+        self._show()
+        for group, own in zip(self.param_groups, settings, strict=True):
+            group.update(own)
+
+    def pause(self) -> None:
+        """Tell the run that this process does something else for a while, such as an evaluation."""
+        if self.joined is not None and not self.finished:
+            self.joined.follow(0.0)
+
+    @torch.no_grad()
+    def _scale(self, scale: float) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
+
+    def _leave_out(self) -> None:
+        logger.warning("no samples were counted for this optimizer call: its gradients are left out")
+        self.zero_grad()
+
+    def _show(self) -> None:
+        self.param_groups, self.state, self.defaults = self.inner.param_groups, self.inner.state, self.inner.defaults

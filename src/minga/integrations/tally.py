@@ -1,0 +1,70 @@
+"""What one call of an optimizer stands for: its samples, and its loss for displays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+
+class Tally:
+    """Counts what the gradients of one optimizer are made of, since its last call.
+
+    samples: samples, or target tokens where the loss is their mean.
+    micro_batches: batches that were gone through backward.
+    window: the number of micro-batches by which the framework divides the loss of each, where it does so even if a call
+        has fewer, as the last one of an epoch may; None where it does not.
+    """
+
+    def __init__(self) -> None:
+        self.window: int | None = None
+        self.samples = 0
+        self.micro_batches = 0
+        self._loss: torch.Tensor | float | None = None
+        self._at_hand = 0
+        self._is_counted = True
+
+    def begin(self, samples: int) -> None:
+        """A batch of so many samples is at hand; it counts as soon as there is a loss of it."""
+        self._at_hand, self._is_counted = samples, False
+
+    def add_loss(self, loss: torch.Tensor | float) -> None:
+        """A part of the loss goes through backward; the sum of these is the mean loss over the samples of the call."""
+        own = loss.detach() if isinstance(loss, torch.Tensor) else loss
+        self._loss = own if self._loss is None else self._loss + own
+        if not self._is_counted:
+            self._is_counted = True
+            self.samples += self._at_hand
+            self.micro_batches += 1
+
+    def clear(self) -> None:
+        """The gradients are gone; the batch at hand counts again if another loss of it comes."""
+        self.samples, self.micro_batches, self._loss, self._is_counted = 0, 0, None, False
+
+    @property
+    def scale(self) -> float:
+        """What the gradients of a call have to be multiplied by to be the mean over its micro-batches."""
+        if self.window is None or not self.micro_batches:
+            return 1.0
+        return self.window / self.micro_batches
+
+    @property
+    def loss(self) -> float | None:
+        """The loss of the call, a mean over its samples; None if nothing told it."""
+        return None if self._loss is None else float(self._loss) * self.scale
+
+
+def batch_size_of(batch: Any) -> int:
+    """The samples of a batch: the length of the first tensor in it, looked for in mappings and sequences.
+
+    Returns 0 for a batch without a tensor that has a length.
+    """
+    if isinstance(batch, torch.Tensor):
+        return len(batch) if batch.ndim else 0
+    if isinstance(batch, str | bytes):
+        return 0
+    parts: Iterable[Any] = (
+        batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, Iterable) else ()
+    )
+    return next((size for part in parts if (size := batch_size_of(part))), 0)

@@ -1,0 +1,170 @@
+"""Hugging Face Trainer as a peer: `join(trainer, link)` before `trainer.train()`.
+
+    trainer.get_batch_samples ─▶ samples or target tokens ─┐
+    trainer.training_step ─────▶ loss ─────────────────────┴▶ tally ─▶ optimizer.step() ─▶ the run
+    trainer.log ◀── global step, loss and peers of the run
+
+The Trainer keeps what is its own: data, epochs, evaluation, checkpoints and `global_step`, which counts its own
+optimizer calls. The run takes the parameters, the optimizer's state and the learning-rate schedule, which advances with
+the global step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from minga.core.errors import ConfigurationError
+from minga.identity.links.links import Link
+from minga.integrations.global_schedule import GlobalSchedule
+from minga.integrations.joined_optimizer import JoinedOptimizer
+from minga.integrations.place import RunPlace, enter
+from minga.integrations.tally import Tally, batch_size_of
+from minga.training.join import PeerOptions
+from minga.training.peer import Peer
+
+logger = logging.getLogger("minga.integrations")
+
+
+def join(trainer: Trainer, link: Link | str | Peer | None, options: PeerOptions | None = None) -> Peer | None:
+    """Let `trainer` train in the run of `link` (or of a peer that the program has): call it before `trainer.train()`.
+
+    Optimizer, learning rate, warm-up and schedule are those of the Trainer and its arguments, the same on all peers;
+    steps of the schedule are global steps, to the run's last one. Gradients are clipped after averaging, as the run
+    spec says (`optimizer.max_grad_norm`), and the Trainer's own clipping is off. The data is shuffled by a seed of this
+    peer's own, unless `data_seed` is set.
+
+    `train()` ends when the run ends, or earlier as the arguments say; a peer that was joined here then leaves.
+    `train(resume_from_checkpoint=...)` goes on with the Trainer's data and counters, and with the state of the run; a
+    run that begins takes the state of the checkpoint. A Trainer that joined trains once.
+
+    Returns the peer; None in processes other than the first under `torchrun`. Raises what `minga.join` raises, and
+    `ConfigurationError` for Trainers that cannot take part: with DeepSpeed, FSDP, `model_init` or
+    `auto_find_batch_size`.
+    """
+    _check(trainer)
+    place = enter(link, options, is_first=trainer.args.process_index == 0)
+    try:
+        part = _TrainerPart(trainer, place)
+    except BaseException:
+        place.leave()
+        raise
+    trainer.add_callback(part)
+    return place.peer
+
+
+def _check(trainer: Trainer) -> None:
+    if not isinstance(trainer, Trainer):
+        raise ConfigurationError(f"trainer is a transformers.Trainer, not a {type(trainer).__name__}")
+    if isinstance(getattr(trainer.optimizer, "optimizer", trainer.optimizer), JoinedOptimizer):  # Accelerate wraps it
+        raise ConfigurationError("this Trainer has joined a run already")
+    arguments = trainer.args
+    refused = {
+        "DeepSpeed, which has an optimizer of its own": trainer.is_deepspeed_enabled,
+        "FSDP": trainer.is_fsdp_enabled,
+        "model_init, which makes another model when training begins": trainer.model_init is not None,
+        "auto_find_batch_size, which begins training several times": arguments.auto_find_batch_size,
+    }
+    if found := [name for name, is_used in refused.items() if is_used]:
+        raise ConfigurationError(f"a Trainer cannot join a run with {found[0]}")
+    if arguments.load_best_model_at_end:
+        logger.warning(
+            "load_best_model_at_end: when train() returns, this process will have the best model of its own "
+            "evaluations, which is not the last state of the run"
+        )
+
+
+class _TrainerPart(TrainerCallback):  # type: ignore[misc]
+    """One Trainer's part in a run."""
+
+    def __init__(self, trainer: Trainer, place: RunPlace) -> None:
+        self._trainer, self._place = trainer, place
+        self._tally = Tally()
+        self._own_batches, self._own_step, self._own_log = trainer.get_batch_samples, trainer.training_step, trainer.log
+        inner = trainer.create_optimizer()
+        trainer.create_scheduler(num_training_steps=place.schedule_steps, optimizer=inner)
+        self._schedule = trainer.lr_scheduler
+        self.optimizer = JoinedOptimizer(inner, self._tally)
+        self._take_over()
+
+    def _take_over(self) -> None:
+        trainer, norm = self._trainer, self._place.spec.optimizer.max_grad_norm
+        if trainer.args.max_grad_norm != (norm or 0.0):
+            logger.info(
+                "gradients are clipped to %s, as the run spec says (optimizer.max_grad_norm)", norm or "no norm"
+            )
+        trainer.args.max_grad_norm = 0.0
+        trainer.optimizer, schedule = self.optimizer, GlobalSchedule(self.optimizer)
+
+        def create_scheduler(*_: Any, **__: Any) -> GlobalSchedule:
+            trainer.lr_scheduler = schedule
+            return schedule
+
+        trainer.create_scheduler = create_scheduler
+        trainer.get_batch_samples, trainer.training_step, trainer.log = self._batches, self._step, self._log
+        if trainer.args.data_seed is None:
+            peer = self._place.peer
+            seed = broadcast_object_list([0 if peer is None else int(peer.peer_id[:8], 16)])
+            trainer.args.data_seed = trainer.accelerator.dataloader_config.data_seed = seed[0]
+
+    # ---- in the place of the Trainer's methods
+
+    def _batches(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
+        batches, items = self._own_batches(epoch_iterator, num_batches, device)
+        self._tally.clear()
+        self._tally.begin(self._weight(batches, items))  # of all micro-batches; counted at the loss of the first
+        return batches, items
+
+    def _weight(self, batches: list[Any], items: torch.Tensor | int | None) -> int:
+        """What the loss of these batches is a mean over: their target tokens, if the Trainer counted `items`, else
+        their samples; of several processes, this one's share.
+        """
+        trainer, arguments = self._trainer, self._trainer.args
+        if items is None or trainer.loss_is_scaled_for_ga is False:
+            return sum(map(batch_size_of, batches))
+        tokens = round(float(torch.as_tensor(items).reshape(-1)[0]))
+        if not arguments.average_tokens_across_devices:
+            return tokens * max(1, int(arguments.n_gpu))
+        processes, own = int(arguments.world_size), int(arguments.process_index)
+        return tokens // processes + (own < tokens % processes)
+
+    def _step(self, *arguments: Any, **named: Any) -> torch.Tensor:
+        loss: torch.Tensor = self._own_step(*arguments, **named)
+        self._tally.add_loss(loss)
+        return loss
+
+    def _log(self, logs: dict[str, float], *arguments: Any, **named: Any) -> None:
+        self._own_log({**logs, **self.optimizer.figures()}, *arguments, **named)
+
+    # ---- the Trainer's events
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """The model is in place, and an earlier checkpoint loaded: get the state of the run."""
+        trainer = self._trainer
+        wrapped = trainer.model_wrapped
+        self.optimizer.begin(self._place, model=wrapped, scheduler=self._schedule)
+
+    def on_step_end(
+        self, _: TrainingArguments, __: TrainerState, control: TrainerControl, **___: Any
+    ) -> TrainerControl:
+        """An optimizer call is over: end with the run, and tell it of work that is no training."""
+        if self.optimizer.finished:
+            control.should_training_stop = True
+        elif control.should_evaluate or control.should_save:
+            self.optimizer.pause()
+        return control
+
+    on_epoch_end = on_step_end
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """This process trains no longer: leave the run."""
+        step = self.optimizer.global_step
+        logger.info(
+            "the Trainer ended at global step %d%s", step, ", the run's last" if self.optimizer.finished else ""
+        )
+        self._place.leave()

@@ -1,0 +1,247 @@
+"""Accelerate and Lightning as peers: against plain loops, and all frameworks together in one run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.worlds.framework_peers import reference, results_of, rows
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+ACCELERATE = """
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch.utils.data import DataLoader
+from minga.integrations.accelerate import prepare
+
+
+def train(peer, data, size, lockstep=False, **settings):
+    AcceleratorState._reset_state(reset_partial_state=True)  # as a program of its own
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, **settings)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    loader = DataLoader(data, batch_size=size, shuffle=True)
+    prepared, optimizer, loader, scheduler = prepare(accelerator, peer, model, optimizer, loader, schedule)
+    joined, calls, dtype = optimizer.optimizer, 0, None
+    while not loader.finished:
+        for batch in loader:
+            with accelerator.accumulate(prepared):
+                out = prepared(batch)
+                dtype = str(out.dtype)
+                accelerator.backward(out.square().mean())
+                accelerator.clip_grad_norm_(prepared.parameters(), 0.001)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            calls += accelerator.sync_gradients
+            while lockstep and not joined.finished and joined.global_step < calls:
+                joined.joined.follow(0.02)
+    told = {"values": values(model), "step": joined.global_step, "rates": scheduler.get_last_lr(), "dtype": dtype,
+            "total": sum(each.total_samples for each in peer.peers() if each.is_self),
+            "loss": peer._metrics.loss_sum / max(1, peer._metrics.mini_steps)}
+    peer.close()
+    return told
+
+
+refused_later = []
+together = train(enter(spec_of(12, 4)), rows(6, int(role)), 3, lockstep=True)
+role = "0"
+short = train(enter(spec_of(5, 3), 1), rows(6, 0)[:5], 2)
+half = train(enter(spec_of(6, 1), 2), rows(6, 0), 3, mixed_precision="bf16")
+accelerator = Accelerator(cpu=True)
+with enter(spec_of(6, 1), 3) as peer:
+    joined = prepare(accelerator, peer, network(), torch.optim.SGD(network().parameters(), lr=1.0), [])
+    for again in (lambda: accelerator.load_state(folder), lambda: prepare(accelerator, peer, *joined[:3])):
+        try:
+            again()
+        except minga.ConfigurationError as error:
+            refused_later.append(str(error))
+accelerator = Accelerator(cpu=True)
+try:
+    prepare(accelerator, "minga1nonsense", network(), torch.optim.SGD(network().parameters(), lr=1.0), [])
+except minga.LinkError as error:
+    refused = str(error)
+say(together=together, short=short, half=half, refused=refused, refused_later=refused_later)
+"""
+
+LIGHTNING = """
+import pytorch_lightning as pl
+from torch.utils.data import DataLoader
+from minga.integrations.lightning import MingaStrategy
+
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.network = network()
+
+    def training_step(self, batch, _):
+        return self.network(batch).square().mean()
+
+    def validation_step(self, batch, _):
+        self.log("held_out", self.network(batch).square().mean())
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Lockstep(pl.Callback):
+    def on_train_batch_end(self, trainer, module, *_):
+        joined = trainer.strategy.optimizers[0]
+        while not joined.finished and joined.global_step < trainer.global_step:
+            joined.joined.follow(0.02)
+
+
+def train(links, data, size, module=None, resume=None, every=2, callbacks=(), **settings):
+    module = module or Module()
+    trainer = pl.Trainer(strategy=MingaStrategy(links), accelerator="cpu", accumulate_grad_batches=every,
+                         callbacks=list(callbacks), enable_progress_bar=False, enable_model_summary=False,
+                         log_every_n_steps=1, default_root_dir=folder / "lightning",
+                         **{**dict(max_epochs=1000, logger=False, enable_checkpointing=False), **settings})
+    loader = DataLoader(data, batch_size=size, shuffle=True)
+    trainer.fit(module, loader, DataLoader(data, batch_size=6), ckpt_path=resume)
+    figures = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return {"values": values(module), "figures": figures, "local": trainer.global_step}
+
+
+with enter(spec_of(12, 4)) as peer:
+    together = train({"network": peer}, rows(6, int(role)), 3, callbacks=[Lockstep()], gradient_clip_val=0.001)
+role = "0"
+with enter(spec_of(5, 3), 11) as peer:
+    short = train(peer, rows(6, 0)[:5], 2)
+
+begun = train(enter(spec_of(6, 5), 12), rows(6, 0), 3, max_steps=2, enable_checkpointing=True)
+(checkpoint,) = (folder / "lightning").rglob("*.ckpt")
+resumed = train(enter(spec_of(6, 2), 13), rows(6, 0), 3, resume=checkpoint)
+
+
+class Pair(pl.LightningModule):
+    # Two networks, each with an optimizer and a run of its own.
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.first, self.second = network(), network()
+
+    def training_step(self, batch, _):
+        for optimizer, part in zip(self.optimizers(), (self.second, self.first)):
+            optimizer.zero_grad()
+            self.manual_backward(part(batch).square().mean())
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(part.parameters(), lr=0.5) for part in (self.second, self.first)]
+
+
+pair = Pair()
+with enter(spec_of(6, 2), 14) as one, enter(spec_of(12, 1), 15) as other:
+    try:
+        train(one, rows(6, 0), 6, module=pair, every=1)
+    except minga.ConfigurationError as error:
+        refused = str(error)
+    train({"first": one, "second": other}, rows(6, 0), 6, module=pair, every=1)
+say(together=together, short=short, begun=begun, resumed=resumed, refused=refused,
+    first=values(pair.first), second=values(pair.second))
+"""
+
+RATES = [0.5, 0.25, 0.5 / 3, 0.125]
+
+
+def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tmp_path: Path) -> None:
+    accelerate, lightning = results_of(tmp_path, [ACCELERATE, LIGHTNING])
+    both = reference([torch.cat([rows(6, 0), rows(6, 1)])] * 4, rates=RATES)
+    assert accelerate["together"]["values"] == pytest.approx(both, abs=1e-5)
+    assert lightning["together"]["values"] == accelerate["together"]["values"]
+    assert accelerate["together"]["rates"] == [0.1]  # after four global steps
+    assert lightning["together"]["figures"]["run_peers"] == 2
+    assert "run_loss" in lightning["together"]["figures"]
+
+    five, six = rows(6, 0)[:5], rows(6, 0)
+    alone = reference([five] * 3, rates=RATES[:3])  # calls of 4 samples and of 1, the last with fewer micro-batches
+    assert accelerate["short"]["values"] == pytest.approx(alone, abs=1e-5)
+    assert lightning["short"]["values"] == pytest.approx(alone, abs=1e-5)
+    assert accelerate["short"]["total"] == 15
+    assert accelerate["half"]["dtype"] == "torch.float32"  # Accelerate's outputs are converted
+    half = reference([six], rates=RATES[:1])
+    assert accelerate["half"]["values"] == pytest.approx(half, abs=1e-2)
+    assert accelerate["half"]["values"] != pytest.approx(half, abs=1e-6)
+    assert "link" in accelerate["refused"]
+    assert "are those of the run" in accelerate["refused_later"][0]
+    assert "takes part in a run already" in accelerate["refused_later"][1]
+
+    assert lightning["begun"]["values"] == pytest.approx(reference([six] * 2, rates=RATES[:2]), abs=1e-5)
+    resumed = reference([six] * 4, rates=[*RATES[:2], *RATES[:2]])  # the checkpoint's state; the new run's own schedule
+    assert lightning["resumed"]["values"] == pytest.approx(resumed, abs=1e-5)
+    assert "2 optimizers and MingaStrategy 1 links" in lightning["refused"]
+    plain = reference([six] * 2, rates=[0.5] * 2, momentum=0.0)
+    assert lightning["first"] == pytest.approx(plain, abs=1e-5)
+    assert lightning["second"] == pytest.approx(reference([six], rates=[0.5], momentum=0.0), abs=1e-5)
+
+
+TOGETHER = """
+import time
+sys.path.insert(0, EXAMPLES)
+import spirals
+from minga.integrations.joined_optimizer import JoinedOptimizer
+
+MEMBERS = 4
+module = __import__(PROGRAM) if PROGRAM else None
+spirals.SPEC = spec_of(1024, 30)
+spirals.enter = lambda program: enter(spirals.SPEC)
+own_begin, own_show = JoinedOptimizer.begin, spirals.show
+told = {}
+
+
+def wait(optimizer):
+    # Until all are there: each has its share of the first step.
+    while optimizer.peer.status().members < MEMBERS and not optimizer.finished:
+        optimizer.follow(0.05)
+
+
+def begin(self, *arguments, **named):
+    joined = own_begin(self, *arguments, **named)
+    wait(joined)
+    return joined
+
+
+def show(network, peer):
+    told.update(values=values(network), samples=peer._metrics.samples)
+    own_show(network, peer)
+
+
+JoinedOptimizer.begin, spirals.show = begin, show
+
+
+def plain():
+    peer = enter(spirals.SPEC)
+    network, points = spirals.Network(), spirals.Points()
+    inner, schedule = spirals.optimizer_of(network)
+    norm = peer.spec.optimizer.max_grad_norm
+    optimizer = minga.Optimizer(inner, peer, scheduler=schedule, model=network, max_grad_norm=norm, samples_per_step=64)
+    wait(optimizer)
+    while not optimizer.finished:
+        network(**points[torch.randint(len(points), (64,))])["loss"].backward()
+        optimizer.step()
+        step = optimizer.global_step
+        while optimizer.global_step == step and not optimizer.finished:  # the frameworks do the rest of this step
+            optimizer.follow(0.01)
+    show(network, peer)
+
+
+plain() if module is None else module.main()
+say(**told)
+"""
+
+
+def test_trainer_accelerate_lightning_and_a_plain_loop_train_together(tmp_path: Path) -> None:
+    programs = ["", "huggingface_trainer", "accelerate_loop", "lightning_module"]
+    head = f"EXAMPLES = {os.fspath(EXAMPLES)!r}\n"
+    told = results_of(tmp_path, [f"{head}PROGRAM = {program!r}\n{TOGETHER}" for program in programs])
+    assert all(each["samples"] > 0 for each in told), told
+    assert all(each["values"] == told[0]["values"] for each in told)

@@ -1,0 +1,47 @@
+"""A framework's way into a run, and the runs that it stays out of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minga
+from minga.integrations.place import enter
+
+SPEC: dict[str, Any] = {"name": "test", "model": {"recipe": "custom"}, "network": {"relay": "none"}}
+
+
+def options(folder: Path, **more: Any) -> minga.PeerOptions:
+    return minga.PeerOptions(ephemeral=True, directory=folder, host="127.0.0.1", **more)
+
+
+def test_a_peer_of_the_program_stays_when_the_place_is_left(tmp_path: Path) -> None:
+    spec = {**SPEC, "training": {"stop_after_steps": 7}}
+    with minga.host(spec, options(tmp_path / "host")) as peer:
+        place = enter(peer)
+        assert (place.peer, place.owned, place.schedule_steps) == (peer, False, 7)
+        place.leave()
+        joined = enter(peer.link, options(tmp_path / "guest"))
+        assert joined.owned
+        assert joined.peer is not None
+        joined.leave()
+        with pytest.raises(minga.ClosedError):
+            joined.peer.status()
+        with pytest.raises(minga.ConfigurationError, match=r"'auxiliary' computes no gradients"):
+            enter(peer.link, options(tmp_path / "third", role="auxiliary"))
+        assert peer.status().step == 0
+
+
+def test_what_has_no_place_is_told_why(tmp_path: Path) -> None:
+    with pytest.raises(minga.LinkError, match=r"the first process needs a link"):
+        enter(None)
+    with pytest.raises(minga.ConfigurationError, match=r"init_process_group"):
+        enter(None, is_first=False)
+    secure = {**SPEC, "security": {"verification": "byzantine"}, "training": {"buffers": "local"}}
+    with (
+        minga.host(secure, options(tmp_path)) as peer,
+        pytest.raises(minga.ConfigurationError, match=r"the run chooses the data .*Optimizer\.batches"),
+    ):
+        enter(peer)

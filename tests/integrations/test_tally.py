@@ -1,0 +1,102 @@
+"""What one optimizer call stands for, and the sizes of batches of all shapes."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import minga
+from minga import ConfigurationError
+from minga.integrations.global_schedule import GlobalSchedule
+from minga.integrations.joined_optimizer import JoinedOptimizer
+from minga.integrations.place import enter
+from minga.integrations.tally import Tally, batch_size_of
+
+THREE = torch.zeros(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [
+        (THREE, 3),
+        ([THREE, torch.zeros(4)], 3),
+        ((torch.tensor(7.0), {"a": THREE}), 3),
+        ({"name": "text", "nothing": None, "x": THREE}, 3),
+        (UserDict({"x": THREE}), 3),
+        (torch.tensor(1.0), 0),
+        (["a", "b"], 0),
+        ({}, 0),
+        (None, 0),
+        (7, 0),
+    ],
+)
+def test_the_size_of_a_batch_is_the_length_of_its_first_tensor(batch: Any, size: int) -> None:
+    assert batch_size_of(batch) == size
+
+
+def test_a_call_with_fewer_micro_batches_than_it_is_divided_by_is_scaled() -> None:
+    tally = Tally()
+    assert (tally.samples, tally.loss, tally.scale) == (0, None, 1.0)
+    tally.window = 4
+    for losses in ([torch.tensor(0.25), 0.25], [0.25]):  # a batch may have several
+        tally.begin(3)
+        for loss in losses:
+            tally.add_loss(loss)
+    tally.begin(5)  # and this one none
+    assert (tally.samples, tally.micro_batches, tally.scale, tally.loss) == (6, 2, 2.0, 1.5)
+    tally.clear()
+    assert (tally.samples, tally.loss, tally.scale) == (0, None, 1.0)
+    tally.add_loss(1.0)
+    tally.clear()
+    tally.add_loss(1.0)  # the same batch, for another step
+    assert tally.samples == 5
+
+
+def test_before_training_begins_the_optimizer_takes_moments_and_keeps_its_settings() -> None:
+    model = nn.Linear(2, 1)
+    earlier = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    earlier.step()
+    inner = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
+    optimizer = JoinedOptimizer(inner, Tally())
+    optimizer.load_state_dict({**earlier.state_dict(), "global_step": 7})
+    assert optimizer.param_groups is inner.param_groups
+    assert (inner.param_groups[0]["lr"], optimizer.global_step, optimizer.finished) == (0.25, 0, False)
+    assert all(state["momentum_buffer"].any() for state in inner.state.values())
+    assert (optimizer.state_dict()["global_step"], optimizer.figures()) == (0, {})
+    with pytest.raises(ConfigurationError, match=r"training has not begun"):
+        optimizer.step()
+    with pytest.raises(ConfigurationError, match=r"takes part in a run already"):
+        JoinedOptimizer(optimizer, Tally())
+    schedule = GlobalSchedule(optimizer)
+    schedule.step()
+    schedule.load_state_dict({"last_epoch": 3})
+    assert (schedule.get_last_lr(), schedule.state_dict()) == ([0.25], {})
+
+
+def test_a_call_that_a_gradient_scaler_left_out_is_not_counted(tmp_path: Path) -> None:
+    model, tally = nn.Linear(2, 1), Tally()
+    optimizer = JoinedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), tally)
+    spec: dict[str, Any] = {"name": "test", "model": {"recipe": "custom"}, "network": {"relay": "none"}}
+    spec["training"] = {"target_batch_size": 8, "stop_after_steps": 1}
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with minga.host(spec, minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")) as peer:
+        optimizer.begin(enter(peer), model=model)
+        for value in (1.0, torch.inf, 1.0):
+            tally.begin(4)
+            loss = (model(torch.full((4, 2), value)) - 1).square().mean()
+            tally.add_loss(loss)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        assert optimizer.finished
+        tally.begin(0)
+        tally.add_loss(float("nan"))
+        optimizer.step()  # without a target there is nothing to count
+    assert scaler.get_scale() == 512.0
