@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ class History:
     def __init__(self, path: Path | None, *, max_bytes: int = MAX_BYTES) -> None:
         self.path, self._max_bytes = path, max_bytes
         self.entries: list[Entry] = []
+        self.listeners: list[Callable[[Entry], None]] = []
+        """Told each entry on the thread that adds it."""
         if path is not None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,6 +44,8 @@ class History:
         self.entries.append(entry)
         if len(self.entries) > 100_000:
             del self.entries[:50_000]
+        for listener in self.listeners:
+            listener(entry)
         if self.path is None:
             return
         try:

@@ -1,0 +1,53 @@
+"""`minga dashboard LINK`: a monitor of its own that serves the dashboard."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from minga.cli.terminal.context import Context
+from minga.cli.terminal.peer_options import wire
+from minga.cli.watching.open_dashboard import announce_dashboard
+from minga.dashboard.dashboard import Dashboard
+from minga.dashboard.settings import DashboardSettings
+from minga.monitor.history import FILE_NAME, History
+from minga.monitor.watcher import Watcher
+from minga.training.join import PeerOptions, join
+from minga.training.organiser import Organiser, desk_in
+
+FOLDER = "dashboard"
+LOOK_S = 0.25
+
+
+def run_watch(
+    link: str,
+    peer: PeerOptions,
+    settings: DashboardSettings,
+    identity: Path | None,
+    context: Context,
+    *,
+    organises: bool,
+) -> None:
+    """Serve until Ctrl-C."""
+    context.output.say("Looking for the run …")
+    with join(link, peer, with_files=False) as joined:
+        wire(context, joined)
+
+        def desk() -> Organiser:
+            return desk_in(joined, identity)
+
+        if organises:
+            desk()  # the key is here, or the command ends with what is missing
+        # A host of the same run on this machine keeps its own history one folder up.
+        directory = joined.directory / FOLDER
+        watcher = Watcher(joined, History(directory / FILE_NAME))
+        dashboard = Dashboard(joined, watcher, settings, directory=directory, desk=desk if organises else None)
+        dashboard.start()
+        try:
+            announce_dashboard(dashboard, context.output)
+            while not (context.parent_watch is not None and context.parent_watch.is_over(0)):
+                watcher.look()
+                time.sleep(LOOK_S)
+        finally:
+            dashboard.close()
+    context.output.summary(ok=True)

@@ -1,0 +1,51 @@
+"""The page of the plan: who limits the run, and what would help."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from minga.averaging.planning.contributor_choice import StepWork
+from minga.averaging.strategy_choice import facts_of
+from minga.core.errors import ConfigurationError
+from minga.dashboard.model.documents import VERSION
+from minga.simulation.forecast.explanation import alternatives, explain
+from minga.simulation.forecast.plan_words import plan_json, plan_text
+from minga.training.peer import Peer
+from minga.training.status.live_rates import LiveRates, live_rates
+from minga.training.status.run_status import target_batch_size
+
+MOST_EXPLAINED: Final = 150
+"""In a larger swarm, what would change by other plans takes minutes to work out; `minga plan LINK` does it."""
+
+
+def plan_answer(peer: Peer) -> dict[str, Any]:
+    """The plan that the next leader would make, in sentences and as values; blocks for the time that planning takes.
+
+    Raises `ConfigurationError` where there is none.
+    """
+    session, spec = peer.session, peer.spec
+    if spec.security.verification == "byzantine":
+        raise ConfigurationError("members of this run do not trust each other: all reduce equal parts, without a plan")
+
+    def look() -> tuple[LiveRates, int]:
+        return live_rates(session.board), target_batch_size(session.board, spec)
+
+    live, batch = peer.on_loop(look)
+    if len(live.peers) < 2 or not live.vector_bytes:
+        raise ConfigurationError("there is a plan as soon as two peers take part")
+    if len(live.peers) > MOST_EXPLAINED:
+        raise ConfigurationError(
+            f"{len(live.peers)} peers take part; for more than {MOST_EXPLAINED} use `minga plan LINK` on another machine"
+        )
+    if not any(one.aggregates for one in live.rates.peers):
+        raise ConfigurationError("all peers are clients, so none can aggregate; at least one must be reachable")
+    work = StepWork(live.vector_bytes, batch, overlapped=facts_of(spec.training.strategy).max_in_flight > 0)
+    explanation, others = explain(live.rates, work), alternatives(live.rates, work)
+    names = [f"{one[:10]}" for one in live.peers]
+    sentences = list(plan_text(explanation, others, names, work))
+    return {
+        "api": VERSION,
+        "sentences": sentences,
+        "peer_ids": list(live.peers),
+        **plan_json(explanation, others, names, work),
+    }
