@@ -7,13 +7,13 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from starlette.types import ASGIApp
 
-from minga.core.errors import ClosedError, ConfigurationError, StorageError
+from minga.core.errors import ClosedError, ConfigurationError, RemoteError, StorageError
 from minga.core.events.bus import Event
 from minga.core.files import write_atomically
 from minga.dashboard.join_answer import join_answer
@@ -27,13 +27,14 @@ from minga.dashboard.server.orders import OrderDesk
 from minga.dashboard.server.pages import Pages
 from minga.dashboard.server.web_server import WebServer
 from minga.dashboard.settings import DashboardSettings
-from minga.monitor.history import Entry, History, read_history
+from minga.monitor.history import RECORD_FILE, Entry, History, read_history
+from minga.monitor.history_exchange import ask_history
+from minga.monitor.history_gaps import fill_gaps
 from minga.monitor.watcher import Watcher
 from minga.training.organiser import Organiser
 from minga.training.peer import Peer
 from minga.training.status.status_reader import Look
 
-RECORD_FILE: Final = "dashboard.jsonl"
 RECORD_BYTES: Final = 48 << 20
 LEADERBOARD_FILE: Final = "leaderboard.json"
 KEEP_PERIOD_S: Final = 60.0
@@ -41,6 +42,8 @@ TICK_S: Final = 1.0
 PEERS_PER_SECOND: Final = 250
 """How many peers a look may have for each second until the next: the cost of looks does not grow with the swarm."""
 LEAVE_S: Final = 1.5
+MOST_ASKED: Final = 3
+"""Peers that are asked for their history, one after the other until one has some."""
 
 logger = logging.getLogger("minga")
 
@@ -48,8 +51,9 @@ logger = logging.getLogger("minga")
 class Dashboard:
     """Serves from `start` on, until `close`. `watcher` looks at the run; each of its looks comes here, too.
 
-    What is recorded lies in `directory`, beside the watcher's history; None keeps it in memory. `desk` makes the
-    organiser's part where the organiser's key is here. Raises `ConfigurationError` if it cannot listen.
+    What is recorded lies in `directory`, beside the watcher's history; None keeps it in memory. `earlier` are histories
+    that other processes of this machine keep. `desk` makes the organiser's part where the organiser's key is here.
+    Raises `ConfigurationError` if it cannot listen.
     """
 
     def __init__(
@@ -59,14 +63,16 @@ class Dashboard:
         settings: DashboardSettings,
         *,
         directory: Path | None,
+        earlier: Sequence[Path] = (),
         desk: Callable[[], Organiser] | None = None,
     ) -> None:
         self.settings = settings
         self._peer, self._watcher, self._directory, self._desk = peer, watcher, directory, desk
+        self._earlier = tuple(earlier)
         self._server = WebServer(settings.host, settings.port)
         self._run = LiveRun()
         record = None if directory is None else directory / RECORD_FILE
-        self._record = History(record, max_bytes=RECORD_BYTES)
+        self._record = History(record, max_bytes=RECORD_BYTES, most_remembered=0)
         self._recorder = Recorder(self._record, peer.peer_id)
         self._feed: LiveFeed | None = None
         self._taken_s = 0.0
@@ -181,23 +187,42 @@ class Dashboard:
     # ---- what lasts
 
     def _take_up(self) -> None:
-        """Read the histories of earlier processes, in the order of time."""
-        if self._directory is None:
-            return
-        entries: list[Entry] = []
-        paths = [self._record.path, self._watcher.history.path]
-        for path in paths:
-            if path is not None:
-                with contextlib.suppress(ConfigurationError):  # there is none yet
-                    entries += read_history(path)
-        entries.sort(key=lambda entry: entry["t"])
-        for entry in entries:
+        """Read what was written before, ask others for the time in which nothing was, and draw the run from both."""
+        own = _entries_in((self._record.path, self._watcher.history.path))
+        entries = fill_gaps(own, _entries_in(self._earlier))
+        for entry in fill_gaps(entries, self._missed_since(entries[-1]["t"] if entries else 0.0)):
             self._run.take_entry(entry)
-        with contextlib.suppress(OSError):
-            self._run.contributions.decode((self._directory / LEADERBOARD_FILE).read_bytes())
+        if self._directory is not None:
+            with contextlib.suppress(OSError):
+                self._run.contributions.decode((self._directory / LEADERBOARD_FILE).read_bytes())
+
+    def _missed_since(self, since_s: float) -> list[Entry]:
+        """What a peer that kept a history tells about the time since; organisers are asked first."""
+        session, organiser = self._peer.session, self._peer.link.organiser
+
+        async def ask() -> list[Entry]:
+            peers = sorted(session.node.connected(), key=lambda peer: (peer != organiser, peer))[:MOST_ASKED]
+            for peer in peers:
+                with contextlib.suppress(RemoteError):
+                    if found := await ask_history(session.node, peer, since_s, time.time()):
+                        return found
+            return []
+
+        loop = self._peer.on_loop(asyncio.get_running_loop)
+        return asyncio.run_coroutine_threadsafe(ask(), loop).result()
 
     def _keep_leaderboard(self) -> None:
         if self._directory is None or self._run.look is None:
             return
         with contextlib.suppress(OSError):  # a full disk is told of by the record already
             write_atomically(self._directory / LEADERBOARD_FILE, self._run.contributions.encode())
+
+
+def _entries_in(paths: Iterable[Path | None]) -> list[Entry]:
+    """The entries of these histories, as far as they are there, in order of time."""
+    entries: list[Entry] = []
+    for path in paths:
+        if path is not None:
+            with contextlib.suppress(ConfigurationError):  # there is none yet
+                entries += read_history(path)
+    return sorted(entries, key=lambda entry: float(entry["t"]))

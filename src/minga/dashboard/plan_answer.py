@@ -35,10 +35,14 @@ def plan_answer(peer: Peer) -> dict[str, Any]:
         raise ConfigurationError("there is a plan as soon as two peers take part")
     if len(live.peers) > MOST_EXPLAINED:
         raise ConfigurationError(
-            f"{len(live.peers)} peers take part; for more than {MOST_EXPLAINED} use `minga plan LINK` on another machine"
+            f"{len(live.peers)} peers take part; `minga plan LINK` on another machine works out plans for so many"
         )
     if not any(one.aggregates for one in live.rates.peers):
         raise ConfigurationError("all peers are clients, so none can aggregate; at least one must be reachable")
+    if not any(one.upload or one.download for one in live.rates.peers):
+        raise ConfigurationError(
+            "no peer has measured its line yet, so all reduce equal parts; rates become known as rounds fill the lines"
+        )
     work = StepWork(live.vector_bytes, batch, overlapped=facts_of(spec.training.strategy).max_in_flight > 0)
     explanation, others = explain(live.rates, work), alternatives(live.rates, work)
     names = [f"{one[:10]}" for one in live.peers]

@@ -25,7 +25,8 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import Link
 from minga.identity.links.reach import reach_of
-from minga.monitor.history import FILE_NAME, History
+from minga.monitor.history import FILE_NAME, RECORD_FILE, History
+from minga.monitor.history_exchange import HistoryServer
 from minga.monitor.watcher import Watcher
 from minga.training.host import host
 from minga.training.join import PeerOptions
@@ -118,6 +119,8 @@ def run_host(
 def _dashboard(peer: Peer, shown: DashboardSettings | None, output: Output) -> Iterator[Watcher]:
     """What watches the run and keeps its history; meanwhile, if settings are given, the dashboard is served."""
     watcher = Watcher(peer, History(peer.directory / FILE_NAME), from_start=True)
+    paths = [peer.directory / name for name in (FILE_NAME, RECORD_FILE)]
+    peer.on_loop(lambda: HistoryServer(peer.session.node, paths))
     if shown is None:
         yield watcher
         return

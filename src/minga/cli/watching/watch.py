@@ -10,7 +10,8 @@ from minga.cli.terminal.peer_options import wire
 from minga.cli.watching.open_dashboard import announce_dashboard
 from minga.dashboard.dashboard import Dashboard
 from minga.dashboard.settings import DashboardSettings
-from minga.monitor.history import FILE_NAME, History
+from minga.monitor.history import FILE_NAME, RECORD_FILE, History
+from minga.monitor.history_exchange import HistoryServer
 from minga.monitor.watcher import Watcher
 from minga.training.join import PeerOptions, join
 from minga.training.organiser import Organiser, desk_in
@@ -38,10 +39,13 @@ def run_watch(
 
         if organises:
             desk()  # the key is here, or the command ends with what is missing
-        # A host of the same run on this machine keeps its own history one folder up.
         directory = joined.directory / FOLDER
         watcher = Watcher(joined, History(directory / FILE_NAME))
-        dashboard = Dashboard(joined, watcher, settings, directory=directory, desk=desk if organises else None)
+        earlier = [joined.directory / name for name in (FILE_NAME, RECORD_FILE)]  # a host on this machine keeps them
+        joined.on_loop(lambda: HistoryServer(joined.session.node, (directory / FILE_NAME, directory / RECORD_FILE)))
+        dashboard = Dashboard(
+            joined, watcher, settings, directory=directory, earlier=earlier, desk=desk if organises else None
+        )
         dashboard.start()
         try:
             announce_dashboard(dashboard, context.output)

@@ -38,7 +38,7 @@ class _Kept(msgspec.Struct):
 
 
 class Contributions:
-    """Adds up the differences between looks. Of more than `MOST_PEERS` peers, those with the fewest samples melt away."""
+    """Adds up the differences between looks. Beyond `MOST_PEERS`, peers with the fewest samples are forgotten."""
 
     def __init__(self) -> None:
         self.peers: dict[str, Contribution] = {}

@@ -6,6 +6,6 @@
                                                     ├─▶ metrics (Prometheus)
                                                     └─▶ orders (the organiser's)
 
-Read: guard (who may ask), app (what is where), answers (the API), live_feed (what changes, to all viewers), pages (HTML,
-style, scripts), metrics, orders (pause, resume, ban, amend), web_server (uvicorn on its thread).
+Read: guard (who may ask), app (what is where), answers (the API), live_feed (what changes, to all viewers), pages
+(HTML, style, scripts), metrics, orders (pause, resume, ban, amend), web_server (uvicorn on its thread).
 """

@@ -1,7 +1,8 @@
 """What a swarm will reach, worked out before it exists by the planner that the peers themselves will use.
 
     peer_text, swarm_file ─▶ volunteers (devices, memory) ┐
-    model_facts ──────────────────────────────────────────┴─▶ planned_run ─▶ step_fill ─▶ forecast ─▶ explanation ─▶ plan_words
+    model_facts ──────────────────────────────────────────┴─▶ planned_run ─▶ step_fill ─▶ forecast
+                                                                          explanation ─▶ plan_words
 
 Read: peer_text (peers in one line), swarm_file (peers in a file), devices (how fast they compute), model_facts
 (what travels, how much work a sample is), memory (what a peer needs), volunteers (peers as plans take them),

@@ -18,7 +18,8 @@ class PlanStatus:
     """The plan that the next leader would make from the board. `reduces` are fractions of the vector, by peer id.
 
     `binding` names the link that rounds wait for ("upload", "download" or "path", the peer, the other end of a path);
-    `round_s` is how long rounds take by that. Both are None while no rate is known. `vector_bytes` is the size of the encoded vector.
+    `round_s` is how long rounds take by that. Both are None while no rate is known. The encoded vector has
+    `vector_bytes`.
     """
 
     reduces: dict[str, float]

@@ -99,7 +99,7 @@ export class Chart {
     const options = {
       width: this.plotHost.clientWidth || 300,
       height: this.height,
-      padding: [10, 8, 0, 0],
+      padding: [10, 22, 0, 0],
       cursor: { y: false, points: { size: 7 }, drag: { x: true, y: false } },
       scales: { x: { time: this.x === "time", range: this.xRange() }, y: { range: (_, low, high) => this.range(low, high) } },
       axes: this.axes(),
@@ -129,8 +129,8 @@ export class Chart {
     const grid = { stroke: color("line"), width: 1 };
     const shared = { stroke: color("muted"), font: FONT, grid, ticks: { show: false } };
     const values = (_, splits) => splits.map((split) => (this.x === "time" ? null : compact(split)));
-    const xAxis = { ...shared, grid: { show: false }, ...(this.x === "time" ? { values: timeTicks } : { values }), space: 70 };
-    return [xAxis, { ...shared, size: 62, values: (_, splits) => splits.map((split) => this.format(split)) }];
+    const xAxis = { ...shared, grid: { show: false }, ...(this.x === "time" ? { values: timeTicks } : { values }), space: 70, size: 32 };
+    return [xAxis, { ...shared, size: labelWidth, values: (_, splits) => splits.map((split) => this.format(split)) }];
   }
 
   lines() {
@@ -174,6 +174,8 @@ export class Chart {
   }
 }
 
+/** As much room as the longest label of the axis takes. */
+const labelWidth = (_, labels) => Math.max(44, 16 + 7 * Math.max(0, ...(labels ?? []).map((label) => String(label ?? "").length)));
 const lastKnown = (column) => column.findLast((value) => value !== null && value !== undefined);
 const compact = (value) => new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 }).format(value);
 

@@ -67,3 +67,6 @@ export function clock(unix) {
 
 /** A peer id as logs write it. */
 export const peerName = (peer, name = "") => name || (peer ? peer.slice(0, 10) : "all peers");
+
+/** How long ago: "now", "12 s ago" */
+export const ago = (seconds) => (seconds < 1 ? "now" : `${duration(seconds)} ago`);

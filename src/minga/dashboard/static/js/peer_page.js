@@ -1,7 +1,7 @@
 // The page of one peer: what it does, what it gave, what happened to it.
 
 import { card, empty, h } from "./dom.js";
-import { bytes, clock, duration, peerName, percent, short, whole } from "./format.js";
+import { ago, bytes, clock, duration, peerName, percent, short, whole } from "./format.js";
 import { Log } from "./log.js";
 import { banButton } from "./orders.js";
 import { stateTag } from "./peers_page.js";
@@ -21,7 +21,7 @@ function nowCard({ now, reduces }) {
     ["Sent / received", `${bytes(now.bytes_sent)} / ${bytes(now.bytes_received)}`],
     ["Reduces", reduces === null || reduces === undefined ? "no plan" : `${percent(reduces)} of the vector`],
     ["Path from here", now.path ? `${now.path}, ${duration(now.round_trip_s)} round trip` : "no connection of its own"],
-    ["Last news", `${duration(now.age_s)} ago`],
+    ["Last news", ago(now.age_s)],
   ]));
 }
 

@@ -1,7 +1,7 @@
 // The page of the peers: a table to sort and to search.
 
 import { card, empty, h } from "./dom.js";
-import { bytes, duration, peerName, short, whole } from "./format.js";
+import { ago, bytes, duration, peerName, short, whole } from "./format.js";
 import { poll } from "./poll.js";
 import { Table } from "./table.js";
 
@@ -28,7 +28,7 @@ const COLUMNS = [
   { title: "Received", value: (peer) => peer.bytes_received, show: (peer) => bytes(peer.bytes_received) },
   { title: "Path", value: (peer) => peer.path ?? "", show: (peer) => peer.path ?? "–", left: true },
   { title: "Round trip", value: (peer) => peer.round_trip_s, show: (peer) => duration(peer.round_trip_s) },
-  { title: "Last news", value: (peer) => peer.age_s, show: (peer) => `${duration(peer.age_s)} ago` },
+  { title: "Last news", value: (peer) => peer.age_s, show: (peer) => ago(peer.age_s) },
 ];
 
 export function peersPage(main) {

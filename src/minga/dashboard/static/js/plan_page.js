@@ -20,8 +20,8 @@ const COLUMNS = [
   { title: "Why", value: (row) => row.reason, left: true, words: true },
 ];
 
-function figure(name, value, unit) {
-  return h("div", { class: "tile" }, h("dt", {}, name), h("dd", {}, value, h("small", {}, unit)));
+function figure(name, value, { unit = "", words = false } = {}) {
+  return h("div", { class: "tile" }, h("dt", {}, name), h("dd", { class: words ? "words" : null }, value, h("small", {}, unit)));
 }
 
 function limit({ binding }) {
@@ -40,12 +40,12 @@ export function planPage(main) {
   return poll("plan", 10_000, (plan) => {
     table.show(plan.peers.map((row, place) => ({ ...row, peer_id: plan.peer_ids[place] })));
     figures.replaceChildren(
-      figure("A round takes", duration(plan.round_s), ""),
-      figure("A step takes", duration(plan.step_s), ""),
-      figure("Computing takes", duration(plan.computing_s), ""),
-      figure("Vector", bytes(plan.vector_bytes), "as encoded"),
-      figure("With one more auxiliary", duration(plan.one_more_auxiliary.step_s), "a step"),
-      figure("Rounds wait for", limit(plan), ""),
+      figure("A round takes", duration(plan.round_s)),
+      figure("A step takes", duration(plan.step_s)),
+      figure("Computing takes", duration(plan.computing_s)),
+      figure("Vector", bytes(plan.vector_bytes)),
+      figure("With one more auxiliary", duration(plan.one_more_auxiliary.step_s), { unit: "a step" }),
+      figure("Rounds wait for", limit(plan), { words: true }),
     );
     sentences.replaceChildren(...plan.sentences.map((text) => h("li", {}, text)));
     if (tasks.parentElement === null) body.replaceChildren(figures, h("div", { class: "stack" }, words, tasks));

@@ -42,7 +42,7 @@ export class RunCharts {
       whenEmpty: ["No rounds seen from here.", "A monitor takes part in none; open the dashboard of a host or auxiliary."],
     });
     this.participation = new Chart("Participation", {
-      series: [{ label: "share of training peers in the round", color: "accent" }], format: percent,
+      series: [{ label: "share in the round", color: "accent" }], format: percent,
       whenEmpty: ["No rounds seen from here.", "A monitor takes part in none; open the dashboard of a host or auxiliary."],
     });
     this.traffic = new Chart("Traffic of all peers", {
@@ -63,7 +63,7 @@ export class RunCharts {
       card("Swarm speed", { note: "samples/s, stacked by peer" }, this.speed.element),
       card("Peers", { note: "alive, training, syncing, relayed" }, this.peers.element),
       card("Anatomy of rounds", { note: "as the peer behind this page saw them" }, this.rounds.element),
-      card("Participation", { note: "training peers whose gradients were in the round" }, this.participation.element),
+      card("Participation", { note: "peers in step that were in the round" }, this.participation.element),
       card("Traffic", { note: "all peers together" }, this.traffic.element),
       card("Missed rounds", { note: "who missed one, and why" }, this.misses.element),
       card("Comings and goings", { width: "third" }, this.comings.element),
@@ -101,9 +101,10 @@ export class RunCharts {
   }
 
   showSpeed(rates) {
-    const series = [...rates.peers.map(({ peer }, place) => ({ label: peerName(peer), color: SPEED_COLORS[place % 7] })), { label: "others", color: "c8" }];
-    this.speed.setSeries(series);
-    this.speed.show([rates.t, ...rates.peers.map((one) => one.rates), rates.others]);
+    const hasOthers = rates.others.some((rate) => rate > 0) || rates.peers.length === 0;
+    const series = rates.peers.map(({ peer }, place) => ({ label: peerName(peer), color: SPEED_COLORS[place % 7] }));
+    this.speed.setSeries(hasOthers ? [...series, { label: "others", color: "c8" }] : series);
+    this.speed.show([rates.t, ...rates.peers.map((one) => one.rates), ...(hasOthers ? [rates.others] : [])]);
   }
 
   showCounts(counts) {
