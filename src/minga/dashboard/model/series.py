@@ -55,12 +55,17 @@ class Series:
         return {"epoch": self.epoch, "from": begin, "columns": columns}
 
     def _halve(self) -> None:
-        is_paired = len(self) % 2 == 0
+        """Merge neighbours in pairs. The last point may hold fewer raw points than the others."""
+        ends, is_paired = len(self) - 1, len(self) % 2 == 0
         for name, column in self._values.items():
+            how = self._merge[name]
             self._values[name] = [
-                _merged(self._merge[name], column[place], 1, column[place + 1], 1) if place + 1 < len(column) else value
-                for place, value in enumerate(column)
-                if place % 2 == 0
+                _merged(
+                    how, column[at], self._bucket, column[at + 1], self._in_last if at + 1 == ends else self._bucket
+                )
+                if at < ends
+                else column[at]
+                for at in range(0, len(column), 2)
             ]
         self._in_last += self._bucket if is_paired else 0
         self._bucket *= 2

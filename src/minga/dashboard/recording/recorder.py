@@ -71,21 +71,21 @@ class Recorder:
             syncing=sum(peer.status == "syncing" for peer in peers),
             relayed=sum(peer.path == "relayed" for peer in peers),
             samples_per_second=round(status.samples_per_second, 2),
-            sent=round(sent),
-            received=round(received),
+            sent=sent,
+            received=received,
             by_peer=by_peer,
             others=others,
         )
 
-    def _bytes_per_second(self, time_s: float, status: RunStatus) -> tuple[float, float]:
-        """Sent and received by all peers since the swarm was written last."""
+    def _bytes_per_second(self, time_s: float, status: RunStatus) -> tuple[int | None, int | None]:
+        """Sent and received by all peers since the swarm was written last; None the first time."""
         now = {peer.peer_id: (peer.bytes_sent, peer.bytes_received) for peer in status.peers}
         before, self._traffic = self._traffic, (time_s, now)
         if before is None or time_s <= before[0]:
-            return 0.0, 0.0
+            return None, None
         pairs = [(now[peer], old) for peer, old in before[1].items() if peer in now]
         sent, received = (sum(max(0, new[way] - old[way]) for new, old in pairs) for way in (0, 1))
-        return sent / (time_s - before[0]), received / (time_s - before[0])
+        return round(sent / (time_s - before[0])), round(received / (time_s - before[0]))
 
     def _add_round(self, time_s: float, times: RoundTimes) -> None:
         status = self._status
