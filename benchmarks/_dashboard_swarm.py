@@ -11,15 +11,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from minga.averaging.link_record import Links
 from minga.core.events.averaging import RoundBegun, RoundReduced
 from minga.core.events.bus import Event, EventBus, EventData
 from minga.core.events.training import StepApplied
 from minga.core.spec.run_spec import RunSpec
 from minga.dashboard.dashboard import Dashboard
 from minga.dashboard.settings import DashboardSettings
+from minga.identity.keys.keys import Identity
 from minga.monitor.history import FILE_NAME, History
+from minga.network.gossip.board import Board
+from minga.network.gossip.record_kinds import AddressInfo
 from minga.training.organiser import Organiser
 from minga.training.peer import Peer
+from minga.training.record_kinds import RUN_KINDS, Progress
 from minga.training.status.losses import LossSample
 from minga.training.status.plan_status import PlanStatus
 from minga.training.status.run_status import PeerStatus, RunStatus
@@ -60,6 +65,24 @@ class Loop:
         self.loop.close()
 
 
+def _board_of_three() -> Board:
+    """A board as planning reads it: three peers, of which one has a slow line."""
+
+    def make(identity: Identity) -> Board:
+        return Board(
+            identity, RUN_ID, wall_time=lambda: BEGIN_S, clock=lambda: 100.0, events=EventBus(float), kinds=RUN_KINDS
+        )
+
+    board = make(Identity.generate())
+    for upload in (12_500_000, 12_500_000, 1_250_000):
+        theirs = make(Identity.generate())
+        theirs.on_signed.add(lambda record: board.receive(record, record.owner))
+        progress = {"step": 1, "samples": 0, "samples_per_second": 40.0, "time": BEGIN_S, "vector_bytes": 8 << 20}
+        for payload in (AddressInfo("trainer"), Progress(status="training", **progress), Links(upload, 4 * upload)):
+            theirs.put(payload)
+    return board
+
+
 class MadeUpRun:
     """`peers` trainers; `time_s` (Unix time) is moved on by `advance`. What is said of them goes to the listeners."""
 
@@ -77,9 +100,11 @@ class MadeUpRun:
         self.watcher: Any = SimpleNamespace(history=self.history, listeners=[])
         self.peer = cast(Peer, self._peer())
 
-    def serve(self, directory: Path | None, desk: Callable[[], Organiser] | None = None, **settings: Any) -> Dashboard:
+    def serve(
+        self, directory: Path | None, desk: Callable[[], Organiser] | None = None, *, port: int = 0, **settings: Any
+    ) -> Dashboard:
         """A dashboard of this run, started; port 0 is any."""
-        chosen = DashboardSettings(port=0, **settings)
+        chosen = DashboardSettings(port=port, **settings)
         dashboard = Dashboard(self.peer, self.watcher, chosen, directory=directory, desk=desk)
         dashboard.start()
         return dashboard
@@ -198,7 +223,9 @@ class MadeUpRun:
             peer_id=organiser,
             run_id=RUN_ID,
             link=Link(),
-            session=SimpleNamespace(node=node, admission=SimpleNamespace(members=dict)),
+            session=SimpleNamespace(
+                node=node, admission=SimpleNamespace(members=dict), board=self._loop.ask(_board_of_three)
+            ),
             on_loop=self._loop.ask,
             subscribe=self._subscribe,
         )

@@ -47,7 +47,7 @@ def state_of(status: RunStatus) -> str:
         return "finished"
     if status.paused:
         return "paused"
-    if not counts["training"]:
+    if not any(peer.status in ACTIVE and peer.role != "auxiliary" for peer in status.peers):
         return "syncing" if counts["syncing"] else "empty"
     return "training" if status.averages else "alone"
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from minga.core.errors import ClosedError, LocalError
+from minga.core.errors import ClosedError
 from minga.dashboard.live_run import LiveRun
 from minga.dashboard.model.documents import VERSION
 from minga.dashboard.server.guard import refusal
@@ -87,8 +87,6 @@ class Answers:
                     data = msgspec.json.encode(await asyncio.to_thread(self._slow[name]))
                 except ClosedError:
                     return refusal(503, "the peer behind this dashboard was closed")
-                except LocalError as error:
-                    return refusal(409, str(error))
                 self._made[name] = asyncio.get_running_loop().time(), data
         return _json(data)
 

@@ -37,7 +37,12 @@ export function planPage(main) {
   const figures = h("dl", { class: "tiles" });
   const sentences = h("ul", { class: "sentences" });
   const words = card("What limits the run, and what would help", {}, sentences);
+  const none = (why) => {
+    tasks.remove();
+    body.replaceChildren(h("div", { class: "card" }, empty("There is no plan to show.", why)));
+  };
   return poll("plan", 10_000, (plan) => {
+    if (plan.why_none !== null) return none(plan.why_none);
     table.show(plan.peers.map((row, place) => ({ ...row, peer_id: plan.peer_ids[place] })));
     figures.replaceChildren(
       figure("A round takes", duration(plan.round_s)),
@@ -49,8 +54,5 @@ export function planPage(main) {
     );
     sentences.replaceChildren(...plan.sentences.map((text) => h("li", {}, text)));
     if (tasks.parentElement === null) body.replaceChildren(figures, h("div", { class: "stack" }, words, tasks));
-  }, (error) => {
-    tasks.remove();
-    body.replaceChildren(h("div", { class: "card" }, empty("There is no plan to show.", error)));
-  });
+  }, none);
 }

@@ -39,11 +39,11 @@ export class RunCharts {
     this.rounds = new Chart("Anatomy of the last rounds", {
       series: [{ label: "compute", color: "accent" }, { label: "wait", color: "c8" }, { label: "communicate", color: "c2" }, { label: "apply", color: "c3" }],
       format: duration, x: "step", stacked: true, bars: true,
-      whenEmpty: ["No rounds seen from here.", "A monitor takes part in none; open the dashboard of a host or auxiliary."],
+      whenEmpty: ["No rounds yet.", "A peer that takes part sees them; behind a monitor this stays empty."],
     });
     this.participation = new Chart("Participation", {
       series: [{ label: "share in the round", color: "accent" }], format: percent,
-      whenEmpty: ["No rounds seen from here.", "A monitor takes part in none; open the dashboard of a host or auxiliary."],
+      whenEmpty: ["No rounds yet.", "A peer that takes part sees them; behind a monitor this stays empty."],
     });
     this.traffic = new Chart("Traffic of all peers", {
       series: [{ label: "sent", color: "accent" }, { label: "received", color: "c2", dash: [6, 4] }], format: bitRate,
