@@ -3,17 +3,18 @@
 import { empty, h } from "./dom.js";
 import { clock } from "./format.js";
 
+const WHOLE = [1, 2, 5].flatMap((first) => Array.from({ length: 15 }, (_, power) => first * 10 ** power)).sort((one, other) => one - other);
 const FONT = "12px system-ui, sans-serif";
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 /**
  * A chart that is drawn again as data comes. `series`: [{label, color, dash, points, fill}], `format` writes a value,
  * `x`: "time", "samples" or "step". `stacked` adds the series up; `bars` draws bars. Call `show(columns, marks)`, the
- * first column being x; `close` at the end.
+ * first column being x; `close` at the end. Values of `counts` are whole numbers.
  */
 export class Chart {
-  constructor(title, { series, format, x = "time", stacked = false, bars = false, height = 240, whenEmpty, fromZero = true }) {
-    Object.assign(this, { title, series, format, x, stacked, bars, height, whenEmpty, fromZero });
+  constructor(title, { series, format, x = "time", stacked = false, bars = false, height = 240, whenEmpty, fromZero = true, counts = false }) {
+    Object.assign(this, { title, series, format, x, stacked, bars, height, whenEmpty, fromZero, counts });
     this.plotHost = h("div", { class: "plot", role: "img", "aria-label": `${title}: no data yet` });
     this.table = h("div", { class: "scroll", tabindex: "0" });
     this.details = h("details", { class: "values", ontoggle: () => this.fillTable() }, h("summary", {}, "Values as a table"), this.table);
@@ -129,8 +130,8 @@ export class Chart {
     const grid = { stroke: color("line"), width: 1 };
     const shared = { stroke: color("muted"), font: FONT, grid, ticks: { show: false } };
     const values = (_, splits) => splits.map((split) => (this.x === "time" ? null : compact(split)));
-    const xAxis = { ...shared, grid: { show: false }, ...(this.x === "time" ? { values: timeTicks } : { values }), space: 70, size: 32 };
-    return [xAxis, { ...shared, size: labelWidth, values: (_, splits) => splits.map((split) => this.format(split)) }];
+    const xAxis = { ...shared, grid: { show: false }, ...(this.x === "time" ? { values: timeTicks } : { values, incrs: WHOLE }), space: 70, size: 32 };
+    return [xAxis, { ...shared, size: labelWidth, ...(this.counts ? { incrs: WHOLE } : {}), values: (_, splits) => splits.map((split) => this.format(split)) }];
   }
 
   lines() {

@@ -9,6 +9,7 @@ export const whole = (value) => (value === null || value === undefined ? "–" :
 export function short(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e4) return grouped.format(value);
   for (const [unit, by] of [["G", 1e9], ["M", 1e6], ["k", 1e4]]) {
     if (size >= by) return `${digits(value / (unit === "k" ? 1e3 : by))} ${unit}`;
   }

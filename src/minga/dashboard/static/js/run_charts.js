@@ -33,7 +33,7 @@ export class RunCharts {
     });
     this.peers = new Chart("Peers", {
       series: [{ label: "alive", color: "c8" }, { label: "training", color: "accent" }, { label: "syncing", color: "c3", dash: [6, 4] }, { label: "relayed", color: "c4", dash: [2, 3] }],
-      format: (value) => (Number.isInteger(value) ? String(value) : ""),
+      format: short, counts: true,
       whenEmpty: ["No peers yet.", "The first point comes within five seconds."],
     });
     this.rounds = new Chart("Anatomy of the last rounds", {

@@ -18,7 +18,7 @@ export function runPage(main, { store, session }) {
     if (store.run === null) return;
     waiting.hidden = true;
     body.hidden = false;
-    showTiles(figures, store.run.now);
+    showTiles(figures, store.run);
     const problem = store.run.now.trouble;
     trouble.hidden = !problem;
     if (problem) trouble.replaceChildren(h("span", { class: "tag warn" }, "Problem here"), ` ${problem.text}`);

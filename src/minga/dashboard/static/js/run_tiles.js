@@ -27,7 +27,14 @@ export function tiles() {
   return { element: h("dl", { class: "tiles" }, boxes), parts };
 }
 
-export function showTiles({ parts }, now) {
+/** Steps per hour over the last points of the curve; null while there are too few. */
+export function stepsPerHour({ t, step }) {
+  const begin = Math.max(0, t.length - 40);
+  const seconds = t.at(-1) - t[begin];
+  return seconds > 0 && step.at(-1) > step[begin] ? (3600 * (step.at(-1) - step[begin])) / seconds : null;
+}
+
+export function showTiles({ parts }, { now, series }) {
   const put = (name, value, unit, under) => {
     say(parts[name].value, value);
     say(parts[name].unit, unit);
@@ -36,8 +43,9 @@ export function showTiles({ parts }, now) {
   const share = Math.min(1, now.samples / Math.max(1, now.target_batch_size));
   put("step", whole(now.step), now.last_step ? `of ${whole(now.last_step)}` : "", `${short(now.samples)} of ${short(now.target_batch_size)} samples of the next`);
   parts.bar.value = share;
+  const hourly = stepsPerHour(series.loss.columns);
   put("loss", loss(now.loss), "", now.loss === null ? "known after two reports of a trainer" : "mean over all peers, smoothed");
-  put("speed", short(now.samples_per_second), "samples/s", now.target_batch_size && now.samples_per_second ? `${short((3600 * now.samples_per_second) / now.target_batch_size)} steps/h at this speed` : "no peer computes now");
+  put("speed", short(now.samples_per_second), "samples/s", now.samples_per_second === 0 ? "no peer computes now" : hourly === null ? "while peers compute" : `while peers compute · ${short(hourly)} steps/h`);
   const { peers } = now;
   put("peers", whole(peers.alive), "", `${peers.training} training · ${peers.syncing} syncing · ${peers.relayed} relayed`);
   put("samples", short(now.total_samples), "", "of all peers, those that left included");
