@@ -61,7 +61,8 @@ def trackio(monkeypatch: pytest.MonkeyPatch) -> FakeTracker:
 
 def test_wandb_and_trackio_get_the_figures_of_the_history(wandb: FakeTracker, trackio: FakeTracker) -> None:
     log = RunLog([LoggerChoice.parse("wandb:ours"), LoggerChoice.parse("trackio"), LoggerChoice.parse("trackio")])
-    history = History(None, listener=log)
+    history = History(None)
+    history.listeners.append(log)
     history.add(0.0, "step", step=1, **FIGURES)  # before it began: goes nowhere
     log.begin(SPEC, Path())
     log.begin(SPEC, Path())  # after a pause

@@ -18,6 +18,7 @@ from minga.cli.terminal.command_groups import arrange
 from minga.cli.terminal.context import make_context
 from minga.cli.terminal.exit_codes import EXPLANATION
 from minga.cli.terminal.options import Bind, Directory, IdentityFile, Json, LinkArgument, OptionalLink, Threads, Voucher
+from minga.cli.watching import watching_app
 from minga.recipes.registry import USUAL_RECIPE
 
 app = typer.Typer(
@@ -143,6 +144,16 @@ def host(
         Path | None, typer.Option(metavar="OUT.HTML", help="Write a web page with the link and how to join.")
     ] = None,
     log_to: LogTo = None,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Serve web pages about the run, too.")] = False,
+    dashboard_listen: Annotated[
+        str, typer.Option("--dashboard-listen", metavar="ADDRESS:PORT", help="Where; port 0 is any.")
+    ] = "127.0.0.1:8471",
+    dashboard_url: Annotated[
+        str | None, typer.Option("--dashboard-url", help="Where viewers reach it, behind a proxy: https://…")
+    ] = None,
+    dashboard_public: Annotated[
+        bool, typer.Option("--dashboard-public", help="Beyond this machine, every viewer may look.")
+    ] = False,
     parent_watch: ParentWatchFlag = False,
     json_output: Json = False,
 ) -> None:
@@ -185,7 +196,12 @@ def host(
         compiled=compiled,
     )
     loggers = tuple(map(LoggerChoice.parse, log_to or ()))
-    run_host(path, peer, work, ready, links, resume=spec is None, begin_from=begin_from, log_to=loggers)
+    shown = None
+    if dashboard:
+        from minga.cli.watching.open_dashboard import checked_settings
+
+        shown = checked_settings(dashboard_listen, public=dashboard_public, url=dashboard_url)
+    run_host(path, peer, work, ready, links, resume=spec is None, begin_from=begin_from, log_to=loggers, shown=shown)
 
 
 @app.command()
@@ -305,6 +321,7 @@ for group in (
     members_app,
     amend_app,
     authority_app,
+    watching_app,
     keeping_app,
     receipts_app,
     planning_app,

@@ -10,7 +10,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import Link
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
-from minga.training.replica.process_group import ProcessGroup
+from minga.training.ranks.process_group import ProcessGroup
 
 logger = logging.getLogger("minga.integrations")
 

@@ -19,22 +19,27 @@ from typing import Any
 from minga.core.errors import ConfigurationError, StorageError
 
 FILE_NAME = "history.jsonl"
+RECORD_FILE = "dashboard.jsonl"
+"""What a dashboard records beside it."""
 MAX_BYTES = 64 << 20
+MOST_REMEMBERED = 100_000
 
 Entry = dict[str, Any]
 
 
 class History:
-    """Appends to the history at `path`; None keeps it in memory only. `entries` are those of this process.
+    """Appends to the history at `path`; None keeps it in memory only.
 
-    `listener` is called with each of them, on the thread that adds it.
+    `entries` are those of this process, at most the newest `most_remembered`.
     """
 
     def __init__(
-        self, path: Path | None, *, max_bytes: int = MAX_BYTES, listener: Callable[[Entry], None] | None = None
+        self, path: Path | None, *, max_bytes: int = MAX_BYTES, most_remembered: int = MOST_REMEMBERED
     ) -> None:
-        self.path, self._max_bytes, self._listener = path, max_bytes, listener
+        self.path, self._max_bytes, self._most_remembered = path, max_bytes, most_remembered
         self.entries: list[Entry] = []
+        self.listeners: list[Callable[[Entry], None]] = []
+        """Told each entry on the thread that adds it."""
         if path is not None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,10 +50,10 @@ class History:
         """Append one entry; `time_s` is Unix time. Raises `StorageError` if the disk refuses."""
         entry = {"t": round(time_s, 3), "event": event, **fields}
         self.entries.append(entry)
-        if len(self.entries) > 100_000:
-            del self.entries[:50_000]
-        if self._listener is not None:
-            self._listener(entry)
+        if len(self.entries) > self._most_remembered:
+            del self.entries[: len(self.entries) - self._most_remembered // 2]
+        for listener in self.listeners:
+            listener(entry)
         if self.path is None:
             return
         try:
@@ -73,13 +78,14 @@ def read_history(path: Path) -> list[Entry]:
             continue
         except OSError as error:
             raise ConfigurationError(f"{file}: cannot be read: {error.strerror}") from error
-    entries = [entry for line in lines if (entry := _parse(line)) is not None]
+    entries = [entry for line in lines if (entry := parse_entry(line)) is not None]
     if not entries:
         raise ConfigurationError(f"{path}: no history of a run; `minga host` keeps one named {FILE_NAME} in its folder")
     return entries
 
 
-def _parse(line: bytes) -> Entry | None:
+def parse_entry(line: bytes) -> Entry | None:
+    """One line of a history; None if it is none."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from minga.core.events.bus import Event
 from minga.core.events.network import MemberLost
 from minga.monitor.history import History
@@ -17,6 +19,8 @@ class Watcher:
 
     def __init__(self, peer: Watched, history: History, *, from_start: bool = False) -> None:
         self.history = history
+        self.listeners: list[Callable[[Look], None]] = []
+        """Told each look on the thread that takes it."""
         self._reader = StatusReader(peer, from_start=from_start)
         self._members: set[str] = set()
         self._lost: set[str] = set()
@@ -37,6 +41,8 @@ class Watcher:
                 samples_per_second=round(look.status.samples_per_second, 2),
                 members=look.status.members,
             )
+        for listener in self.listeners:
+            listener(look)
         return look.status
 
     def _on_event(self, event: Event) -> None:

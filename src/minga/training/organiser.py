@@ -311,6 +311,20 @@ def organiser_desk(
         yield Organiser(link, spec, ledger, _key_of(ledger, identity), files, peer)
 
 
+def desk_in(peer: Peer, identity: Path | None) -> Organiser:
+    """The desk of an organiser at a peer of this process, such as the one that hosts the run.
+
+    The key is that of the peer, or lies in the file `identity` or beside it. Raises `IdentityError` if it is none of an
+    organiser, `UnreachableError` while the run is not known.
+    """
+    session = peer.session
+    ledger, own = session.admission.ledger, session.identity
+    if ledger is None:
+        raise UnreachableError("no peer that answers could say what run this is", phase="run spec")
+    key = own if own.peer_id in ledger.organisers.keys else _key_of(ledger, identity)
+    return Organiser(peer.link, peer.spec, ledger, key, AccessFiles(peer.directory), peer)
+
+
 def _take_kept(ledger: AccessLedger, files: AccessFiles, peer: Peer | None) -> None:
     """Enter the orders that this machine remembers, such as those from a time when no peer was there to take them."""
     if peer is not None:

@@ -15,12 +15,13 @@ from minga.averaging.link_record import Links
 from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.cli.planning.plan import _is_link
-from minga.cli.planning.plan_view import plan_json, plan_table, plan_text
+from minga.cli.planning.plan_view import plan_table
 from minga.cli.taking_part.status_view import plan_line
 from minga.core.errors import ConfigurationError
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
 from minga.simulation.forecast.explanation import alternatives, explain
+from minga.simulation.forecast.plan_words import plan_json, plan_text
 from minga.simulation.forecast.swarm_file import read_swarm_file
 from minga.training.record_kinds import Progress
 from minga.training.status.live_rates import LiveRates, live_rates

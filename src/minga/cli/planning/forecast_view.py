@@ -9,12 +9,12 @@ from typing import Any
 from rich.table import Table
 
 from minga.averaging.strategy_choice import facts_of
-from minga.cli.planning.plan_view import binding_text, seconds_json
 from minga.cli.terminal.output import plain_table
 from minga.core.units import format_duration, format_size
 from minga.simulation.advice.advised_batch import advised_batch
 from minga.simulation.forecast.forecast import Forecast
 from minga.simulation.forecast.memory import footprint
+from minga.simulation.forecast.plan_words import binding_text, seconds_json
 from minga.simulation.forecast.planned_run import Volunteers
 
 

@@ -10,12 +10,13 @@ from rich.markup import escape
 
 from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.strategy_choice import facts_of
-from minga.cli.planning.plan_view import plan_json, plan_table, plan_text
+from minga.cli.planning.plan_view import plan_table
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError, UnreachableError
 from minga.identity.links.links import PREFIX
 from minga.simulation.forecast.explanation import alternatives, explain
+from minga.simulation.forecast.plan_words import plan_json, plan_text
 from minga.simulation.forecast.swarm_file import SwarmFile, read_swarm_file
 from minga.training.join import PeerOptions, join
 

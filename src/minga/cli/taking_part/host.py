@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +26,12 @@ from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import Link
 from minga.identity.links.reach import reach_of
 from minga.integrations.loggers import LoggerChoice, RunLog
+from minga.monitor.history import FILE_NAME, RECORD_FILE, History
+from minga.monitor.history_exchange import HistoryServer
+from minga.monitor.watcher import Watcher
 from minga.training.host import host
 from minga.training.join import PeerOptions
+from minga.training.organiser import desk_in
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import with_origins
 from minga.training.run_folder.known_runs import known_run, known_runs
@@ -35,6 +39,7 @@ from minga.training.run_folder.known_runs import known_run, known_runs
 if TYPE_CHECKING:
     from minga.cli.taking_part.held_out import HeldOut
     from minga.cli.terminal.output import Output
+    from minga.dashboard.settings import DashboardSettings
 
 
 FOLLOW_S = 0.1
@@ -63,9 +68,11 @@ def run_host(
     resume: bool,
     begin_from: str | None = None,
     log_to: tuple[LoggerChoice, ...] = (),
+    shown: DashboardSettings | None = None,
 ) -> None:
     """Begin the run of the spec in the file `path`, or to `resume` go on with the one in the folder `path`; stay until
     it ends or Ctrl-C comes. A run that begins may take its first parameters from `begin_from`, see `init_from`.
+    With `shown` it serves a dashboard.
     """
     from minga.recipes.registry import CUSTOM, spelled_out
 
@@ -106,9 +113,31 @@ def run_host(
             announce(hosted, output, links, bound_to=peer.host)
             watch.begin()
 
-        with contextlib.closing(RunLog(log_to)) as log:
+        with contextlib.closing(RunLog(log_to)) as log, _dashboard(hosted, shown, output) as watcher:
             log.begin(hosted.spec, hosted.directory)
-            _Hosting(hosted, work, context, tell, log).run()
+            watcher.history.listeners.append(log)
+            _Hosting(hosted, work, context, watcher, tell).run()
+
+
+@contextlib.contextmanager
+def _dashboard(peer: Peer, shown: DashboardSettings | None, output: Output) -> Iterator[Watcher]:
+    """What watches the run and keeps its history; meanwhile, if settings are given, the dashboard is served."""
+    watcher = Watcher(peer, History(peer.directory / FILE_NAME), from_start=True)
+    paths = [peer.directory / name for name in (FILE_NAME, RECORD_FILE)]
+    peer.on_loop(lambda: HistoryServer(peer.session.node, paths))
+    if shown is None:
+        yield watcher
+        return
+    from minga.cli.watching.open_dashboard import announce_dashboard
+    from minga.dashboard.dashboard import Dashboard
+
+    dashboard = Dashboard(peer, watcher, shown, directory=peer.directory, desk=lambda: desk_in(peer, None))
+    dashboard.start()
+    try:
+        announce_dashboard(dashboard, output)
+        yield watcher
+    finally:
+        dashboard.close()
 
 
 def _name_earlier_run(name: str, peer: PeerOptions, output: Output) -> None:
@@ -126,16 +155,12 @@ class _Hosting:
     """One `minga host`."""
 
     def __init__(
-        self, peer: Peer, work: WorkOptions, context: Context, announce: Callable[[], None], log: RunLog
+        self, peer: Peer, work: WorkOptions, context: Context, watcher: Watcher, announce: Callable[[], None]
     ) -> None:
-        from minga.monitor.history import FILE_NAME, History
-        from minga.monitor.watcher import Watcher
-
         self.peer, self.work, self.output, self.parent_watch = peer, work, context.output, context.parent_watch
         self._announce = announce
         self._leaving = GracefulLeave(peer, context)
-        self.history = History(peer.directory / FILE_NAME, listener=log)
-        self.watcher = Watcher(peer, self.history, from_start=True)
+        self.watcher = watcher
         self.held_out: HeldOut | None = None
         self._trouble = PlainTrouble()
         self._last_words = LastCheckpoint(peer, context)
@@ -168,7 +193,7 @@ class _Hosting:
             compiled=self.work.compiled,
         )
         done_so_far.append(lambda: {"step": run.step, **self._last_words.on_disk()})
-        held_out = self.held_out = HeldOut(run, self.output, self.history)
+        held_out = self.held_out = HeldOut(run, self.output, self.watcher.history)
         held_out.now()
         collect_again()
         self._announce()

@@ -163,7 +163,8 @@ class _Joining:
         self.held_out: HeldOut | None = None
         self._run: RecipeRun | None = None
         self._devices: list[torch.device] = []
-        self.watcher = Watcher(peer, History(None, listener=log))
+        self.watcher = Watcher(peer, History(None))
+        self.watcher.history.listeners.append(log)
         self._trouble = PlainTrouble()
         self._lock = threading.Lock()
         self._begun = time.monotonic()

@@ -15,7 +15,7 @@ from pathlib import Path
 from minga.core.errors import StorageError
 from minga.core.files import write_atomically
 from minga.core.spec.run_spec import RunSpec
-from minga.core.urls import CUDA_WHEELS
+from minga.dashboard.ways_to_join import ways_to_join
 from minga.identity.links.links import Link
 
 _STYLE = (
@@ -28,8 +28,6 @@ _SCRIPT = (
     "if(/^minga1[a-z2-7]{60,4000}$/.test(found))"
     "for(const place of document.querySelectorAll('.link'))place.textContent=found;"
 )
-_GET = "git clone REPOSITORY minga && cd minga"
-"""minga is on no package index, so each way begins with its source."""
 
 
 def landing_page(spec: RunSpec, link: Link) -> str:
@@ -38,7 +36,7 @@ def landing_page(spec: RunSpec, link: Link) -> str:
     word = "LINK" if for_members else str(link)
     policy = f"default-src 'none'; style-src '{_hash(_STYLE)}'; script-src '{_hash(_SCRIPT)}'"
     ways = "".join(
-        f"<h3>{escape(title)}</h3>\n<pre>{_commands(commands, word)}</pre>\n" for title, commands in _ways(spec)
+        f"<h3>{escape(title)}</h3>\n<pre>{_commands(commands, word)}</pre>\n" for title, commands in ways_to_join(spec)
     )
     who = (
         "<p>This run is for members: ask its organiser for an invitation, and put it in the place of LINK.</p>\n"
@@ -94,36 +92,6 @@ def _facts(spec: RunSpec, link: Link) -> str:
         "Organiser's key": link.organiser,
     }
     return "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>\n" for name, value in facts.items())
-
-
-def _ways(spec: RunSpec) -> list[tuple[str, list[str]]]:
-    """Title and commands of each way to join; LINK stands for the link."""
-    if spec.model.recipe == "custom":
-        return [("With the organiser's program", ["python PROGRAM.py LINK"])]
-    unix = [_GET, "python3 -m venv .venv && . .venv/bin/activate", "python -m pip install '.[data]'", "minga join LINK"]
-    return [
-        ("Linux", unix),
-        ("macOS", ["xcode-select --install", *unix]),
-        ("Windows, in WSL", ["wsl --install   (in PowerShell, once; then in its terminal:)", *unix]),
-        (
-            "Windows, without WSL (PowerShell)",
-            [
-                "git clone REPOSITORY minga; cd minga",
-                "py -m venv .venv; .venv\\Scripts\\Activate.ps1",
-                f"python -m pip install torch --index-url {CUDA_WHEELS}   (with an NVIDIA GPU)",
-                'python -m pip install ".[data]"',
-                "minga join LINK",
-            ],
-        ),
-        (
-            "Docker",
-            [_GET, "docker build -t minga .", "docker run --rm -it -v minga:/data minga join LINK"],
-        ),
-        (
-            "Colab (in a cell; choose a runtime with a GPU)",
-            ["!git clone REPOSITORY minga && cd minga && pip install '.[data]'", "!minga join LINK"],
-        ),
-    ]
 
 
 def _commands(commands: list[str], word: str) -> str:

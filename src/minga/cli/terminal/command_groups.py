@@ -11,6 +11,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "demo": "minga demo --minutes 1",
         "join": "minga join LINK --max-upload 10Mbit",
         "status": "minga status LINK --watch",
+        "dashboard": "minga dashboard LINK",
         "doctor": "minga doctor LINK",
         "export": "minga export LINK --out my-model",
         "evaluate": "minga evaluate my-model --task ncc",

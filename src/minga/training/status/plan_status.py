@@ -18,13 +18,15 @@ class PlanStatus:
     """The plan that the next leader would make from the board. `reduces` are fractions of the vector, by peer id.
 
     `binding` names the link that rounds wait for ("upload", "download" or "path", the peer, the other end of a path);
-    `round_s` is how long rounds take by that. Both are None while no rate is known.
+    `round_s` is how long rounds take by that. Both are None while no rate is known. The encoded vector has
+    `vector_bytes`.
     """
 
     reduces: dict[str, float]
     two_level: bool
     binding: tuple[str, str, str | None] | None
     round_s: float | None
+    vector_bytes: int = 0
 
 
 class PlanWatch:
@@ -59,6 +61,7 @@ def _status(live: LiveRates) -> PlanStatus | None:
         two_level=bool(division.sites),
         binding=_binding(division, live),
         round_s=round(seconds, 4) if seconds is not None and math.isfinite(seconds) else None,
+        vector_bytes=live.vector_bytes,
     )
 
 

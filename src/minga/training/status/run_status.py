@@ -110,7 +110,8 @@ class RunStatus:
 
 def read_status(board: Board, node: Node, spec: RunSpec, losses: LossMeter) -> RunStatus:
     """The state of the run at this moment. On the event loop's thread only."""
-    peers = tuple(_peer_status(board, node, peer) for peer in board.owners())
+    ages = _ages(board)
+    peers = tuple(_peer_status(board, node, peer, ages.get(peer, 0.0)) for peer in board.owners())
     active = [peer for peer in peers if peer.status not in (None, "syncing")]
     step = max((peer.step for peer in peers if peer.status is not None), default=0)
     return RunStatus(
@@ -140,12 +141,20 @@ def target_batch_size(board: Board, spec: RunSpec) -> int:
     return int(statistics.mode([batch for batch in told if least <= batch <= most] or [least]))
 
 
-def _peer_status(board: Board, node: Node, peer: PeerId) -> PeerStatus:
+def _ages(board: Board) -> dict[PeerId, float]:
+    """How long ago the last news of each peer came, in seconds."""
+    ages: dict[PeerId, float] = {}
+    for kind in (Progress, AddressInfo):
+        for item in board.items(kind):
+            ages[item.owner] = min(item.age_s, ages.get(item.owner, item.age_s))
+    return ages
+
+
+def _peer_status(board: Board, node: Node, peer: PeerId, age_s: float) -> PeerStatus:
     info, progress = board.get(peer, AddressInfo), board.get(peer, Progress)
     metrics, facts = board.get(peer, Metrics), node.facts(peer)
     own = node.traffic() if peer == node.peer_id else None
     sent, received = own or ((metrics.bytes_sent, metrics.bytes_received) if metrics else (0, 0))
-    ages = [item.age_s for kind in (Progress, AddressInfo) for item in board.items(kind) if item.owner == peer]
     return PeerStatus(
         peer_id=peer,
         role=info.role if info else "unknown",
@@ -158,7 +167,7 @@ def _peer_status(board: Board, node: Node, peer: PeerId) -> PeerStatus:
         bytes_received=received,
         path=facts.path if facts else None,
         round_trip_s=facts.round_trip_s if facts else None,
-        age_s=min(ages, default=0.0),
+        age_s=age_s,
         is_self=peer == node.peer_id,
     )
 

@@ -1,0 +1,228 @@
+"""A dashboard: web pages about a run, served by a process that takes part in it or watches it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from starlette.types import ASGIApp
+
+from minga.core.errors import ClosedError, ConfigurationError, RemoteError, StorageError
+from minga.core.events.bus import Event
+from minga.core.files import write_atomically
+from minga.dashboard.join_answer import join_answer
+from minga.dashboard.live_run import LiveRun
+from minga.dashboard.plan_answer import plan_answer
+from minga.dashboard.recording.recorder import Recorder
+from minga.dashboard.server.answers import Answers
+from minga.dashboard.server.app import make_app
+from minga.dashboard.server.live_feed import LiveFeed
+from minga.dashboard.server.orders import OrderDesk
+from minga.dashboard.server.pages import Pages
+from minga.dashboard.server.web_server import WebServer
+from minga.dashboard.settings import DashboardSettings
+from minga.monitor.history import RECORD_FILE, Entry, History, read_history
+from minga.monitor.history_exchange import ask_history
+from minga.monitor.history_gaps import fill_gaps
+from minga.monitor.watcher import Watcher
+from minga.training.organiser import Organiser
+from minga.training.peer import Peer
+from minga.training.status.status_reader import Look
+
+RECORD_BYTES: Final = 48 << 20
+LEADERBOARD_FILE: Final = "leaderboard.json"
+KEEP_PERIOD_S: Final = 60.0
+TICK_S: Final = 1.0
+PEERS_PER_SECOND: Final = 250
+"""How many peers a look may have for each second until the next: the cost of looks does not grow with the swarm."""
+LEAVE_S: Final = 1.5
+MOST_ASKED: Final = 3
+"""Peers that are asked for their history, one after the other until one has some."""
+
+logger = logging.getLogger("minga")
+
+
+class Dashboard:
+    """Serves from `start` on, until `close`. `watcher` looks at the run; each of its looks comes here, too.
+
+    What is recorded lies in `directory`, beside the watcher's history; None keeps it in memory. `earlier` are histories
+    that other processes of this machine keep. `desk` makes the organiser's part where the organiser's key is here.
+    Raises `ConfigurationError` if it cannot listen.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        watcher: Watcher,
+        settings: DashboardSettings,
+        *,
+        directory: Path | None,
+        earlier: Sequence[Path] = (),
+        desk: Callable[[], Organiser] | None = None,
+    ) -> None:
+        self.settings = settings
+        self._peer, self._watcher, self._directory, self._desk = peer, watcher, directory, desk
+        self._earlier = tuple(earlier)
+        self._server = WebServer(settings.host, settings.port)
+        self._run = LiveRun()
+        record = None if directory is None else directory / RECORD_FILE
+        self._record = History(record, max_bytes=RECORD_BYTES, most_remembered=0)
+        self._recorder = Recorder(self._record, peer.peer_id)
+        self._feed: LiveFeed | None = None
+        self._taken_s = 0.0
+        self._unsubscribe: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(target=self._serve, name="minga-dashboard", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Where viewers find it; with the read token, where they need one."""
+        address = self.settings.url or self._server.url
+        return f"{address}/?token={self.settings.read_token}" if self.settings.needs_token else f"{address}/"
+
+    @property
+    def organiser_url(self) -> str | None:
+        """Where the organiser finds it; None without the organiser's key."""
+        address = self.settings.url or self._server.url
+        return None if self._desk is None else f"{address}/?token={self.settings.organiser_token}"
+
+    def start(self) -> None:
+        """Take up what was recorded before, and serve."""
+        self._take_up()
+        self._thread.start()
+        self._server.wait_until_started()
+        self._record.listeners.append(self._run.take_entry)
+        self._watcher.history.listeners.append(self._on_entry)
+        self._watcher.listeners.append(self._on_look)
+        self._unsubscribe = self._peer.subscribe(self._on_event)
+
+    def close(self) -> None:
+        """End the server; may be called twice, and after the peer was closed."""
+        for listeners, own in (
+            (self._watcher.history.listeners, self._on_entry),
+            (self._watcher.listeners, self._on_look),
+        ):
+            if own in listeners:
+                listeners.remove(own)  # type: ignore[arg-type]  # each its own kind
+        self._unsubscribe()
+        self._unsubscribe = lambda: None
+        self._server.stop()
+        if self._thread.is_alive():
+            self._thread.join(LEAVE_S)
+            self._keep_leaderboard()
+
+    # ---- what comes in, on other threads
+
+    def _on_look(self, look: Look) -> None:
+        period_s = max(0.9, len(look.status.peers) / PEERS_PER_SECOND)
+        if 0.0 <= look.time_s - self._taken_s < period_s:
+            return
+        self._taken_s = look.time_s
+        names = self._names()
+        self._server.on_loop(self._take_look, look, names)
+
+    def _on_entry(self, entry: Entry) -> None:
+        self._server.on_loop(self._run.take_entry, entry)
+
+    def _on_event(self, event: Event) -> None:
+        self._server.on_loop(self._take_event, time.time(), event)
+
+    def _names(self) -> Mapping[str, str]:
+        """The names under which people logged in; nobody has one in an open run."""
+        if self._peer.spec.security.admission != "members":
+            return {}
+        session = self._peer.session
+        try:
+            return self._peer.on_loop(
+                lambda: {peer: each.access.name for peer, each in session.admission.members().items()}
+            )
+        except ClosedError:
+            return {}
+
+    # ---- on the server's thread
+
+    def _take_look(self, look: Look, names: Mapping[str, str]) -> None:
+        self._run.take_look(look, names)
+        self._recorded(lambda: self._recorder.on_look(look))
+
+    def _take_event(self, time_s: float, event: Event) -> None:
+        self._recorded(lambda: self._recorder.on_event(time_s, event))
+
+    def _recorded(self, record: Callable[[], None]) -> None:
+        """A full disk ends the record, not the dashboard: what is in memory is shown."""
+        try:
+            record()
+        except StorageError as error:
+            if self._record.path is not None:
+                logger.warning("the dashboard keeps its record in memory from now on: %s", error)
+                self._record.path = None
+
+    def _serve(self) -> None:
+        def make() -> ASGIApp:
+            self._feed = feed = LiveFeed()
+            slow = {"join": lambda: join_answer(self._peer), "plan": lambda: plan_answer(self._peer)}
+            answers = Answers(self._run, feed, slow, has_organiser=self._desk is not None)
+            return make_app(self.settings, answers, OrderDesk(self._desk), Pages())
+
+        self._server.run(make, self._tick, lambda: self._feed.close() if self._feed else None)
+
+    async def _tick(self) -> None:
+        """Tell viewers what changed, and keep the leaderboard on disk."""
+        kept_s, told_s = time.monotonic(), 0.0
+        while True:
+            await asyncio.sleep(TICK_S)
+            look, feed = self._run.look, self._feed
+            if look is not None and feed is not None and feed.viewers and look.time_s != told_s:
+                told_s = look.time_s
+                feed.publish(self._run.live() or b"{}")
+            if time.monotonic() - kept_s > KEEP_PERIOD_S:
+                kept_s = time.monotonic()
+                self._keep_leaderboard()
+
+    # ---- what lasts
+
+    def _take_up(self) -> None:
+        """Read what was written before, ask others for the time in which nothing was, and draw the run from both."""
+        own = _entries_in((self._record.path, self._watcher.history.path))
+        entries = fill_gaps(own, _entries_in(self._earlier))
+        for entry in fill_gaps(entries, self._missed_since(entries[-1]["t"] if entries else 0.0)):
+            self._run.take_entry(entry)
+        if self._directory is not None:
+            with contextlib.suppress(OSError):
+                self._run.contributions.decode((self._directory / LEADERBOARD_FILE).read_bytes())
+
+    def _missed_since(self, since_s: float) -> list[Entry]:
+        """What a peer that kept a history tells about the time since; organisers are asked first."""
+        session, organiser = self._peer.session, self._peer.link.organiser
+
+        async def ask() -> list[Entry]:
+            peers = sorted(session.node.connected(), key=lambda peer: (peer != organiser, peer))[:MOST_ASKED]
+            for peer in peers:
+                with contextlib.suppress(RemoteError):
+                    if found := await ask_history(session.node, peer, since_s, time.time()):
+                        return found
+            return []
+
+        loop = self._peer.on_loop(asyncio.get_running_loop)
+        return asyncio.run_coroutine_threadsafe(ask(), loop).result()
+
+    def _keep_leaderboard(self) -> None:
+        if self._directory is None or self._run.look is None:
+            return
+        with contextlib.suppress(OSError):  # a full disk is told of by the record already
+            write_atomically(self._directory / LEADERBOARD_FILE, self._run.contributions.encode())
+
+
+def _entries_in(paths: Iterable[Path | None]) -> list[Entry]:
+    """The entries of these histories, as far as they are there, in order of time."""
+    entries: list[Entry] = []
+    for path in paths:
+        if path is not None:
+            with contextlib.suppress(ConfigurationError):  # there is none yet
+                entries += read_history(path)
+    return sorted(entries, key=lambda entry: float(entry["t"]))

@@ -1,0 +1,118 @@
+"""What each peer has given to the run: samples, steps, hours, and bytes that it averaged for others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from minga.training.status.run_status import PeerStatus, RunStatus
+
+MOST_PEERS: Final = 4096
+LONGEST_GAP_S: Final = 60.0
+"""Time between two looks that counts as presence; what lies further apart was not watched."""
+MOST_STEPS: Final = 1000
+"""Steps between two looks; a larger jump is that of a peer that fetched the state."""
+ACTIVE: Final = ("training", "averaging")
+
+
+class Contribution(msgspec.Struct):
+    """One peer. `seconds` are those in which it took part, `reduced_bytes` an estimate from the plan: its share of the
+    vector, once for each other member and step. `last_total` is its own count when it was last seen.
+    """
+
+    peer: Annotated[str, msgspec.Meta(max_length=64)]
+    name: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    samples: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    reduced_bytes: float = 0.0
+    last_total: int = 0
+    last_seen: float = 0.0
+
+
+class _Kept(msgspec.Struct):
+    version: int
+    peers: list[Contribution]
+
+
+class Contributions:
+    """Adds up the differences between looks. Beyond `MOST_PEERS`, peers with the fewest samples are forgotten."""
+
+    def __init__(self) -> None:
+        self.peers: dict[str, Contribution] = {}
+        self._before: dict[str, PeerStatus] = {}
+        self._looked_s: float | None = None
+
+    def take(self, time_s: float, status: RunStatus, names: Mapping[str, str]) -> None:
+        """Take in one look at the run, at Unix time `time_s`."""
+        passed_s = 0.0 if self._looked_s is None else time_s - self._looked_s
+        passed_s = passed_s if 0.0 < passed_s <= LONGEST_GAP_S else 0.0
+        self._looked_s = time_s
+        for peer in status.peers:
+            if peer.status is None:
+                continue
+            found = self.peers.get(peer.peer_id)
+            if found is None:
+                found = self.peers[peer.peer_id] = Contribution(peer.peer_id)
+            _add(found, self._before.get(peer.peer_id), peer, status, passed_s)
+            found.name = names.get(peer.peer_id, found.name)
+            found.last_seen = time_s
+        self._before = {peer.peer_id: peer for peer in status.peers}
+        if len(self.peers) > MOST_PEERS:
+            self._forget_some()
+
+    def document(self) -> list[dict[str, Any]]:
+        """One row for each person that logged in, and for each peer without a name; most samples first."""
+        rows: dict[str, dict[str, Any]] = {}
+        for each in self.peers.values():
+            row = rows.setdefault(
+                f"@{each.name}" if each.name else each.peer,
+                {"name": each.name, "peers": [], "samples": 0, "steps": 0, "hours": 0.0, "reduced_bytes": 0},
+            )
+            row["peers"].append(each.peer)
+            row["samples"] += each.samples
+            row["steps"] += each.steps
+            row["hours"] += each.seconds / 3600.0
+            row["reduced_bytes"] += round(each.reduced_bytes)
+        ordered = sorted(rows.values(), key=lambda row: (-row["samples"], -row["reduced_bytes"], row["peers"]))
+        for place, row in enumerate(ordered, 1):
+            row.update(place=place, hours=round(row["hours"], 3))
+        return ordered
+
+    def encode(self) -> bytes:
+        """What is kept on disk."""
+        return msgspec.json.encode(_Kept(1, list(self.peers.values())))
+
+    def decode(self, data: bytes) -> bool:
+        """Take up what `encode` made; False if the data is of no use."""
+        try:
+            kept = msgspec.json.decode(data, type=_Kept)
+        except (msgspec.MsgspecError, ValueError):
+            return False
+        if kept.version != 1:
+            return False
+        self.peers = {each.peer: each for each in kept.peers[:MOST_PEERS]}
+        return True
+
+    def _forget_some(self) -> None:
+        ordered = sorted(self.peers.values(), key=lambda each: (each.peer in self._before, each.samples))
+        for each in ordered[: len(self.peers) - MOST_PEERS]:
+            del self.peers[each.peer]
+
+
+def _add(found: Contribution, before: PeerStatus | None, now: PeerStatus, status: RunStatus, passed_s: float) -> None:
+    restarted = now.total_samples < found.last_total
+    found.samples += now.total_samples - (0 if restarted else found.last_total)
+    found.last_total = now.total_samples
+    if before is None or now.status not in ACTIVE:
+        return
+    found.seconds += passed_s
+    steps = now.step - before.step
+    if before.status not in ACTIVE or not 0 < steps <= MOST_STEPS:
+        return
+    found.steps += steps
+    if status.plan is not None:
+        share = status.plan.reduces.get(now.peer_id, 0.0)
+        found.reduced_bytes += steps * share * status.plan.vector_bytes * max(0, status.members - 1)

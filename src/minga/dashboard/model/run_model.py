@@ -1,0 +1,105 @@
+"""The course of a run: a fold over the entries of its histories, those of earlier processes and those of now."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from minga.dashboard.model.journal import Journal
+from minga.dashboard.model.peer_rates import PeerRates
+from minga.dashboard.model.series import Series, numbers
+from minga.monitor.history import Entry
+
+MARK_EVENTS: Final = ("joined", "left", "lost", "banned", "amended", "paused", "resumed", "regrouped")
+SECURITY_EVENTS: Final = ("suspected", "accused", "banned", "admitted")
+ROUND_TIMES: Final = ("compute_s", "wait_s", "communicate_s", "apply_s")
+SWARM: Final = ("alive", "training", "syncing", "relayed", "samples_per_second", "sent", "received")
+MOST_MARKS, MOST_ROUNDS, MOST_OTHERS = 400, 60, 200
+MOST_TEXT: Final = 300
+
+
+class RunModel:
+    """What happened in the run so far. All of it is bounded; what cannot be read of an entry is passed over."""
+
+    def __init__(self) -> None:
+        self.series = {
+            "loss": Series({"t": "last", "samples": "last", "step": "last", "loss": "mean"}),
+            "evaluation": Series({"t": "last", "samples": "last", "step": "last", "value": "last"}, most_points=600),
+            "swarm": Series({"t": "last", **dict.fromkeys(SWARM, "last")}, most_points=800),
+            "participation": Series({"t": "last", "step": "last", "share": "mean", "members": "last"}, most_points=600),
+        }
+        self.rates = PeerRates()
+        self.journals = {
+            "marks": Journal(MOST_MARKS),
+            "rounds": Journal(MOST_ROUNDS),
+            "misses": Journal(MOST_OTHERS),
+            "syncs": Journal(MOST_OTHERS),
+            "findings": Journal(MOST_OTHERS),
+        }
+        self.counts = dict.fromkeys((*MARK_EVENTS, *SECURITY_EVENTS, "missed", "synced", "round"), 0)
+        self.headline = ""
+        """The name of the held-out figure that the recipe names first."""
+        self.total_samples = 0
+
+    def take(self, entry: Entry) -> None:
+        """Add one entry of a history."""
+        event = entry["event"]
+        if event == "step":
+            self._take_step(entry)
+        elif event == "evaluation":
+            self._take_evaluation(entry)
+        elif event == "swarm":
+            self._take_swarm(entry)
+        elif event in self.counts:
+            self.counts[event] += 1
+            self._list(event, entry)
+
+    def _list(self, event: str, entry: Entry) -> None:
+        if event == "round":
+            self._take_round(entry)
+        if event in MARK_EVENTS:
+            self.journals["marks"].add(_only(entry, "peer", "why", "changes", "step", samples=self.total_samples))
+        if event in SECURITY_EVENTS:
+            self.journals["findings"].add(_only(entry, "peer", "why", "step"))
+        if event == "missed":
+            self.journals["misses"].add(_only(entry, "peer", "why", "step"))
+        if event == "synced":
+            self.journals["syncs"].add(_only(entry, "peer", "seconds"))
+
+    def _take_step(self, entry: Entry) -> None:
+        found = numbers(entry, ("step", "loss", "samples", "total_samples"))
+        # The totals of peers begin again where the process that watches does, and its own count does not.
+        grown = self.total_samples + int(found["samples"] or 0)
+        self.total_samples = max(grown, int(found["total_samples"] or 0))
+        self.series["loss"].add(t=entry["t"], samples=self.total_samples, step=found["step"], loss=found["loss"])
+
+    def _take_evaluation(self, entry: Entry) -> None:
+        self.headline = str(entry.get("headline", ""))[:MOST_TEXT]
+        found = numbers(entry, ("step", self.headline))
+        if (value := found[self.headline]) is not None:
+            at = self.total_samples
+            self.series["evaluation"].add(t=entry["t"], samples=at, step=found["step"], value=value)
+
+    def _take_swarm(self, entry: Entry) -> None:
+        self.series["swarm"].add(t=entry["t"], **numbers(entry, SWARM))
+        by_peer, others = entry.get("by_peer"), numbers(entry, ("others",))["others"]
+        if isinstance(by_peer, dict):
+            self.rates.add(entry["t"], by_peer, others or 0.0)
+
+    def _take_round(self, entry: Entry) -> None:
+        found = numbers(entry, ("step", "members", "wanted", "lost", *ROUND_TIMES))
+        self.journals["rounds"].add({"t": entry["t"], **found})
+        if (members := found["members"]) is not None and (wanted := found["wanted"]):
+            share = min(1.0, members / max(wanted, members))
+            self.series["participation"].add(t=entry["t"], step=found["step"], share=share, members=members)
+
+
+def _only(entry: Entry, *names: str, **more: Any) -> dict[str, Any]:
+    """Time, event and these fields, texts cut to a bounded length."""
+    kept: dict[str, Any] = {"t": entry["t"], "event": entry["event"], **more}
+    for name in names:
+        value = entry.get(name)
+        if isinstance(value, str):
+            kept[name] = value[:MOST_TEXT]
+        elif isinstance(value, int | float | None) and not isinstance(value, bool):
+            kept[name] = value
+    return kept

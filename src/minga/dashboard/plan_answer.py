@@ -1,0 +1,59 @@
+"""The page of the plan: who limits the run, and what would help."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from minga.averaging.planning.contributor_choice import StepWork
+from minga.averaging.strategy_choice import facts_of
+from minga.dashboard.model.documents import VERSION
+from minga.simulation.forecast.explanation import alternatives, explain
+from minga.simulation.forecast.plan_words import plan_json, plan_text
+from minga.training.peer import Peer
+from minga.training.status.live_rates import LiveRates, live_rates
+from minga.training.status.run_status import target_batch_size
+
+MOST_EXPLAINED: Final = 150
+"""In a larger swarm, what would change by other plans takes minutes to work out; `minga plan LINK` does it."""
+
+
+class NoPlanError(Exception):
+    """There is nothing to plan; the words say why."""
+
+
+def plan_answer(peer: Peer) -> dict[str, Any]:
+    """The plan that the next leader would make, in sentences and as values; or `why_none`: why there is no plan.
+
+    Blocks for the time that planning takes.
+    """
+    try:
+        return {"api": VERSION, "why_none": None, **_plan(peer)}
+    except NoPlanError as reason:
+        return {"api": VERSION, "why_none": str(reason)}
+
+
+def _plan(peer: Peer) -> dict[str, Any]:
+    session, spec = peer.session, peer.spec
+    if spec.security.verification == "byzantine":
+        raise NoPlanError("Members of this run do not trust each other: all reduce equal parts, without a plan.")
+
+    def look() -> tuple[LiveRates, int]:
+        return live_rates(session.board), target_batch_size(session.board, spec)
+
+    live, batch = peer.on_loop(look)
+    if len(live.peers) < 2 or not live.vector_bytes:
+        raise NoPlanError("There is a plan as soon as two peers take part.")
+    if len(live.peers) > MOST_EXPLAINED:
+        raise NoPlanError(f"{len(live.peers)} peers take part; `minga plan LINK` works out plans for so many.")
+    if not any(one.aggregates for one in live.rates.peers):
+        raise NoPlanError("All peers are clients, so none can aggregate; at least one must be reachable.")
+    if not any(one.upload or one.download for one in live.rates.peers):
+        raise NoPlanError("No peer has measured its line yet. Rates become known as rounds fill the lines.")
+    work = StepWork(live.vector_bytes, batch, overlapped=facts_of(spec.training.strategy).max_in_flight > 0)
+    explanation, others = explain(live.rates, work), alternatives(live.rates, work)
+    names = [one[:10] for one in live.peers]
+    return {
+        "sentences": list(plan_text(explanation, others, names, work)),
+        "peer_ids": list(live.peers),
+        **plan_json(explanation, others, names, work),
+    }

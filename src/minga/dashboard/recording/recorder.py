@@ -1,0 +1,105 @@
+"""Writes the entries beside the losses: the swarm's size and speed, rounds, misses, sync times, findings, orders.
+
+    {"t": …, "event": "swarm", "alive": 12, "training": 10, "syncing": 1, "relayed": 2, "samples_per_second": 310.5,
+     "sent": 1.2e6, "received": 1.3e6, "by_peer": {"PEER": 80.1, …}, "others": 12.0}
+    {"t": …, "event": "round", "step": 7, "compute_s": …, "wait_s": …, "communicate_s": …, "apply_s": …, "members": 10,
+     "wanted": 11, "lost": 0}
+    {"t": …, "event": "missed" | "suspected" | "accused" | "banned" | "admitted", "peer": …, "step": …, "why": "…"}
+    {"t": …, "event": "synced", "peer": …, "seconds": 4.2}
+    {"t": …, "event": "amended" | "paused" | "resumed" | "regrouped", "step": …}
+
+`sent` and `received` are bytes per second of all peers together, `wanted` the peers that could have taken part.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from minga.core.events.bus import Event
+from minga.dashboard.model.peer_rates import fastest
+from minga.dashboard.recording.incidents import incident_of
+from minga.dashboard.recording.round_clock import RoundClock, RoundTimes
+from minga.dashboard.recording.sync_times import SyncTimes
+from minga.monitor.history import History
+from minga.training.status.run_status import RunStatus
+from minga.training.status.status_reader import Look
+
+PERIOD_S: Final = 5.0
+YOUNG_S, LATER_PERIOD_S = 3600.0, 30.0
+"""Once it has recorded for an hour, it writes the swarm's size and speed less often, so that a month fits the file."""
+ACTIVE: Final = ("training", "averaging")
+
+
+class Recorder:
+    """Adds to `history` what one peer sees. Raises `StorageError` where the disk refuses."""
+
+    def __init__(self, history: History, own_id: str) -> None:
+        self._history, self._own_id = history, own_id
+        self._clock, self._syncs = RoundClock(), SyncTimes()
+        self._status: RunStatus | None = None
+        self._traffic: tuple[float, dict[str, tuple[int, int]]] | None = None
+        self._begun_s: float | None = None
+        self._written_s = 0.0
+
+    def on_look(self, look: Look) -> None:
+        """Take in one look at the run."""
+        self._status = look.status
+        self._begun_s = look.time_s if self._begun_s is None else self._begun_s
+        for peer, seconds in self._syncs.take(look.time_s, look.status):
+            self._history.add(look.time_s, "synced", peer=peer, seconds=round(seconds, 2))
+        period_s = PERIOD_S if look.time_s - self._begun_s < YOUNG_S else LATER_PERIOD_S
+        if not 0.0 <= look.time_s - self._written_s < period_s:
+            self._written_s = look.time_s
+            self._add_swarm(look.time_s, look.status)
+
+    def on_event(self, time_s: float, event: Event) -> None:
+        """Take in one event of the peer, which happened at Unix time `time_s`."""
+        if (times := self._clock.on_event(event)) is not None:
+            self._add_round(time_s, times)
+        elif (incident := incident_of(event, self._own_id)) is not None:
+            self._history.add(time_s, incident[0], **incident[1])
+
+    def _add_swarm(self, time_s: float, status: RunStatus) -> None:
+        peers = [peer for peer in status.peers if peer.status is not None]
+        by_peer, others = fastest({p.peer_id: p.samples_per_second for p in peers if p.status in ACTIVE})
+        sent, received = self._bytes_per_second(time_s, status)
+        self._history.add(
+            time_s,
+            "swarm",
+            alive=len(peers),
+            training=sum(peer.status in ACTIVE for peer in peers),
+            syncing=sum(peer.status == "syncing" for peer in peers),
+            relayed=sum(peer.path == "relayed" for peer in peers),
+            samples_per_second=round(status.samples_per_second, 2),
+            sent=sent,
+            received=received,
+            by_peer=by_peer,
+            others=others,
+        )
+
+    def _bytes_per_second(self, time_s: float, status: RunStatus) -> tuple[int | None, int | None]:
+        """Sent and received by all peers since the swarm was written last; None the first time."""
+        now = {peer.peer_id: (peer.bytes_sent, peer.bytes_received) for peer in status.peers}
+        before, self._traffic = self._traffic, (time_s, now)
+        if before is None or time_s <= before[0]:
+            return None, None
+        pairs = [(now[peer], old) for peer, old in before[1].items() if peer in now]
+        sent, received = (sum(max(0, new[way] - old[way]) for new, old in pairs) for way in (0, 1))
+        return round(sent / (time_s - before[0])), round(received / (time_s - before[0]))
+
+    def _add_round(self, time_s: float, times: RoundTimes) -> None:
+        status = self._status
+        computing_s = times.computing_s(status.samples_per_second if status is not None else 0.0)
+        wanted = times.members if status is None else sum(peer.status in ACTIVE for peer in status.peers)
+        self._history.add(
+            time_s,
+            "round",
+            step=times.step,
+            compute_s=round(computing_s, 3),
+            wait_s=round(times.forming_s - computing_s, 3),
+            communicate_s=round(times.communicate_s, 3),
+            apply_s=round(times.apply_s, 3),
+            members=times.members - times.lost,
+            wanted=max(wanted, times.members),
+            lost=times.lost,
+        )

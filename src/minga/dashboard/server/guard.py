@@ -1,0 +1,112 @@
+"""Lets in requests that name this server and show what it asks for, and adds the headers that protect its pages."""
+
+from __future__ import annotations
+
+import hmac
+from http.cookies import CookieError, SimpleCookie
+from typing import Final
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from minga.dashboard.settings import DashboardSettings
+
+POLICY: Final = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'; object-src 'none'"
+HEADERS: Final = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+COOKIE_S: Final = 30 * 86_400
+MOST_TOKEN_LETTERS: Final = 200
+
+
+class Guard:
+    """ASGI middleware. It sets `scope["organiser"]`: whether the viewer showed the organiser's token."""
+
+    def __init__(self, app: ASGIApp, settings: DashboardSettings) -> None:
+        self._app, self._settings = app, settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            return
+        await self._answer(scope)(scope, receive, _protected(send))
+
+    def _answer(self, scope: Scope) -> ASGIApp:
+        headers = Headers(scope=scope)
+        if not self._settings.accepts_host(headers.get("host", "")):
+            return refusal(421, "this server has another name; open it by its address")
+        if (shown := self._in_address(scope)) is not None:
+            return self._entered(scope, shown)
+        token = _bearer(headers) or _cookie(headers, self._cookie_name(scope))
+        scope["organiser"] = _equal(token, self._settings.organiser_token)
+        may_read = scope["organiser"] or not self._settings.needs_token or _equal(token, self._settings.read_token)
+        if not may_read:
+            return refusal(401, "open the address with the token that the dashboard's command printed")
+        if scope["method"] not in ("GET", "HEAD") and not _is_own_page(headers):
+            return refusal(403, "orders come from the dashboard's own pages only")
+        return self._app
+
+    def _in_address(self, scope: Scope) -> str | None:
+        found = parse_qs(scope["query_string"].decode("latin-1")).get("token")
+        return found[0][:MOST_TOKEN_LETTERS] if found else None
+
+    def _entered(self, scope: Scope, token: str) -> Response:
+        """A good token moves from the address, which people copy, into a cookie."""
+        known = (self._settings.read_token, self._settings.organiser_token)
+        if not any(_equal(token, each) for each in known):
+            return refusal(401, "this token is not, or no longer, valid")
+        response = RedirectResponse(scope["path"] or "/", status_code=303)
+        name = self._cookie_name(scope)
+        is_secure = self._settings.url is not None and self._settings.url.startswith("https:")
+        response.set_cookie(name, token, max_age=COOKIE_S, httponly=True, samesite="strict", secure=is_secure, path="/")
+        return response
+
+    @staticmethod
+    def _cookie_name(scope: Scope) -> str:
+        """Cookies of one host are shared by its ports, and several dashboards may run there."""
+        return f"minga_{(scope.get('server') or ('', 0))[1]}"
+
+
+def refusal(status: int, why: str) -> JSONResponse:
+    """An error as the API says it."""
+    return JSONResponse({"error": why}, status_code=status)
+
+
+def _bearer(headers: Headers) -> str:
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else ""
+
+
+def _cookie(headers: Headers, name: str) -> str:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(name)
+    except CookieError:
+        return ""
+    return "" if found is None else found.value
+
+
+def _is_own_page(headers: Headers) -> bool:
+    """Whether a request that changes something was made by a page of this server, or by a program."""
+    origin = headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == headers.get("host")
+
+
+def _equal(token: str, wanted: str) -> bool:
+    return hmac.compare_digest(token.encode(), wanted.encode())
+
+
+def _protected(send: Send) -> Send:
+    async def with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers[name] = value
+        await send(message)
+
+    return with_headers

@@ -1,0 +1,82 @@
+"""How a dashboard is reached, and who may see it."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import secrets
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import urlsplit
+
+from minga.core.errors import ConfigurationError
+
+DEFAULT_LISTEN: Final = "127.0.0.1:8471"
+_LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]*)):([0-9]{1,5})", re.ASCII)
+
+
+def _new_token() -> str:
+    return secrets.token_urlsafe(18)
+
+
+@dataclass(frozen=True)
+class DashboardSettings:
+    """Where a dashboard listens and what it asks of viewers.
+
+    On an address of this machine alone no viewer needs a token. Elsewhere each needs the `read_token`, unless the
+    organiser chose to make the page `public`. Orders need the `organiser_token` everywhere, and an organiser's key.
+    `url` is the address of a proxy in front, whose host name is accepted, too.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8471
+    public: bool = False
+    url: str | None = None
+    read_token: str = field(default_factory=_new_token)
+    organiser_token: str = field(default_factory=_new_token)
+
+    def __post_init__(self) -> None:
+        if self.url is not None and not (
+            urlsplit(self.url).scheme in ("http", "https") and urlsplit(self.url).hostname
+        ):
+            raise ConfigurationError(f"--url {self.url[:60]!r}: write an address such as https://run.example.org")
+
+    @classmethod
+    def listening(cls, listen: str, *, public: bool = False, url: str | None = None) -> DashboardSettings:
+        """Settings from ADDRESS:PORT; port 0 is any. Raises `ConfigurationError`."""
+        match = _LISTEN.fullmatch(listen)
+        if match is None or int(match[3]) > 65535:
+            raise ConfigurationError(f"--listen {listen[:60]!r}: write an address and a port, such as {DEFAULT_LISTEN}")
+        return cls(match[1] or match[2] or "127.0.0.1", int(match[3]), public, url)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only programs of this machine can reach it, by the address and without a proxy."""
+        return self.url is None and _is_loopback(self.host)
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether viewers have to show the read token."""
+        return not (self.is_local or self.public)
+
+    def accepts_host(self, header: str) -> bool:
+        """Whether a request's `Host` names this server.
+
+        A page of another site can make its own name point here (DNS rebinding). Such a request carries that name, so
+        names are accepted only where the settings have them, and addresses always.
+        """
+        name = (urlsplit(f"//{header}").hostname or "") if re.fullmatch(r"[\w.\-:\[\]]{1,255}", header) else ""
+        if name in ("localhost", self.host.lower()) or (self.url is not None and name == urlsplit(self.url).hostname):
+            return bool(name)
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return not self.is_local or _is_loopback(name)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,34 @@
+// Asks the dashboard's API, and hears what changes.
+
+const API = "/api/v1";
+
+/** A document of the API. Throws an Error with the server's words. */
+export async function get(name) {
+  return answer(await fetch(`${API}/${name}`, { headers: { Accept: "application/json" } }));
+}
+
+/** Sends an order of the organiser; returns what it does. */
+export async function sendOrder(order) {
+  const body = JSON.stringify(order);
+  return answer(await fetch(`${API}/orders`, { method: "POST", headers: { "Content-Type": "application/json" }, body }));
+}
+
+async function answer(response) {
+  let document = null;
+  try {
+    document = await response.json();
+  } catch {
+    // no JSON: the status says it
+  }
+  if (!response.ok) throw new Error(document?.error ?? `the server answered ${response.status}`);
+  return document;
+}
+
+/** Calls `take` with each message about what changed, and `tell` with whether the connection stands. */
+export function listen(take, tell) {
+  const source = new EventSource(`${API}/stream`);
+  source.addEventListener("open", () => tell(true));
+  source.addEventListener("error", () => tell(false));
+  source.addEventListener("message", (event) => take(JSON.parse(event.data)));
+  return () => source.close();
+}

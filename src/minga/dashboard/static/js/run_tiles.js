@@ -1,0 +1,54 @@
+// The figures at the top of the run's page.
+
+import { h, say } from "./dom.js";
+import { loss, short, whole } from "./format.js";
+
+const NAMES = [
+  ["step", "Step"],
+  ["loss", "Training loss"],
+  ["speed", "Swarm speed"],
+  ["peers", "Peers taking part"],
+  ["samples", "Samples so far"],
+  ["state", "States of peers"],
+];
+
+/** Six figures, each with a line below it. */
+export function tiles() {
+  const parts = {};
+  const boxes = NAMES.map(([name, title]) => {
+    const value = h("span");
+    const unit = h("small");
+    const under = h("p", { class: "under" });
+    parts[name] = { value, unit, under };
+    return h("div", { class: "tile", "data-tile": name }, h("dt", {}, title), h("dd", {}, value, unit, under));
+  });
+  parts.bar = h("progress", { max: "1", value: "0", "aria-label": "Samples towards the next step" });
+  boxes[0].append(parts.bar);
+  return { element: h("dl", { class: "tiles" }, boxes), parts };
+}
+
+/** Steps per hour over the last points of the curve; null while there are too few. */
+export function stepsPerHour({ t, step }) {
+  const begin = Math.max(0, t.length - 40);
+  const seconds = t.at(-1) - t[begin];
+  return seconds > 0 && step.at(-1) > step[begin] ? (3600 * (step.at(-1) - step[begin])) / seconds : null;
+}
+
+export function showTiles({ parts }, { now, series }) {
+  const put = (name, value, unit, under) => {
+    say(parts[name].value, value);
+    say(parts[name].unit, unit);
+    say(parts[name].under, under);
+  };
+  const share = Math.min(1, now.samples / Math.max(1, now.target_batch_size));
+  put("step", whole(now.step), now.last_step ? `of ${whole(now.last_step)}` : "", `${short(now.samples)} of ${short(now.target_batch_size)} samples of the next`);
+  parts.bar.value = share;
+  const hourly = stepsPerHour(series.loss.columns);
+  put("loss", loss(now.loss), "", now.loss === null ? "known after two reports of a trainer" : "mean over all peers, smoothed");
+  put("speed", short(now.samples_per_second), "samples/s", now.samples_per_second === 0 ? "no peer computes now" : hourly === null ? "while peers compute" : `while peers compute · ${short(hourly)} steps/h`);
+  const { peers } = now;
+  put("peers", whole(peers.alive), "", `${peers.training} training · ${peers.syncing} syncing · ${peers.relayed} relayed`);
+  put("samples", short(now.total_samples), "", "of all peers, those that left included");
+  const agree = now.digests_agree;
+  put("state", agree === null ? "–" : agree ? "agree" : "differ", "", agree === null ? "not compared yet" : agree ? "all digests of a step are equal" : "a peer will fetch the state again");
+}

@@ -1,0 +1,224 @@
+"""The pages in a real browser: of a live run with a death and a late peer, and of a made-up one with 1,000 peers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from benchmarks import _chromium
+from benchmarks._chromium import DESKTOP, PHONE, page
+from benchmarks._dashboard_swarm import LINK, MadeUpRun, peer_id
+from tests.worlds.cli_run import ALONE, SPEC, Running
+
+pytestmark = pytest.mark.skipif(_chromium.why_not() is not None, reason=_chromium.why_not() or "")
+
+ARTEFACTS = Path(__file__).parents[3] / "build" / "dashboard"
+PAGES = ("run", "peers", "leaderboard", "plan", "join")
+SLOW = ("--max-upload", "400kbit")
+"""Rounds of a second, in which nothing is computed: this test is not about speed."""
+PATIENCE_MS = 40_000.0
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with _chromium.browser() as launched:
+        yield launched
+
+
+def tile(opened: Any, name: str) -> str:
+    return str(opened.locator(f"[data-tile={name}] dd > span").inner_text())
+
+
+def wait_for_text(opened: Any, selector: str, text: str) -> None:
+    opened.locator(selector).filter(has_text=text).first.wait_for(timeout=PATIENCE_MS)
+
+
+def address_of(url: str, name: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}/{'' if name == 'run' else name}"
+
+
+def take_pictures(launched: Any, url: str, folder: str) -> None:
+    """Each page at the width of a desk and of a phone, dark and light, without anything that hangs over the side."""
+    (ARTEFACTS / folder).mkdir(parents=True, exist_ok=True)
+    for size, kind, theme in ((DESKTOP, "desktop", "light"), (PHONE, "phone", "dark")):
+        with page(launched, size, theme) as opened:
+            for name in PAGES:
+                opened.goto(address_of(url, name))
+                opened.locator("main .card h2:visible").first.wait_for(timeout=PATIENCE_MS)
+                opened.screenshot(path=str(ARTEFACTS / folder / f"{name}-{kind}.png"), full_page=True)
+                too_wide = opened.evaluate("document.documentElement.scrollWidth - innerWidth")
+                assert too_wide <= 0, f"{name} at {size}"
+            assert opened.problems == []
+
+
+def test_a_live_run_is_shown_with_a_death_and_a_late_peer(chromium: Any, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(SPEC)
+    with ExitStack() as stack:
+
+        def start(*words: str, name: str) -> Running:
+            return stack.enter_context(Running(*words, *ALONE, *SLOW, "--directory", str(tmp_path / name)))
+
+        host = start(
+            "host", str(tmp_path / "run.toml"), "--dashboard", "--dashboard-listen", "127.0.0.1:0", name="host"
+        )
+        url = host.wait_for("dashboard")["url"]
+        link = host.wait_for("link")["link"]
+        with page(chromium) as opened:
+            opened.goto(url)
+            wait_for_text(opened, "#state", "no peer trains")
+            wait_for_text(opened, "main", "No rounds yet.")
+            first, _ = (start("join", link, "--yes", name=name) for name in ("first", "second"))
+            wait_for_text(opened, "[data-tile=peers] dd > span", "3")
+            wait_for_text(opened, "#state", "training")
+            opened.locator(".plot[aria-label^='Loss. Latest: training']").wait_for(timeout=PATIENCE_MS)
+            opened.locator(".plot[aria-label^='Anatomy of the last rounds. Latest']").wait_for(timeout=PATIENCE_MS)
+
+            first.process.kill()
+            wait_for_text(opened, ".log[aria-label='comings and goings'] li", "lost")
+            wait_for_text(opened, "[data-tile=peers] dd > span", "2")
+            start("join", link, "--yes", name="late")
+            wait_for_text(opened, "[data-tile=peers] dd > span", "3")
+
+            points = "document.querySelectorAll('.plot canvas').length"
+            assert opened.evaluate(points) >= 5
+            opened.get_by_role("button", name="Samples", exact=True).click()
+            opened.locator(".plot[aria-label^='Loss. Latest: training']").wait_for(timeout=PATIENCE_MS)
+            assert opened.problems == []
+            assert opened.hosts == {urlsplit(url).netloc}
+        take_pictures(chromium, url, "live")
+
+
+@pytest.fixture(scope="module")
+def crowd() -> Iterator[tuple[MadeUpRun, str]]:
+    run = MadeUpRun(1000)
+    dashboard = run.serve(None)
+    for number in range(60):
+        run.advance(5.0)
+        if number % 20 == 10:
+            run.history.add(run.time_s, "joined", peer=peer_id(number))
+    yield run, dashboard.url
+    dashboard.close()
+    run.close()
+
+
+def test_a_thousand_peers_are_sorted_found_and_opened_by_keyboard(chromium: Any, crowd: tuple[MadeUpRun, str]) -> None:
+    _, url = crowd
+    with page(chromium) as opened:
+        opened.goto(address_of(url, "peers"))
+        rows = opened.locator("tbody tr")
+        rows.first.wait_for(timeout=PATIENCE_MS)
+        assert rows.count() == 100
+        assert opened.locator("[role=status]").filter(has_text="1000 of 1000").count() == 1
+        speeds = [float(text) for text in opened.locator("tbody tr td:nth-child(5)").all_inner_texts()]
+        assert speeds == sorted(speeds, reverse=True)
+        heading = opened.get_by_role("button", name="Samples/s")
+        heading.focus()
+        opened.keyboard.press("Enter")
+        assert opened.locator("th[aria-sort=ascending]").inner_text().startswith("Samples/s")
+        opened.get_by_role("searchbox").fill(peer_id(777))
+        assert rows.count() == 1
+        opened.get_by_role("link", name=peer_id(777)[:10]).press("Enter")
+        wait_for_text(opened, "h2", "Contribution")
+        assert opened.url.endswith(peer_id(777))
+        opened.go_back()
+        rows.first.wait_for(timeout=PATIENCE_MS)
+        assert opened.problems == []
+
+
+def test_a_search_without_result_and_a_peer_that_is_unknown_are_said(
+    chromium: Any, crowd: tuple[MadeUpRun, str]
+) -> None:
+    _, url = crowd
+    with page(chromium) as opened:
+        opened.goto(address_of(url, "peers"))
+        opened.locator("tbody tr").first.wait_for(timeout=PATIENCE_MS)
+        opened.get_by_role("searchbox").fill("nobody has this name")
+        opened.get_by_text("No peer fits.").wait_for(timeout=PATIENCE_MS)
+        opened.goto(address_of(url, f"peers/{'e' * 64}"))
+        opened.get_by_text("nothing is known of this peer").wait_for(timeout=PATIENCE_MS)
+
+
+def test_the_plan_says_what_limits_the_run(chromium: Any, crowd: tuple[MadeUpRun, str]) -> None:
+    _, url = crowd
+    with page(chromium) as opened:
+        opened.goto(address_of(url, "plan"))
+        opened.get_by_text("it waits for the upload of").wait_for(timeout=PATIENCE_MS)
+        assert opened.locator("tbody tr").count() == 3
+
+
+def test_the_way_in_is_one_command(chromium: Any, crowd: tuple[MadeUpRun, str]) -> None:
+    _, url = crowd
+    with page(chromium, PHONE) as opened:
+        opened.goto(address_of(url, "join"))
+        command = opened.locator(".big-command")
+        command.wait_for(timeout=PATIENCE_MS)
+        assert command.inner_text().endswith(LINK)
+
+
+NAMELESS = """
+[...document.querySelectorAll('button, a, input, [role=img], figure, nav, table')].filter((one) => {
+  const named = one.getAttribute('aria-label') || one.textContent || one.placeholder;
+  return !(named || one.querySelector('caption')?.textContent || '').trim();
+}).map((one) => one.outerHTML.slice(0, 100))
+"""
+CONTRAST = """
+(() => {
+  const channel = (value) => (value /= 255, value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const parts = (text) => text.match(/[\\d.]+/g).map(Number);
+  const ground = (one) => {
+    for (; one; one = one.parentElement) {
+      const found = parts(getComputedStyle(one).backgroundColor);
+      if (found.length < 4 || found[3] > 0.9) return found;
+    }
+    return [255, 255, 255];
+  };
+  return [...document.querySelectorAll('body *')].filter((one) => {
+    if (![...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim())) return false;
+    if (!one.checkVisibility() || ['SCRIPT', 'STYLE', 'NOSCRIPT', 'OPTION'].includes(one.tagName)) return false;
+    const [first, second] = [light(parts(getComputedStyle(one).color)), light(ground(one))].sort((a, b) => b - a);
+    return (first + 0.05) / (second + 0.05) < 4.5;
+  }).map((one) => `${one.tagName}.${one.className}: ${one.textContent.slice(0, 40)}`);
+})()
+"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_everything_has_a_name_and_enough_contrast(chromium: Any, crowd: tuple[MadeUpRun, str], theme: str) -> None:
+    _, url = crowd
+    with page(chromium, DESKTOP, theme) as opened:
+        for name in PAGES:
+            opened.goto(address_of(url, name))
+            opened.locator("main .card:visible").first.wait_for(timeout=PATIENCE_MS)
+            opened.wait_for_timeout(150)
+            assert opened.evaluate(NAMELESS) == [], name
+            assert opened.evaluate(CONTRAST) == [], name
+        assert opened.problems == []
+
+
+def test_a_dashboard_that_is_gone_is_said_and_one_that_is_back_is_shown(chromium: Any) -> None:
+    run = MadeUpRun(3)
+    dashboard = run.serve(None)
+    run.advance(10.0)
+    url = dashboard.url
+    try:
+        with page(chromium) as opened:
+            opened.goto(url)
+            wait_for_text(opened, "#state", "training")
+            dashboard.close()
+            opened.get_by_text("The dashboard does not answer.").wait_for(timeout=PATIENCE_MS)
+            run.gone = {2}
+            port = urlsplit(url).port
+            dashboard = run.serve(None, port=port)
+            run.advance(5.0)
+            opened.locator("#trouble").wait_for(state="hidden", timeout=PATIENCE_MS)
+            wait_for_text(opened, "[data-tile=peers] dd > span", "2")
+    finally:
+        dashboard.close()
+        run.close()

@@ -1,0 +1,165 @@
+"""The course of a run as a fold over its history, and what each peer has given."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks._dashboard_swarm import BEGIN_S, MadeUpRun, peer_id
+from minga.dashboard.model.contributions import MOST_PEERS, Contributions
+from minga.dashboard.model.documents import live_document, peer_document, run_document, state_of
+from minga.dashboard.model.run_model import MOST_MARKS, RunModel
+from minga.monitor.history import parse_entry
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+FIELDS = st.sampled_from(["step", "loss", "samples", "total_samples", "headline", "peer", "why", "by_peer", "members"])
+EVENTS = st.sampled_from(
+    ["step", "evaluation", "swarm", "round", "joined", "banned", "missed", "synced", "amended", "?"]
+)
+
+
+@pytest.fixture(scope="module")
+def run() -> Any:
+    made = MadeUpRun(5)
+    yield made
+    made.close()
+
+
+def entry(event: str, time_s: float = BEGIN_S, **fields: Any) -> dict[str, Any]:
+    return {"t": time_s, "event": event, **fields}
+
+
+def test_samples_go_on_where_a_process_that_watches_started_again() -> None:
+    model = RunModel()
+    model.take(entry("step", step=1, loss=3.0, samples=100, total_samples=5000))
+    model.take(entry("step", step=2, loss=2.9, samples=100, total_samples=5100))
+    model.take(entry("step", step=3, loss=2.8, samples=50, total_samples=50))
+    assert model.total_samples == 5150
+    assert model.series["loss"].document()["columns"]["samples"] == [5000, 5100, 5150]
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.tuples(EVENTS, st.dictionaries(FIELDS, JSON, max_size=5)), max_size=12))
+def test_entries_of_any_content_are_survived(entries: list[tuple[str, dict[str, Any]]]) -> None:
+    model = RunModel()
+    for event, fields in entries:
+        parsed = parse_entry(json.dumps({**fields, "t": 1.0, "event": event}).encode())
+        if parsed is not None:
+            model.take(parsed)
+    for series in model.series.values():
+        msgspec.json.encode(series.document())
+    msgspec.json.encode([journal.document() for journal in model.journals.values()])
+    msgspec.json.encode(model.rates.document())
+
+
+def test_what_happened_is_listed_by_kind() -> None:
+    model = RunModel()
+    for event in ("joined", "lost", "banned", "amended", "missed", "synced", "suspected"):
+        model.take(entry(event, peer="aa" * 32, why="so", seconds=1.5, step=4, changes="a = 1"))
+    listed = {name: [each["event"] for each in journal] for name, journal in model.journals.items()}
+    assert listed["marks"] == ["joined", "lost", "banned", "amended"]
+    assert listed["findings"] == ["banned", "suspected"]
+    assert listed["misses"] == ["missed"]
+    assert listed["syncs"] == ["synced"]
+    assert model.counts["banned"] == 1
+
+
+def test_a_month_of_entries_takes_bounded_room() -> None:
+    model = RunModel()
+    for number in range(30_000):
+        model.take(entry("step", BEGIN_S + number, step=number, loss=2.0, samples=10, total_samples=10 * number))
+        model.take(entry("joined", BEGIN_S + number, peer=f"{number:064x}"))
+    assert len(model.series["loss"]) <= 1200
+    assert len(model.journals["marks"]) == MOST_MARKS
+    assert model.counts["joined"] == 30_000
+
+
+def test_the_documents_name_the_run_and_its_state(run: MadeUpRun) -> None:
+    look = run.advance(10.0)
+    model = RunModel()
+    whole, live = run_document(look, model), live_document(look, model)
+    assert whole["now"] == live["now"]
+    assert (whole["api"], whole["now"]["state"], whole["now"]["peers"]["training"]) == (1, "training", 5)
+    assert state_of(replace(look.status, paused=True)) == "paused"
+    assert state_of(replace(look.status, step=100_000)) == "finished"
+    assert state_of(replace(look.status, peers=(), averages=False)) == "empty"
+    assert state_of(replace(look.status, founders=(1, 4))) == "founding"
+
+
+def test_contributions_are_what_was_added_between_looks(run: MadeUpRun) -> None:
+    given_so_far = Contributions()
+    given_so_far.take(run.time_s, run.status(), {})
+    first = given_so_far.peers[peer_id(1)].samples
+    for _ in range(4):
+        look = run.advance(5.0)
+        given_so_far.take(look.time_s, look.status, {})
+    one = given_so_far.peers[peer_id(1)]
+    assert one.samples - first == pytest.approx(20 * 20, abs=2)
+    assert one.seconds == pytest.approx(20.0)
+    assert one.steps == 4
+    assert one.reduced_bytes == pytest.approx(4 * (8 << 20) / 5 * 4)
+
+
+def test_contributions_outlive_the_process_and_a_peer_that_starts_again(run: MadeUpRun) -> None:
+    before = Contributions()
+    look = run.advance(5.0)
+    before.take(look.time_s, look.status, {})
+    after = Contributions()
+    assert after.decode(before.encode())
+    after.take(look.time_s, look.status, {})
+    total = after.peers[peer_id(1)].samples
+    assert total == before.peers[peer_id(1)].samples, "what was counted before is not counted again"
+    again = replace(look.status, peers=tuple(replace(peer, total_samples=7) for peer in look.status.peers))
+    after.take(look.time_s + 1, again, {})
+    assert after.peers[peer_id(1)].samples == total + 7
+
+
+def test_a_leaderboard_that_is_damaged_is_begun_again() -> None:
+    contributions = Contributions()
+    assert not contributions.decode(b'{"version": 1, "peers": [{"peer": 5}]}')
+    assert not contributions.decode(b"\xff")
+    assert not contributions.decode(b'{"version": 9, "peers": []}')
+    assert contributions.document() == []
+
+
+def test_peers_of_a_person_that_logged_in_are_one_row(run: MadeUpRun) -> None:
+    look = run.advance(5.0)
+    contributions = Contributions()
+    contributions.take(look.time_s, look.status, {peer_id(1): "ada", peer_id(2): "ada"})
+    rows = contributions.document()
+    ada = next(row for row in rows if row["name"] == "ada")
+    assert ada["peers"] == [peer_id(1), peer_id(2)]
+    assert [row["place"] for row in rows] == list(range(1, len(rows) + 1))
+    assert [row["samples"] for row in rows] == sorted((row["samples"] for row in rows), reverse=True)
+
+
+def test_memory_of_contributions_is_bounded_and_present_peers_stay(run: MadeUpRun) -> None:
+    status = run.status()
+    contributions = Contributions()
+    template = status.peers[0]
+    for wave in range(3):
+        crowd = tuple(replace(template, peer_id=peer_id(10_000 * wave + number)) for number in range(2000))
+        contributions.take(BEGIN_S + wave, replace(status, peers=crowd), {})
+    assert len(contributions.peers) == MOST_PEERS
+    assert all(peer_id(20_000 + number) in contributions.peers for number in range(2000))
+
+
+def test_a_peer_has_a_page_as_long_as_something_is_known_of_it(run: MadeUpRun) -> None:
+    look = run.advance(5.0)
+    model, contributions = RunModel(), Contributions()
+    model.take(entry("missed", peer="dd" * 32, step=3, why="too late"))
+    found = peer_document("dd" * 32, look, model, contributions, {})
+    assert found is not None
+    assert found["now"] is None
+    assert found["journals"]["misses"][0]["why"] == "too late"
+    assert peer_document("ee" * 32, look, model, contributions, {}) is None

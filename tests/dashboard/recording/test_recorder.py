@@ -1,0 +1,136 @@
+"""What a dashboard writes down of looks and events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks._dashboard_swarm import BEGIN_S, MadeUpRun, peer_id
+from minga.core.events.averaging import (
+    GroupLeaderLost,
+    PlanResting,
+    RoundAborted,
+    RoundBegun,
+    RoundMemberLost,
+    RoundReduced,
+)
+from minga.core.events.bus import Event, EventData
+from minga.core.events.network import LinksProbed, PeerOffence
+from minga.core.events.security import SecureBanned
+from minga.core.events.training import RunAmended, RunPaused, StateDonorDropped, StepApplied
+from minga.dashboard.recording.recorder import PERIOD_S, Recorder
+from minga.dashboard.recording.round_clock import RoundClock
+from minga.monitor.history import History
+
+
+@pytest.fixture
+def run() -> Iterator[MadeUpRun]:
+    made = MadeUpRun(4)
+    yield made
+    made.close()
+
+
+def event(time_s: float, data: EventData) -> Event:
+    return Event(time_s, data.kind, dict(vars(data)), data)
+
+
+def begun(step: int) -> RoundBegun:
+    return RoundBegun(
+        step=step, round="r", leader="", members=4, samples=9, waited_s=4.0, parts=4, sites=0, predicted_s=None
+    )
+
+
+def reduced(step: int) -> RoundReduced:
+    return RoundReduced(step=step, round="r", seconds=1.5, lost=1, bytes_sent=0, bytes_received=0)
+
+
+def test_a_round_is_divided_into_computing_waiting_communicating_applying() -> None:
+    clock = RoundClock()
+    assert clock.on_event(event(10.0, begun(7))) is None
+    assert clock.on_event(event(11.5, reduced(7))) is None
+    times = clock.on_event(event(11.75, StepApplied(step=8, samples=9, members=4, batch=300)))
+    assert times is not None
+    assert (times.forming_s, times.communicate_s, times.apply_s, times.lost) == (4.0, 1.5, 0.25, 1)
+    assert times.computing_s(100.0) == 3.0
+    assert times.computing_s(10.0) == 4.0, "peers cannot have computed for longer than the group took to form"
+    assert times.computing_s(0.0) == 4.0
+
+
+def test_an_aborted_round_has_no_anatomy() -> None:
+    clock = RoundClock()
+    clock.on_event(event(10.0, begun(7)))
+    clock.on_event(event(11.5, reduced(7)))
+    clock.on_event(event(11.6, RoundAborted(step=7, why="x")))
+    assert clock.on_event(event(11.75, StepApplied(step=8, samples=9, members=4, batch=300))) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "peer"),
+    [
+        (RoundMemberLost(step=1, peer="p", why="silent", round="r"), "missed", "p"),
+        (PlanResting(step=1, resting=True), "missed", "me"),
+        (PlanResting(step=1, resting=False), None, None),
+        (RoundAborted(step=1, why="no quorum"), "missed", None),
+        (GroupLeaderLost(step=1, peer="p", why="silent"), "suspected", "p"),
+        (PeerOffence(peer="p", what="garbage"), "accused", "p"),
+        (StateDonorDropped(peer="p", reason="slow", lied=False), None, None),
+        (StateDonorDropped(peer="p", reason="hash", lied=True), "accused", "p"),
+        (SecureBanned(step=1, peer="p", reason="r", why="gradient"), "banned", "p"),
+        (RunAmended(step=1, changes="a = 1"), "amended", None),
+        (RunPaused(step=1, paused=True), "paused", None),
+        (RunPaused(step=1, paused=False), "resumed", None),
+        (LinksProbed(upload=None, download=None), None, None),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, EventData) else str(value),
+)
+def test_events_become_entries(data: EventData, name: str | None, peer: str | None) -> None:
+    history = History(None)
+    Recorder(history, "me").on_event(BEGIN_S, event(1.0, data))
+    assert [entry["event"] for entry in history.entries] == ([] if name is None else [name])
+    if name is not None:
+        assert history.entries[0].get("peer") == peer
+
+
+def swarm_entries(history: History) -> list[dict[str, Any]]:
+    return [entry for entry in history.entries if entry["event"] == "swarm"]
+
+
+def test_the_swarm_is_written_every_few_seconds_and_less_often_later(run: MadeUpRun) -> None:
+    history = History(None)
+    recorder = Recorder(history, "me")
+    for _ in range(61):
+        recorder.on_look(run.advance(1.0))
+    assert len(swarm_entries(history)) == 1 + 60 // PERIOD_S
+    last = swarm_entries(history)[-1]
+    assert (last["alive"], last["training"], last["syncing"]) == (4, 4, 0)
+    assert sum(last["by_peer"].values()) + last["others"] == pytest.approx(last["samples_per_second"])
+    assert last["sent"] == pytest.approx(4e6)
+    run.advance(3600.0)
+    before = len(swarm_entries(history))
+    for _ in range(60):
+        recorder.on_look(run.advance(1.0))
+    assert len(swarm_entries(history)) - before <= 3
+
+
+def test_the_time_in_which_a_newcomer_fetched_the_state_is_written(run: MadeUpRun) -> None:
+    history = History(None)
+    recorder = Recorder(history, "me")
+    run.syncing, run.gone = {3}, set()
+    for _ in range(8):
+        recorder.on_look(run.advance(1.0))
+    run.syncing = set()
+    recorder.on_look(run.advance(1.0))
+    synced = [entry for entry in history.entries if entry["event"] == "synced"]
+    assert [(entry["peer"], entry["seconds"]) for entry in synced] == [(peer_id(3), 8.0)]
+
+
+def test_a_newcomer_that_leaves_before_it_has_the_state_is_no_sync(run: MadeUpRun) -> None:
+    history = History(None)
+    recorder = Recorder(history, "me")
+    run.syncing = {3}
+    recorder.on_look(run.advance(1.0))
+    run.gone = {3}
+    recorder.on_look(run.advance(1.0))
+    assert not [entry for entry in history.entries if entry["event"] == "synced"]

@@ -1,0 +1,489 @@
+"""The dashboard over HTTP: who may ask, what is answered, live messages, orders, the end, a new start."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
+from urllib.parse import urlsplit
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks._dashboard_swarm import LINK, MadeUpRun, peer_id
+from minga.core.errors import ConfigurationError
+from minga.core.events.averaging import RoundMemberLost
+from minga.dashboard.dashboard import LEADERBOARD_FILE, Dashboard
+from minga.dashboard.settings import DashboardSettings
+from minga.identity.access.amendments import Amendment
+from minga.monitor.history import RECORD_FILE
+from minga.training.organiser import Organiser
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def ask(dashboard: Dashboard, path: str, method: str = "GET", body: str = "", **headers: str) -> Answer:
+    address = urlsplit(dashboard.url)
+    assert address.hostname is not None
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=10.0)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    try:
+        connection.request(method, path, body.encode(), {"Host": address.netloc, **named})
+        response = connection.getresponse()
+        return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+    finally:
+        connection.close()
+
+
+def settle(dashboard: Dashboard) -> None:
+    """Wait until the server's thread took in all that it was told."""
+    done = threading.Event()
+    dashboard._server.on_loop(done.set)
+    assert done.wait(10.0)
+
+
+class FakeDesk:
+    """Signs nothing; remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.in_force = True
+
+    def amend(self, changes: dict[str, Any], from_step: int | None) -> Amendment:
+        if "training.seed" in changes:
+            raise ConfigurationError("training.seed cannot change")
+        self.asked.append(("amend", changes, from_step))
+        texts = tuple((key, json.dumps(value)) for key, value in changes.items())
+        return cast(Amendment, SimpleNamespace(number=1, from_step=from_step or 7, changes=texts))
+
+    def put_in_force(self, order: Amendment) -> tuple[Amendment, bool]:
+        return order, self.in_force
+
+    def step_ahead(self, seconds: float) -> int:
+        return 12
+
+    def bar(self, key: str, reason: str) -> bool:
+        self.asked.append(("bar", key, reason))
+        return True
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[MadeUpRun]:
+    made = MadeUpRun(6)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def desk() -> FakeDesk:
+    return FakeDesk()
+
+
+@pytest.fixture(scope="module")
+def dashboard(run: MadeUpRun, desk: FakeDesk) -> Iterator[Dashboard]:
+    served = run.serve(None, desk=lambda: cast(Organiser, desk))
+    for _ in range(12):
+        run.advance(1.0)
+    settle(served)
+    yield served
+    served.close()
+
+
+# ---- what is answered
+
+
+@pytest.mark.parametrize("path", ["/", "/peers", f"/peers/{'a' * 64}", "/leaderboard", "/join", "/plan"])
+def test_each_page_comes_with_the_policy(dashboard: Dashboard, path: str) -> None:
+    answer = ask(dashboard, path)
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    assert answer.headers["content-security-policy"].startswith("default-src 'self';")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "server" not in answer.headers
+
+
+def test_the_pages_name_no_foreign_host_and_hold_no_script_or_style() -> None:
+    static = Path(__file__).parents[3] / "src" / "minga" / "dashboard" / "static"
+    page = (static / "index.html").read_text("utf-8")
+    assert "<style" not in page
+    assert " style=" not in page
+    assert "<script>" not in page
+    for file in [static / "index.html", *static.glob("js/*.js"), *static.glob("css/*.css")]:
+        text = file.read_text("utf-8")
+        assert "http://" not in text, file.name
+        assert "https://" not in text, file.name
+        assert "innerHTML" not in text, file.name
+
+
+def test_files_are_sent_once_and_only_those_of_the_package(dashboard: Dashboard) -> None:
+    first = ask(dashboard, "/static/vendor/uplot.js")
+    assert (first.status, first.headers["content-type"]) == (200, "text/javascript; charset=utf-8")
+    assert ask(dashboard, "/static/vendor/uplot.js", If_None_Match=first.headers["etag"]).status == 304
+    assert b"Permission is hereby granted" in ask(dashboard, "/static/vendor/uplot-LICENSE.txt").body
+    for path in ("/static/../settings.py", "/static/..%2fsettings.py", "/static/%2e%2e/settings.py", "/static/"):
+        assert ask(dashboard, path).status == 404
+
+
+def test_the_run_is_answered_as_json(dashboard: Dashboard, run: MadeUpRun) -> None:
+    found = ask(dashboard, "/api/v1/run").json()
+    assert (found["api"], found["name"], found["now"]["state"]) == (1, "a made-up run", "training")
+    assert found["series"]["loss"]["columns"]["step"][-1] == run.step
+    assert found["now"]["peers"]["alive"] == 6
+    assert found["journals"]["rounds"]["total"] == run.step
+    anatomy = found["journals"]["rounds"]["entries"][-1]
+    assert all(anatomy[f"{phase}_s"] is not None for phase in ("compute", "wait", "communicate", "apply"))
+    assert set(ask(dashboard, "/api/v1").json()["endpoints"]) >= {"run", "peers", "leaderboard", "join", "plan"}
+
+
+def test_peers_and_what_they_gave_are_answered(dashboard: Dashboard) -> None:
+    peers = ask(dashboard, "/api/v1/peers").json()["peers"]
+    assert [peer["peer_id"] for peer in peers] == [peer_id(number) for number in range(6)]
+    one = ask(dashboard, f"/api/v1/peers/{peer_id(3)}").json()
+    assert one["now"]["samples_per_second"] == 40.0
+    assert one["given"]["samples"] > 0
+    assert ask(dashboard, f"/api/v1/peers/{'f' * 64}").status == 404
+    assert ask(dashboard, "/api/v1/peers/nobody").status == 404
+    rows = ask(dashboard, "/api/v1/leaderboard").json()["rows"]
+    assert [row["place"] for row in rows] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_way_in_is_answered_with_the_link(dashboard: Dashboard) -> None:
+    found = ask(dashboard, "/api/v1/join").json()
+    assert found["command"].endswith(LINK)
+    assert found["ways"]
+    assert all("LINK" not in command.replace(LINK, "") for way in found["ways"] for command in way["commands"])
+
+
+def test_metrics_are_those_of_prometheus(dashboard: Dashboard, run: MadeUpRun) -> None:
+    answer = ask(dashboard, "/metrics")
+    families = {family.name: family for family in text_string_to_metric_families(answer.body.decode())}
+    assert families["minga_step"].samples[0].value == run.step
+    assert len(families["minga_peer_samples_per_second"].samples) == 6
+    phases = {sample.labels["phase"] for sample in families["minga_round_seconds"].samples}
+    assert phases == {"compute", "wait", "communicate", "apply"}
+
+
+def test_what_is_unknown_is_an_error_in_json(dashboard: Dashboard) -> None:
+    assert ask(dashboard, "/api/v1/nothing").status == 404
+    assert ask(dashboard, "/api/v1/run", "DELETE").status == 405
+
+
+def test_before_the_first_look_the_api_says_so(run: MadeUpRun) -> None:
+    early = run.serve(None)
+    try:
+        answer = ask(early, "/api/v1/run")
+        assert (answer.status, answer.json()) == (503, {"error": "the run was not seen yet"})
+        assert ask(early, "/metrics").status == 200
+    finally:
+        early.close()
+
+
+# ---- live
+
+
+class Stream:
+    """A viewer that follows."""
+
+    def __init__(self, dashboard: Dashboard) -> None:
+        address = urlsplit(dashboard.url)
+        self.socket = socket.create_connection((address.hostname, address.port), timeout=20.0)
+        self.socket.sendall(f"GET /api/v1/stream HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode())
+        self.lines = self.socket.makefile("rb")
+        while self.lines.readline().strip() != b"retry: 2000":
+            pass
+
+    def next(self) -> Any:
+        while True:
+            line = self.lines.readline()
+            if not line or line.startswith(b"data: "):
+                return json.loads(line[6:]) if line else None
+
+    def close(self) -> None:
+        self.lines.close()
+        self.socket.close()
+
+
+def test_viewers_hear_of_a_dead_peer(dashboard: Dashboard, run: MadeUpRun) -> None:
+    stream = Stream(dashboard)
+    try:
+        run.gone = {5}
+        run.history.add(run.time_s, "lost", peer=peer_id(5))
+        run.emit(RoundMemberLost(step=run.step, peer=peer_id(5), why="silent", round="r"))
+        run.advance(1.0)
+        message = stream.next()
+        assert message["now"]["peers"]["alive"] == 5
+        assert message["journals"]["marks"]["entries"][-1]["event"] == "lost"
+        assert message["journals"]["misses"]["entries"][-1]["peer"] == peer_id(5)
+    finally:
+        run.gone = set()
+        stream.close()
+
+
+def test_open_streams_do_not_hold_the_end(run: MadeUpRun) -> None:
+    served = run.serve(None)
+    streams = [Stream(served) for _ in range(3)]
+    served.close()
+    assert not served._thread.is_alive()
+    assert [stream.next() for stream in streams] == [None, None, None]
+    for stream in streams:
+        stream.close()
+
+
+# ---- who may ask
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8471", "", "127.0.0.1.evil.example", "192.0.2.1", "a b"]
+)
+def test_a_foreign_name_for_this_server_is_refused(dashboard: Dashboard, host: str) -> None:
+    answer = ask(dashboard, "/api/v1/run", Host=host)
+    assert answer.status == 421
+    assert b"samples" not in answer.body
+
+
+@pytest.mark.parametrize("host", ["localhost:8471", "127.0.0.1:8471", "[::1]:8471", "127.0.0.1"])
+def test_the_names_of_this_machine_are_accepted(dashboard: Dashboard, host: str) -> None:
+    assert ask(dashboard, "/api/v1/run", Host=host).status == 200
+
+
+def test_beyond_this_machine_viewers_need_the_token(run: MadeUpRun) -> None:
+    served = run.serve(None, url="https://run.example.org")
+    run.advance(1.0)
+    settle(served)
+    local = replace_url(served)
+    try:
+        assert "?token=" in served.url
+        token = served.settings.read_token
+        assert ask(local, "/").status == 401
+        assert ask(local, "/api/v1/run", Host="run.example.org").status == 401
+        assert ask(local, "/metrics", Authorization=f"Bearer {token}").status == 200
+        assert ask(local, "/metrics", Authorization=f"Bearer {token}x").status == 401
+        assert ask(local, "/?token=wrong").status == 401
+        entered = ask(local, f"/peers?token={token}")
+        assert (entered.status, entered.headers["location"]) == (303, "/peers")
+        cookie = entered.headers["set-cookie"]
+        assert all(word in cookie for word in ("HttpOnly", "SameSite=strict", "Secure"))
+        assert ask(local, "/", Cookie=cookie.split(";")[0], Host="run.example.org").status == 200
+    finally:
+        served.close()
+
+
+def replace_url(dashboard: Dashboard) -> Any:
+    """The same by the address of this machine, for requests that come through a proxy."""
+    return SimpleNamespace(url=dashboard._server.url)
+
+
+def test_a_public_dashboard_needs_no_token(run: MadeUpRun) -> None:
+    served = run.serve(None, url="https://run.example.org", public=True)
+    try:
+        assert served.url == "https://run.example.org/"
+        assert ask(replace_url(served), "/", Host="run.example.org").status == 200
+    finally:
+        served.close()
+
+
+@pytest.mark.parametrize("listen", ["8471", "127.0.0.1", "127.0.0.1:70000", "x y:1:2", ""])
+def test_an_address_that_is_none_is_refused(listen: str) -> None:
+    with pytest.raises(ConfigurationError, match="--listen"):
+        DashboardSettings.listening(listen)
+
+
+def test_settings_say_who_needs_a_token() -> None:
+    assert not DashboardSettings.listening("127.0.0.1:1").needs_token
+    assert not DashboardSettings.listening("[::1]:1").needs_token
+    assert DashboardSettings.listening("0.0.0.0:1").needs_token
+    assert not DashboardSettings.listening("0.0.0.0:1", public=True).needs_token
+    with pytest.raises(ConfigurationError, match="--url"):
+        DashboardSettings(url="run.example.org")
+
+
+def test_a_port_that_is_taken_is_said(dashboard: Dashboard, run: MadeUpRun) -> None:
+    port = urlsplit(dashboard.url).port
+    with pytest.raises(ConfigurationError, match="--listen"):
+        Dashboard(run.peer, run.watcher, DashboardSettings(port=port or 0), directory=None)
+
+
+# ---- orders
+
+
+def order(dashboard: Dashboard, body: dict[str, Any], **headers: str) -> Answer:
+    token = {"Authorization": f"Bearer {dashboard.settings.organiser_token}"}
+    return ask(
+        dashboard,
+        "/api/v1/orders",
+        "POST",
+        json.dumps(body),
+        **{"Content_Type": "application/json", **token, **headers},
+    )
+
+
+def test_the_organiser_pauses_resumes_amends_and_bans(dashboard: Dashboard, desk: FakeDesk) -> None:
+    desk.asked.clear()
+    assert "paused = true" in order(dashboard, {"action": "pause"}).json()["text"]
+    assert order(dashboard, {"action": "resume"}).status == 200
+    assert order(dashboard, {"action": "amend", "changes": ["optimizer.learning_rate=0.001"]}).status == 200
+    assert order(dashboard, {"action": "ban", "peer": "ab" * 32, "reason": "spam"}).status == 200
+    assert desk.asked == [
+        ("amend", {"paused": True}, 12),
+        ("amend", {"paused": False}, 0),
+        ("amend", {"optimizer.learning_rate": 0.001}, None),
+        ("bar", "ab" * 32, "spam"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"action": "explode"}, 400),
+        ({"action": "pause", "extra": 1}, 400),
+        ({}, 400),
+        ({"action": "ban", "peer": "short"}, 409),
+        ({"action": "amend"}, 409),
+        ({"action": "amend", "changes": ["no equals sign"]}, 409),
+        ({"action": "amend", "changes": ["training.seed=1"]}, 409),
+        ({"action": "ban", "reason": "x" * 400}, 400),
+        ({"action": "ban", "peer": "x" * 9000}, 413),
+    ],
+    ids=str,
+)
+def test_orders_that_make_no_sense_are_refused(
+    dashboard: Dashboard, desk: FakeDesk, body: dict[str, Any], status: int
+) -> None:
+    desk.asked.clear()
+    answer = order(dashboard, body)
+    assert (answer.status, desk.asked) == (status, [])
+    assert answer.json()["error"]
+
+
+def test_only_the_organisers_own_page_gives_orders(dashboard: Dashboard, desk: FakeDesk, run: MadeUpRun) -> None:
+    desk.asked.clear()
+    pause = {"action": "pause"}
+    assert order(dashboard, pause, Authorization="").status == 403
+    assert order(dashboard, pause, Authorization=f"Bearer {dashboard.settings.read_token}").status == 403
+    assert order(dashboard, pause, Origin="https://evil.example").status == 403
+    assert order(dashboard, pause, Content_Type="text/plain").status == 415
+    assert desk.asked == []
+    assert order(dashboard, pause, Origin=f"http://{urlsplit(dashboard.url).netloc}").status == 200
+    read_only = run.serve(None)
+    try:
+        assert order(read_only, pause).status == 403
+        assert ask(read_only, "/api/v1/session").json()["may_order"] is False
+    finally:
+        read_only.close()
+
+
+def test_an_order_that_more_organisers_have_to_sign_says_so(dashboard: Dashboard, desk: FakeDesk) -> None:
+    desk.in_force = False
+    try:
+        assert "More organisers have to sign" in order(dashboard, {"action": "pause"}).json()["error"]
+    finally:
+        desk.in_force = True
+
+
+def test_the_organiser_enters_by_the_address_that_was_printed(dashboard: Dashboard) -> None:
+    assert dashboard.organiser_url is not None
+    entered = ask(dashboard, dashboard.organiser_url.split("/", 3)[3].join(("/", "")))
+    cookie = entered.headers["set-cookie"].split(";")[0]
+    assert ask(dashboard, "/api/v1/session", Cookie=cookie).json()["may_order"] is True
+    assert ask(dashboard, "/api/v1/session").json()["may_order"] is False
+
+
+# ---- a new start
+
+
+def test_a_dashboard_that_starts_again_shows_what_was_before(tmp_path: Path) -> None:
+    run = MadeUpRun(4, directory=tmp_path)
+    try:
+        first = run.serve(tmp_path)
+        for _ in range(40):
+            run.advance(1.0)
+        run.history.add(run.time_s, "lost", peer=peer_id(2))
+        run.emit(RoundMemberLost(step=run.step, peer=peer_id(2), why="silent", round="r"))
+        settle(first)
+        before, board = ask(first, "/api/v1/run").json(), ask(first, "/api/v1/leaderboard").json()["rows"]
+        first.close()
+        second = run.serve(tmp_path)
+        look = run.advance(0.0)
+        settle(second)
+        after = ask(second, "/api/v1/run").json()
+        assert look.status.step == before["now"]["step"]
+        for name, series in before["series"].items():
+            for column, values in series["columns"].items():
+                assert after["series"][name]["columns"][column][: len(values)] == values, name
+        assert after["journals"] == before["journals"]
+        assert len(after["series"]["swarm"]["columns"]["t"]) == 9
+        assert ask(second, "/api/v1/leaderboard").json()["rows"] == board
+        second.close()
+    finally:
+        run.close()
+
+
+def test_damaged_files_of_before_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / RECORD_FILE).write_bytes(
+        b'{"t": 1, "event": "swarm", "by_peer": [1]}\n\xff\xfe{\n[1,2]\n{"t": NaN, "event": "step"}\n'
+    )
+    (tmp_path / LEADERBOARD_FILE).write_bytes(b"[]")
+    run = MadeUpRun(2, directory=tmp_path)
+    try:
+        served = run.serve(tmp_path)
+        run.advance(1.0)
+        settle(served)
+        assert ask(served, "/api/v1/run").json()["now"]["peers"]["alive"] == 2
+        served.close()
+    finally:
+        run.close()
+
+
+def test_a_disk_that_refuses_ends_the_record_and_not_the_page(tmp_path: Path) -> None:
+    run = MadeUpRun(2)
+    try:
+        served = run.serve(tmp_path)
+        (tmp_path / RECORD_FILE).mkdir()
+        for _ in range(20):
+            run.advance(1.0)
+        settle(served)
+        assert ask(served, "/api/v1/run").json()["now"]["step"] == run.step
+        assert served._record.path is None
+        served.close()
+    finally:
+        run.close()
+
+
+def test_one_look_is_enough_for_any_number_of_viewers(dashboard: Dashboard, run: MadeUpRun) -> None:
+    made: list[str] = []
+    live = dashboard._run
+    original = live.model.rates.document
+    live.model.rates.document = lambda: made.append("run") or original()  # type: ignore[method-assign, func-returns-value]
+    try:
+        run.advance(1.0)
+        settle(dashboard)
+        bodies = {ask(dashboard, "/api/v1/run").body for _ in range(5)}
+        assert (len(bodies), made) == (1, ["run"])
+    finally:
+        live.model.rates.document = original  # type: ignore[method-assign]
+
+
+def test_a_thousand_peers_are_told_of_less_often() -> None:
+    crowd = MadeUpRun(1000)
+    try:
+        served = crowd.serve(None)
+        for _ in range(8):
+            crowd.advance(1.0)
+        settle(served)
+        assert served._run.look is not None
+        assert crowd.time_s - served._run.look.time_s == 3.0, "every fourth second"
+        served.close()
+    finally:
+        crowd.close()

@@ -1,0 +1,139 @@
+"""Histories of other peers: asked for over the network, thinned, and put where one's own has nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minga.core.errors import ProtocolError, RejectedError
+from minga.monitor.history import Entry, History
+from minga.monitor.history_exchange import (
+    HISTORY,
+    LEAST_PERIOD_S,
+    MOST_ENTRIES,
+    MOST_REPLY_BYTES,
+    HistoryReply,
+    HistoryRequest,
+    HistoryServer,
+    ask_history,
+    packed,
+    thinned,
+)
+from minga.monitor.history_gaps import LONGEST_SILENCE_S, fill_gaps
+from minga.network.interface import PeerId
+from minga.network.rpc.framing import MessageStream
+from minga.simulation.virtual_time import run_virtual
+from tests.worlds.node_world import World
+
+
+def entry(time_s: float, event: str = "step", **fields: Any) -> Entry:
+    return {"t": time_s, "event": event, **fields}
+
+
+def written(path: Path, entries: list[Entry]) -> Path:
+    history = History(path)
+    for each in entries:
+        history.add(each["t"], each["event"], **{k: v for k, v in each.items() if k not in ("t", "event")})
+    return path
+
+
+def test_a_peer_sends_what_it_kept_of_a_time(tmp_path: Path) -> None:
+    path = written(tmp_path / "history.jsonl", [entry(float(second), step=second) for second in range(100)])
+
+    async def test() -> None:
+        world = World()
+        keeper, asker = await world.node(), await world.node()
+        HistoryServer(keeper, [path, tmp_path / "not there"])
+        found = await ask_history(asker, keeper.peer_id, 30.0, 60.0)
+        assert [each["step"] for each in found] == list(range(31, 61))
+        with pytest.raises(RejectedError):
+            await ask_history(asker, keeper.peer_id, 0.0, 60.0)
+        await asyncio.sleep(LEAST_PERIOD_S)
+        assert len(await ask_history(asker, keeper.peer_id, 0.0, 99.0)) == 99
+        for node in world.nodes:
+            await node.close()
+
+    run_virtual(test())
+
+
+def test_a_peer_that_keeps_none_refuses() -> None:
+    async def test() -> None:
+        world = World()
+        keeper, asker = await world.node(), await world.node()
+        with pytest.raises(RejectedError):
+            await ask_history(asker, keeper.peer_id, 0.0, 60.0)
+        for node in world.nodes:
+            await node.close()
+
+    run_virtual(test())
+
+
+@pytest.mark.parametrize(
+    ("lines", "kept"),
+    [
+        (zlib.compress(b'{"t": 5, "event": "step"}\n{"t": 500, "event": "step"}\n[]\n{"t": NaN}\n\xff'), 1),
+        (zlib.compress(b"x" * (1 << 26)), 0),
+        (zlib.compress(b'{"t": 5, "event": "step"}\n' * 100_000), MOST_ENTRIES),
+        (zlib.compress(b'{"t": 5, "event": "' + b"y" * 9000 + b'"}'), 0),
+        (b"", 0),
+        (b"no zlib", None),
+    ],
+    ids=["garbage", "bomb", "many", "long", "empty", "unpacked"],
+)
+def test_any_reply_is_bounded_and_read_with_care(lines: bytes, kept: int | None) -> None:
+    async def test() -> None:
+        world = World()
+        liar, asker = await world.node(), await world.node()
+
+        async def answer(_: PeerId, stream: MessageStream) -> None:
+            await stream.receive(HistoryRequest)
+            await stream.send(HistoryReply(lines))
+
+        liar.serve(HISTORY, answer)
+        if kept is None:
+            with pytest.raises(ProtocolError):
+                await ask_history(asker, liar.peer_id, 0.0, 60.0)
+        else:
+            assert len(await ask_history(asker, liar.peer_id, 0.0, 60.0)) == kept
+        for node in world.nodes:
+            await node.close()
+
+    run_virtual(test())
+
+
+def test_a_long_history_is_thinned_and_rare_entries_stay() -> None:
+    entries = [entry(float(second), step=second) for second in range(20_000)]
+    entries += [entry(float(second), "lost", peer="aa" * 32) for second in range(0, 20_000, 500)]
+    few = thinned(sorted(entries, key=lambda each: float(each["t"])), MOST_ENTRIES)
+    assert len(few) <= MOST_ENTRIES
+    assert sum(each["event"] == "lost" for each in few) == 40
+    times = [each["t"] for each in few]
+    assert times == sorted(times)
+    assert times[0] == 0.0
+    assert times[-1] > 19_980
+
+
+def test_what_is_sent_is_bounded_in_bytes(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    noisy = [entry(float(second), "missed", why=rng.randbytes(600).hex()) for second in range(MOST_ENTRIES)]
+    lines = packed([written(tmp_path / "history.jsonl", noisy)], 0.0, 1e9)
+    assert len(lines) <= MOST_REPLY_BYTES
+    assert len(zlib.decompress(lines).split(b"\n")) >= 100
+    assert json.loads(zlib.decompress(lines).split(b"\n")[0])["event"] == "missed"
+
+
+def test_another_history_fills_the_gaps_of_ones_own() -> None:
+    own = [entry(t, who="own") for t in (0.0, 60.0, 120.0, 1000.0, 1050.0)]
+    other = [entry(t, who="other") for t in (30.0, 90.0, 200.0, 500.0, 999.0, 1020.0, 2000.0)]
+    merged = fill_gaps(own, other)
+    assert [each["t"] for each in merged if each["who"] == "other"] == [200.0, 500.0, 999.0, 2000.0]
+    assert [each["t"] for each in merged] == sorted(each["t"] for each in merged)
+    assert fill_gaps([], other) == other
+    assert fill_gaps(own, []) == own
+    assert LONGEST_SILENCE_S > 60.0
