@@ -339,7 +339,7 @@ class Recipe(ABC, Generic[S]):
 
     @abstractmethod
     def export(self, model: nn.Module, files: Files, directory: Path, *, step: int) -> None:
-        """Write the model in the format of its own library, whole or not at all.
+        """Write the model in the format of its own library, with a `README.md`, whole or not at all.
 
         Raises `StorageError` where that fails, and `ConfigurationError` if the directory already has content.
         """

@@ -104,12 +104,19 @@ def published(spec: RunSpec) -> RunSpec:
     return spelled_out(spec).published()
 
 
+def check_installed(spec: RunSpec) -> None:
+    """Raise `ConfigurationError`, with what to install, unless this machine has the recipe of a received spec, in the
+    recorded version. A `custom` one is that of a program.
+    """
+    if spec.model.recipe != CUSTOM:
+        check_recorded([(RECIPES, spec.model.recipe)], spec.plugins)
+
+
 def check_published(spec: RunSpec) -> None:
     """Raise `ConfigurationError` unless this machine has the recipe of a received spec, in the recorded version, and
     the spec has just the settings that `published` gives.
     """
-    if spec.model.recipe != CUSTOM:
-        check_recorded([(RECIPES, spec.model.recipe)], spec.plugins)
+    check_installed(spec)
     if spec.model.recipe != CUSTOM and published(spec).canonical_bytes() != spec.canonical_bytes():
         raise ConfigurationError(
             f"this run does not spell out the settings of its recipe {spec.model.recipe}, or names files of its "

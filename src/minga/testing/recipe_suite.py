@@ -284,6 +284,10 @@ def check_export(case: RecipeCase, folder: Path) -> None:
         recipe.export(model, files, target, step=18)
     except ConfigurationError:
         return
+    except Exception as error:
+        raise RecipeViolation(
+            f"an export to a directory with content raises {error!r}; it has to raise ConfigurationError"
+        ) from error
     raise RecipeViolation("the export writes over a directory with content")
 
 

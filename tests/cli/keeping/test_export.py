@@ -41,6 +41,20 @@ async def test_a_finished_run_is_exported_as_long_as_somebody_stays() -> None:
     await swarm.close()
 
 
+@virtually
+async def test_an_export_takes_no_old_state_that_is_still_ready_for_newcomers() -> None:
+    swarm = Swarm(make_spec(8, training={"stop_after_steps": 4}))
+    first = swarm.add()
+    await swarm.run_until_step(1)
+    session = await looker(swarm, first)
+    early = await newest_state(session, first.replica.check)
+    await swarm.run_until_step(4)
+    assert early.step < 4
+    assert (await newest_state(session, first.replica.check)).step == 4
+    await session.close()
+    await swarm.close()
+
+
 def test_peers_that_go_on_or_leave_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     fails = iter(range(export.ATTEMPTS - 1))
 

@@ -11,7 +11,8 @@ import typer
 
 import minga
 from minga.averaging.solver.division import PeerRates, SwarmRates
-from minga.cli.taking_part.first_screen import Costs, costs_of, lines, show_and_ask
+from minga.cli.diagnosing.hops import packages
+from minga.cli.taking_part.first_screen import Costs, costs_of, lines, require_recipe, show_and_ask
 from minga.cli.terminal.output import Output
 from minga.cli.terminal.peer_options import WorkOptions
 from minga.core.errors import ConfigurationError
@@ -44,7 +45,7 @@ def test_costs_are_those_of_the_plan_with_this_machine_in_it() -> None:
     for per_day in (costs.upload_per_day, costs.download_per_day):
         assert 0.5 * most_steps * 4e6 < per_day <= 2.0 * most_steps * 4e6
     text = "\n".join(lines(costs))
-    assert "organiser cdcdcdcdcdcdcdcd; 2 peers train now" in text
+    assert "organiser cdcdcdcdcdcdcdcd; 2 peers take part now" in text
     assert "with your limit, 8 Mbit/s up" in text
 
 
@@ -100,6 +101,19 @@ def test_on_a_terminal_the_owner_is_asked_once(
         with pytest.raises(typer.Exit):
             show_and_ask(prospect(), minga.PeerOptions(), WORK, output, yes=yes, max_files=2**31)
     assert len(asked) == (not yes)
+
+
+def test_a_recipe_that_is_not_here_is_named_before_anything_else_by_join_and_doctor() -> None:
+    values = {"name": "x", "model": {"recipe": "corners"}, "recipe": {"corners": {"hidden": 8}}}
+    origin = {"recipe:corners": {"package": "minga-extras", "version": "1.0"}}
+    spec = RunSpec.from_mapping({**values, "plugins": origin})
+    with pytest.raises(ConfigurationError, match=r"pip install minga-extras==1\.0"):
+        require_recipe(spec)
+    _, ok, detail, advice = packages(spec)
+    assert (ok, "pip install minga-extras==1.0" in detail, "trust" in advice) == (False, True, True)
+    with pytest.raises(ConfigurationError, match="the organiser's own"):
+        require_recipe(RunSpec.from_toml("name = 'own'\n[model]\nrecipe = 'custom'\n"))
+    require_recipe(RunSpec.from_toml(SPEC))
 
 
 def test_a_run_with_larger_files_than_this_machine_takes_is_declined_before_they_come() -> None:

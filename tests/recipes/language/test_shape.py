@@ -88,6 +88,14 @@ def test_a_shape_from_a_folder_and_its_tokenizer(tmp_path: Path) -> None:
         published(spec("causal-lm", **settings, vocabulary_size=500))
 
 
+def test_a_shape_from_a_folder_ends_texts_with_the_token_of_the_tokenizer_that_is_trained(tmp_path: Path) -> None:
+    source = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 32, "vocab_size": 400}
+    (tmp_path / "config.json").write_text(json.dumps({**source, "bos_token_id": 399, "eos_token_id": 399}))
+    shown = published(spec("causal-lm", config_from=str(tmp_path), data=TEXT))
+    config = json.loads(shown.recipe_settings["config"])
+    assert (config["bos_token_id"], config["eos_token_id"], config["vocab_size"]) == (0, 0, 400)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -96,8 +104,8 @@ def test_a_shape_from_a_folder_and_its_tokenizer(tmp_path: Path) -> None:
         ({"overrides": {"hidden_sise": 3}}, "did you mean hidden_size?"),
         ({"overrides": {"num_attention_heads": 0}}, "llama"),
         ({"overrides": {"hidden_act": "no-such-function"}}, "makes no llama of these settings"),
-        ({"config_from": "/no/such/folder"}, "no such folder"),
-        ({"tokenizer": "from:/no/such/folder"}, "no such folder"),
+        ({"config_from": "no-such"}, f"no such folder in {Path.cwd()}"),
+        ({"tokenizer": "from:/no/such/folder"}, "= '/no/such/folder': no such folder, and"),
         ({"vocabulary_size": 5}, "at least 64"),
     ],
 )

@@ -114,6 +114,18 @@ def test_a_swarm_is_summed_up() -> None:
             "1 auxiliary averaging, 1 client syncing, 1 monitor watching, 2 trainer training"
         )
         assert headline(status).startswith("step 7 of 9 · no loss yet · 8/64 samples")
+        assert headline(status).endswith("3 peers training together")
+
+    in_loop(check)
+
+
+def test_an_organiser_without_trainers_sees_that_none_computes() -> None:
+    def check(swarm: Swarm) -> None:
+        swarm.board.put(AddressInfo("monitor"))
+        swarm.peer(AddressInfo("auxiliary"), progress(0, 0))
+        assert headline(swarm.status()).endswith("1 peer here, none computes gradients")
+        swarm.peer(AddressInfo("client"), progress(0))
+        assert headline(swarm.status()).endswith("2 peers training together")
 
     in_loop(check)
 

@@ -1,4 +1,4 @@
-"""The hops from this machine into a run: authority and entries of the link, clock, version, run spec."""
+"""The hops from this machine into a run: authority and entries of the link, clock, version, run spec, packages."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from minga.network.interface import Address, PeerId
 from minga.network.iroh.network import IrohNetwork
 from minga.network.iroh.settings import NetworkSettings
 from minga.network.rpc.node import Node
+from minga.recipes.registry import check_installed
+from minga.training.plugins_of_run import check_plugins
 from minga.training.transfer.run_files_fetch import fetch_run_spec
 
 MAX_CLOCK_OFFSET_S = 60.0
@@ -78,6 +80,8 @@ async def check_entries(link: Link, host: str | None, own: OwnAccess) -> AsyncIt
             return
         ledger = AccessLedger.of_spec(link.run_id, spec, link.organiser)
         yield "access", *await own.check(node, admission, ledger, reached)
+        if spec.plugins:
+            yield await asyncio.to_thread(packages, spec)
         if (found := await asyncio.to_thread(room_for, spec)) is not None:
             yield "memory and disk for the run", *found
     finally:
@@ -137,6 +141,17 @@ def _clock(node: Node) -> Hop:
     direction = "behind" if offset > 0 else "ahead of"
     detail = f"{abs(offset):.0f} s {direction} the others'" if abs(offset) >= 1.0 else "agrees with the others'"
     return "clock", right, detail, "" if right else "set the clock of this machine; let it follow a time server"
+
+
+def packages(spec: RunSpec) -> Hop:
+    """Whether this machine has what the run takes from packages of other authors, in the versions of the run."""
+    try:
+        check_installed(spec)
+        check_plugins(spec)
+    except ConfigurationError as error:
+        return "packages of the run", False, str(error), "install it only if you trust its author: it is code"
+    brought = sorted({str(origin) for origin in spec.plugins.values()})
+    return "packages of the run", True, f"{', '.join(brought)}: installed", ""
 
 
 async def _run_spec(node: Node, link: Link, reached: list[PeerId]) -> tuple[Hop, RunSpec | None]:

@@ -62,17 +62,18 @@ def _from_swarm(peer: Peer, replica: Replica) -> StateSnapshot:
 async def newest_state(session: Session, check: Callable[[Manifest], None]) -> StateSnapshot:
     """The newest state that the peers serve, downloaded without taking part in the run.
 
-    Whom it is fetched from may take a step or leave meanwhile, so it is tried `ATTEMPTS` times. Raises
-    `UnreachableError`.
+    Peers that serve a state keep it ready for a while, and it grows old: what counts is at least the step that half of
+    them have reached. Whom it is fetched from may take a step or leave meanwhile, so it is tried `ATTEMPTS` times.
+    Raises `UnreachableError`.
     """
 
     async def accept(manifest: Manifest) -> None:
         check(manifest)  # nothing trains here
 
-    def donors() -> list[PeerId]:
+    def donors() -> dict[PeerId, int]:
         progress = {item.owner: item.payload.step for item in session.board.items(Progress)}
         able = [peer for peer, info, _ in session.board.items(AddressInfo) if peer in progress]
-        return sorted(able, key=lambda peer: (-progress[peer], peer))
+        return {peer: progress[peer] for peer in sorted(able, key=lambda peer: (-progress[peer], peer))}
 
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -81,8 +82,12 @@ async def newest_state(session: Session, check: Callable[[Manifest], None]) -> S
                     await session.board.changed(session.board.generation)
         except TimeoutError as error:
             raise UnreachableError("no peer of the run has a state to give; is anybody training?") from error
+        found = donors()
+        reached = list(found.values())[(len(found) - 1) // 2] if found else 0
         try:
-            state = await download(session.node, donors(), accept=accept, cache=session.settings.cache)
+            state = await download(
+                session.node, list(found), minimum_step=reached, accept=accept, cache=session.settings.cache
+            )
         except UnreachableError:
             if attempt == ATTEMPTS:
                 raise

@@ -20,6 +20,7 @@ from minga.cli.terminal.output import Output
 from minga.cli.terminal.peer_options import WorkOptions
 from minga.core.errors import ConfigurationError
 from minga.core.rate_cap import RateCap
+from minga.core.spec.run_spec import RunSpec
 from minga.core.units import format_duration, format_size
 from minga.simulation.forecast.explanation import PeerTask, explain
 from minga.simulation.forecast.model_facts import STATE_BYTES
@@ -107,6 +108,18 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: Tr
         upload_per_day=None if task is None else task.upload_bytes_per_day,
         download_per_day=None if task is None else task.download_bytes_per_day,
     )
+
+
+def require_recipe(spec: RunSpec) -> None:
+    """Raise `ConfigurationError`, with what to do, unless this command can train the model of the run."""
+    from minga.recipes.registry import CUSTOM, check_installed
+
+    if spec.model.recipe == CUSTOM:
+        raise ConfigurationError(
+            "this run trains a model of the organiser's own (recipe custom), which this command does not have; "
+            "use the program that the organiser gave you: it calls minga.join with this link"
+        )
+    check_installed(spec)
 
 
 def show_and_ask(
@@ -226,4 +239,4 @@ def _count(parameters: int) -> str:
 
 
 def _peers(count: int) -> str:
-    return {0: "no peer trains now", 1: "1 peer trains now"}.get(count, f"{count} peers train now")
+    return {0: "no peer takes part now", 1: "1 peer takes part now"}.get(count, f"{count} peers take part now")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from minga.cli.taking_part.first_screen import show_and_ask
+from minga.cli.taking_part.first_screen import require_recipe, show_and_ask
 from minga.cli.taking_part.graceful_leave import GracefulLeave
 from minga.cli.taking_part.login import LoginOptions, PersonAtTerminal
 from minga.cli.taking_part.status_view import OwnPart, PlainTrouble, volunteer_figures, volunteer_lines, volunteer_view
@@ -66,7 +66,6 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
     """Join, fetch the state, and train until the run ends or Ctrl-C comes."""
     from minga.authority import join
     from minga.identity.links.links import Link
-    from minga.recipes.registry import CUSTOM
 
     if options.evaluate and peer.role == "monitor":
         raise ConfigurationError("--evaluate needs a model, which --role monitor does not have; try --role auxiliary")
@@ -79,6 +78,8 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
     done, log = SessionsDone(), RunLog(options.log_to)
 
     def consider(prospect: Prospect) -> None:
+        if peer.role != "monitor":
+            require_recipe(prospect.spec)
         if not done.sessions:  # the owner of this machine is asked once
             show_and_ask(
                 prospect,
@@ -96,11 +97,6 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
             wait_until_available(availability, context)
             with join(parsed, peer, person, consider=consider) as joined:
                 wire(context, joined)
-                if joined.spec.model.recipe == CUSTOM and joined.role != "monitor":
-                    raise ConfigurationError(
-                        "this run trains a model of the organiser's own (recipe custom), which this command does not "
-                        "have; use the program that the organiser gave you: it calls minga.join with this link"
-                    )
                 log.begin(joined.spec, joined.directory)
                 is_paused = _Joining(joined, work, context, options, availability, done, log).run()
 

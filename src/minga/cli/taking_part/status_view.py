@@ -70,9 +70,16 @@ def headline(status: RunStatus) -> str:
         f"loss {status.loss:.3f}" if status.loss is not None else "no loss yet",
         *([] if status.is_verified else [counted]),
         f"{status.samples_per_second:.1f} samples/s",
-        f"{status.members} {'peer' if status.members == 1 else 'peers'} training together",
+        _members(status),
     ]
     return " · ".join(parts)
+
+
+def _members(status: RunStatus) -> str:
+    """How many peers take part; an organiser who is still alone shall see that nobody computes gradients."""
+    peers = "1 peer" if status.members == 1 else f"{status.members} peers"
+    is_idle = all(peer.role in ("auxiliary", "monitor") for peer in status.peers)
+    return f"{peers} here, none computes gradients" if is_idle and status.peers else f"{peers} training together"
 
 
 def peers_by_kind(status: RunStatus) -> str:

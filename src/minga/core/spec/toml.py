@@ -65,7 +65,8 @@ def _section(name: str, section: BaseModel, *, comments: bool) -> list[str]:
     fields = type(section).model_fields
     inner = [each for each in fields if isinstance(getattr(section, each), BaseModel)]
     listed = [each for each in fields if _is_tables(getattr(section, each))]
-    lines = [f"\n[{name}]" + (f"  # {_first_sentence(section)}" if comments else "")]
+    meaning = _first_sentence(section) if comments else ""
+    lines = [f"\n[{name}]" + (f"  # {meaning}" if meaning else "")]
     lines += _settings(section, [each for each in fields if each not in (*inner, *listed)], comments=comments)
     for each in inner:
         lines += _section(f"{name}.{each}", getattr(section, each), comments=comments)

@@ -14,6 +14,7 @@ from minga.recipes.language.shape import (
     shape_from,
     shape_of_size,
     sizes_of,
+    special_settings,
 )
 from minga.recipes.text.given_tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_FILE, given_content
 from minga.recipes.text.special_tokens import (
@@ -49,6 +50,8 @@ def resolve(settings: L, family: ModelFamily, trained_tokens: tuple[str, ...], i
         values = shape_from(settings.config_from, f"recipe.{family.recipe}.config_from", family)
         values |= {name: value for name, value in settings.overrides.items() if name == "vocab_size"}
         settings = _sized(settings, values, given, family)
+        if not given:  # its numbers are those of the tokenizer that the model was made for
+            values |= special_settings(str(values["model_type"]), family, special)
     else:
         wanted = settings.vocabulary_size or (0 if given else preset.vocabulary_size)
         settings = settings.model_copy(

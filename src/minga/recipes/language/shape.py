@@ -89,12 +89,16 @@ def shape_of_size(settings: LanguageSettings, family: ModelFamily, special: Spec
     }
     values: dict[str, Any] = {name: value for name, value in wanted.items() if _can_say(usual, name)}
     values |= {name: 0.0 for name, value in usual.to_dict().items() if "drop" in name and isinstance(value, float)}
-    for name, role in family.special.items():
-        if hasattr(usual, name):
-            values[name] = special.ids.get(role)
+    return {"model_type": architecture, **values, **special_settings(architecture, family, special)}
+
+
+def special_settings(architecture: str, family: ModelFamily, special: SpecialTokens) -> dict[str, int | None]:
+    """The settings of a configuration that number special tokens, by those of the run's tokenizer."""
+    usual = CONFIG_MAPPING[architecture]()
+    values = {name: special.ids.get(role) for name, role in family.special.items() if hasattr(usual, name)}
     if position_offset(architecture) and values.get("pad_token_id") is None:
         values["pad_token_id"] = special.ids.get("unknown", 0)  # positions are numbered from some token on
-    return {"model_type": architecture, **values}
+    return values
 
 
 def shape_from(source: str, key: str, family: ModelFamily) -> dict[str, Any]:

@@ -23,7 +23,10 @@ def given_file(source: str, name: str, key: str) -> Path:
             raise ConfigurationError(f"{key} = {source!r}: there is no {name} in it")
         return folder / name
     if not _HUB.fullmatch(source):
-        raise ConfigurationError(f"{key} = {source!r}: no such folder, and not a name such as OWNER/NAME of the hub")
+        searched = "" if folder.is_absolute() else f" in {Path.cwd()}, where this command was typed"
+        raise ConfigurationError(
+            f"{key} = {source!r}: no such folder{searched}, and not a name such as OWNER/NAME of the hub"
+        )
     repository, _, revision = source.partition("@")
     try:
         from huggingface_hub import hf_hub_download

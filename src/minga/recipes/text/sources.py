@@ -82,7 +82,8 @@ def file_documents(patterns: Sequence[str], text_column: str) -> Iterator[str]:
     for pattern in patterns:
         paths = matching_files(pattern)
         if not paths:
-            raise ConfigurationError(f"data.files: no file matches {pattern!r}")
+            searched = "" if Path(pattern).is_absolute() else f" in {Path.cwd()}, where this command was typed"
+            raise ConfigurationError(f"data.files: no file matches {pattern!r}{searched}")
         for path in paths:
             if path.suffix == ".jsonl":
                 yield from _jsonl_documents(path, text_column)
