@@ -33,9 +33,13 @@ def run_show(folder: Path, context: Context) -> None:
     Raises `ConfigurationError` if there is none.
     """
     path = _books(folder)[0]
-    totals = read_book(path).totals()
+    book = read_book(path)
+    totals, last = book.totals(), max((count.step for count in book.counts), default=0)
     _show(totals, context)
-    context.output.say(f"These are the rounds in which the peer {owner_digits(path)} took part.")
+    context.output.say(
+        f"These are the rounds in which the peer {owner_digits(path)} took part, up to the last count, at step {last}. "
+        "What was given since is in no receipt yet."
+    )
     context.output.summary(ok=True, seen_by=owner_digits(path), peers=_as_json(totals))
 
 

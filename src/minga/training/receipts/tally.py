@@ -85,5 +85,5 @@ def tally(counts: Iterable[tuple[Count, AttestedPeers]]) -> dict[PeerId, PeerTot
                 total["samples"] += claim.samples
             if "work" in counts_as:
                 total.update(steps=claim.rounds, bytes_reduced=UNIT_BYTES * claim.reduced)
-            total.update(counted=len(counts_as) == 2, claimed=1)
+            total.update(counted=int(len(counts_as) == 2), claimed=1)
     return {peer: PeerTotals(**total) for peer, total in sums.items()}
