@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,37 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ClosedError, ConfigurationError
+from minga.core.events.bus import Event
+from minga.core.events.training import MemberDiverged
 from minga.integrations.place import RunPlace
 from minga.integrations.tally import Tally
 from minga.training.optimizer import Optimizer
 
 logger = logging.getLogger("minga.integrations")
+
+
+class DivergenceWarning:
+    """Warns a script whose peer's state differs again and again: the frameworks set optimizer and schedule in the
+    script, so a script with other settings would fetch the others' state for ever, and nobody would see why.
+
+    `digest_every`: steps between two comparisons of states.
+    """
+
+    def __init__(self, digest_every: int) -> None:
+        self._near, self._last, self._warned = 3 * digest_every, -math.inf, False
+
+    def on_event(self, event: Event) -> None:
+        """Look at one event of the peer. One difference may come of a missed step; the second soon after does not."""
+        if self._warned or not isinstance(event.data, MemberDiverged):
+            return
+        self._warned = event.data.step - self._last <= self._near
+        self._last = event.data.step
+        if self._warned:
+            logger.warning(
+                "at step %d the state of this peer differs from the others' once more, though it was fetched: "
+                "optimizer, learning rate and schedule have to be the same in the scripts of all peers",
+                event.data.step,
+            )
 
 
 class JoinedOptimizer(torch.optim.Optimizer):
@@ -53,6 +80,8 @@ class JoinedOptimizer(torch.optim.Optimizer):
             scheduler=scheduler,
             max_grad_norm=place.spec.optimizer.max_grad_norm,
         )
+        if place.peer is not None:
+            place.peer.subscribe(DivergenceWarning(place.spec.state.digest_every).on_event)
         self._show()
         return self.joined
 

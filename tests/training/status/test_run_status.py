@@ -159,8 +159,10 @@ def test_agreement_needs_two_digests_of_one_step() -> None:
         assert swarm.status().digests_agree is None
         swarm.peer(progress(3), StateInfo(3, "aa" * 32))
         assert swarm.status().digests_agree is True
+        assert "disagree" not in next(organiser_lines(swarm.status(), {}))
         swarm.peer(progress(3), StateInfo(2, "cc" * 32))
         assert swarm.status().digests_agree is False
+        assert "peers disagree about the state" in next(organiser_lines(swarm.status(), {}))
 
     in_loop(check)
 

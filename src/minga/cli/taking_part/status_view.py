@@ -141,7 +141,8 @@ def plan_line(plan: PlanStatus) -> str:
 
 def organiser_lines(status: RunStatus, figures: dict[str, float]) -> Iterator[str]:
     """The organiser's display where there is no terminal."""
-    yield headline(status) + (f" · {_figures(figures)}" if figures else "")
+    disagreeing = " · peers disagree about the state" if status.digests_agree is False else ""
+    yield headline(status) + disagreeing + (f" · {_figures(figures)}" if figures else "")
 
 
 def run_figures(status: RunStatus) -> dict[str, Any]:
