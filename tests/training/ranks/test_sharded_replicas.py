@@ -123,10 +123,6 @@ def test_what_a_sharded_model_cannot_have_is_refused_with_words(ranks: ProcessGr
     with pytest.raises(minga.ConfigurationError, match="is not sharded while others are"):
         leader(ranks, half)
 
-    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicas", "shards"))
-    with pytest.raises(minga.ConfigurationError, match="only fully_shard over all processes of one mesh dimension"):
-        leader(ranks, fully_shard(model_of(), mesh=mesh))
-
     across = fully_shard(model_of(), shard_placement_fn=lambda p: Shard(1) if p.ndim == 2 else None)
     with pytest.raises(minga.ConfigurationError, match="along dimension 0"):
         leader(ranks, across)
