@@ -178,7 +178,15 @@ class _ShardedCombiner:
         self._ranks, self._vector, self._is_finite = ranks, replica.vector, False
 
     def combine(self, samples: int) -> int:
-        """See `Combiner`. If the gradients of one rank are not finite, those of none count."""
+        """See `Combiner`. If the gradients of one rank are not finite, those of none count.
+
+        Raises `ConfigurationError`, in all ranks, if there are no gradients at all.
+        """
+        if all(parameter.grad is None for parameter in self._vector.parameters()):
+            raise ConfigurationError(
+                "no parameter of the sharded model has a gradient: call step() after a backward() that combines those "
+                "of the ranks, so with set_requires_gradient_sync(True)"
+            )
         broken, total = self._ranks.total(int(not self._vector.is_finite()), samples)
         self._is_finite = not broken
         if self._is_finite:
