@@ -141,8 +141,10 @@ class Peer:
         bytes reduced. Empty for a monitor and in Byzantine-tolerant runs. Raises `ClosedError` after `close`.
         """
         member = self._session.member
-        found = self.on_loop(member.receipts.totals) if isinstance(member, Member) else {}
-        return {str(peer): totals for peer, totals in found.items()}
+        if not isinstance(member, Member):
+            return {}
+        decided = self.on_loop(member.receipts.book.decided)
+        return {str(peer): totals for peer, totals in decided.add_up().items()}
 
     def events(self) -> EventStream:
         """The events from now on, one after the other: `for event in peer.events(): …`, until the peer is closed.

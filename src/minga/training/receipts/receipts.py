@@ -212,7 +212,7 @@ class Receipts:
         attestation = compact.expand(self.book.digests)
         if attestation is not None and attestation.is_genuine(self._node.run_id):
             self._keep(attestation)
-        elif any(self.book.has((compact.epoch, step)) for step in compact.steps):
+        elif any((compact.epoch, step) in self.book.digests for step in compact.steps):
             self._ask_digests(compact)
 
     def _keep(self, attestation: Attestation) -> bool:
