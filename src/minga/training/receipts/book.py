@@ -89,6 +89,13 @@ class ReceiptBook:
             self._attestations.append(attestation)
         return is_new
 
+    def snapshot(self) -> ReceiptBook:
+        """A copy of its counts, attestations and tokens, for another thread to write down."""
+        copied = ReceiptBook()
+        copied.tokens, copied._judged = dict(self.tokens), OrderedDict(self._judged)
+        copied._attestations = deque(self._attestations)
+        return copied
+
     def unsigned(self, peer: PeerId) -> list[JudgedCount]:
         """The oldest counts that `peer`, whose book this is, has not signed yet: of one epoch, and no more than one
         attestation may have.
