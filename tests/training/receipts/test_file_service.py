@@ -21,6 +21,7 @@ from minga.training.receipts.book_file import books_in, read_book
 from minga.training.receipts.claims import Claim
 from minga.training.receipts.file_service import ReceiptFileServer, fetch_receipts
 from minga.training.receipts.tally import PeerTotals
+from tests.worlds.cli_run import last_json, run
 from tests.worlds.receipt_world import IDS, KEYS, make_count, sign
 from tests.worlds.reduce_world import World
 from tests.worlds.swarm_tools import make_spec, virtually
@@ -96,6 +97,8 @@ def test_a_monitor_has_the_totals_of_a_member_over_real_connections(
             while not all(monitor.receipts().get(peer.peer_id, PeerTotals()).samples for peer in peers):
                 assert time.monotonic() < deadline
                 time.sleep(0.2)
+            shown = last_json(run("receipts", "show", str(first.link), "--host", "127.0.0.1", "--json").stdout)
+            assert shown["peers"].keys() == {peer.peer_id for peer in peers}
             own = first.receipts()
             assert own.keys() == {peer.peer_id for peer in peers}
             assert read_book(books_in(first.directory)[0]).totals()[PeerId(first.peer_id)] == own[first.peer_id]
