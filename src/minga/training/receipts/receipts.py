@@ -145,13 +145,14 @@ class Receipts:
         plan = outcome.plan
         pending, self._pending = self._pending, None
         self._committed_s, self._step_s = self._now(), self._now() - self._committed_s
-        self._sight.note(outcome, samples, batch)
         self._members = max(LEAST_MEMBERS, len(plan.members))
         if pending is not None and pending.count.round.hex() == plan.round_id:
             self._counted_s = self._now()
+            self._sight.begin_count(plan.step)
             if self._claimed is not None:
                 self._sight.note_claimed(plan.step)
             self._keep_count(pending)
+        self._sight.note(outcome, samples, batch)
         if self._now() - self._signed_s >= self._share * self._period_s(SIGN_S):
             self._sign()
 
