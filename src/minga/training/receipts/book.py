@@ -11,7 +11,7 @@ import msgspec
 from minga.network.interface import PeerId
 from minga.training.receipts.attestation import MAX_ENTRIES, Attestation, Entry, JudgedCount
 from minga.training.receipts.claims import Count, Place
-from minga.training.receipts.tally import AttestedPeers, PeerTotals, Tally, merged, tally
+from minga.training.receipts.tally import AttestedPeers, PeerTotals, ReceiptTally, merged, tally
 
 MAX_COUNTS = 50_000
 MAX_CLAIMS = 300_000
@@ -32,7 +32,7 @@ class ReceiptBook:
         self._decided: dict[Place, AttestedPeers] = {}
         self._keys: dict[bytes, bytes] = {}  # one object for each, however many counts name it
         self._claims = 0
-        self._before = Tally()
+        self._before = ReceiptTally()
         """What was dropped for want of room."""
 
     def __len__(self) -> int:
@@ -130,7 +130,7 @@ class ReceiptBook:
 class ReceiptTotals:
     """A look at a book: what `add_up` needs of it, which takes a while where the book is long."""
 
-    def __init__(self, decided: list[tuple[Count, AttestedPeers]], before: Tally) -> None:
+    def __init__(self, decided: list[tuple[Count, AttestedPeers]], before: ReceiptTally) -> None:
         self._decided, self._before = decided, before
 
     def add_up(self) -> dict[PeerId, PeerTotals]:

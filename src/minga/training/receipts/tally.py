@@ -71,7 +71,7 @@ def merged(before: Entry | None, entry: Entry) -> Entry:
 Kind = Literal["samples", "work"]
 
 
-class Tally:
+class ReceiptTally:
     """The sums of what is attested; counts go in in the order of their places. No step of a peer counts twice."""
 
     def __init__(self) -> None:
@@ -105,9 +105,11 @@ class Tally:
         return {peer: PeerTotals(**total) for peer, total in self._sums.items()}
 
 
-def tally(counts: Iterable[tuple[Count, AttestedPeers]], before: Tally | None = None) -> dict[PeerId, PeerTotals]:
+def tally(
+    counts: Iterable[tuple[Count, AttestedPeers]], before: ReceiptTally | None = None
+) -> dict[PeerId, PeerTotals]:
     """The totals of all peers that claim anything in these counts, and in those of the tally `before`, which stays."""
-    sums = Tally() if before is None else copy.deepcopy(before)
+    sums = ReceiptTally() if before is None else copy.deepcopy(before)
     for count, attested in sorted(counts, key=lambda each: each[0].place):
         sums.add(count, attested)
     return sums.totals()
