@@ -30,8 +30,9 @@ from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.loop_thread import LoopThread
 from minga.training.life.member import Member
 from minga.training.own_state_keeper import OwnStateKeeper
+from minga.training.receipts.file_service import ReceiptFileServer, fetch_receipts
 from minga.training.receipts.tally import PeerTotals
-from minga.training.record_kinds import Metrics
+from minga.training.record_kinds import Metrics, Progress
 from minga.training.replica.replica import Replica
 from minga.training.run_folder.own_state import OwnState
 from minga.training.session import Session
@@ -138,11 +139,19 @@ class Peer:
 
     def receipts(self) -> Mapping[str, PeerTotals]:
         """What the members attest of each peer, by its id, in the rounds in which this peer took part: steps, samples,
-        bytes reduced. Empty for a monitor and in Byzantine-tolerant runs. Raises `ClosedError` after `close`.
+        bytes reduced. A monitor asks a member, and verifies what it sends; that may take some seconds. Empty where
+        nothing is attested yet, and in Byzantine-tolerant runs. Raises `ClosedError` after `close`.
         """
-        member = self._session.member
-        found = self.on_loop(member.receipts.totals) if isinstance(member, Member) else {}
-        return {str(peer): totals for peer, totals in found.items()}
+        member, session = self._session.member, self._session
+        if not isinstance(member, Member):
+            found = self.on_loop(
+                lambda: sorted(session.board.payloads(Progress), key=self._signed_spec.organiser.__ne__)
+            )
+            fetching = fetch_receipts(session.node, found, self.run_id, self._signed_spec.organiser)
+            proven = self._thread.call(fetching)
+            return {} if proven is None else {str(peer): totals for peer, totals in proven.totals.items()}
+        decided = self.on_loop(member.receipts.book.decided)
+        return {str(peer): totals for peer, totals in decided.add_up().items()}
 
     def events(self) -> EventStream:
         """The events from now on, one after the other: `for event in peer.events(): …`, until the peer is closed.
@@ -269,6 +278,7 @@ class Peer:
             self._session.on_amended = self._take_amended
             member = self._session.attach(self.spec, replica, port, self._signed_spec.organiser, self.directory)
             own.begin(member, before)
+            ReceiptFileServer(self._session.node, member.receipts.book, self._signed_spec)
 
         self.on_loop(start)
         return port
