@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list
+from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from minga.core.errors import ConfigurationError
@@ -125,7 +126,7 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
         their samples; of several processes, this one's share.
         """
         trainer, arguments = self._trainer, self._trainer.args
-        if items is None or trainer.loss_is_scaled_for_ga is False:
+        if items is None or getattr(trainer, "loss_is_scaled_for_ga", None) is False:
             return sum(map(batch_size_of, batches))
         tokens = round(float(torch.as_tensor(items).reshape(-1)[0]))
         if not arguments.average_tokens_across_devices:
@@ -145,9 +146,9 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """The model is in place, and an earlier checkpoint loaded: get the state of the run."""
-        trainer = self._trainer
-        wrapped = trainer.model_wrapped
-        self.optimizer.begin(self._place, model=wrapped, scheduler=self._schedule)
+        wrapped = self._trainer.model_wrapped  # the others of its wrappers rename parameters
+        model = wrapped if isinstance(wrapped, DistributedDataParallel) else self._trainer.model
+        self.optimizer.begin(self._place, model=model, scheduler=self._schedule)
 
     def on_step_end(
         self, _: TrainingArguments, __: TrainerState, control: TrainerControl, **___: Any
