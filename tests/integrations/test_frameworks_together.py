@@ -122,6 +122,13 @@ begun = train(enter(spec_of(6, 5), 12), rows(6, 0), 3, max_steps=2, enable_check
 resumed = train(enter(spec_of(6, 2), 13), rows(6, 0), 3, resume=checkpoint)
 
 
+late = MingaStrategy("minga1nonsense")  # a constructor uses no network, and no link
+try:
+    pl.Trainer(strategy=late, accelerator="cpu", logger=False, enable_checkpointing=False).fit(Module(), [])
+except minga.LinkError as error:
+    bad_link = str(error)
+
+
 class Pair(pl.LightningModule):
     # Two networks, each with an optimizer and a run of its own.
     def __init__(self):
@@ -146,7 +153,7 @@ with enter(spec_of(6, 2), 14) as one, enter(spec_of(12, 1), 15) as other:
     except minga.ConfigurationError as error:
         refused = str(error)
     train({"first": one, "second": other}, rows(6, 0), 6, module=pair, every=1)
-say(together=together, short=short, begun=begun, resumed=resumed, refused=refused,
+say(together=together, short=short, begun=begun, resumed=resumed, refused=refused, bad_link=bad_link,
     first=values(pair.first), second=values(pair.second))
 """
 
@@ -178,6 +185,7 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
     assert lightning["begun"]["values"] == pytest.approx(reference([six] * 2, rates=RATES[:2]), abs=1e-5)
     resumed = reference([six] * 4, rates=[*RATES[:2], *RATES[:2]])  # the checkpoint's state; the new run's own schedule
     assert lightning["resumed"]["values"] == pytest.approx(resumed, abs=1e-5)
+    assert "link" in lightning["bad_link"]
     assert "2 optimizers and MingaStrategy 1 links" in lightning["refused"]
     plain = reference([six] * 2, rates=[0.5] * 2, momentum=0.0)
     assert lightning["first"] == pytest.approx(plain, abs=1e-5)

@@ -55,7 +55,7 @@ def train(number, model, data, batch, **settings):
     peer = enter(spec_of(batch, 4), number)
     join(trainer, peer)
     trainer.train()
-    told = {"values": values(model), "step": trainer.optimizer.optimizer.global_step,
+    told = {"seed": trainer.args.data_seed, "values": values(model), "step": trainer.optimizer.optimizer.global_step,
             "logged": trainer.state.log_history[-1], "clip": trainer.args.max_grad_norm,
             "rates": [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]}
     peer.close()
@@ -175,6 +175,7 @@ def test_two_trainers_equal_a_plain_loop_of_the_same_global_batch(tmp_path: Path
             assert told["logged"]["run_step"] == 4
             assert "run_loss" in told["logged"]
         assert first[kind]["values"] == second[kind]["values"]
+        assert first[kind]["seed"] != second[kind]["seed"]  # each shuffles in its own order
 
 
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo")
