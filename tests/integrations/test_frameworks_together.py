@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.worlds.framework_peers import reference, results_of, rows
+from tests.worlds.framework_peers import network, reference, results_of, rows
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -28,6 +28,7 @@ def train(peer, data, size, lockstep=False, **settings):
     loader = DataLoader(data, batch_size=size, shuffle=True)
     prepared, optimizer, loader, scheduler = prepare(accelerator, peer, model, optimizer, loader, schedule)
     joined, calls, dtype = optimizer.optimizer, 0, None
+    batches = [len(loader), sum(1 for _ in loader.skip_first_batches(1))]
     while not loader.finished:
         for batch in loader:
             with accelerator.accumulate(prepared):
@@ -41,7 +42,8 @@ def train(peer, data, size, lockstep=False, **settings):
             calls += accelerator.sync_gradients
             while lockstep and not joined.finished and joined.global_step < calls:
                 joined.joined.follow(0.02)
-    told = {"values": values(model), "step": joined.global_step, "rates": scheduler.get_last_lr(), "dtype": dtype,
+    told = {"values": values(model), "step": joined.global_step, "rates": scheduler.get_last_lr(),
+            "dtype": dtype, "batches": batches,
             "total": sum(each.total_samples for each in peer.peers() if each.is_self),
             "loss": peer._metrics.loss_sum / max(1, peer._metrics.mini_steps)}
     peer.close()
@@ -174,7 +176,10 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
     assert accelerate["short"]["values"] == pytest.approx(alone, abs=1e-5)
     assert lightning["short"]["values"] == pytest.approx(alone, abs=1e-5)
     assert accelerate["short"]["total"] == 15
+    assert accelerate["short"]["batches"] == [3, 2]
     assert accelerate["half"]["dtype"] == "torch.float32"  # Accelerate's outputs are converted
+    loss = float(network()(six).detach().square().mean())
+    assert accelerate["half"]["loss"] == pytest.approx(loss, abs=1e-2)
     half = reference([six], rates=RATES[:1])
     assert accelerate["half"]["values"] == pytest.approx(half, abs=1e-2)
     assert accelerate["half"]["values"] != pytest.approx(half, abs=1e-6)

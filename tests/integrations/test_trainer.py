@@ -153,6 +153,17 @@ with host(3, 2) as peer:
             each()
         except minga.ConfigurationError as error:
             results["refused"].append(str(error))
+    trainer_of_guest = Trainer(Mean(), arguments(), train_dataset=[{"y": 1}] * 6)  # data that the model does not take
+    guest = join(trainer_of_guest, peer.link,
+                 minga.PeerOptions(ephemeral=True, directory=folder / "guest", host="127.0.0.1"))
+    try:
+        trainer_of_guest.train()
+    except Exception as error:
+        results["broken"] = type(error).__name__
+    try:
+        guest.status()
+    except minga.ClosedError:
+        results["left"] = True
 say(**results)
 """
 
@@ -224,4 +235,5 @@ def test_a_trainer_alone_counts_short_batches_and_resumes(tmp_path: Path) -> Non
     ]
     assert len(told["refused"]) == len(expected)
     assert all(why in error for why, error in zip(expected, told["refused"], strict=True))
+    assert (told["broken"], told["left"]) == ("ValueError", True)
     assert "load_best_model_at_end" in (tmp_path / "errors0").read_text("utf-8")
