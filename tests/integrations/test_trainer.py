@@ -79,9 +79,9 @@ say(samples=samples, tokens=train(1, Flat(), data, 12, per_device_train_batch_si
 """
 
 RANKS = """
-def train(number, model, data, **settings):
+def train(number, model, data, batch=12, **settings):
     trainer = Trainer(model, arguments(**settings), train_dataset=data)
-    peer = enter(spec_of(12, 4), number) if role == "0" else None
+    peer = enter(spec_of(batch, 4), number) if role == "0" else None
     join(trainer, peer)
     trainer.train()
     samples = peer and peer._metrics.samples
@@ -102,7 +102,9 @@ class Flat(PerToken):
 
 samples = train(0, Mean(), [{"x": row} for row in rows(12, 0)])
 again = train(1, Flat(), tokens, per_device_train_batch_size=1, gradient_accumulation_steps=1)
-say(samples=samples, tokens=again)
+lonely = [{**tokens[0], "labels": torch.tensor([1, *[-100] * 7])}, {**tokens[0], "labels": torch.full((8,), -100)}]
+one = train(2, Flat(), lonely, 1, per_device_train_batch_size=1, gradient_accumulation_steps=1)
+say(samples=samples, tokens=again, one=one)
 torch.distributed.destroy_process_group()
 """
 
@@ -206,10 +208,12 @@ if sys.platform == "linux":
     targets = rows(16, 10)
     tokens = torch.cat([targets[:7], targets[8:13]])
     per_token = reference([tokens] * 4, rates=rates, labels=torch.tensor([0, 1, 2, 0, 1, 2, 0, 0, 1, 2, 0, 1]))
+    alone = reference([targets[:1]] * 4, rates=rates, labels=torch.tensor([1]))
     for told in (first, second):
         assert told["samples"]["processes"] == 2
         assert told["samples"]["values"] == pytest.approx(samples, abs=1e-5)
         assert told["tokens"]["values"] == pytest.approx(per_token, abs=1e-5)
+        assert told["one"]["values"] == pytest.approx(alone, abs=1e-5)  # one process had no target at all
     assert (first["samples"]["samples"], first["tokens"]["samples"]) == (48, 48)
 
 
