@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.worlds.framework_peers import reference, results_of, rows
+from tests.worlds.framework_peers import network, reference, results_of, rows
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -28,6 +28,7 @@ def train(peer, data, size, lockstep=False, **settings):
     loader = DataLoader(data, batch_size=size, shuffle=True)
     prepared, optimizer, loader, scheduler = prepare(accelerator, peer, model, optimizer, loader, schedule)
     joined, calls, dtype = optimizer.optimizer, 0, None
+    batches = [len(loader), sum(1 for _ in loader.skip_first_batches(1))]
     while not loader.finished:
         for batch in loader:
             with accelerator.accumulate(prepared):
@@ -41,7 +42,8 @@ def train(peer, data, size, lockstep=False, **settings):
             calls += accelerator.sync_gradients
             while lockstep and not joined.finished and joined.global_step < calls:
                 joined.joined.follow(0.02)
-    told = {"values": values(model), "step": joined.global_step, "rates": scheduler.get_last_lr(), "dtype": dtype,
+    told = {"values": values(model), "step": joined.global_step, "rates": scheduler.get_last_lr(),
+            "dtype": dtype, "batches": batches,
             "total": sum(each.total_samples for each in peer.peers() if each.is_self),
             "loss": peer._metrics.loss_sum / max(1, peer._metrics.mini_steps)}
     peer.close()
@@ -122,6 +124,13 @@ begun = train(enter(spec_of(6, 5), 12), rows(6, 0), 3, max_steps=2, enable_check
 resumed = train(enter(spec_of(6, 2), 13), rows(6, 0), 3, resume=checkpoint)
 
 
+late = MingaStrategy("minga1nonsense")  # a constructor uses no network, and no link
+try:
+    pl.Trainer(strategy=late, accelerator="cpu", logger=False, enable_checkpointing=False).fit(Module(), [])
+except minga.LinkError as error:
+    bad_link = str(error)
+
+
 class Pair(pl.LightningModule):
     # Two networks, each with an optimizer and a run of its own.
     def __init__(self):
@@ -146,7 +155,7 @@ with enter(spec_of(6, 2), 14) as one, enter(spec_of(12, 1), 15) as other:
     except minga.ConfigurationError as error:
         refused = str(error)
     train({"first": one, "second": other}, rows(6, 0), 6, module=pair, every=1)
-say(together=together, short=short, begun=begun, resumed=resumed, refused=refused,
+say(together=together, short=short, begun=begun, resumed=resumed, refused=refused, bad_link=bad_link,
     first=values(pair.first), second=values(pair.second))
 """
 
@@ -167,7 +176,10 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
     assert accelerate["short"]["values"] == pytest.approx(alone, abs=1e-5)
     assert lightning["short"]["values"] == pytest.approx(alone, abs=1e-5)
     assert accelerate["short"]["total"] == 15
+    assert accelerate["short"]["batches"] == [3, 2]
     assert accelerate["half"]["dtype"] == "torch.float32"  # Accelerate's outputs are converted
+    loss = float(network()(six).detach().square().mean())
+    assert accelerate["half"]["loss"] == pytest.approx(loss, abs=1e-2)
     half = reference([six], rates=RATES[:1])
     assert accelerate["half"]["values"] == pytest.approx(half, abs=1e-2)
     assert accelerate["half"]["values"] != pytest.approx(half, abs=1e-6)
@@ -178,6 +190,7 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
     assert lightning["begun"]["values"] == pytest.approx(reference([six] * 2, rates=RATES[:2]), abs=1e-5)
     resumed = reference([six] * 4, rates=[*RATES[:2], *RATES[:2]])  # the checkpoint's state; the new run's own schedule
     assert lightning["resumed"]["values"] == pytest.approx(resumed, abs=1e-5)
+    assert "link" in lightning["bad_link"]
     assert "2 optimizers and MingaStrategy 1 links" in lightning["refused"]
     plain = reference([six] * 2, rates=[0.5] * 2, momentum=0.0)
     assert lightning["first"] == pytest.approx(plain, abs=1e-5)
