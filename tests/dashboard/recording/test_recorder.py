@@ -20,7 +20,7 @@ from minga.core.events.bus import Event, EventData
 from minga.core.events.network import LinksProbed, PeerOffence
 from minga.core.events.security import SecureBanned
 from minga.core.events.training import RunAmended, RunPaused, StateDonorDropped, StepApplied
-from minga.dashboard.recording.recorder import PERIOD_S, Recorder
+from minga.dashboard.recording.recorder import PERIOD_S, RunRecorder
 from minga.dashboard.recording.round_clock import RoundClock
 from minga.monitor.history import History
 
@@ -87,7 +87,7 @@ def test_an_aborted_round_has_no_anatomy() -> None:
 )
 def test_events_become_entries(data: EventData, name: str | None, peer: str | None) -> None:
     history = History(None)
-    Recorder(history, "me").on_event(BEGIN_S, event(1.0, data))
+    RunRecorder(history, "me").on_event(BEGIN_S, event(1.0, data))
     assert [entry["event"] for entry in history.entries] == ([] if name is None else [name])
     if name is not None:
         assert history.entries[0].get("peer") == peer
@@ -99,7 +99,7 @@ def swarm_entries(history: History) -> list[dict[str, Any]]:
 
 def test_the_swarm_is_written_every_few_seconds_and_less_often_later(run: MadeUpRun) -> None:
     history = History(None)
-    recorder = Recorder(history, "me")
+    recorder = RunRecorder(history, "me")
     for _ in range(61):
         recorder.on_look(run.advance(1.0))
     assert len(swarm_entries(history)) == 1 + 60 // PERIOD_S
@@ -116,7 +116,7 @@ def test_the_swarm_is_written_every_few_seconds_and_less_often_later(run: MadeUp
 
 def test_the_time_in_which_a_newcomer_fetched_the_state_is_written(run: MadeUpRun) -> None:
     history = History(None)
-    recorder = Recorder(history, "me")
+    recorder = RunRecorder(history, "me")
     run.syncing, run.gone = {3}, set()
     for _ in range(8):
         recorder.on_look(run.advance(1.0))
@@ -128,7 +128,7 @@ def test_the_time_in_which_a_newcomer_fetched_the_state_is_written(run: MadeUpRu
 
 def test_a_newcomer_that_leaves_before_it_has_the_state_is_no_sync(run: MadeUpRun) -> None:
     history = History(None)
-    recorder = Recorder(history, "me")
+    recorder = RunRecorder(history, "me")
     run.syncing = {3}
     recorder.on_look(run.advance(1.0))
     run.gone = {3}

@@ -190,6 +190,24 @@ def test_before_the_first_look_the_api_says_so(run: MadeUpRun) -> None:
         early.close()
 
 
+def test_a_run_for_members_shows_names_and_no_link() -> None:
+    club = MadeUpRun(3, admission="members")
+    club.people = {peer_id(1): "ada"}
+    served = club.serve(None)
+    try:
+        club.advance(1.0)
+        settle(served)
+        assert ask(served, "/api/v1/peers").json()["peers"][1]["name"] == "ada"
+        assert "ada" in [row["name"] for row in ask(served, "/api/v1/leaderboard").json()["rows"]]
+        found = ask(served, "/api/v1/join")
+        assert found.json()["link"] is None
+        assert LINK.encode() not in found.body
+        assert found.json()["command"] == "minga join LINK"
+    finally:
+        served.close()
+        club.close()
+
+
 # ---- live
 
 
@@ -329,16 +347,17 @@ def order(dashboard: Dashboard, body: dict[str, Any], **headers: str) -> Answer:
     )
 
 
-def test_the_organiser_pauses_resumes_amends_and_bans(dashboard: Dashboard, desk: FakeDesk) -> None:
+def test_the_organiser_pauses_resumes_amends_and_bans(dashboard: Dashboard, desk: FakeDesk, run: MadeUpRun) -> None:
     desk.asked.clear()
+    step = run.step
     assert "paused = true" in order(dashboard, {"action": "pause"}).json()["text"]
     assert order(dashboard, {"action": "resume"}).status == 200
     assert order(dashboard, {"action": "amend", "changes": ["optimizer.learning_rate=0.001"]}).status == 200
     assert order(dashboard, {"action": "ban", "peer": "ab" * 32, "reason": "spam"}).status == 200
     assert desk.asked == [
-        ("amend", {"paused": True}, 12),
+        ("amend", {"paused": True}, step + 3 + 1),
         ("amend", {"paused": False}, 0),
-        ("amend", {"optimizer.learning_rate": 0.001}, None),
+        ("amend", {"optimizer.learning_rate": 0.001}, step + 3 + 6),
         ("bar", "ab" * 32, "spam"),
     ]
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Final
 
 from minga.core.events.bus import Event
-from minga.dashboard.model.peer_rates import fastest
+from minga.dashboard.model.speed_by_peer import fastest
 from minga.dashboard.recording.incidents import incident_of
 from minga.dashboard.recording.round_clock import RoundClock, RoundTimes
 from minga.dashboard.recording.sync_times import SyncTimes
@@ -30,7 +30,7 @@ YOUNG_S, LATER_PERIOD_S = 3600.0, 30.0
 ACTIVE: Final = ("training", "averaging")
 
 
-class Recorder:
+class RunRecorder:
     """Adds to `history` what one peer sees. Raises `StorageError` where the disk refuses."""
 
     def __init__(self, history: History, own_id: str) -> None:
