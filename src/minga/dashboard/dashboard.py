@@ -82,14 +82,18 @@ class Dashboard:
     @property
     def url(self) -> str:
         """Where viewers find it; with the read token, where they need one."""
-        address = self.settings.url or self._server.url
-        return f"{address}/?token={self.settings.read_token}" if self.settings.needs_token else f"{address}/"
+        return (
+            f"{self._address}/?token={self.settings.read_token}" if self.settings.needs_token else f"{self._address}/"
+        )
 
     @property
     def organiser_url(self) -> str | None:
         """Where the organiser finds it; None without the organiser's key."""
-        address = self.settings.url or self._server.url
-        return None if self._make_desk is None else f"{address}/?token={self.settings.organiser_token}"
+        return None if self._make_desk is None else f"{self._address}/?token={self.settings.organiser_token}"
+
+    @property
+    def _address(self) -> str:
+        return (self.settings.url or self._server.url).rstrip("/")
 
     def start(self) -> None:
         """Take up what was recorded before, and serve."""

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks._dashboard_swarm import LINK, MadeUpRun, peer_id
@@ -303,6 +305,14 @@ def replace_url(dashboard: Dashboard) -> Any:
     return SimpleNamespace(url=dashboard._server.url)
 
 
+@settings(deadline=None, max_examples=200)
+@given(st.text(max_size=30) | st.text("[]:.127locahst", max_size=12))
+def test_any_text_may_stand_in_place_of_a_host(header: str) -> None:
+    for chosen in (DashboardSettings(), DashboardSettings(host="0.0.0.0", url="https://run.example.org")):
+        assert chosen.accepts_host(header) in (True, False)
+    assert not DashboardSettings().accepts_host(f"x{header}")
+
+
 def test_a_public_dashboard_needs_no_token(run: MadeUpRun) -> None:
     served = run.serve(None, url="https://run.example.org", public=True)
     try:
@@ -323,8 +333,10 @@ def test_settings_say_who_needs_a_token() -> None:
     assert not DashboardSettings.listening("[::1]:1").needs_token
     assert DashboardSettings.listening("0.0.0.0:1").needs_token
     assert not DashboardSettings.listening("0.0.0.0:1", public=True).needs_token
-    with pytest.raises(ConfigurationError, match="--url"):
-        DashboardSettings(url="run.example.org")
+    for url in ("run.example.org", "ftp://run.example.org", "http://[::1", "https://run.example.org/path"):
+        with pytest.raises(ConfigurationError, match="--url"):
+            DashboardSettings(url=url)
+    assert DashboardSettings(url="https://Run.example.org:8443/").accepts_host("run.example.org:8443")
 
 
 def test_a_port_that_is_taken_is_said(dashboard: Dashboard, run: MadeUpRun) -> None:
