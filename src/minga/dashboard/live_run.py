@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from minga.dashboard.model.documents import (
 )
 from minga.dashboard.model.run_model import RunModel
 from minga.monitor.history import Entry
+from minga.training.organiser import LEAST_LEAD
 from minga.training.status.status_reader import Look
 
 MOST_CACHED: Final = 16
@@ -42,6 +44,19 @@ class LiveRun:
         self.look, self.names = look, names
         self.contributions.take(look.time_s, look.status, names)
         self._cache.clear()
+
+    def step_in(self, seconds: float) -> int | None:
+        """A step that the run does not reach within so many seconds, by the pace of the last steps; None if unknown.
+
+        The speed at which peers compute says less: where rounds take long, steps come more slowly.
+        """
+        if self.look is None:
+            return None
+        columns = self.model.series["loss"].document(tail=True)["columns"]
+        known = [(t, step) for t, step in zip(columns["t"], columns["step"], strict=True) if t and step]
+        passed_s = known[-1][0] - known[0][0] if known else 0.0
+        pace = (known[-1][1] - known[0][1]) / passed_s if passed_s > 0.0 else 0.0
+        return self.look.status.step + LEAST_LEAD + math.ceil(seconds * max(0.0, pace))
 
     def run(self) -> bytes | None:
         """The page of the run; None before the first look. The others likewise."""

@@ -7,12 +7,15 @@ import re
 import secrets
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import urlsplit
 
 from minga.core.errors import ConfigurationError
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8471"
 _LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]*)):([0-9]{1,5})", re.ASCII)
+
+
+_URL = re.compile(r"https?://(?:\[([0-9a-fA-F:.]{2,45})\]|([a-zA-Z0-9._-]{1,253}))(?::[0-9]{1,5})?/?", re.ASCII)
+_HOST = re.compile(r"(?:\[([0-9a-fA-F:.]{2,45})\]|([a-zA-Z0-9._-]{1,253}))(?::[0-9]{1,5})?", re.ASCII)
 
 
 def _new_token() -> str:
@@ -36,9 +39,7 @@ class DashboardSettings:
     organiser_token: str = field(default_factory=_new_token)
 
     def __post_init__(self) -> None:
-        if self.url is not None and not (
-            urlsplit(self.url).scheme in ("http", "https") and urlsplit(self.url).hostname
-        ):
+        if self.url is not None and not _URL.fullmatch(self.url):
             raise ConfigurationError(f"--url {self.url[:60]!r}: write an address such as https://run.example.org")
 
     @classmethod
@@ -59,15 +60,20 @@ class DashboardSettings:
         """Whether viewers have to show the read token."""
         return not (self.is_local or self.public)
 
+    def _proxy_name(self) -> str | None:
+        found = None if self.url is None else _URL.fullmatch(self.url)
+        return None if found is None else (found[1] or found[2]).lower()
+
     def accepts_host(self, header: str) -> bool:
         """Whether a request's `Host` names this server.
 
         A page of another site can make its own name point here (DNS rebinding). Such a request carries that name, so
         names are accepted only where the settings have them, and addresses always.
         """
-        name = (urlsplit(f"//{header}").hostname or "") if re.fullmatch(r"[\w.\-:\[\]]{1,255}", header) else ""
-        if name in ("localhost", self.host.lower()) or (self.url is not None and name == urlsplit(self.url).hostname):
-            return bool(name)
+        found = _HOST.fullmatch(header)
+        name = "" if found is None else (found[1] or found[2]).lower()
+        if name and name in ("localhost", self.host.lower(), self._proxy_name()):
+            return True
         try:
             ipaddress.ip_address(name)
         except ValueError:

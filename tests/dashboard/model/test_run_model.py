@@ -48,7 +48,7 @@ def test_samples_go_on_where_a_process_that_watches_started_again() -> None:
     assert model.series["loss"].document()["columns"]["samples"] == [5000, 5100, 5150]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(EVENTS, st.dictionaries(FIELDS, JSON, max_size=5)), max_size=12))
 def test_entries_of_any_content_are_survived(entries: list[tuple[str, dict[str, Any]]]) -> None:
     model = RunModel()

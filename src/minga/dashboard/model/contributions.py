@@ -32,7 +32,7 @@ class Contribution(msgspec.Struct):
     last_seen: float = 0.0
 
 
-class _Kept(msgspec.Struct):
+class _Leaderboard(msgspec.Struct):
     version: int
     peers: list[Contribution]
 
@@ -83,12 +83,12 @@ class Contributions:
 
     def encode(self) -> bytes:
         """What is kept on disk."""
-        return msgspec.json.encode(_Kept(1, list(self.peers.values())))
+        return msgspec.json.encode(_Leaderboard(1, list(self.peers.values())))
 
     def decode(self, data: bytes) -> bool:
         """Take up what `encode` made; False if the data is of no use."""
         try:
-            kept = msgspec.json.decode(data, type=_Kept)
+            kept = msgspec.json.decode(data, type=_Leaderboard)
         except (msgspec.MsgspecError, ValueError):
             return False
         if kept.version != 1:

@@ -82,6 +82,7 @@ class WebServer:
         config = uvicorn.Config(
             make(),
             log_config=None,
+            log_level="error",  # bad requests of strangers are no lines for the host's terminal
             access_log=False,
             server_header=False,
             lifespan="off",
