@@ -3,10 +3,10 @@
     peer_text, swarm_file ─▶ volunteers (devices, memory) ┐
     model_facts ──────────────────────────────────────────┴─▶ planned_run ─▶ step_fill ─▶ forecast ─▶ explanation
 
-Read: peer_text (peers in one line), swarm_file (peers in a file), devices (how fast they compute), model_facts
-(what travels, how much work a sample is), memory (what a peer needs), volunteers (peers as plans take them),
-planned_run (what a run fixes), step_fill (when a step is full), forecast (entry), explanation (a plan in words and
-figures).
+Read: peer_text (peers in one line), swarm_file (peers in a file), devices (how fast they compute), model_facts (what
+travels, how much work a sample is), memory (what a peer needs), device_memory (which micro-batch fits), volunteers
+(peers as plans take them), planned_run (what a run fixes), step_fill (when a step is full), forecast (entry),
+explanation (a plan in words and figures).
 
 Called by advice and cli/planning. Nothing is simulated here.
 """
