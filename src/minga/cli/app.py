@@ -45,6 +45,12 @@ CheckpointActivations = Annotated[
         "--checkpoint-activations", help="Compute activations twice instead of keeping them: less memory, more time."
     ),
 ]
+Offload = Annotated[
+    bool,
+    typer.Option(
+        "--offload", help="Keep the optimizer's state in RAM and update parameters there: less memory of the GPU."
+    ),
+]
 Compiled = Annotated[bool, typer.Option("--compile", help="Let PyTorch compile the model, which takes minutes.")]
 Devices = Annotated[
     str, typer.Option(metavar="all|N", help="Compute on all GPUs of this machine, or so many, as one peer.")
@@ -107,6 +113,7 @@ def host(
     micro_batch: MicroBatch = None,
     precision: Precision = "auto",
     checkpoint_activations: CheckpointActivations = False,
+    offload: Offload = False,
     compiled: Compiled = False,
     threads: Threads = None,
     max_upload: Upload = None,
@@ -166,6 +173,7 @@ def host(
         host=bind,
         port=port,
         announce=tuple(announce or ()),
+        offload=offload,
     )
     links = LinkOptions(qr, landing_page)
     work = WorkOptions(
@@ -188,6 +196,7 @@ def join(
     micro_batch: MicroBatch = None,
     precision: Precision = "auto",
     checkpoint_activations: CheckpointActivations = False,
+    offload: Offload = False,
     compiled: Compiled = False,
     threads: Threads = None,
     data: Annotated[
@@ -255,6 +264,7 @@ def join(
         max_download=max_download,
         host=bind,
         port=port,
+        offload=offload,
     )
     rules = availability_rules(only, max_traffic, pause_on_battery=pause_on_battery)
     most = parse_size(max_files, "--max-files")

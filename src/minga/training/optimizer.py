@@ -78,6 +78,11 @@ class Optimizer(torch.optim.Optimizer):
                 f"{spec.training.target_batch_size}"
             )
         _check_public(spec, ranks, model)
+        offload = peer is not None and peer.offload
+        if offload and ranks is not None:
+            raise ConfigurationError(
+                "--offload: a peer of several processes keeps its state on its devices; use one (--devices 1)"
+            )
         self._replica = _replica(
             ranks,
             spec,
@@ -86,6 +91,7 @@ class Optimizer(torch.optim.Optimizer):
             scheduler=scheduler,
             max_grad_norm=_norm(max_grad_norm, spec),
             rules=rules,
+            offload=offload,
         )
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.inner, self.scheduler, self.peer = optimizer, scheduler, peer

@@ -39,7 +39,8 @@ def memory_of(**changed: bool) -> DeviceMemory:
 def test_every_recipe_says_what_a_sample_keeps(name: str) -> None:
     size = RECIPES.get(name).sizes[0]
     kept = model_facts(f"{name}-{size}").activation_bytes
-    assert kept is not None and kept > 0
+    assert kept is not None
+    assert kept > 0
 
 
 def test_a_tied_tensor_is_one_tensor_in_the_count() -> None:
@@ -132,7 +133,8 @@ def test_the_command_tells_the_largest_micro_batch(capfd: pytest.CaptureFixture[
     )
     plain, away = told("--precision", "single"), told("--precision", "single", "--offload")
     assert plain["parameters"] == away["parameters"] == 1_328_256
-    assert isinstance(plain["largest_micro_batch"], int) and isinstance(away["largest_micro_batch"], int)
+    assert isinstance(plain["largest_micro_batch"], int)
+    assert isinstance(away["largest_micro_batch"], int)
     assert 100 < plain["largest_micro_batch"] <= away["largest_micro_batch"]
     assert away["transfer_bytes_per_step"] == 8 * 1_328_256
 

@@ -39,6 +39,7 @@ def peer_options(
     port: int = 0,
     voucher: Path | None = None,
     announce: tuple[str, ...] = (),
+    offload: bool = False,
 ) -> PeerOptions:
     """The options of a command as the library takes them. Raises `ConfigurationError`."""
     if role not in ("trainer", "client", "auxiliary", "monitor"):
@@ -56,6 +57,7 @@ def peer_options(
         port=port,
         voucher=voucher,
         announce=announce,
+        offload=offload,
     )
 
 

@@ -3,7 +3,7 @@
     device     parameters + moments + the larger of: a pass over a micro-batch, and the update
     a pass     gradients and activations at its worst moment, counted on tensors without memory for a few sizes of
                micro-batch
-    its room   a tenth of the activations and 16 MiB on top, for what operations take inside of themselves
+    its room   a twentieth of the activations and 16 MiB on top, for what operations take inside of themselves
     the update gradients of the mean, and scratch memory of the optimizer
     RAM        the sum of the gradients (two with the delayed strategy) and the result of a round; with --offload also
                parameters, moments and the update, and the device holds parameters and gradients alone
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 KEPT_TO_PEAK: Final = 1.45
 """How much larger a pass is at its worst moment than what it keeps from forward to backward."""
-WORKSPACE_SHARE, WORKSPACE_BYTES = 0.1, 16 << 20
+WORKSPACE_SHARE, WORKSPACE_BYTES = 0.05, 16 << 20
 FILLED: Final = 0.9
 """Share of the memory that a micro-batch may fill."""
 HOST_BYTES_PER_S: Final = 12e9
