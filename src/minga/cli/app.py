@@ -173,7 +173,6 @@ def host(
         host=bind,
         port=port,
         announce=tuple(announce or ()),
-        offload=offload,
     )
     links = LinkOptions(qr, landing_page)
     work = WorkOptions(
@@ -183,6 +182,7 @@ def host(
         precision=precision,
         checkpoint_activations=checkpoint_activations,
         compiled=compiled,
+        offload=offload,
     )
     run_host(path, peer, work, ready, links, resume=spec is None, begin_from=begin_from)
 
@@ -264,13 +264,14 @@ def join(
         max_download=max_download,
         host=bind,
         port=port,
-        offload=offload,
     )
     rules = availability_rules(only, max_traffic, pause_on_battery=pause_on_battery)
     most = parse_size(max_files, "--max-files")
     options = JoinOptions(LoginOptions(login, secret), evaluate, yes, rules, leave_after_step, most)
     own_data = tuple(data or ())
-    work = WorkOptions(device, micro_batch, threads, own_data, precision, devices, checkpoint_activations, compiled)
+    work = WorkOptions(
+        device, micro_batch, threads, own_data, precision, devices, checkpoint_activations, compiled, offload
+    )
     run_join(link, peer, work, options, ready)
 
 

@@ -48,7 +48,6 @@ class PeerOptions:
     A peer that is bound to this machine alone (host 127.0.0.1) uses no relay, whatever the run spec says.
     announce: addresses at which others reach this peer though its machine does not know of them, such as "203.0.113.7"
     or "203.0.113.7:4433": a forwarded port, or the outer address of 1:1 NAT.
-    offload: keep the optimizer's state in RAM and update parameters there; the device holds parameters and gradients.
     """
 
     role: Role = "trainer"
@@ -61,7 +60,6 @@ class PeerOptions:
     port: int = 0
     voucher: Path | str | None = None
     announce: tuple[str, ...] = ()
-    offload: bool = False
 
     def __post_init__(self) -> None:
         for name in ("identity", "directory", "voucher"):
@@ -268,7 +266,7 @@ def enter(
         if door.consider is not None:
             door.consider(look(thread, started, spec, signed.organiser))
         files = thread.call(door.fetch(started, spec))
-        peer = Peer(thread, started, signed, spec, files, directory, offload=options.offload)
+        peer = Peer(thread, started, signed, spec, files, directory)
         if rejoin_file is not None:
             rejoin_file.keep_spec(signed)
             access.keep_token(started)

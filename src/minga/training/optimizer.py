@@ -47,6 +47,8 @@ class Optimizer(torch.optim.Optimizer):
     max_grad_norm: clip the norm of the averaged gradient, by the same number on all peers; None takes the run spec's,
         or with recipe "custom" does not clip.
     rules: which parameters of `model` rest at a step, and what becomes of them after an update; the same on all peers.
+    offload: update parameters in RAM, where all stays that `optimizer` keeps; this peer's own affair. The device holds
+        parameters and gradients. In a peer of several processes it is refused.
 
     The constructor returns when this peer has the swarm's current state. Raises `ConfigurationError` for arguments that
     disagree with the run spec or with each other. With `torch.amp.GradScaler`, call `scaler.step(opt, samples=...)`: a
@@ -63,6 +65,7 @@ class Optimizer(torch.optim.Optimizer):
         model: torch.nn.Module | None = None,
         max_grad_norm: float | None = None,
         rules: UpdateRules | None = None,
+        offload: bool = False,
     ) -> None:
         if isinstance(optimizer, Optimizer):
             raise ConfigurationError("this is a minga.Optimizer already; pass the torch optimizer that it wraps")
@@ -78,10 +81,9 @@ class Optimizer(torch.optim.Optimizer):
                 f"{spec.training.target_batch_size}"
             )
         _check_public(spec, ranks, model)
-        offload = peer is not None and peer.offload
         if offload and ranks is not None:
             raise ConfigurationError(
-                "--offload: a peer of several processes keeps its state on its devices; use one (--devices 1)"
+                "--offload: a peer of several processes keeps its state on its devices; use one process (--devices 1)"
             )
         self._replica = _replica(
             ranks,

@@ -66,8 +66,6 @@ class Peer:
         spec: RunSpec,
         files: Mapping[str, Path],
         directory: Path,
-        *,
-        offload: bool = False,
     ) -> None:
         self.spec = spec
         """The run spec, the same for all peers."""
@@ -75,8 +73,6 @@ class Peer:
         """Files that ship with the run (such as the tokenizer), by name."""
         self.directory = directory
         """Where this peer keeps files and checkpoints of the run."""
-        self.offload = offload
-        """Whether this peer's parameters are updated in RAM; see `PeerOptions`."""
         self._thread, self._session, self._signed_spec = thread, session, signed_spec
         self._held = contextlib.ExitStack()
         self._saving: threading.Thread | None = None

@@ -45,14 +45,14 @@ def run_spec(**training: Any) -> minga.RunSpec:
     )
 
 
-def options(folder: Path, *, offload: bool) -> minga.PeerOptions:
-    return minga.PeerOptions(ephemeral=True, directory=folder, host="127.0.0.1", offload=offload)
+def options(folder: Path) -> minga.PeerOptions:
+    return minga.PeerOptions(ephemeral=True, directory=folder, host="127.0.0.1")
 
 
-def optimizer_of(model: nn.Module, peer: minga.Peer) -> minga.Optimizer:
+def optimizer_of(model: nn.Module, peer: minga.Peer, *, offload: bool) -> minga.Optimizer:
     inner = LAMB(model.parameters(), lr=0.01, storage=MomentStorage(bits=8, block=16, least_numel=100))
     scheduler = torch.optim.lr_scheduler.ExponentialLR(inner, 0.9)
-    return minga.Optimizer(inner, peer, scheduler=scheduler, model=model, max_grad_norm=1.0)
+    return minga.Optimizer(inner, peer, scheduler=scheduler, model=model, max_grad_norm=1.0, offload=offload)
 
 
 def train(opt: minga.Optimizer, model: nn.Module, samples: int = BATCH, steps: int = STEPS) -> None:
@@ -67,8 +67,8 @@ def train(opt: minga.Optimizer, model: nn.Module, samples: int = BATCH, steps: i
 def ended(folder: Path, *, offload: bool) -> tuple[str, list[torch.Tensor]]:
     """The digest and the values after a whole run of one peer."""
     model = model_of()
-    with minga.host(run_spec(), options(folder, offload=offload)) as peer:
-        opt = optimizer_of(model, peer)
+    with minga.host(run_spec(), options(folder)) as peer:
+        opt = optimizer_of(model, peer, offload=offload)
         train(opt, model)
         return opt.digest(), [value.detach().clone() for value in model.state_dict().values()]
 
@@ -106,18 +106,16 @@ def test_every_way_to_change_a_replica_leads_to_the_same_bits() -> None:
 
 
 def test_a_checkpoint_of_either_kind_is_where_the_other_goes_on(tmp_path: Path) -> None:
-    def settings(*, offload: bool) -> minga.PeerOptions:
-        return minga.PeerOptions(identity=tmp_path / "key.json", directory=tmp_path, host="127.0.0.1", offload=offload)
-
+    settings = minga.PeerOptions(identity=tmp_path / "key.json", directory=tmp_path, host="127.0.0.1")
     first, second, third = model_of(), model_of(1), model_of(2)
-    with minga.host(run_spec(stop_after_steps=9), settings(offload=True)) as peer:
-        opt = optimizer_of(first, peer)
+    with minga.host(run_spec(stop_after_steps=9), settings) as peer:
+        opt = optimizer_of(first, peer, offload=True)
         train(opt, first, steps=2)
         opt.save_checkpoint()
         written = opt.digest()
     for model, offload in ((second, False), (third, True)):
-        with minga.host(None, settings(offload=offload), resume=peer.directory) as peer:
-            opt = optimizer_of(model, peer)
+        with minga.host(None, settings, resume=peer.directory) as peer:
+            opt = optimizer_of(model, peer, offload=offload)
             assert (opt.global_step, opt.digest()) == (2, written)
             train(opt, model, steps=3)
             digest = opt.digest()
@@ -131,10 +129,10 @@ def test_a_newcomer_that_updates_in_ram_agrees_with_a_host_that_does_not(tmp_pat
     is_ready, together = threading.Event(), threading.Event()
 
     def host() -> None:
-        with minga.host(spec, options(tmp_path / "early", offload=False)) as peer:
+        with minga.host(spec, options(tmp_path / "early")) as peer:
             links.append(str(peer.link))
             peer.subscribe(lambda event: heard.append(event.kind))
-            optimizers.append(optimizer_of(models[0], peer))
+            optimizers.append(optimizer_of(models[0], peer, offload=False))
             is_ready.set()
             while not together.is_set():
                 optimizers[0].follow(0.01)
@@ -142,9 +140,9 @@ def test_a_newcomer_that_updates_in_ram_agrees_with_a_host_that_does_not(tmp_pat
 
     def join() -> None:
         is_ready.wait(20)
-        with minga.join(links[0], options(tmp_path / "late", offload=True)) as peer:
+        with minga.join(links[0], options(tmp_path / "late")) as peer:
             peer.subscribe(lambda event: heard.append(event.kind))
-            optimizers.append(optimizer_of(models[1], peer))
+            optimizers.append(optimizer_of(models[1], peer, offload=True))
             together.set()
             train(optimizers[1], models[1], 3, steps=99)
 

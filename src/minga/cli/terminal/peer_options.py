@@ -25,6 +25,7 @@ class WorkOptions:
     devices: str = "all"
     checkpoint_activations: bool = False
     compiled: bool = False
+    offload: bool = False
 
 
 def peer_options(
@@ -39,7 +40,6 @@ def peer_options(
     port: int = 0,
     voucher: Path | None = None,
     announce: tuple[str, ...] = (),
-    offload: bool = False,
 ) -> PeerOptions:
     """The options of a command as the library takes them. Raises `ConfigurationError`."""
     if role not in ("trainer", "client", "auxiliary", "monitor"):
@@ -57,7 +57,6 @@ def peer_options(
         port=port,
         voucher=voucher,
         announce=announce,
-        offload=offload,
     )
 
 
