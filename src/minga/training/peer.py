@@ -18,6 +18,7 @@ from minga.core.errors import ClosedError, ConfigurationError, StorageError
 from minga.core.events.bus import Event, EventData, Value
 from minga.core.events.catalogue import CATALOGUE
 from minga.core.events.training import CheckpointFailed, CheckpointSaved
+from minga.core.free_memory import give_back_free_memory
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
 from minga.identity.links.encoding import EntryPoint
@@ -29,6 +30,7 @@ from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.loop_thread import LoopThread
 from minga.training.life.member import Member
+from minga.training.life.verified_member import VerifiedMember
 from minga.training.own_state_keeper import OwnStateKeeper
 from minga.training.receipts.file_service import ReceiptFileServer, fetch_receipts
 from minga.training.receipts.tally import PeerTotals
@@ -39,6 +41,7 @@ from minga.training.session import Session
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.manifest import Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot
+from minga.training.state.state_memory import FILED_BYTES
 from minga.training.status.event_stream import EventStream
 from minga.training.status.run_status import PeerStatus, RunStatus
 from minga.training.status.status_reader import StatusReader
@@ -262,7 +265,9 @@ class Peer:
                 size=security.micro_batch_size,
             )
             organiser = self._signed_spec.organiser
-            self._session.attach_secure(self.spec, replica, public, organiser, self.directory)
+            self._hold_no_free_memory(
+                self._session.attach_secure(self.spec, replica, public, organiser, self.directory), replica
+            )
             return public
 
         self.on_loop(check)
@@ -279,9 +284,19 @@ class Peer:
             member = self._session.attach(self.spec, replica, port, self._signed_spec.organiser, self.directory)
             own.begin(member, before)
             ReceiptFileServer(self._session.node, member.receipts.book, self._signed_spec)
+            self._hold_no_free_memory(member, replica)
 
         self.on_loop(start)
         return port
+
+    def _hold_no_free_memory(self, member: Member | VerifiedMember, replica: Replica) -> None:
+        """Give what a step of a large model leaves free back to the system; for a small one that is not worth it."""
+
+        def give_back() -> None:
+            self._thread.loop.run_in_executor(None, give_back_free_memory)
+
+        if 4 * replica.vector.layout.total >= FILED_BYTES:
+            member.on_step_ended.add(give_back)
 
     def _take_amended(self, spec: RunSpec) -> None:
         """The organisers changed settings: those about checkpoints are this peer's own affair."""
