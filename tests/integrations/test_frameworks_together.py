@@ -203,7 +203,7 @@ sys.path.insert(0, EXAMPLES)
 import spirals
 from minga.integrations.joined_optimizer import JoinedOptimizer
 
-MEMBERS = 4
+MEMBERS = 5
 module = __import__(PROGRAM) if PROGRAM else None
 spirals.SPEC = spec_of(1024, 30)
 spirals.enter = lambda program: enter(spirals.SPEC)
@@ -252,9 +252,41 @@ say(**told)
 """
 
 
-def test_trainer_accelerate_lightning_and_a_plain_loop_train_together(tmp_path: Path) -> None:
+SHARDED = """
+import time
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+sys.path.insert(0, EXAMPLES)
+import spirals
+
+peer = enter(spec_of(1024, 30)) if RANK == 0 else None
+while peer is not None and peer.status().members < 4:  # the others wait for this one, too
+    time.sleep(0.05)
+dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=RANK, world_size=2)
+network, points = spirals.Network(), spirals.Points()
+for layer in (network.layers[0], network.layers[2], network):
+    fully_shard(layer)
+inner, schedule = spirals.optimizer_of(network)
+optimizer = minga.Optimizer(inner, peer, scheduler=schedule, model=network, max_grad_norm=1.0, samples_per_step=32)
+while not optimizer.finished:
+    network(**points[torch.randint(len(points), (32,))])["loss"].backward()
+    optimizer.step()
+    optimizer.zero_grad()
+own = [value for each in network.parameters() for value in each.full_tensor().flatten().tolist()]
+samples = None
+if peer is not None:
+    samples = peer._metrics.samples
+    peer.close()
+dist.destroy_process_group()
+say(values=own, samples=samples)
+"""
+
+
+def test_trainer_accelerate_lightning_sharded_ranks_and_a_plain_loop_train_together(tmp_path: Path) -> None:
     programs = ["", "huggingface_trainer", "accelerate_loop", "lightning_module"]
     head = f"EXAMPLES = {os.fspath(EXAMPLES)!r}\n"
-    told = results_of(tmp_path, [f"{head}PROGRAM = {program!r}\n{TOGETHER}" for program in programs])
-    assert all(each["samples"] > 0 for each in told), told
+    scripts = [f"{head}PROGRAM = {program!r}\n{TOGETHER}" for program in programs]
+    scripts += [f"{head}RANK = {rank}\n{SHARDED}" for rank in (0, 1)]
+    told = results_of(tmp_path, scripts)
+    assert all(each["samples"] > 0 for each in told[:5]), [each["samples"] for each in told]
     assert all(each["values"] == told[0]["values"] for each in told)
