@@ -118,12 +118,12 @@ def _sentences(model: ModelFacts, found: DeviceMemory, memory_bytes: float, larg
         yield f"Not even one sample fits into {FILLED:.0%} of {format_size(memory_bytes)}."
     else:
         yield f"The largest micro-batch within {FILLED:.0%} of {format_size(memory_bytes)}: {largest:,} samples."
-    if found.offload:
-        seconds = found.transfer_per_step / HOST_BYTES_PER_S
-        yield (
-            f"Each step moves {format_size(found.transfer_per_step)} between RAM and device: "
-            f"{format_duration(seconds)} at {HOST_BYTES_PER_S / 1e9:.0f} GB/s."
-        )
+    seconds = found.transfer_per_step / HOST_BYTES_PER_S
+    back = "parameters" if found.offload else "the mean gradient"
+    yield (
+        f"A step of one micro-batch moves {format_size(found.transfer_per_step)} between an accelerator and RAM, the "
+        f"gradient and {back}: {format_duration(seconds)} at {HOST_BYTES_PER_S / 1e9:.0f} GB/s."
+    )
     yield "The program (about 0.5 GB in RAM) and the data come on top."
 
 
@@ -143,6 +143,6 @@ def _json(model: ModelFacts, found: DeviceMemory, memory_bytes: float, largest: 
         "update_bytes": found.gradients + found.scratch,
         "ram_bytes": found.ram,
         "offload": found.offload,
-        "transfer_bytes_per_step": found.transfer_per_step if found.offload else 0,
-        "transfer_s_per_step": round(found.transfer_per_step / HOST_BYTES_PER_S, 6) if found.offload else 0.0,
+        "transfer_bytes_per_step": found.transfer_per_step,
+        "transfer_s_per_step": round(found.transfer_per_step / HOST_BYTES_PER_S, 6),
     }
