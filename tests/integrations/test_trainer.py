@@ -138,6 +138,14 @@ with host(1, 5, resume=place) as peer:
 with host(2, 3) as peer:
     results["begun"] = trained(peer, data, resume=checkpoint)
 results["before"] = before
+with host(4, 2) as peer:
+    trainer = Trainer(Mean(), arguments(output_dir=str(folder / "ended"), eval_strategy="steps", eval_steps=100,
+                      save_strategy="steps", save_steps=100), train_dataset=data, eval_dataset=data)
+    join(trainer, peer)
+    trainer.train()
+    results["ended"] = {"saved": [each.name for each in (folder / "ended").iterdir()],
+                        "calls": trainer.state.global_step,
+                        "evaluated": [each["run_step"] for each in trainer.state.log_history if "eval_loss" in each]}
 with host(3, 2) as peer:
     trainer = Trainer(Mean(), arguments(load_best_model_at_end=True, eval_strategy="steps", save_strategy="steps",
                       eval_steps=1, save_steps=1, max_steps=2), train_dataset=data, eval_dataset=data)
@@ -229,6 +237,8 @@ def test_a_trainer_alone_counts_short_batches_and_resumes(tmp_path: Path) -> Non
     assert told["begun"]["values"] == pytest.approx(straight, abs=1e-5)  # the checkpoint's two steps, and three more
     assert (told["resumed"]["step"], told["begun"]["step"]) == (5, 3)
 
+    ended = told["ended"]  # within the first interval: what would be lost is evaluated and saved, once
+    assert (ended["evaluated"], ended["saved"]) == ([2], [f"checkpoint-{ended['calls']}"])
     assert told["best"].endswith(("checkpoint-1", "checkpoint-2"))
     expected = [
         "has begun in this run before",

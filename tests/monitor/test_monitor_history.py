@@ -39,6 +39,19 @@ def test_first_totals_count_for_who_saw_the_beginning() -> None:
     assert sample.loss == 9.0
 
 
+def test_the_smoothed_loss_is_as_fresh_however_rarely_one_looks() -> None:
+    often, rarely = LossMeter(from_start=True), LossMeter(from_start=True)
+    for step in range(1, 41):
+        loss = 5.0 if step <= 10 else 3.0
+        total = sum(5.0 if each <= 10 else 3.0 for each in range(1, step + 1))
+        often.update({A: Metrics(step, total, 8 * step, step)})
+        if step % 10 == 0:
+            rarely.update({A: Metrics(step, total, 8 * step, step)})
+    assert often.smoothed is not None
+    assert rarely.smoothed == pytest.approx(often.smoothed, abs=0.01)
+    assert rarely.smoothed == pytest.approx(loss, abs=0.01)
+
+
 def test_a_peer_that_begins_anew_is_no_negative_loss() -> None:
     meter = LossMeter()
     meter.update({A: Metrics(5, 100.0, 800, 10)})

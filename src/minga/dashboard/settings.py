@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from minga.core.errors import ConfigurationError
+from minga.core.urls import is_loopback, parse_listen
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8471"
-_LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]*)):([0-9]{1,5})", re.ASCII)
 
 
 _URL = re.compile(r"https?://(?:\[([0-9a-fA-F:.]{2,45})\]|([a-zA-Z0-9._-]{1,253}))(?::[0-9]{1,5})?/?", re.ASCII)
@@ -45,15 +45,12 @@ class DashboardSettings:
     @classmethod
     def listening(cls, listen: str, *, public: bool = False, url: str | None = None) -> DashboardSettings:
         """Settings from ADDRESS:PORT; port 0 is any. Raises `ConfigurationError`."""
-        match = _LISTEN.fullmatch(listen)
-        if match is None or int(match[3]) > 65535:
-            raise ConfigurationError(f"--listen {listen[:60]!r}: write an address and a port, such as {DEFAULT_LISTEN}")
-        return cls(match[1] or match[2] or "127.0.0.1", int(match[3]), public, url)
+        return cls(*parse_listen(listen, DEFAULT_LISTEN), public, url)
 
     @property
     def is_local(self) -> bool:
         """Whether only programs of this machine can reach it, by the address and without a proxy."""
-        return self.url is None and _is_loopback(self.host)
+        return self.url is None and is_loopback(self.host)
 
     @property
     def needs_token(self) -> bool:
@@ -78,11 +75,4 @@ class DashboardSettings:
             ipaddress.ip_address(name)
         except ValueError:
             return False
-        return not self.is_local or _is_loopback(name)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        return not self.is_local or is_loopback(name)

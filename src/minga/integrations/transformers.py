@@ -19,6 +19,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
@@ -40,7 +41,8 @@ def join(trainer: Trainer, link: Link | str | Peer | None, options: PeerOptions 
     spec says (`optimizer.max_grad_norm`), and the Trainer's own clipping is off. The data is shuffled by a seed of this
     peer's own, unless `data_seed` is set.
 
-    `train()` ends when the run ends, or earlier as the arguments say; a peer that was joined here then leaves.
+    `train()` ends when the run ends, or earlier as the arguments say; a peer that was joined here then leaves. With
+    intervals in steps, the run's last state is evaluated and saved as the Trainer does at `max_steps`.
     `train(resume_from_checkpoint=...)` goes on with the Trainer's data and counters, and with the state of the run; a
     run that begins takes the state of the checkpoint. A Trainer that joined trains once.
 
@@ -85,7 +87,7 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, trainer: Trainer, place: RunPlace) -> None:
         self._trainer, self._place = trainer, place
-        self._tally = Tally()
+        self._tally, self._has_ended = Tally(), False
         self._own_batches, self._own_step, self._own_log = trainer.get_batch_samples, trainer.training_step, trainer.log
         self._own_train = trainer.train
         inner = trainer.create_optimizer()
@@ -159,16 +161,27 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
         self.optimizer.begin(self._place, model=model, scheduler=self._schedule)
 
     def on_step_end(
-        self, _: TrainingArguments, __: TrainerState, control: TrainerControl, **___: Any
+        self, arguments: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
         """An optimizer call is over: end with the run, and tell it of work that is no training."""
         if self.optimizer.finished:
-            control.should_training_stop = True
+            self._end(arguments, state, control)
         elif control.should_evaluate or control.should_save:
             self.optimizer.pause()
         return control
 
     on_epoch_end = on_step_end
+
+    def _end(self, arguments: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+        """Stop as at `max_steps`: there the Trainer evaluates and saves by itself what its intervals left out."""
+        control.should_training_stop = True
+        if self._has_ended:  # the end of the epoch, after that of its last optimizer call
+            return
+        self._has_ended = True
+        if arguments.eval_strategy == IntervalStrategy.STEPS and arguments.eval_delay <= state.global_step:
+            control.should_evaluate = True
+        if arguments.save_strategy == SaveStrategy.STEPS:
+            control.should_save = True
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Say how far the run came."""

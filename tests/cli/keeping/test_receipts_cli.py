@@ -90,3 +90,4 @@ def test_what_cannot_be_checked_is_said(folder: Path) -> None:
     (folder / "empty").mkdir()
     told = run("receipts", "show", str(folder / "empty"))
     assert "no peer has kept receipts here" in told.stderr
+    assert "a monitor keeps none" in " ".join(told.stderr.split())

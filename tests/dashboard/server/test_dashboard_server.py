@@ -341,7 +341,7 @@ def test_settings_say_who_needs_a_token() -> None:
 
 def test_a_port_that_is_taken_is_said(dashboard: Dashboard, run: MadeUpRun) -> None:
     port = urlsplit(dashboard.url).port
-    with pytest.raises(ConfigurationError, match="--listen"):
+    with pytest.raises(ConfigurationError, match="cannot listen at"):
         Dashboard(run.peer, run.watcher, DashboardSettings(port=port or 0), directory=None)
 
 

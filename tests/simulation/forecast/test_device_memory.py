@@ -139,5 +139,12 @@ def test_the_command_tells_the_largest_micro_batch(capfd: pytest.CaptureFixture[
     assert away["transfer_bytes_per_step"] == 8 * 1_328_256
 
 
+def test_where_the_run_fixes_the_micro_batch_that_one_has_to_fit(capfd: pytest.CaptureFixture[str]) -> None:
+    found = summary_of(capfd, "--model", "swav-tiny", "--memory", "30MB")
+    assert (found["fits"], found["micro_batch_of_run"]) == (False, 64)
+    assert isinstance(found["largest_micro_batch"], int)
+    assert 0 < found["largest_micro_batch"] < 64
+
+
 def test_a_bare_number_of_parameters_has_no_known_activations(capfd: pytest.CaptureFixture[str]) -> None:
     assert summary_of(capfd, "--model", "18M", "--memory", "2GB")["largest_micro_batch"] is None

@@ -198,16 +198,31 @@ def test_a_run_is_hosted_with_the_key_that_began_it(tmp_path: Path) -> None:
 def test_a_host_that_comes_back_says_that_the_run_goes_on(
     others: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    link = Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",), None),))
+    said = announced({"name": "again"}, tmp_path, capsys, others=others)
+    assert f"minga join {LINK}" in said
+    assert ("under way" in said) == (others > 0)
+
+
+def test_a_run_of_an_own_program_is_not_announced_with_the_command_that_refuses_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = announced({"name": "own", "model": {"recipe": "custom"}}, tmp_path, capsys)
+    assert f"python PROGRAM.py {LINK}" in said
+    assert "minga join" not in said
+
+
+LINK = Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",), None),))
+
+
+def announced(spec: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str], *, others: int = 0) -> str:
+    """What a host of this run says of its link."""
     peer: Any = SimpleNamespace(
-        link=link,
-        run_id=link.run_id,
-        directory=tmp_path,
-        spec=minga.RunSpec.from_mapping({"name": "again"}),
+        link=LINK,
+        run_id=LINK.run_id,
+        directory=folder,
+        spec=minga.RunSpec.from_mapping(spec),
         on_loop=lambda read: read(),
         session=SimpleNamespace(node=SimpleNamespace(connected=lambda: range(others))),
     )
     announce(peer, Output(json_output=False), LinkOptions(show_qr=False), bound_to="127.0.0.1")
-    said = capsys.readouterr().out
-    assert f"minga join {link}" in said
-    assert ("under way" in said) == (others > 0)
+    return capsys.readouterr().out

@@ -42,6 +42,7 @@ from minga.training.record_kinds import RUN_KINDS, Metrics, Progress, StateInfo
 from minga.training.status.last_problem import MAX_REASON_LETTERS, MEANINGS
 from minga.training.status.losses import LossMeter
 from minga.training.status.run_status import AmendmentStatus, RunStatus, read_status
+from minga.training.status.status_reader import StatusReader
 
 RUN_ID = "ab" * 32
 
@@ -128,6 +129,26 @@ def test_an_organiser_without_trainers_sees_that_none_computes() -> None:
         assert headline(swarm.status()).endswith("2 peers training together")
 
     in_loop(check)
+
+
+def test_a_run_that_has_ended_is_complete_also_when_all_members_have_left() -> None:
+    async def main() -> None:
+        swarm = Swarm()
+        spec = RunSpec.from_mapping({"name": "x", "training": {"stop_after_steps": 9}})
+        session = SimpleNamespace(board=swarm.board, node=swarm.node, founding=None, ledger=None)
+        swarm.node.network = SimpleNamespace(wall_time=lambda: 1.7e9)  # type: ignore[assignment]
+        reader = StatusReader(
+            cast(
+                Any, SimpleNamespace(spec=spec, session=session, subscribe=lambda _: None, on_loop=lambda read: read())
+            )
+        )
+        assert headline(reader.look().status).startswith("step 0 of 9")
+        swarm.peer(AddressInfo("trainer"), progress(9))
+        assert reader.look().status.is_complete
+        session.board = Swarm().board
+        assert headline(reader.look().status) == "step 9 of 9 · no loss yet · the run is complete · 0 peers here"
+
+    asyncio.run(main())
 
 
 def test_agreement_needs_two_digests_of_one_step() -> None:

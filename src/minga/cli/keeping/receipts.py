@@ -105,7 +105,9 @@ def run_verify(file: Path, run: str | None, context: Context) -> int:
 def _words(proven: VerifiedReceipts, *, is_named: bool) -> list[str]:
     """What the figures rest on."""
     first, last = proven.steps
-    lines = [f"{proven.spec.name}, steps up to {last}: {proven.counts} counts from step {first} on, signatures right."]
+    lines = [
+        f"{proven.spec.name}, steps up to {last}: {_counts(proven.counts)} from step {first} on, signatures right."
+    ]
     if not is_named:
         lines.append(f"It says that it is of run {proven.run_id}, organised by {proven.organiser}; --run LINK tells.")
     who = "keys that the organisers admitted" if proven.is_for_members else "keys; in an open run anybody can make keys"
@@ -114,8 +116,12 @@ def _words(proven: VerifiedReceipts, *, is_named: bool) -> list[str]:
         lines.append(
             f"{proven.strangers} more keys signed that nothing shows to be members: their word is not counted."
         )
-    lines.append(f"The organiser's own machine signed {proven.seen_by_organiser} of the {proven.counts} counts.")
+    lines.append(f"The organiser's own machine signed {proven.seen_by_organiser} of {_counts(proven.counts)}.")
     return lines
+
+
+def _counts(number: int) -> str:
+    return "1 count" if number == 1 else f"{number} counts"
 
 
 def _reference(run: str) -> tuple[str, str | None]:
@@ -133,7 +139,10 @@ def _reference(run: str) -> tuple[str, str | None]:
 def _books(folder: Path) -> list[Path]:
     paths = books_in(folder)
     if not paths:
-        raise ConfigurationError(f"{folder}: no peer has kept receipts here; they begin with the first counts of a run")
+        raise ConfigurationError(
+            f"{folder}: no peer has kept receipts here. They begin with the first counts of a run, and a monitor keeps "
+            "none: `minga runs` shows the folders of this machine's peers"
+        )
     return paths
 
 

@@ -43,18 +43,24 @@ def run_memory(options: MemoryOptions, context: Context) -> None:
     """
     memory_bytes = parse_size(options.memory, "--memory")
     context.output.say("Counting …")
-    model, found = _count(options)
+    model, found, of_run = _count(options)
     largest = found.largest_micro_batch(memory_bytes)
-    context.output.say(_table(found, largest or 1))
+    context.output.say(_table(found, of_run or largest or 1))
     for line in _sentences(model, found, memory_bytes, largest):
         context.output.say(line)
-    context.output.summary(ok=largest != 0, **_json(model, found, memory_bytes, largest))
+    fits = largest is None or largest >= (of_run or 1)
+    if of_run is not None:
+        verb = "fit" if fits else "do not fit"
+        context.output.say(f"All peers of such a run take micro-batches of {of_run:,}, which {verb}.")
+    context.output.summary(ok=True, fits=fits, micro_batch_of_run=of_run, **_json(model, found, memory_bytes, largest))
 
 
-def _count(options: MemoryOptions) -> tuple[ModelFacts, DeviceMemory]:
+def _count(options: MemoryOptions) -> tuple[ModelFacts, DeviceMemory, int | None]:
+    """The model, what it needs, and the micro-batch of all peers where samples are coupled."""
     import torch
 
     from minga.averaging.strategy_choice import STRATEGIES
+    from minga.recipes.registry import load_recipe
     from minga.simulation.forecast.device_memory import counted_passes, device_memory, estimated_passes
     from minga.simulation.forecast.model_facts import facts_of_recipe, model_facts, named_spec
 
@@ -82,7 +88,8 @@ def _count(options: MemoryOptions) -> tuple[ModelFacts, DeviceMemory]:
             dtype=torch.bfloat16 if half else None,
             checkpoints_activations=options.checkpoint_activations,
         )
-    return model, device_memory(model, optimizer, strategy, passes, offload=options.offload)
+    of_run = None if spec is None else load_recipe(spec).fixed_micro_batch_size
+    return model, device_memory(model, optimizer, strategy, passes, offload=options.offload), of_run
 
 
 def _table(found: DeviceMemory, micro_batch: int) -> Any:
@@ -111,12 +118,12 @@ def _sentences(model: ModelFacts, found: DeviceMemory, memory_bytes: float, larg
         yield f"Not even one sample fits into {FILLED:.0%} of {format_size(memory_bytes)}."
     else:
         yield f"The largest micro-batch within {FILLED:.0%} of {format_size(memory_bytes)}: {largest:,} samples."
-    if found.offload:
-        seconds = found.transfer_per_step / HOST_BYTES_PER_S
-        yield (
-            f"Each step moves {format_size(found.transfer_per_step)} between RAM and device: "
-            f"{format_duration(seconds)} at {HOST_BYTES_PER_S / 1e9:.0f} GB/s."
-        )
+    seconds = found.transfer_per_step / HOST_BYTES_PER_S
+    back = "parameters" if found.offload else "the mean gradient"
+    yield (
+        f"A step of one micro-batch moves {format_size(found.transfer_per_step)} between an accelerator and RAM, the "
+        f"gradient and {back}: {format_duration(seconds)} at {HOST_BYTES_PER_S / 1e9:.0f} GB/s."
+    )
     yield "The program (about 0.5 GB in RAM) and the data come on top."
 
 
@@ -136,6 +143,6 @@ def _json(model: ModelFacts, found: DeviceMemory, memory_bytes: float, largest: 
         "update_bytes": found.gradients + found.scratch,
         "ram_bytes": found.ram,
         "offload": found.offload,
-        "transfer_bytes_per_step": found.transfer_per_step if found.offload else 0,
-        "transfer_s_per_step": round(found.transfer_per_step / HOST_BYTES_PER_S, 6) if found.offload else 0.0,
+        "transfer_bytes_per_step": found.transfer_per_step,
+        "transfer_s_per_step": round(found.transfer_per_step / HOST_BYTES_PER_S, 6),
     }

@@ -119,6 +119,12 @@ def run_host(
             _Hosting(hosted, work, context, watcher, tell).run()
 
 
+_OWN_PROGRAM = (
+    "PROGRAM.py stands for the program that trains the model: it gives the link to minga.join, or to an adapter of "
+    "docs/trainers.md."
+)
+
+
 @contextlib.contextmanager
 def _dashboard(peer: Peer, shown: DashboardSettings | None, output: Output) -> Iterator[Watcher]:
     """What watches the run and keeps its history; meanwhile, if settings are given, the dashboard is served."""
@@ -274,10 +280,17 @@ def show_link(peer: Peer, link: Link, output: Output, options: LinkOptions) -> N
     if options.show_qr and output.interactive and not for_members:
         output.console.file.write(link.qr(page) + "\n")
     if not output.json_output:
-        output.console.print(
-            f"minga {'admit' if for_members else 'join'} {link.at(page)}", markup=False, soft_wrap=True
-        )
+        output.console.print(_command(peer, link.at(page)), markup=False, soft_wrap=True)
+        if peer.spec.model.recipe == "custom":
+            output.say(f"\n{_OWN_PROGRAM}")
     output.say("")
     if options.landing_page is not None:
         write_landing_page(options.landing_page, peer.spec, link)
         output.say(f"The page with the link: {options.landing_page}")
+
+
+def _command(peer: Peer, link: str) -> str:
+    """What the reader of the link types."""
+    if peer.spec.security.admission == "members":
+        return f"minga admit {link}"
+    return f"python PROGRAM.py {link}" if peer.spec.model.recipe == "custom" else f"minga join {link}"

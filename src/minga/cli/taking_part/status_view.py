@@ -64,21 +64,24 @@ def headline(status: RunStatus) -> str:
     if status.founders is not None:
         ready, wanted = status.founders
         return f"step {status.step}{last} · waiting for founders, {ready} of {wanted} are here"
+    loss = f"loss {status.loss:.3f}" if status.loss is not None else "no loss yet"
+    return " · ".join([f"step {status.step}{last}", loss, *_work(status), _members(status)])
+
+
+def _work(status: RunStatus) -> list[str]:
+    """What is done towards the next step, and how fast; after the last one that there is none."""
+    if status.is_complete:
+        return ["the run is complete"]
     counted = f"{status.samples}/{status.target_batch_size} samples towards the next step"
-    parts = [
-        f"step {status.step}{last}",
-        f"loss {status.loss:.3f}" if status.loss is not None else "no loss yet",
-        *([] if status.is_verified else [counted]),
-        f"{status.samples_per_second:.1f} samples/s",
-        _members(status),
-    ]
-    return " · ".join(parts)
+    return [*([] if status.is_verified else [counted]), f"{status.samples_per_second:.1f} samples/s"]
 
 
 def _members(status: RunStatus) -> str:
     """How many peers take part; an organiser who is still alone shall see that nobody computes gradients."""
     peers = "1 peer" if status.members == 1 else f"{status.members} peers"
     is_idle = all(peer.role in ("auxiliary", "monitor") for peer in status.peers)
+    if status.is_complete:
+        return f"{peers} here"
     return f"{peers} here, none computes gradients" if is_idle and status.peers else f"{peers} training together"
 
 

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from minga.dashboard.model.contributions import Contribution, Contributions
+from minga.dashboard.model.contributions import ACTIVE, Contribution, Contributions
 from minga.dashboard.model.run_model import RunModel
 from minga.training.status.run_status import PeerStatus, RunStatus
 from minga.training.status.status_reader import Look
 
 VERSION: Final = 1
-ACTIVE: Final = ("training", "averaging")
 
 
 def head(look: Look, model: RunModel) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Final
 
 from minga.core.events.bus import Event
+from minga.dashboard.model.contributions import ACTIVE
 from minga.dashboard.model.speed_by_peer import fastest
 from minga.dashboard.recording.incidents import incident_of
 from minga.dashboard.recording.order_watch import OrderWatch
@@ -28,7 +29,6 @@ from minga.training.status.status_reader import Look
 PERIOD_S: Final = 5.0
 YOUNG_S, LATER_PERIOD_S = 3600.0, 30.0
 """Once it has recorded for an hour, it writes the swarm's size and speed less often, so that a month fits the file."""
-ACTIVE: Final = ("training", "averaging")
 
 
 class RunRecorder:

@@ -31,7 +31,9 @@ class WebServer:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._socket = socket.create_server((host, port), family=family, backlog=128)
         except OSError as error:
-            raise ConfigurationError(f"--listen {host}:{port}: {error.strerror or error}") from error
+            raise ConfigurationError(
+                f"the dashboard cannot listen at {host}:{port}: {error.strerror or error}"
+            ) from error
         self._server: uvicorn.Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._at_end: Callable[[], None] = lambda: None

@@ -86,7 +86,9 @@ class DeviceMemory:
 
     @property
     def transfer_per_step(self) -> int:
-        """Bytes between RAM and device for one step: gradients of a micro-batch come, and parameters go back."""
+        """Bytes between an accelerator and RAM for a step of one micro-batch: its gradients come, and parameters go
+        back, or the mean gradient does. Each further micro-batch brings its gradients, too.
+        """
         return 2 * self.gradients
 
     def of_pass(self, micro_batch_size: int) -> float:

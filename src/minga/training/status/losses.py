@@ -16,7 +16,7 @@ MAX_REMEMBERED = 4096
 """How many peers' totals are kept; those of more, if they are gone, melt into one number."""
 
 MEMORY = 0.8
-"""Weight of what came before when a new step is added to the smoothed loss."""
+"""Weight of what came before when a new step is added to the smoothed loss; its power when several are."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class LossMeter:
         self._from_start = from_start
         self._last: dict[PeerId, Metrics] = {}
         self._gone_samples = 0
+        self._step = 0
 
     @property
     def total_samples(self) -> int:
@@ -65,7 +66,9 @@ class LossMeter:
         if not samples:
             return None
         loss = weighted / samples
-        self.smoothed = loss if self.smoothed is None else MEMORY * self.smoothed + (1.0 - MEMORY) * loss
+        kept = MEMORY ** max(1, step - self._step)  # the same, however rarely one looks
+        self._step = step
+        self.smoothed = loss if self.smoothed is None else kept * self.smoothed + (1.0 - kept) * loss
         return LossSample(step, loss, samples)
 
     def _forget_some(self, present: set[PeerId]) -> None:

@@ -95,6 +95,11 @@ class RunStatus:
         """Whether the members verify each other's work."""
         return self.mode.endswith("byzantine")
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run has taken its last step."""
+        return self.last_step is not None and self.step >= self.last_step
+
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values, digits of floats cut to what is meant."""
         values = asdict(self)

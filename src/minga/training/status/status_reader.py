@@ -77,6 +77,7 @@ class StatusReader:
     def __init__(self, peer: Watched, *, from_start: bool = False) -> None:
         self._peer, self._losses = peer, LossMeter(from_start=from_start)
         self._resting = False
+        self._step = 0
         self._trouble, self._plan = LastTrouble(), PlanWatch()
         peer.subscribe(self._on_event)
 
@@ -98,6 +99,8 @@ class StatusReader:
         session = self._peer.session
         sample = self._losses.update({item.owner: item.payload for item in session.board.items(Metrics)})
         usual = read_status(session.board, session.node, self._peer.spec, self._losses)
+        self._step = usual.step or self._step  # once all members have left, none tells of it any more
+        usual = replace(usual, step=self._step)
         status = replace(
             usual if session.ledger is None else _as_amended(usual, session, self._peer.spec, session.ledger),
             founders=None if session.founding is None else session.founding.waiting,
