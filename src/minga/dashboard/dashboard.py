@@ -13,7 +13,7 @@ from typing import Final
 
 from starlette.types import ASGIApp
 
-from minga.core.errors import ClosedError, ConfigurationError, RemoteError, StorageError
+from minga.core.errors import ClosedError, ConfigurationError, MingaError, RemoteError, StorageError
 from minga.core.events.bus import Event
 from minga.core.files import write_atomically
 from minga.dashboard.join_answer import join_answer
@@ -38,6 +38,8 @@ from minga.training.status.status_reader import Look
 RECORD_BYTES: Final = 48 << 20
 LEADERBOARD_FILE: Final = "leaderboard.json"
 KEEP_PERIOD_S: Final = 60.0
+RECEIPTS_PERIOD_S: Final = 120.0
+"""How often receipts are added up; a monitor asks a member for them."""
 TICK_S: Final = 1.0
 PEERS_PER_SECOND: Final = 250
 """How many peers a look may have for each second until the next: the cost of looks does not grow with the swarm."""
@@ -177,7 +179,7 @@ class Dashboard:
 
     async def _tick(self) -> None:
         """Tell viewers what changed, and keep the leaderboard on disk."""
-        kept_s, told_s = time.monotonic(), 0.0
+        kept_s, told_s, attested_s = time.monotonic(), 0.0, 0.0
         while True:
             await asyncio.sleep(TICK_S)
             look, feed = self._run.look, self._feed
@@ -187,6 +189,10 @@ class Dashboard:
             if time.monotonic() - kept_s > KEEP_PERIOD_S:
                 kept_s = time.monotonic()
                 self._keep_leaderboard()
+            if look is not None and time.monotonic() - attested_s > RECEIPTS_PERIOD_S:
+                with contextlib.suppress(MingaError):  # no member answers, or this peer was closed
+                    self._run.take_attested(await asyncio.to_thread(self._peer.receipts))
+                attested_s = time.monotonic()
 
     # ---- what lasts
 

@@ -19,6 +19,7 @@ from minga.dashboard.model.documents import (
 from minga.dashboard.model.run_model import RunModel
 from minga.monitor.history import Entry
 from minga.training.organiser import LEAST_LEAD
+from minga.training.receipts.tally import PeerTotals
 from minga.training.status.status_reader import Look
 
 MOST_CACHED: Final = 16
@@ -32,6 +33,8 @@ class LiveRun:
         self.look: Look | None = None
         self.names: Mapping[str, str] = {}
         """Names of the people who logged in, by peer id."""
+        self.attested: Mapping[str, PeerTotals] = {}
+        """What the members attest of each peer, by its id."""
         self._cache: dict[str, bytes] = {}
 
     def take_entry(self, entry: Entry) -> None:
@@ -43,6 +46,11 @@ class LiveRun:
         """The run as it is now."""
         self.look, self.names = look, names
         self.contributions.take(look.time_s, look.status, names)
+        self._cache.clear()
+
+    def take_attested(self, attested: Mapping[str, PeerTotals]) -> None:
+        """What the members attest by now."""
+        self.attested = attested
         self._cache.clear()
 
     def step_in(self, seconds: float) -> int | None:
@@ -72,7 +80,7 @@ class LiveRun:
 
     def leaderboard(self) -> bytes | None:
         """What each peer has given."""
-        return self._answer("leaderboard", lambda look: leaderboard_document(look, self.contributions))
+        return self._answer("leaderboard", lambda look: leaderboard_document(look, self.contributions, self.attested))
 
     def peer(self, peer_id: str) -> bytes | None:
         """One peer; None also if nothing is known of it."""

@@ -161,6 +161,16 @@ def test_peers_and_what_they_gave_are_answered(dashboard: Dashboard) -> None:
     assert [row["place"] for row in rows] == [1, 2, 3, 4, 5, 6]
 
 
+def test_every_field_of_the_answers_is_on_the_page_about_them(dashboard: Dashboard) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "dashboard.md").read_text("utf-8")
+    answers = [ask(dashboard, f"/api/v1/{name}").json() for name in ("run", "peers", "leaderboard", "session")]
+    run, peers, leaderboard, session = answers
+    fields = {*run, *run["now"], *run["series"], *run["journals"], *peers, *peers["peers"][0], *session}
+    fields |= {*leaderboard, *leaderboard["rows"][0], *ask(dashboard, f"/api/v1/peers/{peer_id(3)}").json()}
+    fields |= {column for series in run["series"].values() for column in series["columns"]}
+    assert sorted(field for field in fields if f"`{field}`" not in page) == []
+
+
 def test_the_way_in_is_answered_with_the_link(dashboard: Dashboard) -> None:
     found = ask(dashboard, "/api/v1/join").json()
     assert found["command"].endswith(LINK)
