@@ -170,6 +170,7 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
     assert accelerate["together"]["rates"] == [0.1]  # after four global steps
     assert lightning["together"]["figures"]["run_peers"] == 2
     assert "run_loss" in lightning["together"]["figures"]
+    assert "stopped: the run has reached its last step, 4." in (tmp_path / "errors1").read_text("utf-8")
 
     five, six = rows(6, 0)[:5], rows(6, 0)
     alone = reference([five] * 3, rates=RATES[:3])  # calls of 4 samples and of 1, the last with fewer micro-batches

@@ -34,14 +34,15 @@ logger = logging.getLogger("minga.integrations")
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
-def _strategies() -> Any:
-    """The module with the strategies of the package that the program has imported, or else of one that is here."""
+def _framework(module: str) -> Any:
+    """This module of the package that the program has imported, or else of one that is here."""
     loaded = [name for name in PACKAGES if name in sys.modules]
     here = loaded or [name for name in PACKAGES if find_spec(name.partition(".")[0]) is not None]
-    return import_module(f"{(here or PACKAGES)[0]}.strategies")
+    return import_module(f"{(here or PACKAGES)[0]}.{module}")
 
 
-_SingleDeviceStrategy: Any = _strategies().SingleDeviceStrategy
+_SingleDeviceStrategy: Any = _framework("strategies").SingleDeviceStrategy
+_rank_zero_info: Any = _framework("utilities.rank_zero").rank_zero_info
 
 
 class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
@@ -167,7 +168,14 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         finally:
             optimizer.tally.clear()  # also where a gradient scaler left the step out
             if all(each.finished for each in self._joined):
-                self.lightning_module.trainer.should_stop = True
+                self._end(self.lightning_module.trainer)
+
+    def _end(self, trainer: Any) -> None:
+        """Stop `fit`, and say why where the framework says so of its own limits."""
+        if not trainer.should_stop:
+            steps = ", ".join(str(each.global_step) for each in self._joined)
+            _rank_zero_info(f"`Trainer.fit` stopped: the run has reached its last step, {steps}.")
+        trainer.should_stop = True
 
     def on_validation_start(self) -> None:
         """Tell the runs that this process evaluates for a while."""

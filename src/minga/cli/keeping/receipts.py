@@ -39,8 +39,12 @@ def run_show(source: str, peer: PeerOptions, context: Context) -> None:
     folder = folder_or_link(source)
     if folder is not None:
         path = _books(folder)[0]
-        totals = read_book(path).totals()
-        seen_by = f"These are the rounds in which the peer {owner_digits(path)} took part."
+        book = read_book(path)
+        totals, last = book.totals(), max((count.step for count in book.counts), default=0)
+        seen_by = (
+            f"These are the rounds in which the peer {owner_digits(path)} took part, up to the last count, at step "
+            f"{last}. What was given since is in no receipt yet."
+        )
     else:
         context.output.say("Looking for the run …")
         with join(source, peer) as joined:

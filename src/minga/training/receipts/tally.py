@@ -98,7 +98,7 @@ class ReceiptTally:
                 total["samples"] += claim.samples
             if "work" in counts_as:
                 total.update(steps=claim.rounds, bytes_reduced=UNIT_BYTES * claim.reduced)
-            total.update(counted=len(counts_as) == 2, claimed=1)
+            total.update(counted=int(len(counts_as) == 2), claimed=1)
 
     def totals(self) -> dict[PeerId, PeerTotals]:
         """What is attested of each peer that claimed anything."""
