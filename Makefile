@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "minga needs Python 3.11 or newer, this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[data,authority,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[data,authority,dashboard,dev]'
 	touch $(STAMP)
 
 demo: setup
@@ -34,13 +34,14 @@ docs: setup
 	$(BIN)/python -m documentation
 	$(BIN)/python -m zensical build --clean --strict
 
-# The pictures of the README, from a demo of this machine.
+# The pictures of the README, from a demo of this machine and, with chromium, from a run with a dashboard.
 pictures: setup
 	rm -rf minga-pictures
 	$(BIN)/minga demo --minutes $(MINUTES) --directory minga-pictures
 	cp minga-pictures/terminal.svg docs/demo.svg
 	cp minga-pictures/loss.png docs/demo-loss.png
 	rm -rf minga-pictures
+	$(BIN)/python -m benchmarks.dashboard --pictures docs --seconds 90
 
 lint: setup
 	$(BIN)/ruff check .

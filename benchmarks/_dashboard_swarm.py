@@ -24,6 +24,7 @@ from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.training.organiser import Organiser
 from minga.training.peer import Peer
+from minga.training.receipts.tally import PeerTotals
 from minga.training.record_kinds import RUN_KINDS, Progress
 from minga.training.status.losses import LossSample
 from minga.training.status.plan_status import PlanStatus
@@ -86,9 +87,19 @@ def _board_of_three() -> Board:
 class MadeUpRun:
     """`peers` trainers; `time_s` (Unix time) is moved on by `advance`. What is said of them goes to the listeners."""
 
-    def __init__(self, peers: int, *, directory: Path | None = None, seed: int = 1, begin_s: float = BEGIN_S) -> None:
+    def __init__(
+        self,
+        peers: int,
+        *,
+        directory: Path | None = None,
+        seed: int = 1,
+        begin_s: float = BEGIN_S,
+        admission: str = "open",
+    ) -> None:
         self.count, self.time_s, self.step = peers, begin_s, 0
         self.samples = 0
+        self.people: dict[str, str] = {}
+        """The names of people who logged in, by peer id."""
         self.syncing: set[int] = set()
         self.gone: set[int] = set()
         self.paused = False
@@ -98,7 +109,7 @@ class MadeUpRun:
         self._bus = EventBus(lambda: self.time_s)
         self.history = History(None if directory is None else directory / FILE_NAME, most_remembered=0)
         self.watcher: Any = SimpleNamespace(history=self.history, listeners=[])
-        self.peer = cast(Peer, self._peer())
+        self.peer = cast(Peer, self._peer(admission))
 
     def serve(
         self, directory: Path | None, desk: Callable[[], Organiser] | None = None, *, port: int = 0, **settings: Any
@@ -204,8 +215,12 @@ class MadeUpRun:
             is_self=number == 0,
         )
 
-    def _peer(self) -> Any:
-        spec = RunSpec.from_mapping({"name": "a made-up run", "training": {"target_batch_size": BATCH}})
+    def _members(self) -> dict[str, Any]:
+        return {peer: SimpleNamespace(access=SimpleNamespace(name=name)) for peer, name in self.people.items()}
+
+    def _peer(self, admission: str) -> Any:
+        settings = {"training": {"target_batch_size": BATCH}, "security": {"admission": admission}}
+        spec = RunSpec.from_mapping({"name": "a made-up run", **settings})
         node = SimpleNamespace(connected=list)
         organiser = peer_id(0)
 
@@ -224,10 +239,11 @@ class MadeUpRun:
             run_id=RUN_ID,
             link=Link(),
             session=SimpleNamespace(
-                node=node, admission=SimpleNamespace(members=dict), board=self._loop.ask(_board_of_three)
+                node=node, admission=SimpleNamespace(members=self._members), board=self._loop.ask(_board_of_three)
             ),
             on_loop=self._loop.ask,
             subscribe=self._subscribe,
+            receipts=lambda: {peer_id(1): PeerTotals(steps=3, samples=12, bytes_reduced=1 << 20)},
         )
 
     def _subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:

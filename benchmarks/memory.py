@@ -1,8 +1,12 @@
-"""How much memory a peer needs beside model, gradients and optimizer state, in each phase of its life.
+"""How much memory training takes: the passes of some models, as counted and as measured, and what a peer adds.
 
     python -m benchmarks.memory --json
 
-Each peer is a process with a model of a few large matrices, whose gradients cost next to nothing, plain SGD, and the
+First, for some recipes, what a pass over a micro-batch takes above the parameters, as `minga plan --memory` counts it,
+and as a child measures it: see `_memory_pass.py`.
+
+Then how much memory a peer needs beside model, gradients and optimizer state, in each phase of its life. Each peer is a
+process with a model of a few large matrices, whose gradients cost next to nothing, plain SGD, and the
 default codec. Of `--peers` processes one hosts and the last one comes later. Figures are the largest resident memory in
 a phase, less what the process had when all was imported and torch warm, less parameters and gradients: `extra_mb` in MB
 (1e6 bytes), `vectors` in vectors of float32 that are as long as the model. The largest of all peers in the phase
@@ -15,7 +19,8 @@ counts.
     healing      of a peer whose parameters were changed, and which fetches the right ones from the others
     mending      of the others, when one is killed in a round
 
-ok: extra_mb is at most two vectors and 200 MB in every phase, at every size.
+ok: passes of 200 MiB and more are counted within 15 %, and extra_mb is at most two vectors and 200 MB in every phase,
+at every size.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks import _memory_pass
 from benchmarks._processes import Message, Worker, Workers
 from benchmarks._report import emit, finish, note, parser
 from minga import RunSpec
@@ -146,8 +152,13 @@ def main() -> int:
     options.add_argument("--peers", type=int, default=3, help="processes; two at most from 300 million parameters on")
     options.add_argument("--every", type=int, default=5, help="steps between two checkpoints")
     options.add_argument("--phases", nargs="*", default=["round", "checkpoint", "healing", "mending"])
+    options.add_argument("--only", choices=("passes", "peers"), help="only one of the two parts")
     arguments = options.parse_args()
-    sizes, ok = {}, True
+    passes = [] if arguments.only == "peers" else _memory_pass.compare()
+    ok = not passes or _memory_pass.within(passes)
+    if arguments.only == "passes":
+        return finish("memory", ok, arguments.json, passes=passes)
+    sizes = {}
     for millions in arguments.millions:
         peers = min(arguments.peers, 2) if millions >= 300 else arguments.peers
         note(f"{millions} million parameters, {peers} processes")
@@ -155,7 +166,7 @@ def main() -> int:
         limit_mb = LIMIT_VECTORS * size["vector_mb"] + LIMIT_MB
         ok = ok and all(row["extra_mb"] <= limit_mb for row in size["phases"].values())
         sizes[f"{millions:g}"] = {"peers": peers, **size, "limit_mb": round(limit_mb, 1)}
-    return finish("memory", ok, arguments.json, millions=sizes)
+    return finish("memory", ok, arguments.json, passes=passes, millions=sizes)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Final
 from documentation.changelog import changelog_page
 from documentation.commands import commands_page
 from documentation.exit_codes import exit_codes_page
+from documentation.metrics import metrics_page
 from documentation.python_api import python_page
 from documentation.run_spec import run_spec_page
 from minga.core.events.page import event_page
@@ -22,6 +23,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "reference/changelog.md": changelog_page,
     "reference/commands.md": commands_page,
     "reference/exit-codes.md": exit_codes_page,
+    "reference/metrics.md": metrics_page,
     "reference/python.md": python_page,
     "reference/run-spec.md": run_spec_page,
 }

@@ -19,7 +19,7 @@ PACKAGE = ROOT / "src" / "minga"
 MOST_MODULES = 12
 FEWEST_ENTRIES = 3
 
-ACTOR_NAMED = ("authority", "averaging", "core", "identity", "monitor", "network", "optim", "simulation")
+ACTOR_NAMED = ("authority", "averaging", "core", "dashboard", "identity", "monitor", "network", "optim", "simulation")
 """Rooms whose texts say which peer, member or person acts."""
 NO_ACTOR = re.compile(r"\b(?:whoever|somebody|who is|those who)\b", re.IGNORECASE)
 

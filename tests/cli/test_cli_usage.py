@@ -14,6 +14,7 @@ import typer
 from minga.cli.app import app
 from minga.cli.terminal import exit_codes
 from minga.cli.terminal.command_groups import GROUPS
+from minga.cli.terminal.options import folder_or_link
 from minga.cli.terminal.peer_options import peer_options
 from minga.core import errors
 from minga.core.errors import (
@@ -66,6 +67,16 @@ def test_every_command_has_a_group_and_an_example_that_its_options_allow() -> No
         program, command, *words = shlex.split(example.replace("LINK", LINK).replace("INVITATION", LINK))
         assert (program, command) == ("minga", name)
         made.commands[name].make_context(name, words)  # complains of unknown options and missing arguments
+
+
+def test_a_long_link_is_no_name_of_a_file(tmp_path: Path) -> None:
+    entries = tuple(EntryPoint(f"{number:064x}", ("127.0.0.1:9",) * 3) for number in range(1, 4))
+    link = str(Link("ab" * 32, "cd" * 32, entries))
+    assert len(link) > 255
+    assert folder_or_link(link) is None
+    assert folder_or_link(str(tmp_path)) == tmp_path
+    with pytest.raises(LinkError):
+        folder_or_link(str(tmp_path / "missing"))
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.worlds.framework_peers import reference, results_of, rows
+from tests.worlds.framework_peers import network, reference, results_of, rows
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -28,6 +28,7 @@ def train(peer, data, size, lockstep=False, **settings):
     loader = DataLoader(data, batch_size=size, shuffle=True)
     prepared, optimizer, loader, scheduler = prepare(accelerator, peer, model, optimizer, loader, schedule)
     joined, calls, dtype = optimizer.optimizer, 0, None
+    batches = [len(loader), sum(1 for _ in loader.skip_first_batches(1))]
     while not loader.finished:
         for batch in loader:
             with accelerator.accumulate(prepared):
@@ -41,7 +42,8 @@ def train(peer, data, size, lockstep=False, **settings):
             calls += accelerator.sync_gradients
             while lockstep and not joined.finished and joined.global_step < calls:
                 joined.joined.follow(0.02)
-    told = {"values": values(model), "step": joined.global_step, "rates": scheduler.get_last_lr(), "dtype": dtype,
+    told = {"values": values(model), "step": joined.global_step, "rates": scheduler.get_last_lr(),
+            "dtype": dtype, "batches": batches,
             "total": sum(each.total_samples for each in peer.peers() if each.is_self),
             "loss": peer._metrics.loss_sum / max(1, peer._metrics.mini_steps)}
     peer.close()
@@ -122,6 +124,13 @@ begun = train(enter(spec_of(6, 5), 12), rows(6, 0), 3, max_steps=2, enable_check
 resumed = train(enter(spec_of(6, 2), 13), rows(6, 0), 3, resume=checkpoint)
 
 
+late = MingaStrategy("minga1nonsense")  # a constructor uses no network, and no link
+try:
+    pl.Trainer(strategy=late, accelerator="cpu", logger=False, enable_checkpointing=False).fit(Module(), [])
+except minga.LinkError as error:
+    bad_link = str(error)
+
+
 class Pair(pl.LightningModule):
     # Two networks, each with an optimizer and a run of its own.
     def __init__(self):
@@ -146,7 +155,7 @@ with enter(spec_of(6, 2), 14) as one, enter(spec_of(12, 1), 15) as other:
     except minga.ConfigurationError as error:
         refused = str(error)
     train({"first": one, "second": other}, rows(6, 0), 6, module=pair, every=1)
-say(together=together, short=short, begun=begun, resumed=resumed, refused=refused,
+say(together=together, short=short, begun=begun, resumed=resumed, refused=refused, bad_link=bad_link,
     first=values(pair.first), second=values(pair.second))
 """
 
@@ -168,7 +177,10 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
     assert accelerate["short"]["values"] == pytest.approx(alone, abs=1e-5)
     assert lightning["short"]["values"] == pytest.approx(alone, abs=1e-5)
     assert accelerate["short"]["total"] == 15
+    assert accelerate["short"]["batches"] == [3, 2]
     assert accelerate["half"]["dtype"] == "torch.float32"  # Accelerate's outputs are converted
+    loss = float(network()(six).detach().square().mean())
+    assert accelerate["half"]["loss"] == pytest.approx(loss, abs=1e-2)
     half = reference([six], rates=RATES[:1])
     assert accelerate["half"]["values"] == pytest.approx(half, abs=1e-2)
     assert accelerate["half"]["values"] != pytest.approx(half, abs=1e-6)
@@ -179,6 +191,7 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
     assert lightning["begun"]["values"] == pytest.approx(reference([six] * 2, rates=RATES[:2]), abs=1e-5)
     resumed = reference([six] * 4, rates=[*RATES[:2], *RATES[:2]])  # the checkpoint's state; the new run's own schedule
     assert lightning["resumed"]["values"] == pytest.approx(resumed, abs=1e-5)
+    assert "link" in lightning["bad_link"]
     assert "2 optimizers and MingaStrategy 1 links" in lightning["refused"]
     plain = reference([six] * 2, rates=[0.5] * 2, momentum=0.0)
     assert lightning["first"] == pytest.approx(plain, abs=1e-5)
@@ -191,7 +204,7 @@ sys.path.insert(0, EXAMPLES)
 import spirals
 from minga.integrations.joined_optimizer import JoinedOptimizer
 
-MEMBERS = 4
+MEMBERS = 5
 module = __import__(PROGRAM) if PROGRAM else None
 spirals.SPEC = spec_of(1024, 30)
 spirals.enter = lambda program: enter(spirals.SPEC)
@@ -240,9 +253,41 @@ say(**told)
 """
 
 
-def test_trainer_accelerate_lightning_and_a_plain_loop_train_together(tmp_path: Path) -> None:
+SHARDED = """
+import time
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+sys.path.insert(0, EXAMPLES)
+import spirals
+
+peer = enter(spec_of(1024, 30)) if RANK == 0 else None
+while peer is not None and peer.status().members < 4:  # the others wait for this one, too
+    time.sleep(0.05)
+dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=RANK, world_size=2)
+network, points = spirals.Network(), spirals.Points()
+for layer in (network.layers[0], network.layers[2], network):
+    fully_shard(layer)
+inner, schedule = spirals.optimizer_of(network)
+optimizer = minga.Optimizer(inner, peer, scheduler=schedule, model=network, max_grad_norm=1.0, samples_per_step=32)
+while not optimizer.finished:
+    network(**points[torch.randint(len(points), (32,))])["loss"].backward()
+    optimizer.step()
+    optimizer.zero_grad()
+own = [value for each in network.parameters() for value in each.full_tensor().flatten().tolist()]
+samples = None
+if peer is not None:
+    samples = peer._metrics.samples
+    peer.close()
+dist.destroy_process_group()
+say(values=own, samples=samples)
+"""
+
+
+def test_trainer_accelerate_lightning_sharded_ranks_and_a_plain_loop_train_together(tmp_path: Path) -> None:
     programs = ["", "huggingface_trainer", "accelerate_loop", "lightning_module"]
     head = f"EXAMPLES = {os.fspath(EXAMPLES)!r}\n"
-    told = results_of(tmp_path, [f"{head}PROGRAM = {program!r}\n{TOGETHER}" for program in programs])
-    assert all(each["samples"] > 0 for each in told), told
+    scripts = [f"{head}PROGRAM = {program!r}\n{TOGETHER}" for program in programs]
+    scripts += [f"{head}RANK = {rank}\n{SHARDED}" for rank in (0, 1)]
+    told = results_of(tmp_path, scripts)
+    assert all(each["samples"] > 0 for each in told[:5]), [each["samples"] for each in told]
     assert all(each["values"] == told[0]["values"] for each in told)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.worlds.framework_peers import reference, results_of, rows
 
@@ -53,7 +55,7 @@ def train(number, model, data, batch, **settings):
     peer = enter(spec_of(batch, 4), number)
     join(trainer, peer)
     trainer.train()
-    told = {"values": values(model), "step": trainer.optimizer.optimizer.global_step,
+    told = {"seed": trainer.args.data_seed, "values": values(model), "step": trainer.optimizer.optimizer.global_step,
             "logged": trainer.state.log_history[-1], "clip": trainer.args.max_grad_norm,
             "rates": [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]}
     peer.close()
@@ -74,6 +76,36 @@ class Flat(PerToken):
 
 
 say(samples=samples, tokens=train(1, Flat(), data, 12, per_device_train_batch_size=1))
+"""
+
+RANKS = """
+def train(number, model, data, batch=12, **settings):
+    trainer = Trainer(model, arguments(**settings), train_dataset=data)
+    peer = enter(spec_of(batch, 4), number) if role == "0" else None
+    join(trainer, peer)
+    trainer.train()
+    samples = peer and peer._metrics.samples
+    if peer is not None:
+        peer.close()
+    return {"values": values(model), "processes": trainer.args.world_size, "samples": samples}
+
+
+# Targets of two rows: of 7 tokens in one process and of 5 in the other, and the other way round.
+labels = [[0, 1, 2, 0, 1, 2, 0, -100], [0, 1, 2, 0, 1, -100, -100, -100]]
+tokens = [{"x": x, "labels": torch.tensor(y)} for x, y in zip(rows(16, 10).view(2, 8, 6), labels)]
+
+
+class Flat(PerToken):
+    def forward(self, x, labels, **named):
+        return super().forward(x.flatten(0, 1), labels.flatten(), **named)
+
+
+samples = train(0, Mean(), [{"x": row} for row in rows(12, 0)])
+again = train(1, Flat(), tokens, per_device_train_batch_size=1, gradient_accumulation_steps=1)
+lonely = [{**tokens[0], "labels": torch.tensor([1, *[-100] * 7])}, {**tokens[0], "labels": torch.full((8,), -100)}]
+one = train(2, Flat(), lonely, 1, per_device_train_batch_size=1, gradient_accumulation_steps=1)
+say(samples=samples, tokens=again, one=one)
+torch.distributed.destroy_process_group()
 """
 
 SOLO = """
@@ -131,6 +163,17 @@ with host(3, 2) as peer:
             each()
         except minga.ConfigurationError as error:
             results["refused"].append(str(error))
+    trainer_of_guest = Trainer(Mean(), arguments(), train_dataset=[{"y": 1}] * 6)  # data that the model does not take
+    guest = join(trainer_of_guest, peer.link,
+                 minga.PeerOptions(ephemeral=True, directory=folder / "guest", host="127.0.0.1"))
+    try:
+        trainer_of_guest.train()
+    except Exception as error:
+        results["broken"] = type(error).__name__
+    try:
+        guest.status()
+    except minga.ClosedError:
+        results["left"] = True
 say(**results)
 """
 
@@ -153,6 +196,33 @@ def test_two_trainers_equal_a_plain_loop_of_the_same_global_batch(tmp_path: Path
             assert told["logged"]["run_step"] == 4
             assert "run_loss" in told["logged"]
         assert first[kind]["values"] == second[kind]["values"]
+        assert first[kind]["seed"] != second[kind]["seed"]  # each shuffles in its own order
+
+
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo")
+def test_the_processes_of_one_machine_are_one_peer(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    ranks = f"""
+import os
+os.environ.update(RANK=role, LOCAL_RANK=role, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="{port}")
+if sys.platform == "linux":
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # whatever this machine's name resolves to
+"""
+    first, second = results_of(tmp_path, [ranks + TRAINER + RANKS] * 2)
+    rates = [0.0, 0.25, 0.5, 0.25]
+    samples = reference([rows(12, 0)] * 4, rates=rates)
+    targets = rows(16, 10)
+    tokens = torch.cat([targets[:7], targets[8:13]])
+    per_token = reference([tokens] * 4, rates=rates, labels=torch.tensor([0, 1, 2, 0, 1, 2, 0, 0, 1, 2, 0, 1]))
+    alone = reference([targets[:1]] * 4, rates=rates, labels=torch.tensor([1]))
+    for told in (first, second):
+        assert told["samples"]["processes"] == 2
+        assert told["samples"]["values"] == pytest.approx(samples, abs=1e-5)
+        assert told["tokens"]["values"] == pytest.approx(per_token, abs=1e-5)
+        assert told["one"]["values"] == pytest.approx(alone, abs=1e-5)  # one process had no target at all
+    assert (first["samples"]["samples"], first["tokens"]["samples"]) == (48, 48)
 
 
 def test_a_trainer_alone_counts_short_batches_and_resumes(tmp_path: Path) -> None:
@@ -179,4 +249,5 @@ def test_a_trainer_alone_counts_short_batches_and_resumes(tmp_path: Path) -> Non
     ]
     assert len(told["refused"]) == len(expected)
     assert all(why in error for why, error in zip(expected, told["refused"], strict=True))
+    assert (told["broken"], told["left"]) == ("ValueError", True)
     assert "load_best_model_at_end" in (tmp_path / "errors0").read_text("utf-8")

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from minga.averaging.planning.plan_maker import Divide
+from minga.averaging.solver.planner import divide
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.virtual.internet import HostSettings
@@ -32,9 +34,18 @@ def hurry(patch: pytest.MonkeyPatch, count_s: float = 0.1, sign_s: float = 0.3) 
     patch.setattr(receipts, "SIGN_S", sign_s)
 
 
-def make_swarm(trainers: int, *, clients: int = 0, auxiliaries: int = 0, seed: int = 1) -> Swarm:
+def make_swarm(
+    trainers: int,
+    *,
+    clients: int = 0,
+    auxiliaries: int = 0,
+    divide: Divide = divide,
+    stop_after_steps: int | None = None,
+) -> Swarm:
     """Trainers of different speeds; the last `clients` of them cannot be dialled."""
-    swarm = Swarm(make_spec(8 * trainers), seed=seed, make_replica=vector_replica(4096))
+    training = {} if stop_after_steps is None else {"stop_after_steps": stop_after_steps}
+    spec = make_spec(8 * trainers, training=training)
+    swarm = Swarm(spec, seed=1, make_replica=vector_replica(4096), divide=divide)
     for index in range(trainers):
         host = HostSettings(latency_s=0.005, dialable=index < trainers - clients)
         swarm.add(host, TrainerSettings(2, 0.02 + 0.004 * index))

@@ -46,6 +46,12 @@ CheckpointActivations = Annotated[
         "--checkpoint-activations", help="Compute activations twice instead of keeping them: less memory, more time."
     ),
 ]
+Offload = Annotated[
+    bool,
+    typer.Option(
+        "--offload", help="Keep the optimizer's state in RAM and update parameters there: less memory of the GPU."
+    ),
+]
 Compiled = Annotated[bool, typer.Option("--compile", help="Let PyTorch compile the model, which takes minutes.")]
 Devices = Annotated[
     str, typer.Option(metavar="all|N", help="Compute on all GPUs of this machine, or so many, as one peer.")
@@ -114,6 +120,7 @@ def host(
     micro_batch: MicroBatch = None,
     precision: Precision = "auto",
     checkpoint_activations: CheckpointActivations = False,
+    offload: Offload = False,
     compiled: Compiled = False,
     threads: Threads = None,
     max_upload: Upload = None,
@@ -194,6 +201,7 @@ def host(
         precision=precision,
         checkpoint_activations=checkpoint_activations,
         compiled=compiled,
+        offload=offload,
     )
     loggers = tuple(map(LoggerChoice.parse, log_to or ()))
     shown = None
@@ -213,6 +221,7 @@ def join(
     micro_batch: MicroBatch = None,
     precision: Precision = "auto",
     checkpoint_activations: CheckpointActivations = False,
+    offload: Offload = False,
     compiled: Compiled = False,
     threads: Threads = None,
     data: Annotated[
@@ -288,7 +297,9 @@ def join(
     loggers = tuple(map(LoggerChoice.parse, log_to or ()))
     options = JoinOptions(LoginOptions(login, secret), evaluate, yes, rules, leave_after_step, most, loggers)
     own_data = tuple(data or ())
-    work = WorkOptions(device, micro_batch, threads, own_data, precision, devices, checkpoint_activations, compiled)
+    work = WorkOptions(
+        device, micro_batch, threads, own_data, precision, devices, checkpoint_activations, compiled, offload
+    )
     run_join(link, peer, work, options, ready)
 
 

@@ -6,9 +6,12 @@ import ipaddress
 import re
 from urllib.parse import urlsplit
 
+from minga.core.errors import ConfigurationError
+
 CUDA_WHEELS = "https://download.pytorch.org/whl/cu126"
 """PyTorch's own index of builds for NVIDIA GPUs, for the lines that tell people what to install."""
 MAX_URL_CHARACTERS = 200
+_LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]*)):([0-9]{1,5})", re.ASCII)
 _PRINTABLE_HTTPS = re.compile(r"https://[!-~]+", re.ASCII)
 _PRINTABLE_HTTP = re.compile(r"http://[!-~]+", re.ASCII)
 
@@ -70,3 +73,14 @@ def _is_sound(text: str) -> bool:
         return bool(parts.hostname) and parts.username is None and parts.port != 0
     except ValueError:  # an impossible port or a broken IPv6 address
         return False
+
+
+def parse_listen(text: str, example: str) -> tuple[str, int]:
+    """Address and port where a server of this machine listens; without an address that of this machine alone.
+
+    Raises `ConfigurationError`, which shows the `example`.
+    """
+    match = _LISTEN.fullmatch(text)
+    if match is None or int(match[3]) > 65535:
+        raise ConfigurationError(f"--listen {text[:60]!r}: write an address and a port, such as {example}")
+    return match[1] or match[2] or "127.0.0.1", int(match[3])

@@ -13,13 +13,13 @@ from typing import Final
 
 from starlette.types import ASGIApp
 
-from minga.core.errors import ClosedError, ConfigurationError, RemoteError, StorageError
+from minga.core.errors import ClosedError, ConfigurationError, MingaError, RemoteError, StorageError
 from minga.core.events.bus import Event
 from minga.core.files import write_atomically
 from minga.dashboard.join_answer import join_answer
 from minga.dashboard.live_run import LiveRun
 from minga.dashboard.plan_answer import plan_answer
-from minga.dashboard.recording.recorder import Recorder
+from minga.dashboard.recording.recorder import RunRecorder
 from minga.dashboard.server.answers import Answers
 from minga.dashboard.server.app import make_app
 from minga.dashboard.server.live_feed import LiveFeed
@@ -38,6 +38,8 @@ from minga.training.status.status_reader import Look
 RECORD_BYTES: Final = 48 << 20
 LEADERBOARD_FILE: Final = "leaderboard.json"
 KEEP_PERIOD_S: Final = 60.0
+RECEIPTS_PERIOD_S: Final = 120.0
+"""How often receipts are added up; a monitor asks a member for them."""
 TICK_S: Final = 1.0
 PEERS_PER_SECOND: Final = 250
 """How many peers a look may have for each second until the next: the cost of looks does not grow with the swarm."""
@@ -67,13 +69,13 @@ class Dashboard:
         desk: Callable[[], Organiser] | None = None,
     ) -> None:
         self.settings = settings
-        self._peer, self._watcher, self._directory, self._desk = peer, watcher, directory, desk
+        self._peer, self._watcher, self._directory, self._make_desk = peer, watcher, directory, desk
         self._earlier = tuple(earlier)
         self._server = WebServer(settings.host, settings.port)
         self._run = LiveRun()
         record = None if directory is None else directory / RECORD_FILE
         self._record = History(record, max_bytes=RECORD_BYTES, most_remembered=0)
-        self._recorder = Recorder(self._record, peer.peer_id)
+        self._recorder = RunRecorder(self._record, peer.peer_id)
         self._feed: LiveFeed | None = None
         self._taken_s = 0.0
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -82,14 +84,18 @@ class Dashboard:
     @property
     def url(self) -> str:
         """Where viewers find it; with the read token, where they need one."""
-        address = self.settings.url or self._server.url
-        return f"{address}/?token={self.settings.read_token}" if self.settings.needs_token else f"{address}/"
+        return (
+            f"{self._address}/?token={self.settings.read_token}" if self.settings.needs_token else f"{self._address}/"
+        )
 
     @property
     def organiser_url(self) -> str | None:
         """Where the organiser finds it; None without the organiser's key."""
-        address = self.settings.url or self._server.url
-        return None if self._desk is None else f"{address}/?token={self.settings.organiser_token}"
+        return None if self._make_desk is None else f"{self._address}/?token={self.settings.organiser_token}"
+
+    @property
+    def _address(self) -> str:
+        return (self.settings.url or self._server.url).rstrip("/")
 
     def start(self) -> None:
         """Take up what was recorded before, and serve."""
@@ -166,14 +172,14 @@ class Dashboard:
         def make() -> ASGIApp:
             self._feed = feed = LiveFeed()
             slow = {"join": lambda: join_answer(self._peer), "plan": lambda: plan_answer(self._peer)}
-            answers = Answers(self._run, feed, slow, has_organiser=self._desk is not None)
-            return make_app(self.settings, answers, OrderDesk(self._desk), Pages())
+            answers = Answers(self._run, feed, slow, has_organiser=self._make_desk is not None)
+            return make_app(self.settings, answers, OrderDesk(self._make_desk, self._run.step_in), Pages())
 
         self._server.run(make, self._tick, lambda: self._feed.close() if self._feed else None)
 
     async def _tick(self) -> None:
         """Tell viewers what changed, and keep the leaderboard on disk."""
-        kept_s, told_s = time.monotonic(), 0.0
+        kept_s, told_s, attested_s = time.monotonic(), 0.0, 0.0
         while True:
             await asyncio.sleep(TICK_S)
             look, feed = self._run.look, self._feed
@@ -183,6 +189,10 @@ class Dashboard:
             if time.monotonic() - kept_s > KEEP_PERIOD_S:
                 kept_s = time.monotonic()
                 self._keep_leaderboard()
+            if look is not None and time.monotonic() - attested_s > RECEIPTS_PERIOD_S:
+                with contextlib.suppress(MingaError):  # no member answers, or this peer was closed
+                    self._run.take_attested(await asyncio.to_thread(self._peer.receipts))
+                attested_s = time.monotonic()
 
     # ---- what lasts
 

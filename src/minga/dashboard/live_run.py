@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -17,6 +18,8 @@ from minga.dashboard.model.documents import (
 )
 from minga.dashboard.model.run_model import RunModel
 from minga.monitor.history import Entry
+from minga.training.organiser import LEAST_LEAD
+from minga.training.receipts.tally import PeerTotals
 from minga.training.status.status_reader import Look
 
 MOST_CACHED: Final = 16
@@ -30,6 +33,8 @@ class LiveRun:
         self.look: Look | None = None
         self.names: Mapping[str, str] = {}
         """Names of the people who logged in, by peer id."""
+        self.attested: Mapping[str, PeerTotals] = {}
+        """What the members attest of each peer, by its id."""
         self._cache: dict[str, bytes] = {}
 
     def take_entry(self, entry: Entry) -> None:
@@ -42,6 +47,24 @@ class LiveRun:
         self.look, self.names = look, names
         self.contributions.take(look.time_s, look.status, names)
         self._cache.clear()
+
+    def take_attested(self, attested: Mapping[str, PeerTotals]) -> None:
+        """What the members attest by now."""
+        self.attested = attested
+        self._cache.clear()
+
+    def step_in(self, seconds: float) -> int | None:
+        """A step that the run does not reach within so many seconds, by the pace of the last steps; None if unknown.
+
+        The speed at which peers compute says less: where rounds take long, steps come more slowly.
+        """
+        if self.look is None:
+            return None
+        columns = self.model.series["loss"].document(tail=True)["columns"]
+        known = [(t, step) for t, step in zip(columns["t"], columns["step"], strict=True) if t and step]
+        passed_s = known[-1][0] - known[0][0] if known else 0.0
+        pace = (known[-1][1] - known[0][1]) / passed_s if passed_s > 0.0 else 0.0
+        return self.look.status.step + LEAST_LEAD + math.ceil(seconds * max(0.0, pace))
 
     def run(self) -> bytes | None:
         """The page of the run; None before the first look. The others likewise."""
@@ -57,7 +80,7 @@ class LiveRun:
 
     def leaderboard(self) -> bytes | None:
         """What each peer has given."""
-        return self._answer("leaderboard", lambda look: leaderboard_document(look, self.contributions))
+        return self._answer("leaderboard", lambda look: leaderboard_document(look, self.contributions, self.attested))
 
     def peer(self, peer_id: str) -> bytes | None:
         """One peer; None also if nothing is known of it."""

@@ -7,12 +7,15 @@ import re
 import secrets
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import urlsplit
 
 from minga.core.errors import ConfigurationError
+from minga.core.urls import is_loopback, parse_listen
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8471"
-_LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]*)):([0-9]{1,5})", re.ASCII)
+
+
+_URL = re.compile(r"https?://(?:\[([0-9a-fA-F:.]{2,45})\]|([a-zA-Z0-9._-]{1,253}))(?::[0-9]{1,5})?/?", re.ASCII)
+_HOST = re.compile(r"(?:\[([0-9a-fA-F:.]{2,45})\]|([a-zA-Z0-9._-]{1,253}))(?::[0-9]{1,5})?", re.ASCII)
 
 
 def _new_token() -> str:
@@ -36,28 +39,27 @@ class DashboardSettings:
     organiser_token: str = field(default_factory=_new_token)
 
     def __post_init__(self) -> None:
-        if self.url is not None and not (
-            urlsplit(self.url).scheme in ("http", "https") and urlsplit(self.url).hostname
-        ):
+        if self.url is not None and not _URL.fullmatch(self.url):
             raise ConfigurationError(f"--url {self.url[:60]!r}: write an address such as https://run.example.org")
 
     @classmethod
     def listening(cls, listen: str, *, public: bool = False, url: str | None = None) -> DashboardSettings:
         """Settings from ADDRESS:PORT; port 0 is any. Raises `ConfigurationError`."""
-        match = _LISTEN.fullmatch(listen)
-        if match is None or int(match[3]) > 65535:
-            raise ConfigurationError(f"--listen {listen[:60]!r}: write an address and a port, such as {DEFAULT_LISTEN}")
-        return cls(match[1] or match[2] or "127.0.0.1", int(match[3]), public, url)
+        return cls(*parse_listen(listen, DEFAULT_LISTEN), public, url)
 
     @property
     def is_local(self) -> bool:
         """Whether only programs of this machine can reach it, by the address and without a proxy."""
-        return self.url is None and _is_loopback(self.host)
+        return self.url is None and is_loopback(self.host)
 
     @property
     def needs_token(self) -> bool:
         """Whether viewers have to show the read token."""
         return not (self.is_local or self.public)
+
+    def _proxy_name(self) -> str | None:
+        found = None if self.url is None else _URL.fullmatch(self.url)
+        return None if found is None else (found[1] or found[2]).lower()
 
     def accepts_host(self, header: str) -> bool:
         """Whether a request's `Host` names this server.
@@ -65,18 +67,12 @@ class DashboardSettings:
         A page of another site can make its own name point here (DNS rebinding). Such a request carries that name, so
         names are accepted only where the settings have them, and addresses always.
         """
-        name = (urlsplit(f"//{header}").hostname or "") if re.fullmatch(r"[\w.\-:\[\]]{1,255}", header) else ""
-        if name in ("localhost", self.host.lower()) or (self.url is not None and name == urlsplit(self.url).hostname):
-            return bool(name)
+        found = _HOST.fullmatch(header)
+        name = "" if found is None else (found[1] or found[2]).lower()
+        if name and name in ("localhost", self.host.lower(), self._proxy_name()):
+            return True
         try:
             ipaddress.ip_address(name)
         except ValueError:
             return False
-        return not self.is_local or _is_loopback(name)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        return not self.is_local or is_loopback(name)

@@ -30,10 +30,14 @@ WITHOUT_SHARDS = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU")
 
 
 class CountedLoader:
-    """A prepared loader whose batches are counted. It ends when the run does."""
+    """A prepared loader whose batches are counted. It ends when the run does.
 
-    def __init__(self, loader: Any, optimizer: JoinedOptimizer, weigh: Callable[[Any], int]) -> None:
-        self.loader, self._optimizer, self._weigh = loader, optimizer, weigh
+    peer: this process's part in the run, None in processes other than the first; close it to leave before the program
+        ends.
+    """
+
+    def __init__(self, loader: Any, optimizer: JoinedOptimizer, weigh: Callable[[Any], int], peer: Peer | None) -> None:
+        self.loader, self._optimizer, self._weigh, self.peer = loader, optimizer, weigh, peer
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self.loader:
@@ -52,7 +56,7 @@ class CountedLoader:
 
     def skip_first_batches(self, batches: int) -> CountedLoader:
         """The same without its first batches, as `accelerator.skip_first_batches` has it."""
-        return CountedLoader(skip_first_batches(self.loader, batches), self._optimizer, self._weigh)
+        return CountedLoader(skip_first_batches(self.loader, batches), self._optimizer, self._weigh, self.peer)
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle as in this epoch."""
@@ -122,7 +126,7 @@ def _prepared(
     joined.begin(place, model=model, scheduler=scheduler)
     tally.window = accelerator.gradient_accumulation_steps
     _listen(accelerator, tally)
-    return Prepared(model, accelerated, CountedLoader(loader, joined, weigh), GlobalSchedule(joined))
+    return Prepared(model, accelerated, CountedLoader(loader, joined, weigh, place.peer), GlobalSchedule(joined))
 
 
 def _listen(accelerator: Accelerator, tally: Tally) -> None:

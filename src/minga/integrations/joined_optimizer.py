@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ClosedError, ConfigurationError
@@ -42,6 +43,11 @@ class DivergenceWarning:
                 "optimizer, learning rate and schedule have to be the same in the scripts of all peers",
                 event.data.step,
             )
+
+
+def has_other_processes() -> bool:
+    """Whether this process is one of several of a `torch.distributed` group, which make the same calls."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 class JoinedOptimizer(torch.optim.Optimizer):
@@ -113,7 +119,8 @@ class JoinedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Count the gradients of the samples that were counted since the last call. Returns the closure's result.
 
-        Where the samples have no target at all, and so no mean loss, the call is left out.
+        Where the samples have no target at all, and so no mean loss, the call is left out. One process of several makes
+        it all the same, as the others do, with a weight of 1: its loss is no number then, or its gradient the others'.
         """
         if self.joined is None:
             raise ConfigurationError("training has not begun: the framework has to call the adapter first")
@@ -123,10 +130,10 @@ class JoinedOptimizer(torch.optim.Optimizer):
                 result = closure()
         samples, loss, scale = self.tally.samples, self.tally.loss, self.tally.scale
         self.tally.clear()
-        if samples:
+        if samples or has_other_processes():
             if scale != 1.0:
                 self._scale(scale)
-            self.joined.step(samples=samples, loss=loss)
+            self.joined.step(samples=max(1, samples), loss=loss)
         else:
             self._leave_out()
         return result

@@ -93,6 +93,7 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         if self._device is None:
             devices = self.accelerator.parse_devices(1)
             self._root_device = self.accelerator.get_parallel_devices(devices)[0]
+        logger.info("this peer trains on one device, %s", self.root_device)
         super().setup_environment()
 
     def setup_optimizers(self, trainer: Any) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list
+from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
@@ -88,6 +89,7 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
         self._trainer, self._place = trainer, place
         self._tally, self._has_ended = Tally(), False
         self._own_batches, self._own_step, self._own_log = trainer.get_batch_samples, trainer.training_step, trainer.log
+        self._own_train = trainer.train
         inner = trainer.create_optimizer()
         trainer.create_scheduler(num_training_steps=place.schedule_steps, optimizer=inner)
         self._schedule = trainer.lr_scheduler
@@ -109,12 +111,19 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
 
         trainer.create_scheduler = create_scheduler
         trainer.get_batch_samples, trainer.training_step, trainer.log = self._batches, self._step, self._log
+        trainer.train = self._train
         if trainer.args.data_seed is None:
             peer = self._place.peer
             seed = broadcast_object_list([0 if peer is None else int(peer.peer_id[:8], 16)])
             trainer.args.data_seed = trainer.accelerator.dataloader_config.data_seed = seed[0]
 
     # ---- in the place of the Trainer's methods
+
+    def _train(self, *arguments: Any, **named: Any) -> Any:
+        try:
+            return self._own_train(*arguments, **named)
+        finally:  # this process trains no longer, whatever ended it
+            self._place.leave()
 
     def _batches(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
         batches, items = self._own_batches(epoch_iterator, num_batches, device)
@@ -127,7 +136,7 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
         their samples; of several processes, this one's share.
         """
         trainer, arguments = self._trainer, self._trainer.args
-        if items is None or trainer.loss_is_scaled_for_ga is False:
+        if items is None or getattr(trainer, "loss_is_scaled_for_ga", None) is False:
             return sum(map(batch_size_of, batches))
         tokens = round(float(torch.as_tensor(items).reshape(-1)[0]))
         if not arguments.average_tokens_across_devices:
@@ -147,9 +156,9 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """The model is in place, and an earlier checkpoint loaded: get the state of the run."""
-        trainer = self._trainer
-        wrapped = trainer.model_wrapped
-        self.optimizer.begin(self._place, model=wrapped, scheduler=self._schedule)
+        wrapped = self._trainer.model_wrapped  # the others of its wrappers rename parameters
+        model = wrapped if isinstance(wrapped, DistributedDataParallel) else self._trainer.model
+        self.optimizer.begin(self._place, model=model, scheduler=self._schedule)
 
     def on_step_end(
         self, arguments: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -175,9 +184,8 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
             control.should_save = True
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """This process trains no longer: leave the run."""
+        """Say how far the run came."""
         step = self.optimizer.global_step
         logger.info(
             "the Trainer ended at global step %d%s", step, ", the run's last" if self.optimizer.finished else ""
         )
-        self._place.leave()

@@ -1,26 +1,83 @@
-"""What a model costs, counted without making it: on the device `meta`, which has shapes and no memory."""
+"""What a model costs, counted without making it: its tensors have shapes and no memory.
+
+Operations are counted on the device `meta`, where fused attention is written out in the products that it stands for.
+What a pass keeps is counted on a fake CPU, where attention keeps what it keeps on a real device.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+LossFunction: TypeAlias = Callable[[nn.Module, dict[str, Tensor]], Tensor]
 
-def tensors_and_operations(
-    build_model: Callable[[], nn.Module],
-    batch: Mapping[str, Tensor],
-    loss: Callable[[nn.Module, dict[str, Tensor]], Tensor],
-) -> tuple[tuple[int, ...], float]:
-    """Elements of each trained tensor, and the operations of `batch` forward and backward."""
-    with torch.device("meta"):
-        model = build_model().to("meta")
+FAKE_DEVICE: Final = "cpu"
+
+
+class Counted(NamedTuple):
+    """Elements of each trained tensor; of a batch, the operations forward and backward, and the bytes that are kept in
+    float32 until the backward pass.
+    """
+
+    tensors: tuple[int, ...]
+    operations: float
+    kept_bytes: int
+
+
+def count(build_model: Callable[[], nn.Module], batch: Mapping[str, Tensor], loss: LossFunction) -> Counted:
+    """Count what a model and a batch take."""
+    model = shapes_of_model(build_model)
     # Inputs are fake tensors as well: libraries know that these have no values, and look at none.
     with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter:
-        shapes = {name: torch.empty(each.shape, dtype=each.dtype, device="meta") for name, each in batch.items()}
-        loss(model, shapes).backward()  # type: ignore[no-untyped-call]
+        loss(model, shapes_of_batch(batch, "meta")).backward()  # type: ignore[no-untyped-call]
     tensors = tuple(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return tensors, float(counter.get_total_flops())
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        kept = _kept_bytes(fake_copy(model), shapes_of_batch(batch, FAKE_DEVICE), loss)
+    return Counted(tensors, float(counter.get_total_flops()), kept)
+
+
+def shapes_of_model(build_model: Callable[[], nn.Module]) -> nn.Module:
+    """The model on the device `meta`."""
+    with torch.device("meta"):
+        return build_model().to("meta")
+
+
+def shapes_of_batch(batch: Mapping[str, Tensor], device: str) -> dict[str, Tensor]:
+    """The batch without values; inside a `FakeTensorMode`."""
+    return {name: torch.empty(each.shape, dtype=each.dtype, device=device) for name, each in batch.items()}
+
+
+def fake_copy(model: nn.Module) -> nn.Module:
+    """A model of `meta` on a fake CPU, with its tied parameters tied; inside a `FakeTensorMode`."""
+    own: dict[int, object] = {}
+    for parameter in model.parameters():
+        fake = torch.empty_like(parameter, device=FAKE_DEVICE)
+        own[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        own[id(buffer)] = torch.empty_like(buffer, device=FAKE_DEVICE)
+    return copy.deepcopy(model, own)
+
+
+def _kept_bytes(model: nn.Module, batch: dict[str, Tensor], loss: LossFunction) -> int:
+    """Bytes of all distinct storages that a forward pass saves for the backward one, but those of parameters."""
+    own = {id(parameter.untyped_storage()) for parameter in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if id(storage) not in own:
+            kept[id(storage)] = storage
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        result = loss(model, batch)
+    total = sum(storage.nbytes() for storage in kept.values())
+    del result
+    return total

@@ -384,8 +384,10 @@ class Recipe(ABC, Generic[S]):
 
     def facts(self) -> RecipeFacts:
         """What plans have to know, counted on a model without memory."""
-        from minga.recipes.counting import tensors_and_operations
+        from minga.recipes.counting import count
 
         name = self.context.recipe
-        tensors, operations = tensors_and_operations(self.build_model, self.synthetic_batch(1), self.total_loss)
-        return RecipeFacts(name, tensors, operations, 1, None, f"the recipe {name}, counted")
+        counted = count(self.build_model, self.synthetic_batch(1), self.total_loss)
+        return RecipeFacts(
+            name, counted.tensors, counted.operations, 1, counted.kept_bytes, f"the recipe {name}, counted"
+        )

@@ -56,6 +56,8 @@ class Optimizer(torch.optim.Optimizer):
     rules: which parameters of `model` rest at a step, and what becomes of them after an update; the same on all peers.
     samples_per_step: the samples of each micro-batch, or a function that is asked for them after each, for loops that
         call `step` without `samples`.
+    offload: update parameters in RAM, where all stays that `optimizer` keeps; this peer's own affair. The device holds
+        parameters and gradients. In a peer of several processes it is refused.
 
     The constructor returns when this peer has the swarm's current state. Raises `ConfigurationError` for arguments that
     disagree with the run spec or with each other. With `torch.amp.GradScaler`, call `scaler.step(opt, samples=...)`: a
@@ -73,6 +75,7 @@ class Optimizer(torch.optim.Optimizer):
         max_grad_norm: float | None = None,
         rules: UpdateRules | None = None,
         samples_per_step: SupportsIndex | Callable[[], SupportsIndex] | None = None,
+        offload: bool = False,
     ) -> None:
         if isinstance(optimizer, Optimizer):
             raise ConfigurationError("this is a minga.Optimizer already; pass the torch optimizer that it wraps")
@@ -92,6 +95,10 @@ class Optimizer(torch.optim.Optimizer):
         if samples_per_step is not None and not callable(samples_per_step):
             _count(samples_per_step, "samples_per_step")
         self._samples_per_step = samples_per_step
+        if offload and ranks is not None:
+            raise ConfigurationError(
+                "--offload: a peer of several processes keeps its state on its devices; use one process (--devices 1)"
+            )
         self._replica = make_replica(
             ranks,
             spec,
@@ -101,6 +108,7 @@ class Optimizer(torch.optim.Optimizer):
             scheduler=scheduler,
             max_grad_norm=_norm(max_grad_norm, spec),
             rules=rules,
+            offload=offload,
         )
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.inner, self.scheduler, self.peer = optimizer, scheduler, peer

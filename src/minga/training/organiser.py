@@ -33,6 +33,7 @@ from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
 from minga.training.record_kinds import Progress
 from minga.training.run_folder.rejoin import RejoinFile
+from minga.training.status.run_status import RunStatus
 
 LEAD_S, LEAST_LEAD = 30.0, 3
 """Seconds, and steps, that an amendment is ahead: orders reach every member within some round trips."""
@@ -208,9 +209,7 @@ class Organiser:
         if self._peer is None:
             return 0
         time.sleep(GOSSIP_S)
-        status = self._peer.status()
-        steps = seconds * status.samples_per_second / max(1, status.target_batch_size)
-        return status.step + LEAST_LEAD + math.ceil(steps)
+        return _step_in(self._peer.status(), seconds)
 
     def progress(self) -> tuple[int, int]:
         """The step that the run is at, and how many peers train in it, as far as this peer knows."""
@@ -346,3 +345,11 @@ def _key_of(ledger: AccessLedger, identity: Path | None) -> Identity:
             f"only an organiser can do that: {organisers}; here is {here}. Name the right key file with --identity"
         )
     return found
+
+
+def _step_in(status: RunStatus, seconds: float) -> int:
+    """A step takes no less than its samples, and no less than its round, whichever of them a strategy overlaps."""
+    steps = seconds * status.samples_per_second / max(1, status.target_batch_size)
+    if status.plan is not None and status.plan.round_s:
+        steps = min(steps, seconds / status.plan.round_s)
+    return status.step + LEAST_LEAD + math.ceil(steps)

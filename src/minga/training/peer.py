@@ -18,6 +18,7 @@ from minga.core.errors import ClosedError, ConfigurationError, StorageError
 from minga.core.events.bus import Event, EventData, Value
 from minga.core.events.catalogue import CATALOGUE
 from minga.core.events.training import CheckpointFailed, CheckpointSaved
+from minga.core.free_memory import give_back_free_memory
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
 from minga.identity.links.encoding import EntryPoint
@@ -29,15 +30,18 @@ from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.loop_thread import LoopThread
 from minga.training.life.member import Member
+from minga.training.life.verified_member import VerifiedMember
 from minga.training.own_state_keeper import OwnStateKeeper
+from minga.training.receipts.file_service import ReceiptFileServer, fetch_receipts
 from minga.training.receipts.tally import PeerTotals
-from minga.training.record_kinds import Metrics
+from minga.training.record_kinds import Metrics, Progress
 from minga.training.replica.replica import Replica
 from minga.training.run_folder.own_state import OwnState
 from minga.training.session import Session
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.manifest import Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot
+from minga.training.state.state_memory import FILED_BYTES
 from minga.training.status.event_stream import EventStream
 from minga.training.status.run_status import PeerStatus, RunStatus
 from minga.training.status.status_reader import StatusReader
@@ -138,11 +142,19 @@ class Peer:
 
     def receipts(self) -> Mapping[str, PeerTotals]:
         """What the members attest of each peer, by its id, in the rounds in which this peer took part: steps, samples,
-        bytes reduced. Empty for a monitor and in Byzantine-tolerant runs. Raises `ClosedError` after `close`.
+        bytes reduced. A monitor asks a member, and verifies what it sends; that may take some seconds. Empty where
+        nothing is attested yet, and in Byzantine-tolerant runs. Raises `ClosedError` after `close`.
         """
-        member = self._session.member
-        found = self.on_loop(member.receipts.totals) if isinstance(member, Member) else {}
-        return {str(peer): totals for peer, totals in found.items()}
+        member, session = self._session.member, self._session
+        if not isinstance(member, Member):
+            found = self.on_loop(
+                lambda: sorted(session.board.payloads(Progress), key=self._signed_spec.organiser.__ne__)
+            )
+            fetching = fetch_receipts(session.node, found, self.run_id, self._signed_spec.organiser)
+            proven = self._thread.call(fetching)
+            return {} if proven is None else {str(peer): totals for peer, totals in proven.totals.items()}
+        decided = self.on_loop(member.receipts.book.decided)
+        return {str(peer): totals for peer, totals in decided.add_up().items()}
 
     def events(self) -> EventStream:
         """The events from now on, one after the other: `for event in peer.events(): …`, until the peer is closed.
@@ -253,7 +265,9 @@ class Peer:
                 size=security.micro_batch_size,
             )
             organiser = self._signed_spec.organiser
-            self._session.attach_secure(self.spec, replica, public, organiser, self.directory)
+            self._hold_no_free_memory(
+                self._session.attach_secure(self.spec, replica, public, organiser, self.directory), replica
+            )
             return public
 
         self.on_loop(check)
@@ -269,9 +283,20 @@ class Peer:
             self._session.on_amended = self._take_amended
             member = self._session.attach(self.spec, replica, port, self._signed_spec.organiser, self.directory)
             own.begin(member, before)
+            ReceiptFileServer(self._session.node, member.receipts.book, self._signed_spec)
+            self._hold_no_free_memory(member, replica)
 
         self.on_loop(start)
         return port
+
+    def _hold_no_free_memory(self, member: Member | VerifiedMember, replica: Replica) -> None:
+        """Give what a step of a large model leaves free back to the system; for a small one that is not worth it."""
+
+        def give_back() -> None:
+            self._thread.loop.run_in_executor(None, give_back_free_memory)
+
+        if 4 * replica.vector.layout.total >= FILED_BYTES:
+            member.on_step_ended.add(give_back)
 
     def _take_amended(self, spec: RunSpec) -> None:
         """The organisers changed settings: those about checkpoints are this peer's own affair."""

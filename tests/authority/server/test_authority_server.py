@@ -23,7 +23,6 @@ from minga.authority.client.client import AuthorityClient
 from minga.authority.messages import ByCode
 from minga.authority.server import service
 from minga.authority.server.app import AuthorityServer, AuthoritySettings
-from minga.cli.access.authority import _parse_listen
 from minga.cli.diagnosing.hops import check_authority
 from minga.cli.taking_part.login import LoginOptions, PersonAtTerminal
 from minga.cli.terminal.output import Output
@@ -121,15 +120,6 @@ def test_where_an_authority_may_not_be(tmp_path: Path) -> None:
     server = AuthorityServer(settings(tmp_path, url="https://a.example"), None, lambda *_, **__: None)
     assert server.link.authority == "https://a.example"
     server.close()
-
-
-def test_listen_option() -> None:
-    assert _parse_listen("127.0.0.1:0") == ("127.0.0.1", 0)
-    assert _parse_listen("[::1]:8470") == ("::1", 8470)
-    assert _parse_listen(":8470") == ("127.0.0.1", 8470)
-    for wrong in ("", "8470", "a:b", "::1:8470", "127.0.0.1:70000"):
-        with pytest.raises(ConfigurationError, match="--listen"):
-            _parse_listen(wrong)
 
 
 def test_secrets_come_from_files_or_from_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import pytest
 
 from benchmarks import _chromium
 from benchmarks._chromium import DESKTOP, PHONE, page
 from benchmarks._dashboard_swarm import LINK, MadeUpRun, peer_id
-from tests.worlds.cli_run import ALONE, SPEC, Running
+from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running
 
 pytestmark = pytest.mark.skipif(_chromium.why_not() is not None, reason=_chromium.why_not() or "")
 
@@ -61,13 +66,14 @@ def test_a_live_run_is_shown_with_a_death_and_a_late_peer(chromium: Any, tmp_pat
     (tmp_path / "run.toml").write_text(SPEC)
     with ExitStack() as stack:
 
-        def start(*words: str, name: str) -> Running:
-            return stack.enter_context(Running(*words, *ALONE, *SLOW, "--directory", str(tmp_path / name)))
+        def start(*words: str, name: str, own: tuple[str, ...] = (*ALONE, *SLOW)) -> Running:
+            return stack.enter_context(Running(*words, *own, "--directory", str(tmp_path / name)))
 
         host = start(
             "host", str(tmp_path / "run.toml"), "--dashboard", "--dashboard-listen", "127.0.0.1:0", name="host"
         )
-        url = host.wait_for("dashboard")["url"]
+        told = host.wait_for("dashboard")
+        url = told["url"]
         link = host.wait_for("link")["link"]
         with page(chromium) as opened:
             opened.goto(url)
@@ -92,6 +98,47 @@ def test_a_live_run_is_shown_with_a_death_and_a_late_peer(chromium: Any, tmp_pat
             assert opened.problems == []
             assert opened.hosts == {urlsplit(url).netloc}
         take_pictures(chromium, url, "live")
+        shows_the_time_before_it_came(start("dashboard", link, "--listen", "127.0.0.1:0", name="monitor", own=LOCAL))
+        pause_and_resume(chromium, told["organiser_url"])
+
+
+def shows_the_time_before_it_came(monitor: Running) -> None:
+    """A dashboard elsewhere has asked the host for the history."""
+    came = monitor.wait_for("dashboard")
+    with urlopen(f"{came['url']}api/v1") as answer:
+        assert json.load(answer)["api"] == 1
+    for _ in range(100):
+        with contextlib.suppress(HTTPError), urlopen(f"{came['url']}api/v1/run") as answer:
+            run = json.load(answer)
+            break
+        time.sleep(0.1)
+    assert run["series"]["loss"]["columns"]["t"][0] < came["t"] - 1.0
+    assert "lost" in [mark["event"] for mark in run["journals"]["marks"]["entries"]]
+    assert run["journals"]["rounds"]["total"] > 0
+
+
+def pause_and_resume(launched: Any, organiser_url: str) -> None:
+    """The organiser's page has buttons, each with a confirmation."""
+    with page(launched) as opened:
+        opened.goto(organiser_url)
+        assert "token" not in opened.url
+        opened.get_by_role("button", name="Pause …").click()
+        opened.get_by_role("button", name="Cancel").click()
+        opened.locator("dialog").wait_for(state="detached")
+        opened.get_by_role("button", name="Pause …").click()
+        opened.get_by_role("button", name="Pause the run").click()
+        wait_for_text(opened, "dialog [role=status]", "paused = true")
+        opened.get_by_role("button", name="Close").click()
+        wait_for_text(opened, "#state", "paused")
+        opened.get_by_role("button", name="Resume …").click()
+        opened.get_by_role("button", name="Go on").click()
+        wait_for_text(opened, "dialog [role=status]", "paused = false")
+        wait_for_text(opened, "#state", "training")
+        opened.get_by_role("button", name="Close").click()
+        opened.get_by_role("button", name="Amend …").click()
+        opened.get_by_label("Setting and value").fill("training.seed=4")
+        opened.get_by_role("button", name="Sign and send").click()
+        wait_for_text(opened, "dialog [role=status]", "It was not done")
 
 
 @pytest.fixture(scope="module")

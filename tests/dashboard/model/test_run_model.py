@@ -16,6 +16,7 @@ from minga.dashboard.model.contributions import MOST_PEERS, Contributions
 from minga.dashboard.model.documents import live_document, peer_document, run_document, state_of
 from minga.dashboard.model.run_model import MOST_MARKS, RunModel
 from minga.monitor.history import parse_entry
+from minga.training.receipts.tally import PeerTotals
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -48,7 +49,7 @@ def test_samples_go_on_where_a_process_that_watches_started_again() -> None:
     assert model.series["loss"].document()["columns"]["samples"] == [5000, 5100, 5150]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(EVENTS, st.dictionaries(FIELDS, JSON, max_size=5)), max_size=12))
 def test_entries_of_any_content_are_survived(entries: list[tuple[str, dict[str, Any]]]) -> None:
     model = RunModel()
@@ -129,18 +130,32 @@ def test_a_leaderboard_that_is_damaged_is_begun_again() -> None:
     assert not contributions.decode(b'{"version": 1, "peers": [{"peer": 5}]}')
     assert not contributions.decode(b"\xff")
     assert not contributions.decode(b'{"version": 9, "peers": []}')
-    assert contributions.document() == []
+    assert contributions.document({}) == []
 
 
 def test_peers_of_a_person_that_logged_in_are_one_row(run: MadeUpRun) -> None:
     look = run.advance(5.0)
     contributions = Contributions()
     contributions.take(look.time_s, look.status, {peer_id(1): "ada", peer_id(2): "ada"})
-    rows = contributions.document()
+    rows = contributions.document({})
     ada = next(row for row in rows if row["name"] == "ada")
     assert ada["peers"] == [peer_id(1), peer_id(2)]
     assert [row["place"] for row in rows] == list(range(1, len(rows) + 1))
     assert [row["samples"] for row in rows] == sorted((row["samples"] for row in rows), reverse=True)
+
+
+def test_what_members_attest_decides_the_places(run: MadeUpRun) -> None:
+    look = run.advance(5.0)
+    contributions = Contributions()
+    contributions.take(look.time_s, look.status, {})
+    claims_most = contributions.document({})[0]["peers"]
+    proven = {peer_id(2): PeerTotals(steps=2, samples=10, bytes_reduced=99)}
+    assert claims_most != [peer_id(2)]
+    first, *others = contributions.document(proven)
+    assert first["peers"] == [peer_id(2)]
+    assert (first["attested_samples"], first["attested_steps"], first["attested_bytes"]) == (10, 2, 99)
+    assert others[0]["peers"] == claims_most
+    assert others[0]["attested_samples"] == 0
 
 
 def test_memory_of_contributions_is_bounded_and_present_peers_stay(run: MadeUpRun) -> None:

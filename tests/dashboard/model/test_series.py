@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minga.dashboard.model.journal import TAIL, Journal
-from minga.dashboard.model.peer_rates import SHOWN, PeerRates, fastest
 from minga.dashboard.model.series import Series
+from minga.dashboard.model.speed_by_peer import SHOWN, SpeedByPeer, fastest
 
 
 def columns(series: Series) -> dict[str, list[float | None]]:
@@ -98,7 +98,7 @@ def test_a_journal_keeps_the_newest_and_counts_all() -> None:
 
 
 def test_speeds_by_peer_are_those_of_the_fastest_and_a_rest() -> None:
-    rates = PeerRates(most_points=10)
+    rates = SpeedByPeer(most_points=10)
     for moment in range(100):
         best, others = fastest({f"{number:064x}": 1.0 + number for number in range(50)})
         assert len(best) == SHOWN
@@ -111,7 +111,7 @@ def test_speeds_by_peer_are_those_of_the_fastest_and_a_rest() -> None:
 
 
 def test_speeds_from_a_file_that_make_no_sense_are_left_out() -> None:
-    rates = PeerRates()
+    rates = SpeedByPeer()
     rates.add(1.0, {"a": "fast", "b": math.nan, "c": -5.0, "d": 2.0}, math.inf)
     document = rates.document()
     assert [one["peer"] for one in document["peers"]] == ["d"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,10 +20,11 @@ from minga.core.events.averaging import (
 from minga.core.events.bus import Event, EventData
 from minga.core.events.network import LinksProbed, PeerOffence
 from minga.core.events.security import SecureBanned
-from minga.core.events.training import RunAmended, RunPaused, StateDonorDropped, StepApplied
-from minga.dashboard.recording.recorder import PERIOD_S, Recorder
+from minga.core.events.training import RunAmended, RunRegrouped, StateDonorDropped, StepApplied
+from minga.dashboard.recording.recorder import PERIOD_S, RunRecorder
 from minga.dashboard.recording.round_clock import RoundClock
 from minga.monitor.history import History
+from minga.training.status.run_status import AmendmentStatus
 
 
 @pytest.fixture
@@ -78,16 +80,15 @@ def test_an_aborted_round_has_no_anatomy() -> None:
         (StateDonorDropped(peer="p", reason="slow", lied=False), None, None),
         (StateDonorDropped(peer="p", reason="hash", lied=True), "accused", "p"),
         (SecureBanned(step=1, peer="p", reason="r", why="gradient"), "banned", "p"),
-        (RunAmended(step=1, changes="a = 1"), "amended", None),
-        (RunPaused(step=1, paused=True), "paused", None),
-        (RunPaused(step=1, paused=False), "resumed", None),
+        (RunRegrouped(step=1, members=3, present=True), "regrouped", None),
+        (RunAmended(step=1, changes="a = 1"), None, None),
         (LinksProbed(upload=None, download=None), None, None),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, EventData) else str(value),
 )
 def test_events_become_entries(data: EventData, name: str | None, peer: str | None) -> None:
     history = History(None)
-    Recorder(history, "me").on_event(BEGIN_S, event(1.0, data))
+    RunRecorder(history, "me").on_event(BEGIN_S, event(1.0, data))
     assert [entry["event"] for entry in history.entries] == ([] if name is None else [name])
     if name is not None:
         assert history.entries[0].get("peer") == peer
@@ -99,7 +100,7 @@ def swarm_entries(history: History) -> list[dict[str, Any]]:
 
 def test_the_swarm_is_written_every_few_seconds_and_less_often_later(run: MadeUpRun) -> None:
     history = History(None)
-    recorder = Recorder(history, "me")
+    recorder = RunRecorder(history, "me")
     for _ in range(61):
         recorder.on_look(run.advance(1.0))
     assert len(swarm_entries(history)) == 1 + 60 // PERIOD_S
@@ -116,7 +117,7 @@ def test_the_swarm_is_written_every_few_seconds_and_less_often_later(run: MadeUp
 
 def test_the_time_in_which_a_newcomer_fetched_the_state_is_written(run: MadeUpRun) -> None:
     history = History(None)
-    recorder = Recorder(history, "me")
+    recorder = RunRecorder(history, "me")
     run.syncing, run.gone = {3}, set()
     for _ in range(8):
         recorder.on_look(run.advance(1.0))
@@ -128,9 +129,33 @@ def test_the_time_in_which_a_newcomer_fetched_the_state_is_written(run: MadeUpRu
 
 def test_a_newcomer_that_leaves_before_it_has_the_state_is_no_sync(run: MadeUpRun) -> None:
     history = History(None)
-    recorder = Recorder(history, "me")
+    recorder = RunRecorder(history, "me")
     run.syncing = {3}
     recorder.on_look(run.advance(1.0))
     run.gone = {3}
     recorder.on_look(run.advance(1.0))
     assert not [entry for entry in history.entries if entry["event"] == "synced"]
+
+
+def test_orders_that_came_into_force_are_written_once(run: MadeUpRun) -> None:
+    history = History(None)
+    recorder = RunRecorder(history, "me")
+    amendments = tuple(
+        AmendmentStatus(number, 10 * number, f"training.target_batch_size = {number}", due=False)
+        for number in (1, 2, 3)
+    )
+    pause = AmendmentStatus(4, 30, "paused = true", due=True)
+
+    def look(*known: AmendmentStatus, paused: bool = False) -> None:
+        made = run.advance(1.0)
+        recorder.on_look(made._replace(status=replace(made.status, amendments=known, paused=paused)))
+
+    first, second, third = amendments
+    look(replace(first, due=True))
+    look(replace(first, due=True), second)
+    look(replace(first, due=False, overruled=True), replace(second, due=True), third)
+    look(replace(second, due=True), third, pause, paused=True)
+    look(replace(second, due=True), third, pause, paused=True)
+    look(replace(second, due=True), third)
+    orders = [(e["event"], e.get("changes")) for e in history.entries if e["event"] != "swarm"]
+    assert orders == [("amended", "training.target_batch_size = 2"), ("paused", None), ("resumed", None)]

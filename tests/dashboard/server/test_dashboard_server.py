@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks._dashboard_swarm import LINK, MadeUpRun, peer_id
@@ -159,6 +161,16 @@ def test_peers_and_what_they_gave_are_answered(dashboard: Dashboard) -> None:
     assert [row["place"] for row in rows] == [1, 2, 3, 4, 5, 6]
 
 
+def test_every_field_of_the_answers_is_on_the_page_about_them(dashboard: Dashboard) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "dashboard.md").read_text("utf-8")
+    answers = [ask(dashboard, f"/api/v1/{name}").json() for name in ("run", "peers", "leaderboard", "session")]
+    run, peers, leaderboard, session = answers
+    fields = {*run, *run["now"], *run["series"], *run["journals"], *peers, *peers["peers"][0], *session}
+    fields |= {*leaderboard, *leaderboard["rows"][0], *ask(dashboard, f"/api/v1/peers/{peer_id(3)}").json()}
+    fields |= {column for series in run["series"].values() for column in series["columns"]}
+    assert sorted(field for field in fields if f"`{field}`" not in page) == []
+
+
 def test_the_way_in_is_answered_with_the_link(dashboard: Dashboard) -> None:
     found = ask(dashboard, "/api/v1/join").json()
     assert found["command"].endswith(LINK)
@@ -188,6 +200,24 @@ def test_before_the_first_look_the_api_says_so(run: MadeUpRun) -> None:
         assert ask(early, "/metrics").status == 200
     finally:
         early.close()
+
+
+def test_a_run_for_members_shows_names_and_no_link() -> None:
+    club = MadeUpRun(3, admission="members")
+    club.people = {peer_id(1): "ada"}
+    served = club.serve(None)
+    try:
+        club.advance(1.0)
+        settle(served)
+        assert ask(served, "/api/v1/peers").json()["peers"][1]["name"] == "ada"
+        assert "ada" in [row["name"] for row in ask(served, "/api/v1/leaderboard").json()["rows"]]
+        found = ask(served, "/api/v1/join")
+        assert found.json()["link"] is None
+        assert LINK.encode() not in found.body
+        assert found.json()["command"] == "minga join LINK"
+    finally:
+        served.close()
+        club.close()
 
 
 # ---- live
@@ -285,6 +315,14 @@ def replace_url(dashboard: Dashboard) -> Any:
     return SimpleNamespace(url=dashboard._server.url)
 
 
+@settings(deadline=None, max_examples=200)
+@given(st.text(max_size=30) | st.text("[]:.127locahst", max_size=12))
+def test_any_text_may_stand_in_place_of_a_host(header: str) -> None:
+    for chosen in (DashboardSettings(), DashboardSettings(host="0.0.0.0", url="https://run.example.org")):
+        assert chosen.accepts_host(header) in (True, False)
+    assert not DashboardSettings().accepts_host(f"x{header}")
+
+
 def test_a_public_dashboard_needs_no_token(run: MadeUpRun) -> None:
     served = run.serve(None, url="https://run.example.org", public=True)
     try:
@@ -305,13 +343,15 @@ def test_settings_say_who_needs_a_token() -> None:
     assert not DashboardSettings.listening("[::1]:1").needs_token
     assert DashboardSettings.listening("0.0.0.0:1").needs_token
     assert not DashboardSettings.listening("0.0.0.0:1", public=True).needs_token
-    with pytest.raises(ConfigurationError, match="--url"):
-        DashboardSettings(url="run.example.org")
+    for url in ("run.example.org", "ftp://run.example.org", "http://[::1", "https://run.example.org/path"):
+        with pytest.raises(ConfigurationError, match="--url"):
+            DashboardSettings(url=url)
+    assert DashboardSettings(url="https://Run.example.org:8443/").accepts_host("run.example.org:8443")
 
 
 def test_a_port_that_is_taken_is_said(dashboard: Dashboard, run: MadeUpRun) -> None:
     port = urlsplit(dashboard.url).port
-    with pytest.raises(ConfigurationError, match="--listen"):
+    with pytest.raises(ConfigurationError, match="cannot listen at"):
         Dashboard(run.peer, run.watcher, DashboardSettings(port=port or 0), directory=None)
 
 
@@ -329,16 +369,17 @@ def order(dashboard: Dashboard, body: dict[str, Any], **headers: str) -> Answer:
     )
 
 
-def test_the_organiser_pauses_resumes_amends_and_bans(dashboard: Dashboard, desk: FakeDesk) -> None:
+def test_the_organiser_pauses_resumes_amends_and_bans(dashboard: Dashboard, desk: FakeDesk, run: MadeUpRun) -> None:
     desk.asked.clear()
+    step = run.step
     assert "paused = true" in order(dashboard, {"action": "pause"}).json()["text"]
     assert order(dashboard, {"action": "resume"}).status == 200
     assert order(dashboard, {"action": "amend", "changes": ["optimizer.learning_rate=0.001"]}).status == 200
     assert order(dashboard, {"action": "ban", "peer": "ab" * 32, "reason": "spam"}).status == 200
     assert desk.asked == [
-        ("amend", {"paused": True}, 12),
+        ("amend", {"paused": True}, step + 3 + 1),
         ("amend", {"paused": False}, 0),
-        ("amend", {"optimizer.learning_rate": 0.001}, None),
+        ("amend", {"optimizer.learning_rate": 0.001}, step + 3 + 6),
         ("bar", "ab" * 32, "spam"),
     ]
 

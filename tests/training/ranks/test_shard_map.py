@@ -65,7 +65,7 @@ def test_ranges_put_every_element_where_the_whole_has_it(
         for segment in segments:
             assert first <= segment.start < segment.stop <= stop
             tensor = tensors[segment.tensor]
-            held = tensor if segment.rank is None else tensor[slice(*rows_of(segment.rank, ranks, len(tensor)))]
+            held = tensor if segment.shard is None else tensor[slice(*rows_of(segment.shard, ranks, len(tensor)))]
             elements = held.reshape(-1)[segment.first // 4 :][: segment.size // 4].tolist()
             put[segment.start // 4 : segment.stop // 4] = elements
     assert last == start
@@ -76,6 +76,8 @@ def test_a_tensor_that_ranks_share_in_another_way_is_refused() -> None:
     assert is_split(sharded((4, 2), 0))
     assert not is_split(sharded((4, 2), None))
     assert not is_split(torch.zeros(3))
-    for dims in ((1,), (None, 0), (0, 1)):
+    assert is_split(sharded((4, 2), None, 0))
+    assert not is_split(sharded((4, 2), None, None))
+    for dims in ((1,), (0, 0), (0, None), (None, 1), (None, None, 0)):
         with pytest.raises(minga.ConfigurationError, match="along dimension 0"):
             is_split(sharded((4, 2), *dims))

@@ -70,6 +70,7 @@ MEMORY = (
     + """
 import weakref
 import minga
+from torch.distributed.device_mesh import init_device_mesh
 from minga.optim import LAMB
 from minga.training.ranks import shard_stream
 from minga.training.ranks.process_group import ProcessGroup
@@ -99,23 +100,40 @@ class Allocations(TorchDispatchMode):
         self.most = max(self.most, sum(size for size, _ in self.sizes.values()))
         return result
 
-torch.manual_seed(0)
-model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(12)))
+def build():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(12)))
+
+def inputs_of(rank):
+    return torch.randn(4, 32, generator=torch.Generator().manual_seed(rank))
+
+replicas = int(sys.argv[2])
+mesh = None
+if replicas > 1:
+    mesh = init_device_mesh("cpu", (replicas, size // replicas), mesh_dim_names=("replicas", "shards"))
+model = build()
 for layer in model:
-    fully_shard(layer)
-fully_shard(model)
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
 spec = minga.RunSpec.from_mapping({"name": "memory", "model": {"recipe": "custom"}})
 ranks = ProcessGroup.of_this_process(has_peer=rank == 0, is_sharded=True)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
 kind = ShardedLeader if rank == 0 else ShardedFollower
 replica = kind(ranks, spec, optimizer, model=model)
 whole = replica.vector.numel * 4
-model(torch.randn(4, 32)).square().mean().backward()
+model(inputs_of(rank)).square().mean().backward()
 total = replica.collect(4)
 with Allocations() as allocated:
     if rank == 0:
         vector = replica.vector.new()
         taken = replica.accumulate(vector, 1.0)
+        plain_model = build()
+        for each in range(size):
+            (plain_model(inputs_of(each)).square().mean() / size).backward()
+        plain = Replica(spec, torch.optim.AdamW(plain_model.parameters(), lr=0.1), model=plain_model)
+        expected = plain.vector.new()
+        plain.accumulate(expected, 1.0)
+        torch.testing.assert_close(vector, expected)
         replica.apply(vector, 1)
         snapshot = replica.capture()
         replica.restore(snapshot)
@@ -123,27 +141,26 @@ with Allocations() as allocated:
         replica.write_values(values)
         digest, sketch = replica.digest(), replica.sketch()
         replica.release(finished=False)
-        plain_model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(12)))
-        plain = Replica(spec, torch.optim.AdamW(plain_model.parameters(), lr=0.1), model=plain_model)
         plain.restore(snapshot)
         same = (plain.digest(), plain.sketch()) == (digest, sketch) and torch.equal(plain.read_values(), values)
-        assert same and vector.any() and taken
+        assert same and taken
     else:
         replica.obey()
         digest = replica.known_digest
+values = [float(parameter.full_tensor().double().sum()) for parameter in model.parameters()]
 print(json.dumps({"whole": whole, "most": allocated.most, "largest": allocated.largest, "total": total,
-                  "digest": digest, "range": RANGE_BYTES}))
+                  "digest": digest, "range": RANGE_BYTES, "values": values}))
 dist.destroy_process_group()
 """
 )
 
 
-def run(script: str, folder: Path, size: int) -> list[dict[str, Any]]:
+def run(script: str, folder: Path, size: int, *words: str) -> list[dict[str, Any]]:
     processes = []
     for rank in range(size):
         environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), "GLOO_SOCKET_IFNAME": "lo"}
         pipe = subprocess.PIPE
-        processes.append(forked.start("-c", script, str(folder), env=environment, stdout=pipe, stderr=pipe))
+        processes.append(forked.start("-c", script, str(folder), *words, env=environment, stdout=pipe, stderr=pipe))
     found = []
     for process in processes:
         output, errors = process.communicate(timeout=100)
@@ -159,11 +176,15 @@ def test_shards_come_to_the_bits_of_whole_tensors(tmp_path: Path, size: int) -> 
         assert [name for name, same in found.items() if not same] == []
 
 
-def test_a_rank_other_than_0_holds_no_vector_and_no_state(tmp_path: Path) -> None:
-    leader, *followers = run(MEMORY, tmp_path, 4)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_rank_other_than_0_holds_no_vector_and_no_state(tmp_path: Path, replicas: int) -> None:
+    leader, *followers = run(MEMORY, tmp_path, 4, str(replicas))
     assert leader["largest"] >= 3 * leader["whole"]  # the state: the parameters and both moments
     for found in followers:
         assert (found["total"], found["digest"]) == (16, leader["digest"])
         assert found["largest"] < 1.1 * found["range"] < found["whole"] / 10
-        shard = found["whole"] / 4  # of gradients, of both moments, of what the optimizer computes, and some messages
+        assert found["values"] == leader["values"]
+        shard = (
+            found["whole"] * replicas / 4
+        )  # of gradients, of both moments, of what the optimizer computes, and some messages
         assert found["most"] < 4.5 * shard

@@ -99,6 +99,26 @@ def test_a_gradient_that_is_not_finite_counts_for_nothing(ranks: ProcessGroup) -
     assert not vector.any()
 
 
+def test_gradients_that_fsdp_has_not_combined_are_missed(ranks: ProcessGroup) -> None:
+    plain_model, model = model_of().eval(), fully_shard(model_of().eval())
+    sharded, batches = leader(ranks, model), torch.randn(2, 4, 3)
+    model.set_requires_gradient_sync(False)
+    (model(batches[0]).square().mean() / 2).backward()
+    with pytest.raises(minga.ConfigurationError, match="no parameter of the sharded model has a gradient"):
+        sharded.collect(4)
+    model.set_requires_gradient_sync(True)
+    (model(batches[1]).square().mean() / 2).backward()
+    assert sharded.collect(8) == 8
+    vector = sharded.vector.new()
+    assert sharded.accumulate(vector, 1.0)
+
+    plain = Replica(spec(), AdamW(plain_model.parameters()), model=plain_model)
+    plain_model(batches.flatten(0, 1)).square().mean().backward()
+    expected = plain.vector.new()
+    assert plain.accumulate(expected, 1.0)
+    torch.testing.assert_close(vector, expected)
+
+
 def test_a_state_of_another_model_is_refused_before_anything_changes(ranks: ProcessGroup) -> None:
     sharded = leader(ranks, fully_shard(model_of()))
     before = sharded.digest()
@@ -122,10 +142,6 @@ def test_what_a_sharded_model_cannot_have_is_refused_with_words(ranks: ProcessGr
     fully_shard(half[0])
     with pytest.raises(minga.ConfigurationError, match="is not sharded while others are"):
         leader(ranks, half)
-
-    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicas", "shards"))
-    with pytest.raises(minga.ConfigurationError, match="only fully_shard over all processes of one mesh dimension"):
-        leader(ranks, fully_shard(model_of(), mesh=mesh))
 
     across = fully_shard(model_of(), shard_placement_fn=lambda p: Shard(1) if p.ndim == 2 else None)
     with pytest.raises(minga.ConfigurationError, match="along dimension 0"):

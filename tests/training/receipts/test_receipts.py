@@ -6,11 +6,13 @@ import asyncio
 
 import pytest
 
+from minga.averaging.solver.division import Division, PartShare
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.interface import PeerId
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
+from minga.training.receipts import receipts
 from minga.training.receipts.document import verify_document, write_document
 from tests.worlds.receipt_world import given, hurry, make_swarm, receipts_of, sign_all, totals_at
 from tests.worlds.swarm_tools import offences, virtually
@@ -72,3 +74,32 @@ async def test_two_peers_attest_each_other_and_one_alone_attests_nothing() -> No
     assert totals["peer-1"].samples > 0
     assert totals["peer-0"].samples > 0
     await swarm.close()
+
+
+@virtually
+async def test_over_relays_the_roots_attest_what_the_sites_gave() -> None:
+    """Two sites of two: the first of each is the root of a part, the second only a relay."""
+    parts = (PartShare(0.5, 0, (0, 3)), PartShare(0.5, 2, (1, 2)))
+    flat = Division((PartShare(1.0, 0),))
+    sited = Division(parts, ((0, 1), (2, 3)))
+    swarm = make_swarm(4, divide=lambda rates, _: sited if len(rates.peers) == 4 else flat)
+    await swarm.run_until_step(25)
+    await sign_all(swarm)
+    assert any(logged.event.fields["sites"] == 2 for logged in swarm.log.of("round.begun"))
+    totals, gave = totals_at(swarm, "peer-1"), given(swarm)
+    for name in swarm.peers:
+        assert 0.6 * gave[name] < totals[name].samples <= gave[name], name
+    await swarm.close()
+
+
+@virtually
+async def test_the_last_round_of_a_run_has_a_count() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(receipts, "COUNT_S", 1e6)
+        swarm = make_swarm(3, stop_after_steps=12)
+        await swarm.run_until_step(12)
+        await asyncio.sleep(3.0)  # the peers see each other off, and tell what they signed
+        totals, gave = totals_at(swarm, "peer-0"), given(swarm)
+        for name in swarm.peers:
+            assert 0.8 * gave[name] < totals[name].samples < gave[name], "all but what the last round itself had"
+        await swarm.close()

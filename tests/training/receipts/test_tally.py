@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minga.training.receipts import book
 from minga.training.receipts.attestation import (
     MAX_COMPACT_BYTES,
     MAX_ENTRIES,
@@ -27,12 +28,12 @@ WHOLE = PeerTotals(4, 100, 50 * 1024, 1, 1)
 
 
 def book_of(*counts: Count, attestations: Iterable[Attestation] = ()) -> ReceiptBook:
-    book = ReceiptBook()
+    made = ReceiptBook()
     for count in counts:
-        book.add_count(JudgedCount(count, b"", is_witness=True))
+        made.add_count(JudgedCount(count, b"", is_witness=True))
     for attestation in attestations:
-        book.add(attestation)
-    return book
+        made.add(attestation)
+    return made
 
 
 def totals_of(
@@ -100,17 +101,17 @@ def test_after_a_regroup_steps_may_come_again() -> None:
 def test_a_member_that_signs_twice_keeps_all_its_doubts() -> None:
     count = make_count(10, [CLAIM] * 2)
     first, second = sign(KEYS[1], count, doubts=[0]), sign(KEYS[1], count, make_count(12, [CLAIM] * 2))
-    book = book_of(count, make_count(12, [CLAIM] * 2), attestations=[first, second, sign(KEYS[0], count)])
-    assert book.totals()[IDS[0]].samples == 0
+    kept = book_of(count, make_count(12, [CLAIM] * 2), attestations=[first, second, sign(KEYS[0], count)])
+    assert kept.totals()[IDS[0]].samples == 0
 
 
 def test_an_attestation_again_is_no_news() -> None:
     count = make_count(10, [CLAIM] * 3)
-    book, attestation = book_of(count), sign(KEYS[0], count)
-    assert book.add(attestation)
-    assert not book.add(attestation)
-    assert not book.add(sign(KEYS[1], make_count(10, [CLAIM] * 4))), "another count of the same step"
-    assert not book.add_count(JudgedCount(make_count(10, [None] * 3), b"", is_witness=True))
+    kept, attestation = book_of(count), sign(KEYS[0], count)
+    assert kept.add(attestation)
+    assert not kept.add(attestation)
+    assert not kept.add(sign(KEYS[1], make_count(10, [CLAIM] * 4))), "another count of the same step"
+    assert not kept.add_count(JudgedCount(make_count(10, [None] * 3), b"", is_witness=True))
 
 
 @given(st.sets(st.integers(0, 999)))
@@ -134,3 +135,20 @@ def test_an_attestation_travels_without_the_digests(steps: list[int]) -> None:
 @given(st.binary(max_size=1000))
 def test_nonsense_is_no_attestation(data: bytes) -> None:
     assert Compact.decode(data) is None
+
+
+def test_of_counts_that_are_dropped_the_totals_remain(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = [make_count(10 + 4 * number, [CLAIM] * 3) for number in range(30)]
+    said = [sign(KEYS[i], *counts[start : start + 10]) for start in (0, 10, 20) for i in range(3)]
+    whole = book_of(*counts, attestations=said).totals()
+    monkeypatch.setattr(book, "MAX_CLAIMS", 33)
+    small = ReceiptBook()
+    for number in range(0, 30, 10):
+        for count in counts[number : number + 10]:
+            small.add_count(JudgedCount(count, b"", is_witness=True))
+        for attestation in said[3 * number // 10 : 3 * number // 10 + 3]:
+            small.add(attestation)
+    assert len(small) == 11
+    assert small.totals() == whole
+    assert whole[IDS[0]].samples == 3000
+    assert len(list(small.attestations(count.place for count in counts))) == 6

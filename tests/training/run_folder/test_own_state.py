@@ -6,7 +6,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import pytest
@@ -148,11 +148,11 @@ def test_a_full_disk_leaves_the_last_file(tmp_path: Path, monkeypatch: pytest.Mo
     file = file_in(tmp_path)
     file.save(state())
 
-    def full(tensors: object, path: Path, metadata: object) -> None:
-        path.write_bytes(b"half of it")
+    def full(file: IO[bytes], *_: object) -> None:
+        file.write(b"half of it")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(own_state, "save_file", full)
+    monkeypatch.setattr(own_state, "write_tensors", full)
     with pytest.raises(StorageError, match="No space left"):
         file.save(OwnState(STEP + 2, is_final=False))
     assert file.load(STEP, LIMIT) is not None

@@ -13,11 +13,10 @@ from typing import Any
 from minga.authority.server.codes import hashed, new_code
 from minga.cli.terminal.context import Context
 from minga.core.errors import ConfigurationError
+from minga.core.urls import parse_listen
 from minga.identity.access.token import LOGIN_NAME
 from minga.identity.links.links import Link
 from minga.training.join import PeerOptions
-
-_LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]*)):([0-9]{1,5})", re.ASCII)
 
 MAX_INPUT_CHARACTERS = 100_000
 
@@ -46,7 +45,7 @@ def run_authority(link: str, options: AuthorityOptions, peer: PeerOptions, conte
         ) from error
     output = context.output
     parsed = Link.parse(sys.stdin.read(MAX_INPUT_CHARACTERS) if link == "-" else link)
-    host, port = _parse_listen(options.listen)
+    host, port = parse_listen(options.listen, "127.0.0.1:8470")
     if (options.certificate is None) != (options.key is None):
         raise ConfigurationError("--cert and --key belong together")
     settings = AuthoritySettings(
@@ -95,10 +94,3 @@ def run_new_code(name: str, context: Context) -> None:
     if not context.output.json_output:
         context.output.console.print(lines, markup=False, soft_wrap=True)
     context.output.summary(ok=True, name=name, code=code, lines=lines)
-
-
-def _parse_listen(text: str) -> tuple[str, int]:
-    match = _LISTEN.fullmatch(text)
-    if match is None or int(match[3]) > 65535:
-        raise ConfigurationError(f"--listen {text[:60]!r}: write an address and a port, such as 127.0.0.1:8470")
-    return match[1] or match[2] or "127.0.0.1", int(match[3])

@@ -7,13 +7,16 @@ from typing import Any
 
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.exit_codes import CHECK_FAILED, OK
+from minga.cli.terminal.options import folder_or_link
 from minga.cli.terminal.output import plain_table
+from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
 from minga.core.units import format_size
 from minga.identity.links.links import Link
 from minga.network.interface import PeerId
 from minga.training.archive.record import RECORD_FILE, read_record
+from minga.training.join import PeerOptions, join
 from minga.training.receipts.book import ReceiptBook
 from minga.training.receipts.book_file import books_in, owner_digits, read_book
 from minga.training.receipts.document import (
@@ -27,20 +30,30 @@ from minga.training.receipts.tally import PeerTotals
 from minga.training.run_folder.rejoin import signed_spec
 
 
-def run_show(folder: Path, context: Context) -> None:
-    """List the peers that the largest book in the folder knows, by their samples.
+def run_show(source: str, peer: PeerOptions, context: Context) -> None:
+    """List the peers of a run by their samples: as the largest book in its folder has it, or as a member of the run
+    that a link names shows and proves it.
 
-    Raises `ConfigurationError` if there is none.
+    Raises `ConfigurationError` if the folder has no book.
     """
-    path = _books(folder)[0]
-    book = read_book(path)
-    totals, last = book.totals(), max((count.step for count in book.counts), default=0)
+    folder = folder_or_link(source)
+    if folder is not None:
+        path = _books(folder)[0]
+        book = read_book(path)
+        totals, last = book.totals(), max((count.step for count in book.counts), default=0)
+        seen_by = (
+            f"These are the rounds in which the peer {owner_digits(path)} took part, up to the last count, at step "
+            f"{last}. What was given since is in no receipt yet."
+        )
+    else:
+        context.output.say("Looking for the run …")
+        with join(source, peer) as joined:
+            wire(context, joined)
+            totals = {PeerId(each): total for each, total in joined.receipts().items()}
+        seen_by = "These are the rounds of which a member of the run has receipts; the signatures are right."
     _show(totals, context)
-    context.output.say(
-        f"These are the rounds in which the peer {owner_digits(path)} took part, up to the last count, at step {last}. "
-        "What was given since is in no receipt yet."
-    )
-    context.output.summary(ok=True, seen_by=owner_digits(path), peers=_as_json(totals))
+    context.output.say(seen_by if totals else "Nothing is attested yet.")
+    context.output.summary(ok=True, peers=_as_json(totals))
 
 
 def run_export(folder: Path, out: Path, peer: str | None, context: Context, *, everybody: bool) -> None:
@@ -117,14 +130,14 @@ def _counts(number: int) -> str:
 
 def _reference(run: str) -> tuple[str, str | None]:
     """Run id and organiser's key that a link, an archived checkpoint or a run's folder names."""
-    folder = Path(run)
+    folder = folder_or_link(run)
+    if folder is None:
+        link = Link.parse(run)
+        return link.run_id, link.organiser
     if (folder / RECORD_FILE).is_file():
         return read_record(folder).run_id, None
-    if folder.is_dir():
-        signed, _ = signed_spec(folder)
-        return signed.run_id, signed.organiser
-    link = Link.parse(run)
-    return link.run_id, link.organiser
+    signed, _ = signed_spec(folder)
+    return signed.run_id, signed.organiser
 
 
 def _books(folder: Path) -> list[Path]:

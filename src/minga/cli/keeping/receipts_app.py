@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from minga.cli.terminal.context import make_context
-from minga.cli.terminal.options import Json
+from minga.cli.terminal.options import Bind, Json, Voucher
 
 Folder = Annotated[
     Path,
@@ -28,12 +28,21 @@ def add_commands(app: typer.Typer) -> None:
     app.add_typer(group)
 
 
-def show(folder: Folder, json_output: Json = False) -> None:
+def show(
+    source: Annotated[
+        str, typer.Argument(metavar="RUN", help="The link of a run, or its folder on this machine.", show_default=False)
+    ],
+    identity: Voucher = None,
+    bind: Bind = None,
+    json_output: Json = False,
+) -> None:
     """List the peers of a run by what is attested of them: samples, steps, bytes reduced."""
     ready = make_context(json_output=json_output)
     from minga.cli.keeping.receipts import run_show
+    from minga.cli.terminal.peer_options import peer_options
 
-    run_show(folder, ready)
+    peer = peer_options("monitor", identity=None, ephemeral=True, voucher=identity, directory=None, host=bind)
+    run_show(source, peer, ready)
 
 
 def export(

@@ -9,9 +9,9 @@ from typing import Final
 
 from minga.cli.keeping.export import trained_model
 from minga.cli.terminal.context import Context
+from minga.cli.terminal.options import folder_or_link
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically
-from minga.identity.links.links import Link
 from minga.recipes.images.grid import grid_png
 from minga.recipes.images.ranking import CANDIDATES, ClipRanker
 from minga.recipes.interface import Sample, SampleOptions
@@ -41,11 +41,8 @@ def run_sample(
 
     Raises `ConfigurationError` if the recipe of the run draws no samples, `StorageError` if the disk refuses the sheet.
     """
-    folder = Path(source).expanduser()
-    is_folder = folder.is_dir()
-    if not is_folder:
-        Link.parse(source)
-    link, directory = (None, folder) if is_folder else (source, None)
+    directory = folder_or_link(source)
+    link = source if directory is None else None
     ranker = _ranker(pictures.clip, context)
     output = context.output
     with trained_model(link, directory, peer, context) as trained:

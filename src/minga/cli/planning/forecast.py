@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from minga.simulation.forecast.planned_run import PlannedRun
 
 USUAL_TARGET_BATCH_SIZE = 4096
-PRECISIONS = ("single", "half")
+PRECISIONS = ("auto", "single", "half")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ForecastOptions:
     strategy: str | None = None
     optimizer: str | None = None
     tokens: int | None = None
-    precision: str = "single"
+    precision: str = "auto"
 
 
 def run_forecast(options: ForecastOptions, context: Context) -> None:

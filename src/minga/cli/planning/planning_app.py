@@ -28,9 +28,7 @@ def plan(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Instead, with --peers: a model (gpt2, …), 18M (parameters), a run spec or .safetensors file"
-        ),
+        typer.Option(help="Instead: a model (gpt2, …), 18M (parameters), a run spec or .safetensors file"),
     ] = None,
     peers: Annotated[
         str | None, typer.Option(help='Such as "20x(t4, up=50Mbit, down=200Mbit); 4x(a100, 1Gbit); (aux, 1Gbit)".')
@@ -48,15 +46,33 @@ def plan(
     tokens: Annotated[
         int | None, typer.Option(min=1, max=1 << 20, help="Tokens of a sample (default: by model).")
     ] = None,
-    precision: Annotated[str, typer.Option(help="single, as recipes train, or half; for estimated speeds.")] = "single",
+    precision: Annotated[
+        str, typer.Option(help="single, half, or auto: half where `minga join` computes in it.")
+    ] = "auto",
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Instead of --peers: what one device has, such as 8GB; shows which micro-batch fits."),
+    ] = None,
+    state_bits: Annotated[int | None, typer.Option(help="With --memory: 8 or 32 bits for each moment.")] = None,
+    offload: Annotated[
+        bool, typer.Option("--offload", help="With --memory: the optimizer works in RAM, as with `minga join`.")
+    ] = False,
+    checkpoint_activations: Annotated[
+        bool, typer.Option("--checkpoint-activations", help="With --memory: activations are computed twice.")
+    ] = False,
     identity: Voucher = None,
     bind: Bind = None,
     json_output: Json = False,
 ) -> None:
     """What a run will reach with given machines, before it exists; or who reduces how much and why, in a live one."""
     ready = make_context(json_output=json_output)
-    if (source is None) == (model is None or peers is None) or (source is not None and (model or peers)):
-        raise typer.BadParameter("give either a FILE or LINK, or both --model and --peers")
+    ways = [source is not None, model is not None and peers is not None, model is not None and memory is not None]
+    if sum(ways) != 1 or (source is not None and (model or peers or memory)):
+        raise typer.BadParameter("give a FILE or LINK, or --model with either --peers or --memory")
+    if memory is None and (state_bits is not None or offload or checkpoint_activations):
+        raise typer.BadParameter("--state-bits, --offload and --checkpoint-activations: only with --memory")
+    if memory is not None and (target_batch is not None or codec is not None):
+        raise typer.BadParameter("--target-batch and --codec: only with --peers")
     given = {
         "target-batch": target_batch,
         "codec": codec,
@@ -66,6 +82,14 @@ def plan(
     }
     if source is not None and (idle := [f"--{name}" for name, value in given.items() if value is not None]):
         raise typer.BadParameter(f"{', '.join(idle)}: only with --model; the FILE or LINK says what its run does")
+    if memory is not None:
+        from minga.cli.planning.memory import MemoryOptions, run_memory
+
+        asked = MemoryOptions(
+            str(model), memory, strategy, optimizer, state_bits, tokens, precision, offload, checkpoint_activations
+        )
+        run_memory(asked, ready)
+        return
     if source is None:
         from minga.cli.planning.forecast import ForecastOptions, run_forecast
 

@@ -197,6 +197,7 @@ class _Hosting:
             precision=self.work.precision,
             checkpoint_activations=self.work.checkpoint_activations,
             compiled=self.work.compiled,
+            offload=self.work.offload,
         )
         done_so_far.append(lambda: {"step": run.step, **self._last_words.on_disk()})
         held_out = self.held_out = HeldOut(run, self.output, self.watcher.history)

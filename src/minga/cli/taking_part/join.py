@@ -210,6 +210,7 @@ class _Joining:
                 self.work.threads,
                 self.work.checkpoint_activations,
                 self.work.compiled,
+                self.work.offload,
             )
             self._devices = choose_devices(self.work.device, self.work.devices, self.peer.spec, self.peer.role)
             if len(self._devices) > 1:

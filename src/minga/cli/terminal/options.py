@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,16 @@ def checked_link(text: str | None) -> str | None:
     if text is not None:
         Link.parse(text)
     return text
+
+
+def folder_or_link(text: str) -> Path | None:
+    """The folder that `text` names; None if it is a link. Raises `LinkError` if it is neither."""
+    with contextlib.suppress(OSError):  # a link is longer than the name of a file may be
+        folder = Path(text).expanduser()
+        if folder.is_dir():
+            return folder
+    Link.parse(text)
+    return None
 
 
 _LINK_HELP = "The word that begins with minga1, or the address with it behind #."

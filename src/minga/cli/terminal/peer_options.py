@@ -25,6 +25,7 @@ class WorkOptions:
     devices: str = "all"
     checkpoint_activations: bool = False
     compiled: bool = False
+    offload: bool = False
 
 
 def peer_options(

@@ -9,8 +9,9 @@ try:
     from minga.dashboard.dashboard import Dashboard
     from minga.dashboard.settings import DashboardSettings
 except ModuleNotFoundError as error:
+    package = (error.name or "").partition(".")[0]
     raise ConfigurationError(
-        f"the dashboard needs the package {error.name}: python -m pip install '.[dashboard]' in the source of minga"
+        f"the dashboard needs the package {package}: python -m pip install '.[dashboard]' in the source of minga"
     ) from error
 
 

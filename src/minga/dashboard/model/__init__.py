@@ -1,9 +1,9 @@
 """The numbers of a run as plain data of bounded size: what the pages and the API show.
 
-    history entries ─▶ run_model ─▶ series, journal, peer_rates, contributions ─▶ documents ─▶ JSON
+    history entries ─▶ run_model ─▶ series, journal, speed_by_peer, contributions ─▶ documents ─▶ JSON
     looks at the run ──────┘
 
-Read: series (a curve of bounded length), journal (a list of bounded length), peer_rates (the speed of the swarm,
+Read: series (a curve of bounded length), journal (a list of bounded length), speed_by_peer (the speed of the swarm,
 divided among its peers), contributions (what each peer has given), run_model (folds history and looks), documents (the
 answers of the API).
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from minga.training.receipts.tally import PeerTotals
 from minga.training.status.run_status import PeerStatus, RunStatus
 
 MOST_PEERS: Final = 4096
@@ -32,7 +33,7 @@ class Contribution(msgspec.Struct):
     last_seen: float = 0.0
 
 
-class _Kept(msgspec.Struct):
+class _Leaderboard(msgspec.Struct):
     version: int
     peers: list[Contribution]
 
@@ -63,32 +64,39 @@ class Contributions:
         if len(self.peers) > MOST_PEERS:
             self._forget_some()
 
-    def document(self) -> list[dict[str, Any]]:
-        """One row for each person that logged in, and for each peer without a name; most samples first."""
+    def document(self, attested: Mapping[str, PeerTotals]) -> list[dict[str, Any]]:
+        """One row for each person that logged in, and for each peer without a name. First come those of whom the
+        members attest most samples, then those that claim most.
+        """
         rows: dict[str, dict[str, Any]] = {}
         for each in self.peers.values():
             row = rows.setdefault(
                 f"@{each.name}" if each.name else each.peer,
-                {"name": each.name, "peers": [], "samples": 0, "steps": 0, "hours": 0.0, "reduced_bytes": 0},
+                {"name": each.name, "peers": [], "samples": 0, "steps": 0, "hours": 0.0, "reduced_bytes": 0}
+                | {"attested_samples": 0, "attested_steps": 0, "attested_bytes": 0},
             )
             row["peers"].append(each.peer)
             row["samples"] += each.samples
             row["steps"] += each.steps
             row["hours"] += each.seconds / 3600.0
             row["reduced_bytes"] += round(each.reduced_bytes)
-        ordered = sorted(rows.values(), key=lambda row: (-row["samples"], -row["reduced_bytes"], row["peers"]))
+            proven = attested.get(each.peer, PeerTotals())
+            row["attested_samples"] += proven.samples
+            row["attested_steps"] += proven.steps
+            row["attested_bytes"] += proven.bytes_reduced
+        ordered = sorted(rows.values(), key=_rank)
         for place, row in enumerate(ordered, 1):
             row.update(place=place, hours=round(row["hours"], 3))
         return ordered
 
     def encode(self) -> bytes:
         """What is kept on disk."""
-        return msgspec.json.encode(_Kept(1, list(self.peers.values())))
+        return msgspec.json.encode(_Leaderboard(1, list(self.peers.values())))
 
     def decode(self, data: bytes) -> bool:
         """Take up what `encode` made; False if the data is of no use."""
         try:
-            kept = msgspec.json.decode(data, type=_Kept)
+            kept = msgspec.json.decode(data, type=_Leaderboard)
         except (msgspec.MsgspecError, ValueError):
             return False
         if kept.version != 1:
@@ -100,6 +108,10 @@ class Contributions:
         ordered = sorted(self.peers.values(), key=lambda each: (each.peer in self._before, each.samples))
         for each in ordered[: len(self.peers) - MOST_PEERS]:
             del self.peers[each.peer]
+
+
+def _rank(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return -row["attested_samples"], -row["samples"], -row["reduced_bytes"], row["peers"]
 
 
 def _add(found: Contribution, before: PeerStatus | None, now: PeerStatus, status: RunStatus, passed_s: float) -> None:

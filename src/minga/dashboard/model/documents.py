@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from minga.dashboard.model.contributions import Contribution, Contributions
+from minga.dashboard.model.contributions import ACTIVE, Contribution, Contributions
 from minga.dashboard.model.run_model import RunModel
+from minga.training.receipts.tally import PeerTotals
 from minga.training.status.run_status import PeerStatus, RunStatus
 from minga.training.status.status_reader import Look
 
 VERSION: Final = 1
-ACTIVE: Final = ("training", "averaging")
 
 
 def head(look: Look, model: RunModel) -> dict[str, Any]:
@@ -144,6 +144,8 @@ def contribution_document(given: Contribution) -> dict[str, Any]:
     }
 
 
-def leaderboard_document(look: Look, contributions: Contributions) -> dict[str, Any]:
-    """What each person and peer has given, most samples first."""
-    return {"api": VERSION, "t": round(look.time_s, 2), "rows": contributions.document()}
+def leaderboard_document(
+    look: Look, contributions: Contributions, attested: Mapping[str, PeerTotals]
+) -> dict[str, Any]:
+    """What each person and peer has given, and what the members attest of it."""
+    return {"api": VERSION, "t": round(look.time_s, 2), "rows": contributions.document(attested)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from minga.dashboard.model.journal import Journal
-from minga.dashboard.model.peer_rates import PeerRates
 from minga.dashboard.model.series import Series, numbers
+from minga.dashboard.model.speed_by_peer import SpeedByPeer
 from minga.monitor.history import Entry
 
 MARK_EVENTS: Final = ("joined", "left", "lost", "banned", "amended", "paused", "resumed", "regrouped")
@@ -27,7 +27,7 @@ class RunModel:
             "swarm": Series({"t": "last", **dict.fromkeys(SWARM, "last")}, most_points=800),
             "participation": Series({"t": "last", "step": "last", "share": "mean", "members": "last"}, most_points=600),
         }
-        self.rates = PeerRates()
+        self.rates = SpeedByPeer()
         self.journals = {
             "marks": Journal(MOST_MARKS),
             "rounds": Journal(MOST_ROUNDS),

@@ -1,4 +1,4 @@
-"""Events that say why a peer missed a round, that a peer is mistrusted, or what the organisers ordered."""
+"""Events that say why a peer missed a round, that a peer is mistrusted, or that the run was regrouped."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from minga.core.events.security import SecureAdmitted, SecureBanned, SecureDropp
 from minga.core.events.training import (
     AccessEnded,
     MemberOutOfSync,
-    RunAmended,
-    RunPaused,
     RunRegrouped,
     StateDonorDropped,
     TrainingTooSlow,
@@ -33,7 +31,9 @@ def incident_of(event: Event, own_id: str) -> Incident | None:
 
     `own_id` is the peer whose events these are: some are about itself and name no peer.
     """
-    return _missed(event, own_id) or _mistrusted(event) or _ordered(event)
+    if isinstance(event.data, RunRegrouped):
+        return "regrouped", {"step": event.data.step}
+    return _missed(event, own_id) or _mistrusted(event)
 
 
 def _missed(event: Event, own_id: str) -> Incident | None:
@@ -75,15 +75,4 @@ def _mistrusted(event: Event) -> Incident | None:
             return "banned", {"peer": peer, "why": why}
         case SecureAdmitted(step=step, peer=peer):
             return "admitted", {"step": step, "peer": peer, "why": "passed probation"}
-    return None
-
-
-def _ordered(event: Event) -> Incident | None:
-    match event.data:
-        case RunAmended(step=step, changes=changes):
-            return "amended", {"step": step, "changes": changes}
-        case RunPaused(step=step, paused=paused):
-            return "paused" if paused else "resumed", {"step": step}
-        case RunRegrouped(step=step):
-            return "regrouped", {"step": step}
     return None

@@ -6,7 +6,7 @@
      "wanted": 11, "lost": 0}
     {"t": …, "event": "missed" | "suspected" | "accused" | "banned" | "admitted", "peer": …, "step": …, "why": "…"}
     {"t": …, "event": "synced", "peer": …, "seconds": 4.2}
-    {"t": …, "event": "amended" | "paused" | "resumed" | "regrouped", "step": …}
+    {"t": …, "event": "amended" | "paused" | "resumed" | "regrouped", "step": …, "changes": "…"}
 
 `sent` and `received` are bytes per second of all peers together, `wanted` the peers that could have taken part.
 """
@@ -16,8 +16,10 @@ from __future__ import annotations
 from typing import Final
 
 from minga.core.events.bus import Event
-from minga.dashboard.model.peer_rates import fastest
+from minga.dashboard.model.contributions import ACTIVE
+from minga.dashboard.model.speed_by_peer import fastest
 from minga.dashboard.recording.incidents import incident_of
+from minga.dashboard.recording.order_watch import OrderWatch
 from minga.dashboard.recording.round_clock import RoundClock, RoundTimes
 from minga.dashboard.recording.sync_times import SyncTimes
 from minga.monitor.history import History
@@ -27,15 +29,14 @@ from minga.training.status.status_reader import Look
 PERIOD_S: Final = 5.0
 YOUNG_S, LATER_PERIOD_S = 3600.0, 30.0
 """Once it has recorded for an hour, it writes the swarm's size and speed less often, so that a month fits the file."""
-ACTIVE: Final = ("training", "averaging")
 
 
-class Recorder:
+class RunRecorder:
     """Adds to `history` what one peer sees. Raises `StorageError` where the disk refuses."""
 
     def __init__(self, history: History, own_id: str) -> None:
         self._history, self._own_id = history, own_id
-        self._clock, self._syncs = RoundClock(), SyncTimes()
+        self._clock, self._syncs, self._orders = RoundClock(), SyncTimes(), OrderWatch()
         self._status: RunStatus | None = None
         self._traffic: tuple[float, dict[str, tuple[int, int]]] | None = None
         self._begun_s: float | None = None
@@ -47,6 +48,8 @@ class Recorder:
         self._begun_s = look.time_s if self._begun_s is None else self._begun_s
         for peer, seconds in self._syncs.take(look.time_s, look.status):
             self._history.add(look.time_s, "synced", peer=peer, seconds=round(seconds, 2))
+        for event, fields in self._orders.take(look.status):
+            self._history.add(look.time_s, event, **fields)
         period_s = PERIOD_S if look.time_s - self._begun_s < YOUNG_S else LATER_PERIOD_S
         if not 0.0 <= look.time_s - self._written_s < period_s:
             self._written_s = look.time_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from minga.dashboard.model.contributions import ACTIVE
 from minga.training.status.run_status import RunStatus
 
 
@@ -18,7 +19,7 @@ class SyncTimes:
         for peer, since_s in list(self._since.items()):
             if present.get(peer) != "syncing":
                 del self._since[peer]
-                if present.get(peer) in ("training", "averaging"):
+                if present.get(peer) in ACTIVE:
                     finished.append((peer, max(0.0, time_s - since_s)))
         for peer, what in present.items():
             if what == "syncing":

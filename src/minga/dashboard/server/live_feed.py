@@ -15,7 +15,7 @@ HEARTBEAT_S: Final = 15.0
 
 
 class LiveFeed:
-    """On one event loop. `viewers` counts those who follow."""
+    """On one event loop. `viewers` counts the open streams."""
 
     def __init__(self) -> None:
         self.viewers = 0

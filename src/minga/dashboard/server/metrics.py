@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -18,6 +19,36 @@ MOST_PEERS: Final = 200
 """In a larger swarm no figures by peer are given: each would be a time series of its own."""
 
 
+@dataclass(frozen=True)
+class Figure:
+    """What Prometheus reads under one name: a gauge or a counter, with the names of its labels."""
+
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily]
+    meaning: str
+    labels: tuple[str, ...] = ()
+
+
+FIGURES: Final[dict[str, Figure]] = {
+    "minga_step": Figure(GaugeMetricFamily, "Global step."),
+    "minga_loss": Figure(GaugeMetricFamily, "Training loss, smoothed; absent before the first step."),
+    "minga_samples_per_second": Figure(GaugeMetricFamily, "Speed of the swarm."),
+    "minga_target_batch_size": Figure(GaugeMetricFamily, "Samples of a step."),
+    "minga_samples": Figure(CounterMetricFamily, "Samples of all peers."),
+    "minga_look_time_seconds": Figure(GaugeMetricFamily, "Unix time of these figures."),
+    "minga_peers": Figure(GaugeMetricFamily, "Living peers, by state or role.", ("kind",)),
+    "minga_events": Figure(CounterMetricFamily, "What happened, by kind.", ("kind",)),
+    "minga_round_seconds": Figure(
+        GaugeMetricFamily, "Phases of the last round: compute, wait, communicate, apply.", ("phase",)
+    ),
+    "minga_round_members": Figure(GaugeMetricFamily, "Members of the last round."),
+    "minga_peer_samples_per_second": Figure(GaugeMetricFamily, "Speed of a peer.", ("peer", "role")),
+    "minga_peer_samples": Figure(CounterMetricFamily, "Samples of a peer since it joined.", ("peer",)),
+    "minga_peer_sent_bytes": Figure(CounterMetricFamily, "Bytes that a peer sent.", ("peer",)),
+    "minga_peer_received_bytes": Figure(CounterMetricFamily, "Bytes that a peer received.", ("peer",)),
+}
+"""All figures by name, but for `minga_run`, which names the run. Names of counters end with `_total` when read."""
+
+
 class RunCollector(Collector):
     """Reads the figures from the last look at the run, whenever Prometheus asks."""
 
@@ -31,54 +62,45 @@ class RunCollector(Collector):
             return
         status = look.status
         yield InfoMetricFamily("minga_run", "The run.", {"name": status.name, "run_id": status.run_id})
-        yield GaugeMetricFamily("minga_step", "Global step.", status.step)
         if status.loss is not None:
-            yield GaugeMetricFamily("minga_loss", "Training loss, smoothed.", status.loss)
-        yield GaugeMetricFamily("minga_samples_per_second", "Speed of the swarm.", status.samples_per_second)
-        yield GaugeMetricFamily("minga_target_batch_size", "Samples of a step.", status.target_batch_size)
-        total = max(self._run.model.total_samples, status.total_samples)
-        yield CounterMetricFamily("minga_samples", "Samples of all peers.", total)
-        yield GaugeMetricFamily("minga_look_time_seconds", "Unix time of these figures.", look.time_s)
-        yield self._peers(status)
-        yield self._events()
+            yield _figure("minga_loss", {(): status.loss})
+        yield _figure("minga_step", {(): status.step})
+        yield _figure("minga_samples_per_second", {(): status.samples_per_second})
+        yield _figure("minga_target_batch_size", {(): status.target_batch_size})
+        yield _figure("minga_samples", {(): max(self._run.model.total_samples, status.total_samples)})
+        yield _figure("minga_look_time_seconds", {(): look.time_s})
+        yield _figure("minga_peers", {(kind,): number for kind, number in peer_counts(status).items()})
+        yield _figure("minga_events", {(kind,): number for kind, number in self._run.model.counts.items()})
         yield from self._last_round()
         if len(status.peers) <= MOST_PEERS:
             yield from _by_peer(status)
-
-    def _peers(self, status: RunStatus) -> Metric:
-        family = GaugeMetricFamily("minga_peers", "Living peers, by state or role.", labels=["kind"])
-        for kind, number in peer_counts(status).items():
-            family.add_metric([kind], number)
-        return family
-
-    def _events(self) -> Metric:
-        family = CounterMetricFamily("minga_events", "What happened, by kind.", labels=["kind"])
-        for kind, number in self._run.model.counts.items():
-            family.add_metric([kind], number)
-        return family
 
     def _last_round(self) -> Iterator[Metric]:
         rounds = list(self._run.model.journals["rounds"])
         if not rounds:
             return
-        family = GaugeMetricFamily("minga_round_seconds", "Phases of the last round.", labels=["phase"])
-        for phase in ("compute", "wait", "communicate", "apply"):
-            family.add_metric([phase], rounds[-1].get(f"{phase}_s") or 0.0)
-        yield family
-        yield GaugeMetricFamily("minga_round_members", "Members of the last round.", rounds[-1].get("members") or 0)
+        phases = ("compute", "wait", "communicate", "apply")
+        yield _figure("minga_round_seconds", {(phase,): rounds[-1].get(f"{phase}_s") or 0.0 for phase in phases})
+        yield _figure("minga_round_members", {(): rounds[-1].get("members") or 0})
 
 
 def _by_peer(status: RunStatus) -> Iterator[Metric]:
-    speed = GaugeMetricFamily("minga_peer_samples_per_second", "Speed of a peer.", labels=["peer", "role"])
-    samples = CounterMetricFamily("minga_peer_samples", "Samples of a peer since it joined.", labels=["peer"])
-    sent = CounterMetricFamily("minga_peer_sent_bytes", "Bytes that a peer sent.", labels=["peer"])
-    received = CounterMetricFamily("minga_peer_received_bytes", "Bytes that a peer received.", labels=["peer"])
-    for peer in status.peers:
-        speed.add_metric([peer.peer_id, peer.role], peer.samples_per_second)
-        samples.add_metric([peer.peer_id], peer.total_samples)
-        sent.add_metric([peer.peer_id], peer.bytes_sent)
-        received.add_metric([peer.peer_id], peer.bytes_received)
-    yield from (speed, samples, sent, received)
+    peers = status.peers
+    yield _figure(
+        "minga_peer_samples_per_second", {(each.peer_id, each.role): each.samples_per_second for each in peers}
+    )
+    yield _figure("minga_peer_samples", {(each.peer_id,): each.total_samples for each in peers})
+    yield _figure("minga_peer_sent_bytes", {(each.peer_id,): each.bytes_sent for each in peers})
+    yield _figure("minga_peer_received_bytes", {(each.peer_id,): each.bytes_received for each in peers})
+
+
+def _figure(name: str, values: Mapping[tuple[str, ...], float]) -> Metric:
+    """A figure with its values, by those of its labels."""
+    figure = FIGURES[name]
+    family = figure.kind(name, figure.meaning, labels=figure.labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
 
 
 def registry_of(run: LiveRun) -> CollectorRegistry:

@@ -16,7 +16,7 @@ from minga.dashboard.server.guard import refusal
 from minga.identity.access.amendments import Amendment
 from minga.identity.keys.keys import is_peer_id
 from minga.training.access.standing_orders import PAUSED
-from minga.training.organiser import Organiser
+from minga.training.organiser import LEAD_S, Organiser
 
 MOST_BYTES: Final = 8192
 NEXT_STEP_S: Final = 5.0
@@ -26,7 +26,7 @@ EXAMPLE: Final = "optimizer.learning_rate=0.001"
 Text = Annotated[str, msgspec.Meta(max_length=300)]
 
 
-class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OrderRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One order. `peer` and `reason` are those of a ban, `changes` (KEY=VALUE each) those of an amendment."""
 
     action: Literal["pause", "resume", "ban", "amend"]
@@ -36,15 +36,19 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OrderDesk:
-    """Carries out orders one after the other; `desk` makes the organiser's part, None where its key is not here."""
+    """Carries out orders one after the other.
 
-    def __init__(self, desk: Callable[[], Organiser] | None) -> None:
-        self._desk = desk
+    `make_desk` makes the organiser's part, None where its key is not here. `step_in` is a step that the run does not
+    reach within some seconds, None where that is not known.
+    """
+
+    def __init__(self, make_desk: Callable[[], Organiser] | None, step_in: Callable[[float], int | None]) -> None:
+        self._make_desk, self._step_in = make_desk, step_in
         self._one_at_a_time = asyncio.Lock()
 
     async def answer(self, request: Request) -> Response:
         """One order, as JSON; the answer says what it does."""
-        if self._desk is None:
+        if self._make_desk is None:
             return refusal(403, "this dashboard was opened without the organiser's key")
         if not request.scope.get("organiser"):
             return refusal(403, "open the address for the organiser that the dashboard's command printed")
@@ -56,18 +60,20 @@ class OrderDesk:
             if len(body) > MOST_BYTES:
                 return refusal(413, f"an order has at most {MOST_BYTES} bytes")
         try:
-            order = msgspec.json.decode(body, type=Order)
+            order = msgspec.json.decode(body, type=OrderRequest)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             return refusal(400, str(error)[:200])
         try:
             async with self._one_at_a_time:
-                effect = await asyncio.to_thread(carry_out, order, self._desk)
+                effect = await asyncio.to_thread(carry_out, order, self._make_desk, self._step_in)
         except MingaError as error:
             return refusal(409, str(error)[:300])
         return Response(msgspec.json.encode(effect), headers={"Content-Type": "application/json"})
 
 
-def carry_out(order: Order, make: Callable[[], Organiser]) -> dict[str, Any]:
+def carry_out(
+    order: OrderRequest, make: Callable[[], Organiser], step_in: Callable[[float], int | None]
+) -> dict[str, Any]:
     """Sign an order and spread it. Raises `ConfigurationError` for orders that make no sense."""
     desk = make()
     if order.action == "ban":
@@ -76,13 +82,14 @@ def carry_out(order: Order, make: Callable[[], Organiser]) -> dict[str, Any]:
         in_force = desk.bar(order.peer, order.reason)
         return {"action": "ban", "text": f"The peer {order.peer[:10]} is banned." if in_force else _MORE}
     if order.action == "pause":
-        return _put(desk, desk.amend({PAUSED: True}, desk.step_ahead(NEXT_STEP_S)), "pause")
+        step = step_in(NEXT_STEP_S)
+        return _put(desk, desk.amend({PAUSED: True}, desk.step_ahead(NEXT_STEP_S) if step is None else step), "pause")
     if order.action == "resume":
         return _put(desk, desk.amend({PAUSED: False}, 0), "resume")
     if not order.changes:
         raise ConfigurationError(f"an amendment names what changes, such as {EXAMPLE}")
     settings = dict(split_setting(text, "", EXAMPLE) for text in order.changes)
-    return _put(desk, desk.amend({key: parse_value(text) for key, text in settings.items()}, None), "amend")
+    return _put(desk, desk.amend({key: parse_value(text) for key, text in settings.items()}, step_in(LEAD_S)), "amend")
 
 
 _MORE: Final = "More organisers have to sign; `minga amend LINK --order FILE` passes the order on to them."

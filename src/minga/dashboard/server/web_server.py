@@ -31,7 +31,9 @@ class WebServer:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._socket = socket.create_server((host, port), family=family, backlog=128)
         except OSError as error:
-            raise ConfigurationError(f"--listen {host}:{port}: {error.strerror or error}") from error
+            raise ConfigurationError(
+                f"the dashboard cannot listen at {host}:{port}: {error.strerror or error}"
+            ) from error
         self._server: uvicorn.Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._at_end: Callable[[], None] = lambda: None
@@ -82,6 +84,7 @@ class WebServer:
         config = uvicorn.Config(
             make(),
             log_config=None,
+            log_level="error",  # bad requests of strangers are no lines for the host's terminal
             access_log=False,
             server_header=False,
             lifespan="off",

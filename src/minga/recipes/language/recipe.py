@@ -17,7 +17,7 @@ from torch import nn
 
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically
-from minga.recipes.counting import tensors_and_operations
+from minga.recipes.counting import count
 from minga.recipes.interface import Files, Recipe, RecipeContext, RecipeFacts, StreamPosition
 from minga.recipes.language.settings import TextSettings
 from minga.recipes.mixture.mixed_stream import MixedStream
@@ -266,10 +266,10 @@ class LanguageRecipe(Recipe[T]):
     def facts(self) -> RecipeFacts:
         """Counted on a model without memory."""
         settings = self.resolved
-        tensors, operations = tensors_and_operations(self.build_model, self.synthetic_batch(1), self.total_loss)
+        counted = count(self.build_model, self.synthetic_batch(1), self.total_loss)
         name = self.context.recipe
         origin = f"the recipe {name}, counted; vocabulary of {settings.vocabulary_size}, {settings.max_length} tokens"
-        return RecipeFacts(name, tensors, operations, settings.max_length, None, origin)
+        return RecipeFacts(name, counted.tensors, counted.operations, settings.max_length, counted.kept_bytes, origin)
 
 
 def file_of(files: Files, name: str) -> Path:

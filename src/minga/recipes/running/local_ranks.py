@@ -50,6 +50,7 @@ class Work(msgspec.Struct, frozen=True):
     threads: int | None = None
     checkpoint_activations: bool = False
     compiled: bool = False
+    offload: bool = False
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -170,6 +171,7 @@ def _run(peer: Peer, devices: Sequence[torch.device], work: Work, meet: Callable
         precision=work.precision,
         checkpoint_activations=work.checkpoint_activations,
         compiled=work.compiled,
+        offload=work.offload,
         data=work.data,
         ranks=len(devices),
         meet=meet,

@@ -54,6 +54,7 @@ def _compute(job: Job) -> None:
         precision=job.work.precision,
         checkpoint_activations=job.work.checkpoint_activations,
         compiled=job.work.compiled,
+        offload=job.work.offload,
         data=job.work.data,
         ranks=job.ranks,
         meet=tell_and_meet,

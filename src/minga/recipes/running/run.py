@@ -58,6 +58,7 @@ class RecipeRun:
     precision: "auto", "float32", "bfloat16" or "float16", see `precision.py`.
     checkpoint_activations: compute activations again in the backward pass instead of keeping them.
     compiled: let PyTorch compile the model.
+    offload: update parameters in RAM, where the optimizer's state stays.
     data: own files, or globs, to train on instead of the run's; which kinds of file the recipe says.
     ranks: processes of this peer; each makes the same calls.
     meet: called when all is there but what the ranks do together, which has to make one `torch.distributed` group of
@@ -76,6 +77,7 @@ class RecipeRun:
         precision: str = "auto",
         checkpoint_activations: bool = False,
         compiled: bool = False,
+        offload: bool = False,
         data: Sequence[str] = (),
         ranks: int = 1,
         meet: Callable[[], None] = lambda: None,
@@ -118,6 +120,7 @@ class RecipeRun:
             scheduler=scheduler,
             model=self.model,
             rules=self.recipe,
+            offload=offload,
         )
 
     @property

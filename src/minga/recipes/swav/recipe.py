@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.counting import tensors_and_operations
+from minga.recipes.counting import count
 from minga.recipes.interface import Batch, Files, Loss, Metric, Recipe, RecipeContext, RecipeFacts, StreamPosition
 from minga.recipes.order import shuffled
 from minga.recipes.swav.batching import array_batch, file_batches, synthetic_batch
@@ -154,9 +154,10 @@ class SwavRecipe(Recipe[SwavSettings]):
 
     def facts(self) -> RecipeFacts:
         """Counted on a model without memory, for two pictures, since one alone may have no variance."""
-        tensors, operations = tensors_and_operations(self.build_model, self.synthetic_batch(2), self.total_loss)
+        counted = count(self.build_model, self.synthetic_batch(2), self.total_loss)
         origin = f"the SwAV recipe, {self.settings.views} crops a picture, counted"
-        return RecipeFacts(f"swav-{self.settings.size}", tensors, operations / 2, 1, None, origin)
+        name = f"swav-{self.settings.size}"
+        return RecipeFacts(name, counted.tensors, counted.operations / 2, 1, counted.kept_bytes / 2, origin)
 
     def evaluate(self, model: nn.Module, files: Files) -> dict[str, float]:
         """`heldout_swav_loss` (nats), and with labels `heldout_probe_accuracy` and `heldout_knn_accuracy`."""

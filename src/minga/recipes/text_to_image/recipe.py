@@ -16,7 +16,7 @@ from torch import nn
 
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically
-from minga.recipes.counting import tensors_and_operations
+from minga.recipes.counting import count
 from minga.recipes.exported import Provenance
 from minga.recipes.images.grid import grid_png
 from minga.recipes.interface import (
@@ -159,8 +159,9 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
     def facts(self) -> RecipeFacts:
         """Counted on a model without memory, the second forward pass of reversible layers included."""
         name = f"{self.context.recipe}-{self.settings.size}"
-        tensors, operations = tensors_and_operations(self.build_model, self.synthetic_batch(1), self.total_loss)
-        return RecipeFacts(name, tensors, operations, self._shape.positions, None, f"the recipe {name}, counted")
+        counted = count(self.build_model, self.synthetic_batch(1), self.total_loss)
+        positions, origin = self._shape.positions, f"the recipe {name}, counted"
+        return RecipeFacts(name, counted.tensors, counted.operations, positions, counted.kept_bytes, origin)
 
     def evaluate(self, model: nn.Module, files: Files) -> dict[str, float]:
         """Losses on held-out pairs, and where captions say what to look for, how often drawn pictures show it.

@@ -18,7 +18,7 @@ the vector, to take `HOST_S_PER_PARAMETER`.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -35,13 +35,15 @@ HOST_S_PER_PARAMETER: Final = 4e-9
 MAX_FILE_BYTES: Final = 1 << 20
 THIS: Final = "this"
 
-Precision = Literal["single", "half"]
+Precision = Literal["auto", "single", "half"]
+"""In which format a device computes; "auto" is what `minga join` chooses for it."""
 
 
 @dataclass(frozen=True)
 class Device:
     """A kind of device by its data sheet: operations per second in float32 and half precision (16-bit factors, sums of
-    32 bits where it has them), bytes of memory, bytes per second to it, and the micro-batch that `minga join` takes.
+    32 bits where it has them), bytes of memory, bytes per second to it, the micro-batch that `minga join` takes, and
+    whether it chooses half precision: on NVIDIA's devices with tensor cores.
     """
 
     single_per_s: float
@@ -49,10 +51,11 @@ class Device:
     memory_bytes: int
     memory_bytes_per_s: float
     micro_batch: int = 64
+    joins_in_half: bool = False
 
     def samples_per_s(self, operations: float, precision: Precision) -> float:
         """Estimated speed for samples of so many operations."""
-        if precision == "single":
+        if precision == "single" or (precision == "auto" and not self.joins_in_half):
             return self.single_per_s * SINGLE_SHARE / operations
         return max(self.half_per_s * HALF_SHARE, self.single_per_s * SINGLE_SHARE) / operations
 
@@ -65,21 +68,25 @@ def _device(single: float, half: float, memory_gib: int, gb_per_s: float, micro_
     return Device(single * 1e12, half * 1e12, memory_gib << 30, gb_per_s * 1e9, micro_batch)
 
 
+def _with_tensor_cores(single: float, half: float, memory_gib: int, gb_per_s: float) -> Device:
+    return replace(_device(single, half, memory_gib, gb_per_s), joins_in_half=True)
+
+
 DEVICES: Final[dict[str, Device]] = {
     # 10^12 operations/s in float32, in half precision; GiB; 10^9 bytes/s: the makers' data sheets, without sparsity
-    "t4": _device(8.1, 65, 16, 320),
+    "t4": _with_tensor_cores(8.1, 65, 16, 320),
     "p100": _device(9.3, 18.7, 16, 732),
-    "v100": _device(15.7, 125, 16, 900),
-    "a10g": _device(31.2, 70, 24, 600),
-    "l4": _device(30.3, 121, 24, 300),
-    "a100": _device(19.5, 312, 40, 1555),
-    "h100": _device(67, 989, 80, 3350),
-    "h200": _device(67, 989, 141, 4800),
+    "v100": _with_tensor_cores(15.7, 125, 16, 900),
+    "a10g": _with_tensor_cores(31.2, 70, 24, 600),
+    "l4": _with_tensor_cores(30.3, 121, 24, 300),
+    "a100": _with_tensor_cores(19.5, 312, 40, 1555),
+    "h100": _with_tensor_cores(67, 989, 80, 3350),
+    "h200": _with_tensor_cores(67, 989, 141, 4800),
     "1080ti": _device(11.3, 11.3, 11, 484),
-    "2080ti": _device(13.4, 54, 11, 616),
-    "3060": _device(12.7, 25.4, 12, 360),
-    "3090": _device(35.6, 71, 24, 936),
-    "4090": _device(82.6, 165, 24, 1008),
+    "2080ti": _with_tensor_cores(13.4, 54, 11, 616),
+    "3060": _with_tensor_cores(12.7, 25.4, 12, 360),
+    "3090": _with_tensor_cores(35.6, 71, 24, 936),
+    "4090": _with_tensor_cores(82.6, 165, 24, 1008),
     "m1": _device(2.6, 5.2, 8, 68),
     "m2-pro": _device(6.8, 13.6, 16, 200),
     # eight cores with 256-bit vectors at some 2.5 GHz; a server with four times as many

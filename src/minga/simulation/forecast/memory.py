@@ -2,7 +2,8 @@
 
     device   parameters, gradients and optimizer state in float32, the optimizer's scratch, activations of a micro-batch
     main     the sum of gradients (two of them with the delayed strategy), the result of the round, in which parts are
-             summed up, too, the part that the peer reduces as it is sent, and a copy of the state for a newcomer
+             summed up, too, the part that the peer reduces as it is sent, and a copy of the state for a newcomer, if
+             that is small: a large one is a file
 
 Where the device is the processor both are one. Programs and libraries (some 0.5 to 1 GB) come on top, and the data.
 """
@@ -15,6 +16,7 @@ from minga.averaging.strategy_choice import facts_of
 from minga.simulation.forecast.forecast import Forecast, state_bytes
 from minga.simulation.forecast.model_facts import STATE_BYTES, ModelFacts, OptimizerName
 from minga.simulation.forecast.planned_run import Volunteers
+from minga.training.state.state_memory import FILED_BYTES
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,8 @@ class Footprint:
 
     @property
     def main(self) -> int:
-        """What is in main memory."""
-        return self.accumulators + self.result + self.wire + self.state_copy
+        """What is in main memory; a large copy of the state is on disk."""
+        return self.accumulators + self.result + self.wire + (self.state_copy if self.state_copy < FILED_BYTES else 0)
 
 
 def device_bytes(model: ModelFacts, optimizer: OptimizerName, micro_batch: int) -> int:

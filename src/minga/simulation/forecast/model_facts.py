@@ -113,13 +113,20 @@ def model_facts(text: str, tokens: int | None = None) -> ModelFacts:
         return _by_number(name, match, tokens)
     if Path(name).suffix.lower() == ".safetensors":
         return _in_safetensors(Path(name), tokens)
-    if name.lower().endswith(".toml") or _recipe_in(name) is not None:
-        return facts_of_recipe(recipe_spec(name, tokens), name)
+    if (spec := named_spec(name, tokens)) is not None:
+        return facts_of_recipe(spec, name)
     names = ", ".join([*_recipe_names(), *KNOWN, "resnet-50"])
     raise ConfigurationError(
         f"--model {name[:60]!r}: no model of this name; there are: {names}; or a number of parameters such as 18M, "
         "a run spec (.toml) or a .safetensors file"
     )
+
+
+def named_spec(text: str, tokens: int | None = None) -> RunSpec | None:
+    """As `recipe_spec`; None where `text` names neither a run spec nor a size of a recipe."""
+    if text.lower().endswith(".toml") or _recipe_in(text) is not None:
+        return recipe_spec(text, tokens)
+    return None
 
 
 def recipe_spec(text: str, tokens: int | None = None) -> RunSpec:

@@ -24,7 +24,7 @@ def resolve(
     optimizer: OptimizerName,
     target_batch_size: int,
     *,
-    precision: Precision = "single",
+    precision: Precision = "auto",
     measured: Sequence[Measurement] = (),
 ) -> tuple[Volunteers, ...]:
     """The classes with the speeds of their devices; `measured` is what is known of this machine.

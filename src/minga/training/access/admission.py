@@ -55,7 +55,7 @@ MAX_INVALID = 8
 ORDERS = "access."
 """The methods that every connected peer may call."""
 
-WATCHERS_CALL = (ORDERS, "board.", "run.", "state.")
+WATCHERS_CALL = (ORDERS, "board.", "run.", "state.", "receipts.file")
 """The methods that a peer may call that only watches: none of averaging."""
 
 

@@ -154,6 +154,7 @@ class Member:
         )
         self._formation = GroupFormation(node, identity, group, self.swarm_view, port, settings.divide)
         self.receipts.epoch = lambda: self.epoch
+        self.receipts.last_step = lambda: self.amended.last_step(settings.stop_after_steps, self.step)
         self._all_reduce = AllReduce(node)
         self._publisher = ProgressPublisher(
             board,

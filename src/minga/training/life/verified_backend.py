@@ -7,6 +7,7 @@ The parameters of a step are kept for as long as a member may ask about it, one 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -23,9 +24,15 @@ from minga.training.transfer.download import download
 
 @loop_bound
 class VerifiedBackend:
-    """The `TrainingBackend` of a member whose model lies behind `port`; other members are reached by `node`."""
+    """The `TrainingBackend` of a member whose model lies behind `port`; other members are reached by `node`.
 
-    def __init__(self, node: Node, replica: ReplicaInterface, port: AssignedPort) -> None:
+    A large state that is fetched lies in the run's folder `directory`, if there is one, as do its verified chunks.
+    """
+
+    def __init__(
+        self, node: Node, replica: ReplicaInterface, port: AssignedPort, directory: Path | None = None
+    ) -> None:
+        self._downloads = None if directory is None else directory / "downloads"
         self.layout: VectorLayout = replica.vector.layout
         self.state_digest = ""
         """Of the present state, once it was asked for: 64 hexadecimal digits."""
@@ -71,6 +78,7 @@ class VerifiedBackend:
             minimum_step=step,
             expect_digest=digest.hex(),
             have=have,
+            cache=self._downloads,
             accept=lambda manifest: self._port.accept(lambda: self._replica.check(manifest)),
         )
         await self._port.request("restore", lambda: self._replica.restore(state.snapshot))

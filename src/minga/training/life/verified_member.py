@@ -95,7 +95,7 @@ class VerifiedMember:
         self.secure: SecureMember | None = None
         """Set while this peer is where the members are."""
         self._node, self._board, self._spec, self._replica, self._port = node, board, spec, replica, port
-        self._work = VerifiedBackend(node, replica, port)
+        self._work = VerifiedBackend(node, replica, port, options.directory)
         self._known: frozenset[PeerId] = frozenset()
         """Peers whose word counts if this peer has to enter: the founders, and the members that it came to know by the
         word of most of these.

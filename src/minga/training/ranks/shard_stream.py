@@ -3,7 +3,7 @@
 Theory of operation. All ranks walk through the same ranges of the string of bytes (`shard_map.py`), in order. For each
 range, each rank sends what it has there in one message. Rank 0 puts these beside what it has itself, and hands the
 range on. The way back is the reverse. So no rank needs more memory than for its shards and one message, and rank 0 that
-for a range and its messages besides.
+for a range and its messages besides. Where there are replicas of the shards, the first one sends, and all receive.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ class ShardStream:
     those of this type, and elements are converted on the way; else each tensor's own.
     """
 
-    def __init__(self, ranks: ProcessGroup, range_bytes: int = RANGE_BYTES) -> None:
+    def __init__(self, ranks: ProcessGroup, shards: int, range_bytes: int = RANGE_BYTES) -> None:
         self._ranks, self._range_bytes = ranks, range_bytes
+        self.shards = shards
+        """Shards of a replica: rank 0 has the first, rank `shards` that of the second replica, and so on."""
 
     def gather(
         self, shards: ShardMap, parts: Sequence[torch.Tensor], dtype: torch.dtype | None = None
@@ -40,21 +42,21 @@ class ShardStream:
         memory = self._memory(shards) if self._ranks.leads else None
         for start, stop, segments in shards.ranges(self._range_bytes):
             if memory is None:
-                if own := _of_rank(segments, self._ranks.rank):
+                if self._ranks.rank < self.shards and (own := _of_shard(segments, self._ranks.rank)):
                     self._ranks.send(_pack(own, parts, dtype))
                 continue
             whole = memory[: stop - start].zero_()
             arriving = [
                 (rank, theirs, torch.empty(_message_bytes(theirs), dtype=torch.uint8))
-                for rank in range(1, self._ranks.size)
-                if (theirs := _of_rank(segments, rank))
+                for rank in range(1, self.shards)
+                if (theirs := _of_shard(segments, rank))
             ]
             self._ranks.receive([(rank, message) for rank, _, message in arriving])
             for _, theirs, message in arriving:
                 for segment, place in _places(theirs):
                     whole[segment.start - start : segment.stop - start].copy_(message[place : place + segment.size])
             for segment in segments:
-                if not segment.rank:
+                if not segment.shard:
                     target = whole[segment.start - start : segment.stop - start]
                     _copy(_elements(segment, parts, dtype), target)
             yield start, whole
@@ -68,7 +70,7 @@ class ShardStream:
     ) -> None:
         """Fill the `parts` of all ranks; at rank 0 `read` returns the bytes between two places (uint8, CPU)."""
         for start, stop, segments in shards.ranges(self._range_bytes):
-            own = _of_rank(segments, self._ranks.rank, everywhere=True)
+            own = _of_shard(segments, self._ranks.rank % self.shards, everywhere=True)
             if not self._ranks.leads:
                 if own:
                     message = torch.empty(_message_bytes(own), dtype=torch.uint8)
@@ -79,7 +81,7 @@ class ShardStream:
             whole = read(start, stop)
             leaving = []
             for rank in range(1, self._ranks.size):
-                if theirs := _of_rank(segments, rank, everywhere=True):
+                if theirs := _of_shard(segments, rank % self.shards, everywhere=True):
                     message = torch.empty(_message_bytes(theirs), dtype=torch.uint8)
                     for segment, place in _places(theirs):
                         message[place : place + segment.size].copy_(whole[segment.start - start : segment.stop - start])
@@ -92,9 +94,9 @@ class ShardStream:
         return torch.empty(min(self._range_bytes, shards.size_bytes), dtype=torch.uint8)
 
 
-def _of_rank(segments: Sequence[ShardSegment], rank: int, *, everywhere: bool = False) -> list[ShardSegment]:
-    """What `rank` has of some segments; with `everywhere` also what every rank has."""
-    return [each for each in segments if each.rank == rank or (everywhere and each.rank is None)]
+def _of_shard(segments: Sequence[ShardSegment], shard: int, *, everywhere: bool = False) -> list[ShardSegment]:
+    """What belongs to `shard` of some segments; with `everywhere` also what every rank has."""
+    return [each for each in segments if each.shard == shard or (everywhere and each.shard is None)]
 
 
 def _places(segments: Sequence[ShardSegment]) -> Iterator[tuple[ShardSegment, int]]:

@@ -27,7 +27,8 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.training.ranks.process_group import DIGEST, GATHER, READ, STATE, Header, ProcessGroup
 from minga.training.ranks.rank_replicas import Combiner, FollowerReplica, LeaderReplica, RankReplica
-from minga.training.ranks.shard_map import is_split
+from minga.training.ranks.shard_map import count_shards
+from minga.training.ranks.shard_stream import ShardStream
 from minga.training.ranks.sharded_state import ShardedAccess, check_kept
 from minga.training.ranks.sharded_vector import ShardedVector
 from minga.training.replica.flat_vector import ParameterVector
@@ -45,12 +46,12 @@ class ShardedReplica(RankReplica):
 
     def __init__(self, ranks: ProcessGroup, spec: RunSpec, optimizer: torch.optim.Optimizer, **settings: Any) -> None:
         self._reshard = _resharding(settings.get("model"))
-        for parameter in settings["model"].parameters():
-            is_split(parameter)
         if settings.get("rules") is not None:
             raise ConfigurationError("rules of updates read whole parameters: they are not for a sharded model")
+        given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        trained = [parameter for parameter in given if parameter.requires_grad]
+        self._stream = ShardStream(ranks, count_shards(trained, settings["model"].parameters(), ranks.size))
         super().__init__(ranks, spec, optimizer, **settings)
-        self._access: ShardedAccess
         atexit.register(ranks.end)
 
     def settle(self) -> None:
@@ -64,10 +65,10 @@ class ShardedReplica(RankReplica):
         return super().collect(samples)
 
     def _new_vector(self, optimizer: torch.optim.Optimizer, spec: RunSpec) -> ParameterVector:
-        return ShardedVector(self._ranks, optimizer, self._buffers, spec.averaging)
+        return ShardedVector(self._ranks, self._stream, optimizer, self._buffers, spec.averaging)
 
     def _new_access(self) -> TensorAccess:
-        return ShardedAccess(self._ranks)
+        return ShardedAccess(self._ranks, self._stream)
 
     def _new_combiner(self, model: torch.nn.Module | None) -> Combiner:  # noqa: ARG002
         return _ShardedCombiner(self._ranks, self)
@@ -177,7 +178,15 @@ class _ShardedCombiner:
         self._ranks, self._vector, self._is_finite = ranks, replica.vector, False
 
     def combine(self, samples: int) -> int:
-        """See `Combiner`. If the gradients of one rank are not finite, those of none count."""
+        """See `Combiner`. If the gradients of one rank are not finite, those of none count.
+
+        Raises `ConfigurationError`, in all ranks, if there are no gradients at all.
+        """
+        if all(parameter.grad is None for parameter in self._vector.parameters()):
+            raise ConfigurationError(
+                "no parameter of the sharded model has a gradient: call step() after a backward() that combines those "
+                "of the ranks, so with set_requires_gradient_sync(True)"
+            )
         broken, total = self._ranks.total(int(not self._vector.is_finite()), samples)
         self._is_finite = not broken
         if self._is_finite:

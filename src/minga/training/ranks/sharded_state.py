@@ -24,8 +24,8 @@ class ShardedAccess(TensorAccess):
     are not sharded are read at rank 0 and filled in all ranks.
     """
 
-    def __init__(self, ranks: ProcessGroup) -> None:
-        self._ranks, self._stream = ranks, ShardStream(ranks)
+    def __init__(self, ranks: ProcessGroup, stream: ShardStream) -> None:
+        self._ranks, self._stream = ranks, stream
 
     def memory(self, size_bytes: int, directory: Path | None) -> StateMemory:
         """Memory for the whole state at rank 0, and for nothing elsewhere."""
@@ -38,7 +38,7 @@ class ShardedAccess(TensorAccess):
         for tensor in tensors:
             placed.append(Placed(start, tensor, tensor.itemsize))
             start += padded(tensor.numel() * tensor.itemsize)
-        shards = ShardMap(placed, self._ranks.size, start)
+        shards = ShardMap(placed, self._stream.shards, start)
         parts = [local(tensor).reshape(-1) for tensor in tensors]
         for _, piece in self._stream.gather(shards, parts):
             yield piece
@@ -48,7 +48,7 @@ class ShardedAccess(TensorAccess):
         """See `TensorAccess`."""
         targets = [(start, tensor) for start, tensor in placed if tensor is not None]
         total = max((start + tensor.numel() * tensor.itemsize for start, tensor in targets), default=0)
-        shards = ShardMap([Placed(start, each, each.itemsize) for start, each in targets], self._ranks.size, total)
+        shards = ShardMap([Placed(start, each, each.itemsize) for start, each in targets], self._stream.shards, total)
         own = [local(tensor) for _, tensor in targets]
         parts = [tensor.reshape(-1) for tensor in own]
 

@@ -10,40 +10,36 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import AveragingSection
-from minga.optim.shards import is_sharded, local
+from minga.optim.shards import local
 from minga.training.ranks.process_group import ProcessGroup
-from minga.training.ranks.shard_map import Placed, ShardMap, is_split
+from minga.training.ranks.shard_map import Placed, ShardMap
 from minga.training.ranks.shard_stream import ShardStream
 from minga.training.replica.buffers import SharedBuffers
-from minga.training.replica.flat_vector import ParameterVector, all_finite, check_parameter
+from minga.training.replica.flat_vector import ParameterVector, all_finite
 
 ITEM_BYTES = 4
 """Bytes of an element of the vector, float32."""
 
 
 class ShardedVector(ParameterVector):
-    """All methods that read or change numbers are collective, but `new` and `is_finite`.
-
-    Raises `ConfigurationError` unless every parameter is sharded over all `ranks`.
-    """
+    """All methods that read or change numbers are collective, but `new` and `is_finite`."""
 
     def __init__(
         self,
         ranks: ProcessGroup,
+        stream: ShardStream,
         optimizer: torch.optim.Optimizer,
         buffers: SharedBuffers,
         averaging: AveragingSection,
     ) -> None:
-        self._ranks = ranks
+        self._ranks, self._stream = ranks, stream
         super().__init__(optimizer, buffers, averaging.codec, averaging.download_codec)
         starts = accumulate((p.numel() * ITEM_BYTES for p in self._parameters), initial=0)
         placed = [
             Placed(start, p, ITEM_BYTES) for (start, _), p in zip(pairwise(starts), self._parameters, strict=True)
         ]
-        self._map = ShardMap(placed, ranks.size, self.parameters_numel * ITEM_BYTES)
-        self._stream = ShardStream(ranks)
+        self._map = ShardMap(placed, stream.shards, self.parameters_numel * ITEM_BYTES)
         self._held: list[torch.Tensor] | None = None
         self._movements = torch.zeros(self.numel - self.parameters_numel)
 
@@ -126,19 +122,6 @@ class ShardedVector(ParameterVector):
     def write_values(self, vector: torch.Tensor) -> None:
         """Set the parameters of all ranks from such a vector."""
         self._scatter(self._parameters, vector)
-
-    def _check_parameter(self, parameter: torch.Tensor) -> None:
-        check_parameter(parameter)
-        if not (is_sharded(parameter) and is_split(parameter)):
-            raise ConfigurationError(
-                f"a parameter of shape {list(parameter.shape)} is not sharded while others are: call "
-                "fully_shard(model) on the whole model, too, without ignored_params that are trained"
-            )
-        if (size := parameter.device_mesh.size()) != self._ranks.size:  # type: ignore[attr-defined]
-            raise ConfigurationError(
-                f"a parameter of shape {list(parameter.shape)} is sharded over {size} of the {self._ranks.size} "
-                "processes; only fully_shard over all of them is possible, without replicas"
-            )
 
     def _scatter(self, tensors: list[torch.Tensor], vector: torch.Tensor) -> None:
         parts = [local(tensor).view(-1) for tensor in tensors]

@@ -30,7 +30,8 @@ sign any history: `docs/receipts.md` says how far a file proves anything to a st
 
 Read: claims (what a count is), attestation (what is signed), sight (what a member compares with), book (counts and
 attestations, as one peer has them), book_file (the same on disk), tally (what counts), messages (notes and calls),
-receipts (entry: the part of one member), document (a file that anybody can check).
+receipts (entry: the part of one member), document (a file that anybody can check), file_service (the same for peers
+that only watch).
 
 Called by life/member through the notes of group formation, by session, and by the commands `minga receipts`. It knows
 plans, and neither vectors nor models.

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+import copy
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
 
 from minga.network.interface import PeerId
 from minga.training.receipts.attestation import MAX_ENTRIES, Attestation, Entry, JudgedCount
 from minga.training.receipts.claims import Count, Place
-from minga.training.receipts.tally import AttestedPeers, PeerTotals, merged, tally
+from minga.training.receipts.tally import AttestedPeers, PeerTotals, ReceiptTally, merged, tally
 
-MAX_COUNTS = 20_000
-"""Counts that are kept, the newest: half a year of a run of 100 peers, two weeks of one of a few."""
+MAX_COUNTS = 50_000
+MAX_CLAIMS = 300_000
+"""Counts that are kept, the newest, and the claims in all of them: about a month of any run, and 60 MB. Of older ones
+the totals remain."""
 
 
 class ReceiptBook:
@@ -21,9 +26,14 @@ class ReceiptBook:
         self.tokens: dict[PeerId, bytes] = {}
         """The access tokens of members, in a run for members."""
         self._judged: OrderedDict[Place, JudgedCount] = OrderedDict()
+        self._digests: dict[Place, bytes] = {}
         self._attested: dict[Place, dict[PeerId, Entry]] = {}
-        self._attestations: list[Attestation] = []
+        self._attestations: deque[Attestation] = deque()
         self._decided: dict[Place, AttestedPeers] = {}
+        self._keys: dict[bytes, bytes] = {}  # one object for each, however many counts name it
+        self._claims = 0
+        self._before = ReceiptTally()
+        """What was dropped for want of room."""
 
     def __len__(self) -> int:
         return len(self._judged)
@@ -34,9 +44,9 @@ class ReceiptBook:
         return tuple(judged.count for judged in self._judged.values())
 
     @property
-    def digests(self) -> dict[Place, bytes]:
+    def digests(self) -> Mapping[Place, bytes]:
         """The digest of each count."""
-        return {place: judged.count.digest for place, judged in self._judged.items()}
+        return self._digests
 
     def attestations(self, places: Iterable[Place]) -> Iterator[Attestation]:
         """Those that say something of one of these counts."""
@@ -44,10 +54,6 @@ class ReceiptBook:
         for attestation in self._attestations:
             if any((attestation.epoch, entry.step) in wanted for entry in attestation.entries):
                 yield attestation
-
-    def has(self, place: Place) -> bool:
-        """Whether there is a count at this place."""
-        return place in self._judged
 
     def own_newest(self, peer: PeerId) -> Attestation | None:
         """The last attestation of `peer`, if there is one."""
@@ -58,8 +64,12 @@ class ReceiptBook:
         place = judged.count.place
         if place in self._judged:
             return False
-        self._judged[place] = judged
-        while len(self._judged) > MAX_COUNTS:
+        members = tuple(self._keys.setdefault(key, key) for key in judged.count.members)
+        count = msgspec.structs.replace(judged.count, members=members)
+        self._judged[place] = JudgedCount(count, judged.doubts, judged.is_witness)
+        self._digests[place] = count.digest
+        self._claims += len(count.claims)
+        while len(self._judged) > MAX_COUNTS or self._claims > MAX_CLAIMS:
             self._drop_oldest()
         return True
 
@@ -69,7 +79,7 @@ class ReceiptBook:
         for entry in attestation.entries:
             place = attestation.epoch, entry.step
             known = self._judged.get(place)
-            if known is None or known.count.digest != entry.digest or peer not in known.count.ids:
+            if known is None or self._digests[place] != entry.digest or peer not in known.count.ids:
                 continue
             attested = self._attested.setdefault(place, {})
             is_new = is_new or peer not in attested
@@ -79,6 +89,13 @@ class ReceiptBook:
             self._attestations.append(attestation)
         return is_new
 
+    def snapshot(self) -> ReceiptBook:
+        """A copy of its counts, attestations and tokens, for another thread to write down."""
+        copied = ReceiptBook()
+        copied.tokens, copied._judged = dict(self.tokens), OrderedDict(self._judged)
+        copied._attestations = deque(self._attestations)
+        return copied
+
     def unsigned(self, peer: PeerId) -> list[JudgedCount]:
         """The oldest counts that `peer`, whose book this is, has not signed yet: of one epoch, and no more than one
         attestation may have.
@@ -86,17 +103,40 @@ class ReceiptBook:
         found = [judged for place, judged in self._judged.items() if peer not in self._attested.get(place, {})]
         return [judged for judged in found if judged.count.epoch == found[0].count.epoch][:MAX_ENTRIES]
 
-    def totals(self) -> dict[PeerId, PeerTotals]:
-        """What is attested of each peer."""
+    def decided(self) -> ReceiptTotals:
+        """What is attested so far, to be added up on any thread."""
         for place, judged in self._judged.items():
             if place not in self._decided:
                 self._decided[place] = AttestedPeers.of(judged.count, self._attested.get(place, {}))
-        return tally((judged.count, self._decided[place]) for place, judged in self._judged.items())
+        pairs = [(judged.count, self._decided[place]) for place, judged in self._judged.items()]
+        return ReceiptTotals(pairs, copy.deepcopy(self._before))
+
+    def totals(self) -> dict[PeerId, PeerTotals]:
+        """What is attested of each peer."""
+        return self.decided().add_up()
 
     def _drop_oldest(self) -> None:
-        place, _ = self._judged.popitem(last=False)
-        self._attested.pop(place, None)
-        self._decided.pop(place, None)
-        oldest = next(iter(self._judged))
-        if self._attestations and self._attestations[0].entries[-1].step < oldest[1]:
-            del self._attestations[0]
+        place, judged = self._judged.popitem(last=False)
+        decided = self._decided.pop(place, None)
+        attested = self._attested.pop(place, {})
+        self._before.add(judged.count, decided or AttestedPeers.of(judged.count, attested))
+        del self._digests[place]
+        self._claims -= len(judged.count.claims)
+        oldest = next(iter(self._judged), None)
+        while oldest and self._attestations and _end_of(self._attestations[0]) < oldest:
+            self._attestations.popleft()
+
+
+class ReceiptTotals:
+    """A look at a book: what `add_up` needs of it, which takes a while where the book is long."""
+
+    def __init__(self, decided: list[tuple[Count, AttestedPeers]], before: ReceiptTally) -> None:
+        self._decided, self._before = decided, before
+
+    def add_up(self) -> dict[PeerId, PeerTotals]:
+        """What is attested of each peer."""
+        return tally(self._decided, self._before)
+
+
+def _end_of(attestation: Attestation) -> Place:
+    return attestation.epoch, attestation.entries[-1].step

@@ -76,6 +76,8 @@ class Receipts:
     ) -> None:
         self.epoch: Callable[[], int] = lambda: 0
         """That of the organisers' last regroup."""
+        self.last_step: Callable[[], int | None] = lambda: None
+        """The step after which the run is over, if it is known: its last round has a count, whenever the last was."""
         self.book = ReceiptBook() if file is None else file.load()
         self._node, self._identity, self._file, self._token_of = node, identity, file, token_of
         self._sight = Sight(node.peer_id)
@@ -102,8 +104,8 @@ class Receipts:
 
     def for_leader(self, step: int) -> bytes:
         """A claim, if a count is due, and an attestation."""
-        due_s = self._counted_s + self._period_s(COUNT_S) - AHEAD_STEPS * self._step_s
-        self._claimed = self._sight.claim(step) if self._now() >= due_s else None
+        is_due = self._is_due(step, self._period_s(COUNT_S) - AHEAD_STEPS * self._step_s)
+        self._claimed = self._sight.claim(step) if is_due else None
         attestation = next(iter(self._outbox), b"")
         if self._claimed is None and not attestation:
             return b""
@@ -113,9 +115,8 @@ class Receipts:
         """The claims of all, if a count is due, and the attestations that members sent of their own."""
         read = [JoinNote.decode(notes[peer]) for peer in plan.ids]
         claims = tuple(note.claim for note in read)
-        is_due = self._now() - self._counted_s >= self._period_s(COUNT_S)
         known = sum(claim is not None for claim in claims)
-        if not is_due or len(claims) < 2 or 2 * known <= len(claims):
+        if not self._is_due(plan.step, self._period_s(COUNT_S)) or len(claims) < 2 or 2 * known <= len(claims):
             claims = ()
         sent = [note.attestation for note in read if note.attestation][:MAX_PASSED_ON]
         return msgspec.msgpack.encode(PlanNote(claims, tuple(sent))) if claims or sent else b""
@@ -129,7 +130,7 @@ class Receipts:
 
     def _judged(self, plan: Plan, claims: tuple[Claim | None, ...]) -> JudgedCount | None:
         """The count as this peer judges it; None if it is none, or misquotes this peer: that it never signs."""
-        if len(claims) != len(plan.members) or self._now() - self._counted_s < EARLY * self._period_s(COUNT_S):
+        if len(claims) != len(plan.members) or not self._is_due(plan.step, EARLY * self._period_s(COUNT_S)):
             return None
         if claims[plan.rank_of(self._node.peer_id)] != self._claimed:
             return None
@@ -144,13 +145,14 @@ class Receipts:
         plan = outcome.plan
         pending, self._pending = self._pending, None
         self._committed_s, self._step_s = self._now(), self._now() - self._committed_s
-        self._sight.note(outcome, samples, batch)
         self._members = max(LEAST_MEMBERS, len(plan.members))
         if pending is not None and pending.count.round.hex() == plan.round_id:
             self._counted_s = self._now()
+            self._sight.begin_count(plan.step)
             if self._claimed is not None:
                 self._sight.note_claimed(plan.step)
             self._keep_count(pending)
+        self._sight.note(outcome, samples, batch)
         if self._now() - self._signed_s >= self._share * self._period_s(SIGN_S):
             self._sign()
 
@@ -197,6 +199,10 @@ class Receipts:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
+    def _is_due(self, step: int, pause_s: float) -> bool:
+        """Whether a round of `step` may have a count, so long after the last one."""
+        return self._now() - self._counted_s >= pause_s or step + 1 == self.last_step()
+
     def _period_s(self, each_s: float) -> float:
         return each_s * self._members
 
@@ -212,7 +218,7 @@ class Receipts:
         attestation = compact.expand(self.book.digests)
         if attestation is not None and attestation.is_genuine(self._node.run_id):
             self._keep(attestation)
-        elif any(self.book.has((compact.epoch, step)) for step in compact.steps):
+        elif any((compact.epoch, step) in self.book.digests for step in compact.steps):
             self._ask_digests(compact)
 
     def _keep(self, attestation: Attestation) -> bool:

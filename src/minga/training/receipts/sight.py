@@ -29,6 +29,23 @@ class RoundSight:
     is_root: bool
 
 
+@dataclass
+class SeenSum:
+    """What was seen of one peer in some rounds; `is_whole` unless it sent samples to some that were not heard here."""
+
+    rounds: int = 0
+    samples: int = 0
+    reduced: int = 0
+    is_whole: bool = True
+
+    def add(self, peer: PeerId, one: RoundSight) -> None:
+        """Add a round in which the peer took part."""
+        self.rounds += 1
+        self.samples += one.samples.get(peer, 0)
+        self.reduced += one.reduced.get(peer, 0)
+        self.is_whole = self.is_whole and peer in one.samples
+
+
 class Sight:
     """That of the peer `me`. Steps are taken in order; a step that was missed is a hole in it."""
 
@@ -36,6 +53,14 @@ class Sight:
         self._me = me
         self._rounds: OrderedDict[int, RoundSight] = OrderedDict()
         self._since = 0  # the first step that this peer has not claimed yet
+        self._begun, self._next = 0, 0
+        self._sums: dict[PeerId, SeenSum] = {}
+        """Of the steps from `_begun` to before `_next`, which are those since the last count, as most claims are."""
+
+    def begin_count(self, step: int) -> None:
+        """A count of this step is committed: the next one is about this step and later ones."""
+        self._begun = self._next = step
+        self._sums.clear()
 
     def note(self, outcome: RoundOutcome, own_samples: int, batch: int) -> None:
         """Take up a committed round, to which this peer gave `own_samples`; nobody gave more than the `batch`."""
@@ -51,7 +76,12 @@ class Sight:
             heard = dict.fromkeys(plan.ids, 0)
         samples = {peer: min(given, batch) for peer, given in heard.items()}
         is_root = any(plan.ids[part.root] == self._me for part in plan.parts) and not plan.adopts
-        self._rounds[plan.step] = RoundSight(frozenset(plan.ids), samples, reduced, is_root)
+        self._rounds[plan.step] = one = RoundSight(frozenset(plan.ids), samples, reduced, is_root)
+        if plan.step != self._next:
+            self.begin_count(plan.step)
+        self._next = plan.step + 1
+        for peer in plan.ids:
+            self._sums.setdefault(peer, SeenSum()).add(peer, one)
         while len(self._rounds) > MAX_SPAN_STEPS:
             self._rounds.popitem(last=False)
 
@@ -86,20 +116,23 @@ class Sight:
         return JudgedCount(count, pack(doubted), is_witness)
 
     def _confirms(self, peer: PeerId, claim: Claim, step: int, *, is_witness: bool) -> bool:
-        rounds = samples = reduced = 0
-        has_heard = True
-        for each in range(max(0, step - claim.span), step):
-            one = self._rounds.get(each)
-            if one is None:
-                return False
-            if peer in one.members:
-                rounds += 1
-                reduced += one.reduced.get(peer, 0)
-                samples += one.samples.get(peer, 0)
-                has_heard = has_heard and peer in one.samples
-        if claim.rounds > rounds or claim.reduced * UNIT_BYTES > reduced:
+        seen = self._seen(peer, max(0, step - claim.span), step)
+        if seen is None or claim.rounds > seen.rounds or claim.reduced * UNIT_BYTES > seen.reduced:
             return False
-        return not (is_witness and claim.samples) or (has_heard and claim.samples <= samples)
+        return not (is_witness and claim.samples) or (seen.is_whole and claim.samples <= seen.samples)
+
+    def _seen(self, peer: PeerId, start: int, stop: int) -> SeenSum | None:
+        """What a peer did from one step to before another; None if this peer missed some of them."""
+        if start == self._begun and stop == self._next:
+            return self._sums.get(peer, SeenSum())
+        seen = SeenSum()
+        for step in range(start, stop):
+            one = self._rounds.get(step)
+            if one is None:
+                return None
+            if peer in one.members:
+                seen.add(peer, one)
+        return seen
 
 
 def _unheard(outcome: RoundOutcome) -> list[PeerId]:

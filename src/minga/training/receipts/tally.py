@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from minga.network.interface import PeerId
 from minga.training.receipts.attestation import Entry, pack, unpack
@@ -66,24 +68,48 @@ def merged(before: Entry | None, entry: Entry) -> Entry:
     return entry._replace(doubts=doubts, is_witness=before.is_witness or entry.is_witness)
 
 
-def tally(counts: Iterable[tuple[Count, AttestedPeers]]) -> dict[PeerId, PeerTotals]:
-    """The totals of all peers that claim anything; no step of a peer counts twice."""
-    sums: dict[PeerId, Counter[str]] = {}
-    until: dict[tuple[int, PeerId, str], int] = {}  # before which step all of that kind is counted
-    for count, attested in sorted(counts, key=lambda each: each[0].place):
+Kind = Literal["samples", "work"]
+
+
+class ReceiptTally:
+    """The sums of what is attested; counts go in in the order of their places. No step of a peer counts twice."""
+
+    def __init__(self) -> None:
+        self._sums: dict[PeerId, Counter[str]] = {}
+        self._until: dict[tuple[int, PeerId, Kind], int] = {}  # before which step all of that kind is counted
+
+    def add(self, count: Count, attested: AttestedPeers) -> None:
+        """Add what one count has."""
         for peer, claim in zip(count.ids, count.claims, strict=True):
             if claim is None:
                 continue
-            total, start = sums.setdefault(peer, Counter()), max(0, count.step - claim.span)
+            total, start = self._sums.setdefault(peer, Counter()), max(0, count.step - claim.span)
+            kinds: tuple[tuple[Kind, frozenset[PeerId]], ...] = (
+                ("samples", attested.samples),
+                ("work", attested.work),
+            )
             counts_as = {
                 kind
-                for kind, peers in (("samples", attested.samples), ("work", attested.work))
-                if peer in peers and start >= until.get((count.epoch, peer, kind), 0)
+                for kind, peers in kinds
+                if peer in peers and start >= self._until.get((count.epoch, peer, kind), 0)
             }
-            until |= {(count.epoch, peer, kind): count.step for kind in counts_as}
+            self._until |= {(count.epoch, peer, kind): count.step for kind in counts_as}
             if "samples" in counts_as:
                 total["samples"] += claim.samples
             if "work" in counts_as:
                 total.update(steps=claim.rounds, bytes_reduced=UNIT_BYTES * claim.reduced)
             total.update(counted=int(len(counts_as) == 2), claimed=1)
-    return {peer: PeerTotals(**total) for peer, total in sums.items()}
+
+    def totals(self) -> dict[PeerId, PeerTotals]:
+        """What is attested of each peer that claimed anything."""
+        return {peer: PeerTotals(**total) for peer, total in self._sums.items()}
+
+
+def tally(
+    counts: Iterable[tuple[Count, AttestedPeers]], before: ReceiptTally | None = None
+) -> dict[PeerId, PeerTotals]:
+    """The totals of all peers that claim anything in these counts, and in those of the tally `before`, which stays."""
+    sums = ReceiptTally() if before is None else copy.deepcopy(before)
+    for count, attested in sorted(counts, key=lambda each: each[0].place):
+        sums.add(count, attested)
+    return sums.totals()

@@ -3,8 +3,9 @@
     gradients ─▶ flat_vector ─▶ (averaging) ─▶ flat_vector ─▶ rules, clip, optimizer, scheduler: replica.apply
     buffers ─────▲ moved since the last step         several processes: training/ranks repeats it on each rank
 
-Read: interface (the replica seam), replica (for real models), flat_vector (tensors as one vector), buffers
-(averaged buffers), update_rules (what a recipe says about updates), build_optimizer (from the run spec).
+Read: interface (the replica seam), replica (for real models), flat_vector (tensors as one vector), buffers (averaged
+buffers), update_rules (what a recipe says about updates), host_memory (updates in RAM), build_optimizer (from the run
+spec).
 
 Used on the training thread only; called by training/optimizer, strategy and life. It knows no peers.
 """

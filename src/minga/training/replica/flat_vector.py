@@ -42,7 +42,7 @@ class ParameterVector:
             raise ConfigurationError("the optimizer has no parameter that requires a gradient")
         tensors = sorted(parameters.values(), key=lambda p: p.numel() < ADAPTIVE_INT8_MIN_ELEMENTS)
         for tensor in tensors:
-            self._check_parameter(tensor)
+            _check_parameter(tensor)
         self._parameters = [p for p in tensors if p.numel()]
         self._buffers = buffers
         self._staging: torch.Tensor | None = None
@@ -134,9 +134,6 @@ class ParameterVector:
         """The parameters in the vector, in its order."""
         return list(self._parameters)
 
-    def _check_parameter(self, parameter: torch.Tensor) -> None:
-        check_parameter(parameter)
-
     def _slices(self, vector: torch.Tensor) -> Iterator[torch.Tensor]:
         offset = 0
         for numel in self.layout.numels:
@@ -191,8 +188,7 @@ def all_finite(tensors: Sequence[torch.Tensor]) -> bool:
     return all(is_finite(each, CONTRIBUTION_LIMIT) for each in bounds)
 
 
-def check_parameter(parameter: torch.Tensor) -> None:
-    """Raise `ConfigurationError` for a parameter that has no real values."""
+def _check_parameter(parameter: torch.Tensor) -> None:
     shape = list(parameter.shape)
     if parameter.is_complex():
         raise ConfigurationError(f"a parameter of shape {shape} is complex; only real ones can be averaged")

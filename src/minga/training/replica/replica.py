@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from minga.optim.reproducible import ReproducibleOptimizer
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.build_optimizer import set_learning_rate
 from minga.training.replica.flat_vector import ParameterVector
+from minga.training.replica.host_memory import HostMemory
 from minga.training.replica.update_rules import RuledModel, UpdateRules
 from minga.training.state.manifest import Manifest
 from minga.training.state.sketch import Sketch, sketch_of
@@ -38,8 +40,8 @@ class Replica:
     """Applies averaged vectors to a model exactly as every other peer does. Use it on one thread only.
 
     `model` gives names and buffers; without it the state has the optimizer's parameters only. `rules` are followed at
-    each update. Raises `ConfigurationError` for an optimizer or scheduler that cannot be driven by averaged gradients
-    alone.
+    each update. With `offload` updates are made in RAM, see `host_memory.py`. Raises `ConfigurationError` for an
+    optimizer or scheduler that cannot be driven by averaged gradients alone.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Replica:
         scheduler: LRScheduler | None = None,
         max_grad_norm: float | None = None,
         rules: UpdateRules | None = None,
+        offload: bool = False,
     ) -> None:
         check_optimizer(optimizer)
         check_scheduler(scheduler, optimizer)
@@ -76,6 +79,7 @@ class Replica:
         )
         self._schedule_at = self._epoch()
         self.vector.quick = True
+        self._host = HostMemory(optimizer) if offload else None
 
     @property
     def rounds_alike(self) -> bool:
@@ -131,6 +135,12 @@ class Replica:
     def settle(self) -> None:
         """The program has done with the model what it wanted: bring it to where the optimizer has its parameters."""
 
+    def _reading(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._host is None else self._host.read()
+
+    def _changing(self, *, with_gradients: bool = False) -> AbstractContextManager[None]:
+        return nullcontext() if self._host is None else self._host.change(with_gradients=with_gradients)
+
     def release(self, *, finished: bool) -> None:
         """Nothing is left to do for the swarm until the next micro-batch: the peer's other processes may go on too."""
 
@@ -148,12 +158,13 @@ class Replica:
     def apply(self, mean: torch.Tensor, step: int) -> None:
         """Take the optimizer step that leads to `step`: gradients from `mean`, clipping, rules, scheduler."""
         self.zero_grad()  # of parameters that are not in the vector, too
-        self.vector.load(mean)
-        self._ruled.drop_frozen(step - 1)
-        if self.max_grad_norm is not None:
-            clip_by_global_norm(self.vector.parameters(), self.max_grad_norm)
-        self.optimizer.step()
-        self._end_step(step)
+        with self._changing():
+            self.vector.load(mean)
+            self._ruled.drop_frozen(step - 1)
+            if self.max_grad_norm is not None:
+                clip_by_global_norm(self.vector.parameters(), self.max_grad_norm)
+            self.optimizer.step()
+            self._end_step(step)
 
     def amend(self, changes: Mapping[str, Any]) -> None:
         """Go by other settings of the optimizer from now on; see `ReplicaInterface`."""
@@ -166,14 +177,18 @@ class Replica:
     def inner_step(self) -> bool:
         """Take an optimizer step of this peer alone by the present gradients, clipped; see `ReplicaInterface`."""
         self.drop_frozen()
-        return self.vector.is_finite() and self._step_alone()
+        if not self.vector.is_finite():
+            return False
+        with self._changing(with_gradients=True):
+            return self._step_alone()
 
     def step_by(self, gradients: torch.Tensor) -> bool:
         """The same by the gradients in a vector; averaged buffers stay this peer's."""
         self.zero_grad()
-        self.vector.load_gradients(gradients)
-        self.drop_frozen()
-        return self._step_alone()
+        with self._changing():
+            self.vector.load_gradients(gradients)
+            self.drop_frozen()
+            return self._step_alone()
 
     def _step_alone(self) -> bool:
         if self.max_grad_norm is not None:
@@ -184,8 +199,9 @@ class Replica:
 
     def adopt(self, values: torch.Tensor, step: int) -> None:
         """Come to global step `step` with these parameters; see `ReplicaInterface`."""
-        self.vector.adopt(values)
-        self._end_step(step)
+        with self._changing():
+            self.vector.adopt(values)
+            self._end_step(step)
 
     def _end_step(self, step: int) -> None:
         self._ruled.constrain(step)
@@ -207,7 +223,8 @@ class Replica:
 
     def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Put some of `tensors` back."""
-        self._state.put(tensors)
+        with self._changing():
+            self._state.put(tensors)
 
     def named(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
         """The parameters of such a vector by their names in checkpoints, in their own dtypes."""
@@ -218,25 +235,28 @@ class Replica:
 
     def read_values(self) -> torch.Tensor:
         """The parameters as a vector, and movements of averaged buffers (float32, flat, CPU)."""
-        return self.vector.read_values()
+        with self._reading():
+            return self.vector.read_values()
 
     def write_values(self, values: torch.Tensor) -> None:
         """Set the parameters from such a vector."""
-        self.vector.write_values(values)
+        with self._changing():
+            self.vector.write_values(values)
 
     def capture(self) -> StateSnapshot:
         """A copy of the whole shared state after the last step, in CPU memory or in a file."""
-        with self._buffers.at_base():
+        with self._reading(), self._buffers.at_base():
             return self._state.capture(self.step, self.directory)
 
     def capture_all(self) -> StateSnapshot:
         """The same of all that is here, whatever is shared."""
-        with self._buffers.at_base(), self._state.unshared():
+        with self._reading(), self._buffers.at_base(), self._state.unshared():
             return self._state.capture(self.step, self.directory)
 
     def restore(self, snapshot: StateSnapshot) -> None:
         """Become what `snapshot` holds. Raises `ConfigurationError` if it is of another model or optimizer."""
-        self._state.restore(snapshot)
+        with self._changing():
+            self._state.restore(snapshot)
         self._buffers.rebase()
         self.zero_grad()
         self.step = snapshot.step
@@ -256,11 +276,12 @@ class Replica:
 
     def sketch(self) -> Sketch:
         """That of the parameters, as float32."""
-        return sketch_of(self.vector.parameters())
+        with self._reading():
+            return sketch_of(self.vector.parameters())
 
     def digest(self) -> str:
         """The state digest, by which peers compare: the hash of the manifest."""
-        with self._buffers.at_base():
+        with self._reading(), self._buffers.at_base():
             return self._state.digest(self.step)
 
     def _new_vector(self, optimizer: torch.optim.Optimizer, spec: RunSpec) -> ParameterVector:

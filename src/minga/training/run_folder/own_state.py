@@ -15,15 +15,15 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import torch
 from blake3 import blake3
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from minga.averaging.codecs.interface import is_finite
 from minga.averaging.codecs.residual import KeptResidual
@@ -33,7 +33,8 @@ from minga.core.errors import StorageError
 from minga.core.files import replacing
 from minga.core.spec.run_spec import RunSpec
 from minga.network.interface import PeerId
-from minga.training.state.snapshot import DTYPE_NAMES
+from minga.training.state.snapshot import DTYPE_NAMES, TensorEntry
+from minga.training.state.tensor_file import Pieces, write_tensors
 
 FORMAT = 1
 MAX_HEADER_BYTES = 1 << 20
@@ -91,9 +92,9 @@ class OwnStateFile:
         steps |= {_SKETCH: state.left_out.step} if state.left_out else {}
         header = _Header(FORMAT, self._owner, state.step, state.is_final, steps, _hash_of(tensors))
         try:
-            with replacing(self.path) as partial:
-                save_file(tensors, partial, metadata={"minga": msgspec.json.encode(header).decode()})
-        except (OSError, SafetensorError) as error:
+            with replacing(self.path) as path, path.open("wb") as file:
+                write_tensors(file, _with_bytes(tensors), {"minga": msgspec.json.encode(header).decode()})
+        except OSError as error:
             raise StorageError(f"{self.path} could not be written: {error}; the last one is untouched") from error
 
     def load(self, step: int, limit_bytes: int) -> OwnState | None:
@@ -137,6 +138,17 @@ class OwnStateFile:
             {name.removeprefix(_RESIDUAL): each for name, each in kept.items() if name != _SKETCH},
             kept.get(_SKETCH),
         )
+
+
+def _with_bytes(tensors: Mapping[str, torch.Tensor]) -> list[tuple[TensorEntry, Pieces]]:
+    return [
+        (TensorEntry(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)), partial(_bytes_of, tensor))
+        for name, tensor in tensors.items()
+    ]
+
+
+def _bytes_of(tensor: torch.Tensor) -> Iterator[memoryview]:
+    yield as_bytes(tensor.view(-1).view(torch.uint8))
 
 
 def _hash_of(tensors: Mapping[str, torch.Tensor]) -> str:

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import torch
 from blake3 import blake3
 from msgspec.structs import replace
 from safetensors import SafetensorError, safe_open
@@ -29,7 +30,7 @@ from minga.training.state.manifest import FORMAT, MAX_MANIFEST_BYTES, Manifest, 
 from minga.training.state.scalars import Json, canonical_json
 from minga.training.state.snapshot import DTYPE_NAMES, DTYPES, StateSnapshot, TensorEntry, layout_bytes
 from minga.training.state.state_dict import MODEL, OPTIMIZER, SKETCH, STRATEGY
-from minga.training.state.state_memory import StateMemory
+from minga.training.state.state_memory import PIECE_BYTES, StateMemory
 from minga.training.state.tensor_file import write_tensors
 
 MANIFEST_NAME = "manifest.json"
@@ -166,17 +167,33 @@ def _fill(folder: Path, snapshot: StateSnapshot) -> None:
         if prefix in _WRITTEN_IF_NEEDED and not any(each.startswith(prefix) for each in targets):
             continue
         try:
-            with safe_open(folder / name, framework="pt", device="cpu") as file:
-                for key in file.keys():  # noqa: SIM118 (this is no dictionary)
-                    place, value = targets.pop(prefix + key, None), file.get_tensor(key)
-                    if place is None or (place[0].shape, DTYPES[place[0].dtype]) != (tuple(value.shape), value.dtype):
-                        raise ValueError(f"{name} holds {key} as {DTYPE_NAMES.get(value.dtype)}, unlike the manifest")
-                    snapshot.tensor(*place).copy_(value)
-                    snapshot.release(place[1], place[1] + place[0].size_bytes)
+            for key, value in _tensors_of(folder / name):
+                place = targets.pop(prefix + key, None)
+                if place is None or (place[0].shape, DTYPES[place[0].dtype]) != (tuple(value.shape), value.dtype):
+                    raise ValueError(f"{name} holds {key} as {DTYPE_NAMES.get(value.dtype)}, unlike the manifest")
+                snapshot.tensor(*place).copy_(value)
+                snapshot.release(place[1], place[1] + place[0].size_bytes)
         except SafetensorError as error:
             raise ValueError(f"{name} is damaged: {error}") from error
     if targets:
         raise ValueError(f"{min(targets)} is missing")
+
+
+def _tensors_of(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors of a file by name, each valid until the next is taken.
+
+    The library maps the file into memory, and what was read of it stays there while it is open; so it is opened anew.
+    """
+    with safe_open(path, framework="pt", device="cpu") as file:
+        left = sorted(file.keys(), reverse=True)
+    while left:
+        read_bytes = 0
+        with safe_open(path, framework="pt", device="cpu") as file:
+            while left and read_bytes < PIECE_BYTES:
+                value = file.get_tensor(left[-1])
+                read_bytes += value.nbytes
+                yield left.pop(), value
+                del value
 
 
 def _flush(path: Path) -> None:

@@ -37,14 +37,16 @@ Sketch = tuple[float, ...]
 def sketch_of(tensors: Iterable[torch.Tensor]) -> Sketch:
     """The sketch of all elements of some tensors: `NUMBERS` numbers, NaN or infinite if an element is."""
     sums, block = np.zeros((ROW_SIGNS, COLUMNS)), 0
+    room = np.empty(BLOCK_ROWS * COLUMNS)
     with np.errstate(invalid="ignore", over="ignore"):  # of a model that is broken, which its loss shows
         for tensor in tensors:
             flat = tensor.reshape(-1)
             for start in range(0, flat.numel(), BLOCK_ROWS * COLUMNS):
                 piece = flat[start : start + BLOCK_ROWS * COLUMNS]
                 rows = math.ceil(piece.numel() / COLUMNS)
-                values = np.zeros(rows * COLUMNS)
+                values = room[: rows * COLUMNS]
                 values[: piece.numel()] = piece.to("cpu", torch.float32).numpy()
+                values[piece.numel() :] = 0.0
                 sums += _row_signs(block)[:, :rows] @ values.reshape(rows, COLUMNS)
                 block += 1
         folded = (sums * _column_signs()).reshape(ROW_SIGNS, NUMBERS // ROW_SIGNS, -1).sum(axis=2)

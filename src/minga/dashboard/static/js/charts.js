@@ -129,7 +129,7 @@ export class Chart {
   axes() {
     const grid = { stroke: color("line"), width: 1 };
     const shared = { stroke: color("muted"), font: FONT, grid, ticks: { show: false } };
-    const values = (_, splits) => splits.map((split) => (this.x === "time" ? null : compact(split)));
+    const values = (_, splits) => splits.map((split) => (this.x === "step" ? split.toLocaleString("en") : compact(split)));
     const xAxis = { ...shared, grid: { show: false }, ...(this.x === "time" ? { values: timeTicks } : { values, incrs: WHOLE }), space: 70, size: 32 };
     return [xAxis, { ...shared, size: labelWidth, ...(this.counts ? { incrs: WHOLE } : {}), values: (_, splits) => splits.map((split) => this.format(split)) }];
   }

@@ -11,7 +11,7 @@ SHOWN = 7
 """Peers with a colour of their own; all others share one."""
 
 
-class PeerRates:
+class SpeedByPeer:
     """Samples per second by peer at some moments, at most `most_points`; then every second moment is dropped.
 
     Each moment keeps the `SHOWN` fastest peers and the sum of the others, so that memory does not grow with the swarm.

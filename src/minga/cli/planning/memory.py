@@ -1,0 +1,148 @@
+"""`minga plan --model … --memory …`: whether a model fits into a device, and with which micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from minga.cli.terminal.context import Context
+from minga.cli.terminal.output import plain_table
+from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
+from minga.core.units import format_duration, format_size, parse_size
+
+if TYPE_CHECKING:
+    from minga.simulation.forecast.device_memory import DeviceMemory
+    from minga.simulation.forecast.model_facts import ModelFacts
+
+USUAL_STRATEGY = "synchronous"
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """What was asked for; None where the model's run spec decides, or what is usual.
+
+    `precision` "auto" is half, as accelerators compute that are fast in it.
+    """
+
+    model: str
+    memory: str
+    strategy: str | None = None
+    optimizer: str | None = None
+    state_bits: int | None = None
+    tokens: int | None = None
+    precision: str = "auto"
+    offload: bool = False
+    checkpoint_activations: bool = False
+
+
+def run_memory(options: MemoryOptions, context: Context) -> None:
+    """Say what a device and its machine need, and the largest micro-batch. Raises `ConfigurationError` for a model or
+    setting that does not exist.
+    """
+    memory_bytes = parse_size(options.memory, "--memory")
+    context.output.say("Counting …")
+    model, found, of_run = _count(options)
+    largest = found.largest_micro_batch(memory_bytes)
+    context.output.say(_table(found, of_run or largest or 1))
+    for line in _sentences(model, found, memory_bytes, largest):
+        context.output.say(line)
+    fits = largest is None or largest >= (of_run or 1)
+    if of_run is not None:
+        verb = "fit" if fits else "do not fit"
+        context.output.say(f"All peers of such a run take micro-batches of {of_run:,}, which {verb}.")
+    context.output.summary(ok=True, fits=fits, micro_batch_of_run=of_run, **_json(model, found, memory_bytes, largest))
+
+
+def _count(options: MemoryOptions) -> tuple[ModelFacts, DeviceMemory, int | None]:
+    """The model, what it needs, and the micro-batch of all peers where samples are coupled."""
+    import torch
+
+    from minga.averaging.strategy_choice import STRATEGIES
+    from minga.recipes.registry import load_recipe
+    from minga.simulation.forecast.device_memory import counted_passes, device_memory, estimated_passes
+    from minga.simulation.forecast.model_facts import facts_of_recipe, model_facts, named_spec
+
+    if options.precision not in ("auto", "single", "half"):
+        raise ConfigurationError(f"--precision {options.precision!r}: it must be one of auto, single, half")
+    half = options.precision != "single"
+    spec = named_spec(options.model, options.tokens)
+    usual = RunSpec.from_mapping({"name": "plan", "model": {"recipe": "custom"}}) if spec is None else spec
+    changes = {"name": options.optimizer, "state_bits": options.state_bits}
+    settings = {**usual.optimizer.model_dump(mode="json"), **{k: v for k, v in changes.items() if v is not None}}
+    optimizer = usual.from_mapping({"name": "plan", "model": {"recipe": "custom"}, "optimizer": settings}).optimizer
+    strategy = options.strategy or usual.training.strategy
+    if strategy not in STRATEGIES.names():
+        raise ConfigurationError(f"--strategy {strategy!r}: it must be one of {', '.join(STRATEGIES.names())}")
+    if spec is None:
+        model = model_facts(options.model, options.tokens)
+        if options.checkpoint_activations:
+            raise ConfigurationError("--checkpoint-activations: only a recipe says what a model keeps then")
+        passes = estimated_passes(model, half=half)
+    else:
+        model = facts_of_recipe(spec, options.model)
+        passes = counted_passes(
+            spec,
+            model,
+            dtype=torch.bfloat16 if half else None,
+            checkpoints_activations=options.checkpoint_activations,
+        )
+    of_run = None if spec is None else load_recipe(spec).fixed_micro_batch_size
+    return model, device_memory(model, optimizer, strategy, passes, offload=options.offload), of_run
+
+
+def _table(found: DeviceMemory, micro_batch: int) -> Any:
+    table = plain_table("what", "on the device", "in RAM", left=("what",))
+    update, averaging = found.gradients + found.scratch, format_size(found.averaging)
+    table.add_row("parameters", format_size(found.parameters), format_size(found.parameters) if found.offload else "-")
+    table.add_row("moments of the optimizer", *_sides(found.moments, away=found.offload))
+    table.add_row(f"a pass over {micro_batch:,}", format_size(found.of_pass(micro_batch)), "-")
+    table.add_row("or the update, if larger", *_sides(update, away=found.offload))
+    table.add_row("sum and mean of the gradients", "-", averaging)
+    table.add_row("in all", format_size(found.device(micro_batch)), format_size(found.ram))
+    return table
+
+
+def _sides(size: int, *, away: bool) -> tuple[str, str]:
+    return ("-", format_size(size)) if away else (format_size(size), "-")
+
+
+def _sentences(model: ModelFacts, found: DeviceMemory, memory_bytes: float, largest: int | None) -> Iterator[str]:
+    from minga.simulation.forecast.device_memory import FILLED, HOST_BYTES_PER_S
+
+    yield f"{model.name}: {model.parameters:,} parameters; {model.origin}."
+    if largest is None:
+        yield "What activations take is not known, since no recipe says how the model computes."
+    elif largest == 0:
+        yield f"Not even one sample fits into {FILLED:.0%} of {format_size(memory_bytes)}."
+    else:
+        yield f"The largest micro-batch within {FILLED:.0%} of {format_size(memory_bytes)}: {largest:,} samples."
+    seconds = found.transfer_per_step / HOST_BYTES_PER_S
+    back = "parameters" if found.offload else "the mean gradient"
+    yield (
+        f"A step of one micro-batch moves {format_size(found.transfer_per_step)} between an accelerator and RAM, the "
+        f"gradient and {back}: {format_duration(seconds)} at {HOST_BYTES_PER_S / 1e9:.0f} GB/s."
+    )
+    yield "The program (about 0.5 GB in RAM) and the data come on top."
+
+
+def _json(model: ModelFacts, found: DeviceMemory, memory_bytes: float, largest: int | None) -> dict[str, Any]:
+    from minga.simulation.forecast.device_memory import HOST_BYTES_PER_S
+
+    return {
+        "model": model.name,
+        "parameters": model.parameters,
+        "memory_bytes": round(memory_bytes),
+        "largest_micro_batch": largest,
+        "device_bytes": found.device(largest or 1),
+        "device_bytes_of_one": found.device(1),
+        "parameter_bytes": found.parameters,
+        "moment_bytes": found.moments,
+        "pass_bytes": round(found.of_pass(largest or 1)),
+        "update_bytes": found.gradients + found.scratch,
+        "ram_bytes": found.ram,
+        "offload": found.offload,
+        "transfer_bytes_per_step": found.transfer_per_step,
+        "transfer_s_per_step": round(found.transfer_per_step / HOST_BYTES_PER_S, 6),
+    }
