@@ -43,7 +43,7 @@ def state_of(status: RunStatus) -> str:
     counts = peer_counts(status)
     if status.founders is not None:
         return "founding"
-    if status.last_step is not None and status.step >= status.last_step:
+    if status.is_complete:
         return "finished"
     if status.paused:
         return "paused"
