@@ -12,6 +12,7 @@ from typing import Any
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.broken_streams import resumed_rows
+from minga.recipes.hub_data import check_on_hub
 from minga.recipes.images.loading import MAX_BYTES
 from minga.recipes.swav.data.picture_set import UNLABELLED
 from minga.recipes.swav.data.settings import ImageData
@@ -49,6 +50,8 @@ def _opened(data: ImageData) -> Any:
     }
     if data.source == "folder" and not (data.folder and Path(data.folder).is_dir()):
         raise ConfigurationError(f"data.folder = {data.folder!r}: no such folder")
+    if data.source == "hub":
+        check_on_hub(data.name, "data.name")
     try:
         rows = datasets.load_dataset(**known[data.source], streaming=True)
         column = _column(data)
