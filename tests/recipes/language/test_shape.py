@@ -11,10 +11,11 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from minga.cli.diagnosing.machine import needed_bytes
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes import load_recipe, new_model, published
-from minga.recipes.language import config_guard
+from minga.recipes.language import config_guard, resolution, shape
 from minga.recipes.language.config_guard import check_memory
 from minga.recipes.registry import check_published
 from tests.worlds.language_models import SMALL, TEXT, language_recipe, prepared
@@ -210,3 +211,18 @@ def test_a_folder_without_a_shape_is_named(tmp_path: Path) -> None:
         published(spec("causal-lm", config_from=str(tmp_path), data=TEXT))
     with pytest.raises(ConfigurationError, match=r"there is no tokenizer\.json"):
         published(spec("causal-lm", tokenizer=f"from:{tmp_path}", data={**TEXT, "files": [str(GENESIS)]}))
+
+
+@pytest.mark.parametrize("settings", [{"tokenizer": "from:owner/name"}, {"config_from": "owner/name"}, {}])
+def test_nothing_that_a_received_spec_names_is_looked_up(
+    settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_up(*_: object) -> None:
+        raise AssertionError("a peer looked something up")
+
+    monkeypatch.setattr(resolution, "given_content", look_up)
+    monkeypatch.setattr(shape, "given_content", look_up)
+    received = spec("causal-lm", **settings)
+    with pytest.raises(ConfigurationError, match="spell out the shape"):
+        check_published(received)
+    assert needed_bytes(received) is None

@@ -36,7 +36,7 @@ def open_picture(source: Path | bytes, name: str = "a picture") -> Image.Image:
                     raise ConfigurationError(f"{name}: {opened.width} x {opened.height} pixels are too many")
                 picture = opened.convert("RGBA")
     except UnidentifiedImageError as error:
-        raise ConfigurationError(f"{name}: not a PNG, JPEG, WebP, GIF or BMP") from error
+        raise ConfigurationError(f"{name}: not a picture that can be read: no PNG, JPEG, WebP, GIF or BMP") from error
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         raise ConfigurationError(f"{name}: not a picture that can be read: {str(error)[:200]}") from error
     white = Image.new("RGBA", picture.size, (255, 255, 255, 255))

@@ -87,7 +87,7 @@ def test_a_file_that_is_no_picture_is_named(tmp_path: Path, packed_size: int) ->
         Image.new("RGB", (16, 16), (number, 0, 0)).save(tmp_path / "class" / f"{number}.png")
     bad = tmp_path / "class" / "bad.png"
     bad.write_bytes(b"")
-    with pytest.raises(ConfigurationError, match=rf"{bad.name}': not a PNG"):
+    with pytest.raises(ConfigurationError, match=rf"{bad.name}': not a picture that can be read"):
         case_of(source="folder", folder=str(tmp_path), packed_size=packed_size, heldout_fraction=0.0).recipe().prepare()
 
 
