@@ -144,6 +144,12 @@ def content(given: Content) -> bytes:
     return given.read_bytes() if isinstance(given, Path) else given
 
 
+def test_numbers_that_are_not_finite_are_no_parameters_to_begin_with(tmp_path: Path) -> None:
+    save_file({"weight": torch.tensor([[1.0, float("nan")]])}, tmp_path / INITIAL_FILE)
+    with pytest.raises(ConfigurationError, match="weight holds numbers that are not finite"):
+        load_initial(nn.Linear(2, 1), {INITIAL_FILE: tmp_path / INITIAL_FILE})
+
+
 def test_parameters_travel_with_the_run_and_the_organisers_path_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

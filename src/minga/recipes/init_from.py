@@ -56,7 +56,8 @@ def load_initial(model: nn.Module, files: Files) -> None:
     """Let `model` begin with the parameters that came with the run, if any did.
 
     Tensors of the model that the file lacks, such as those of a new head, keep their initial draws; a log line names
-    them. Raises `ConfigurationError` if the file fits no tensor, or one that has another shape.
+    them. Raises `ConfigurationError` if the file fits no tensor, one that has another shape, or numbers that
+    are not finite.
     """
     if INITIAL_FILE not in files:
         return
@@ -77,6 +78,8 @@ def load_initial(model: nn.Module, files: Files) -> None:
     with torch.no_grad():
         for name, tensor in matching.items():
             tensor.copy_(given[name])
+            if not tensor.isfinite().all():
+                raise ConfigurationError(f"model.init_from: {name} holds numbers that are not finite")
     filled = {tensor.data_ptr() for tensor in matching.values()}  # tied tensors are written once
     if fresh := sorted(name for name, tensor in own.items() if tensor.data_ptr() not in filled and tensor.numel()):
         shown = ", ".join(fresh[:5]) + (f" and {len(fresh) - 5} more" if len(fresh) > 5 else "")

@@ -200,6 +200,11 @@ class Recipe(ABC, Generic[S]):
     def check_public(self) -> None:
         """Raise `ConfigurationError` if these settings cannot serve a run whose members check each other."""
 
+    def check_received(self) -> None:
+        """Raise `ConfigurationError` if settings of a stranger name what has to be looked up, which only the organiser
+        does. Looks nothing up itself.
+        """
+
     @property
     def fixed_micro_batch_size(self) -> int | None:
         """The micro-batch size of every peer where samples are coupled, None where each chooses its own.

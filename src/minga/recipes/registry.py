@@ -117,6 +117,8 @@ def check_published(spec: RunSpec) -> None:
     the spec has just the settings that `published` gives.
     """
     check_installed(spec)
+    if spec.model.recipe != CUSTOM:
+        load_recipe(spec).check_received()
     if spec.model.recipe != CUSTOM and published(spec).canonical_bytes() != spec.canonical_bytes():
         raise ConfigurationError(
             f"this run does not spell out the settings of its recipe {spec.model.recipe}, or names files of its "

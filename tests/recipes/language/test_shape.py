@@ -11,9 +11,11 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from minga.cli.diagnosing.machine import needed_bytes
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes import load_recipe, new_model, published
+from minga.recipes.language import config_guard, resolution, shape
 from minga.recipes.language.config_guard import check_memory
 from minga.recipes.registry import check_published
 from tests.worlds.language_models import SMALL, TEXT, language_recipe, prepared
@@ -154,9 +156,35 @@ def test_what_is_no_configuration_is_refused(text: str) -> None:
 
 
 def test_memory_is_bounded_by_that_of_the_machine() -> None:
-    check_memory(1000)
-    with pytest.raises(ConfigurationError, match="parameters takes"):
-        check_memory(10**13)
+    check_memory(torch.nn.Linear(30, 30))
+    with torch.device("meta"):
+        large, tables = torch.nn.Linear(10**7, 10**6), torch.nn.Module()
+        tables.register_buffer("mask", torch.ones(10**7, 10**7, dtype=torch.bool))
+    for model in (large, tables):
+        with pytest.raises(ConfigurationError, match="parameters and its tables take"):
+            check_memory(model)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "values", "words"),
+    [
+        ("causal-lm", {"model_type": "gpt_neo", "max_position_embeddings": 1 << 19}, "its tables take"),
+        (
+            "masked-lm",
+            {"model_type": "albert", "num_attention_heads": 1, "inner_group_num": 1 << 20},
+            "more than 500 modules",
+        ),
+        ("masked-lm", {"model_type": "funnel", "block_sizes": [1 << 20]}, "more than 500 modules"),
+        ("masked-lm", {"model_type": "distilbert", "sinusoidal_pos_embds": True}, "can only say false"),
+    ],
+)
+def test_shapes_whose_settings_repeat_parts_without_end_are_refused(
+    recipe: str, values: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config_guard, "MOST_MODULES", 500)
+    config = {"vocab_size": 64, "hidden_size": 16, **values}
+    with pytest.raises(ConfigurationError, match=words):
+        new_model(load_recipe(spec(recipe, config=json.dumps(config), tokenizer="from:run", data=TEXT)))
 
 
 def test_the_shape_of_what_a_run_begins_from(tmp_path: Path) -> None:
@@ -183,3 +211,18 @@ def test_a_folder_without_a_shape_is_named(tmp_path: Path) -> None:
         published(spec("causal-lm", config_from=str(tmp_path), data=TEXT))
     with pytest.raises(ConfigurationError, match=r"there is no tokenizer\.json"):
         published(spec("causal-lm", tokenizer=f"from:{tmp_path}", data={**TEXT, "files": [str(GENESIS)]}))
+
+
+@pytest.mark.parametrize("settings", [{"tokenizer": "from:owner/name"}, {"config_from": "owner/name"}, {}])
+def test_nothing_that_a_received_spec_names_is_looked_up(
+    settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_up(*_: object) -> None:
+        raise AssertionError("a peer looked something up")
+
+    monkeypatch.setattr(resolution, "given_content", look_up)
+    monkeypatch.setattr(shape, "given_content", look_up)
+    received = spec("causal-lm", **settings)
+    with pytest.raises(ConfigurationError, match="spell out the shape"):
+        check_published(received)
+    assert needed_bytes(received) is None

@@ -224,6 +224,15 @@ def test_bad_packed_documents(tmp_path, content):
         list(unpack_documents(path))
 
 
+@pytest.mark.parametrize("name", ["MAX_TEXT_CHARACTERS", "MAX_DOCUMENTS"])
+def test_a_small_file_that_holds_more_text_than_may_travel_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(corpus, name, 100)
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(b'"a"\n' * 101, mtime=0))
+    with pytest.raises(ConfigurationError, match="more text than may travel"):
+        list(unpack_documents(path))
+
+
 def test_packed_documents_that_are_not_there(tmp_path):
     with pytest.raises(StorageError, match="cannot be read"):
         list(unpack_documents(tmp_path / "a.gz"))

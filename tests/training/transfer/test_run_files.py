@@ -258,6 +258,18 @@ async def test_a_peer_that_is_busy_for_ever_is_given_up(swarm: Swarm) -> None:
 
 
 @virtually
+async def test_a_file_that_another_process_finishes_meanwhile_is_taken(swarm: Swarm) -> None:
+    server, newcomer, folder, name = swarm.server(), swarm.peer(), swarm.folder / "here", "data/train.txt"
+
+    def finish(progress: FileProgress) -> None:
+        if progress.done_bytes > CHUNK_BYTES and (parts := list(folder.rglob("*.part"))):
+            parts[0].replace(folder / name)  # what is still to come is written to the same file
+
+    paths = await fetch(newcomer, [server], folder, {name: ENTRIES[name]}, progress=finish)
+    assert paths[name].read_bytes() == CONTENT[name]
+
+
+@virtually
 async def test_pieces_of_one_file_come_from_several_peers_at_once(swarm: Swarm) -> None:
     servers, newcomer = [swarm.server(rate=5e5) for _ in range(3)], swarm.peer()
     name = "data/train.txt"

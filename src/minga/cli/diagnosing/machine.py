@@ -87,9 +87,11 @@ def needed_bytes(spec: RunSpec) -> tuple[int, int] | None:
     if spec.model.recipe == CUSTOM:
         return None
     try:
-        parameters = sum(load_recipe(spec).facts().tensors)
+        recipe = load_recipe(spec)
+        recipe.check_received()
+        parameters = sum(recipe.facts().tensors)
     except ConfigurationError:
-        return None  # its recipe is not installed here; joining says so
+        return None  # not installed here, or no model of its settings can be made; joining says so
     moments = MOMENTS[spec.optimizer.name]
     vectors = 3 + facts_of(spec.training.strategy).vectors + moments
     return PYTORCH_BYTES + 4 * parameters * vectors, 4 * parameters * (1 + moments) * (spec.checkpoints.keep + 1)

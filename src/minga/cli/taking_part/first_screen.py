@@ -203,8 +203,10 @@ def _parameters(prospect: Prospect) -> int | None:
     if prospect.spec.model.recipe == CUSTOM:
         return None
     try:
-        return sum(load_recipe(prospect.spec).facts().tensors)
-    except ConfigurationError:  # the recipe is not installed here; joining says so
+        recipe = load_recipe(prospect.spec)
+        recipe.check_received()
+        return sum(recipe.facts().tensors)
+    except ConfigurationError:  # not installed here, or no model of its settings can be made; joining says so
         return None
 
 

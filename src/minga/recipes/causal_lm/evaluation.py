@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from minga.recipes.causal_lm.token_losses import token_losses
+from minga.recipes.text.foreign_tokenizer import encoded_texts
 from minga.recipes.text.tokens import DOCUMENTS_AT_A_TIME
 
 EVALUATION_BATCH_SIZE = 16
@@ -40,7 +41,7 @@ def heldout_rows(documents: Sequence[str], tokenizer: Tokenizer, end: int, lengt
         if len(ids) >= most:
             break
         some = documents[start : start + DOCUMENTS_AT_A_TIME]
-        for document, encoding in zip(some, tokenizer.encode_batch(some, add_special_tokens=False), strict=True):
+        for document, encoding in zip(some, encoded_texts(tokenizer, some, with_places=True), strict=True):
             ids += [*encoding.ids, end]
             sizes += [*_bytes_of(document, (stop for _, stop in encoding.offsets)), 0]
     total = min(len(ids), most)

@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.interface import Sample, SampleOptions
+from minga.recipes.text.foreign_tokenizer import encoded_texts
 
 
 def continuations(
@@ -28,7 +29,7 @@ def continuations(
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(options.seed)
             for prompt in prompts:
-                ids = [end, *tokenizer.encode(prompt, add_special_tokens=False).ids]
+                ids = [end, *encoded_texts(tokenizer, [prompt])[0].ids]
                 if len(ids) >= longest:
                     raise ConfigurationError(
                         f"the prompt {prompt[:40]!r} … has {len(ids)} tokens; at most {longest - 1}"

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from minga.core.errors import ConfigurationError
 
@@ -35,6 +35,8 @@ def open_picture(source: Path | bytes, name: str = "a picture") -> Image.Image:
                 if len(body) > MAX_BYTES or opened.width * opened.height > MAX_PIXELS:
                     raise ConfigurationError(f"{name}: {opened.width} x {opened.height} pixels are too many")
                 picture = opened.convert("RGBA")
+    except UnidentifiedImageError as error:
+        raise ConfigurationError(f"{name}: not a picture that can be read: no PNG, JPEG, WebP, GIF or BMP") from error
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         raise ConfigurationError(f"{name}: not a picture that can be read: {str(error)[:200]}") from error
     white = Image.new("RGBA", picture.size, (255, 255, 255, 255))

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from torch import nn
 
+from minga.core.errors import ConfigurationError
 from minga.recipes.interface import RecipeContext
 from minga.recipes.language.recipe import LanguageRecipe
 from minga.recipes.language.resolution import resolve
@@ -34,6 +35,14 @@ class AnyArchitecture(LanguageRecipe[T]):
             found = resolve(self._said(), self.model_family(), self.trained_tokens, self.context.init_from)
             self._resolved = cast(T, found)
         return self._resolved
+
+    def check_received(self) -> None:
+        """The shape of the model has to be there: else its tokenizer and configuration would be looked up."""
+        if isinstance(self.settings, LanguageSettings) and not self.settings.config:
+            raise ConfigurationError(
+                f"this run does not spell out the shape of its model (recipe.{self.context.recipe}.config); ask the "
+                "organiser to host it anew"
+            )
 
     def model_family(self) -> ModelFamily:
         """Which kind of model transformers is to make."""

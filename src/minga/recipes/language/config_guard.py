@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import psutil
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.language.settings import MAX_CONFIG_CHARACTERS
@@ -15,6 +19,9 @@ MOST: Final = 1 << 20
 MOST_LAYERS: Final = 1024
 MOST_EXPERTS: Final = 256
 MOST_ENTRIES: Final = 1024
+MOST_MODULES: Final = 1 << 15
+"""Of PyTorch; 1,024 layers of GPT-2 have 13,320."""
+
 MAX_DEPTH: Final = 6
 BYTES_PER_PARAMETER: Final = 16
 """Of a trainer: float32 parameters, gradients and two moments."""
@@ -28,6 +35,9 @@ NOT_TAKEN: Final = frozenset(
 """Keys that name places or programs, or mean nothing in training: dropped from what an organiser gives, and refused in
 what a run publishes.
 """
+
+SLOW: Final = frozenset({"sinusoidal_embeddings", "sinusoidal_pos_embds"})
+"""Keys by which transformers computes a table of positions number by number, in Python: minutes, and gigabytes."""
 
 
 def read_config(text: str) -> dict[str, Any]:
@@ -65,19 +75,45 @@ def check_bounds(values: Any, where: str = "config", depth: int = MAX_DEPTH) -> 
         for key, value in pairs:
             if key in NOT_TAKEN:
                 raise ConfigurationError(f"{where}.{key}: a run cannot say this")
+            if key in SLOW and value:
+                raise ConfigurationError(f"{where}.{key}: a run can only say false")
             check_bounds(value, f"{where}.{str(key)[:64]}", depth - 1)
     elif isinstance(values, int) and not isinstance(values, bool) and abs(values) > (most := _most(where)):
         raise ConfigurationError(f"{where} = {str(values)[:30]}: at most {most:,}")
 
 
-def check_memory(parameters: int) -> None:
-    """Raise `ConfigurationError` if this machine cannot train so many parameters."""
+def check_memory(model: nn.Module) -> None:
+    """Raise `ConfigurationError` if this machine cannot train such a model, which may be on the device `meta`."""
     memory = int(MEMORY_SHARE * psutil.virtual_memory().total)
-    if parameters * BYTES_PER_PARAMETER > memory:
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    needed = parameters * BYTES_PER_PARAMETER + sum(buffer.nbytes for buffer in model.buffers())
+    if needed > memory:
         raise ConfigurationError(
-            f"a model of {parameters:,} parameters takes {parameters * BYTES_PER_PARAMETER >> 20:,} MiB to train; "
+            f"a model of {parameters:,} parameters and its tables take {needed >> 20:,} MiB to train; "
             f"of this machine's memory it may have {memory >> 20:,} MiB"
         )
+
+
+@contextmanager
+def bounded_modules() -> Iterator[None]:
+    """Raise `ConfigurationError` for a model that this thread makes of more than 32,768 modules: settings of many names
+    and meanings say how often some part of a model is repeated, and only what comes of them can be bounded.
+    """
+    thread, made = threading.get_ident(), 0
+
+    def count(parent: nn.Module, name: str, module: nn.Module) -> None:  # noqa: ARG001
+        nonlocal made
+        if threading.get_ident() != thread:
+            return
+        made += 1
+        if made > MOST_MODULES:
+            raise ConfigurationError(f"a model of these settings has more than {MOST_MODULES:,} modules")
+
+    hook = register_module_module_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _most(where: str) -> int:

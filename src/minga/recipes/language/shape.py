@@ -24,7 +24,13 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.problems import probably_meant
-from minga.recipes.language.config_guard import check_bounds, check_memory, read_config, without_foreign
+from minga.recipes.language.config_guard import (
+    bounded_modules,
+    check_bounds,
+    check_memory,
+    read_config,
+    without_foreign,
+)
 from minga.recipes.language.settings import LanguageSettings
 from minga.recipes.text.given_tokenizer import given_content
 from minga.recipes.text.special_tokens import SpecialTokens
@@ -149,15 +155,14 @@ def sizes_of(values: Mapping[str, Any]) -> tuple[int, int | None]:
 
 def parameters_of(text: str, family: ModelFamily) -> int:
     """How many parameters a model of this shape trains, counted without making it."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in _model(read_config(text), family).parameters())
+    return sum(parameter.numel() for parameter in _without_memory(read_config(text), family).parameters())
 
 
 def build(text: str, family: ModelFamily) -> nn.Module:
     """A new float32 model, in training mode. Raises `ConfigurationError` if it cannot be made or is too large here."""
     values = read_config(text)
     if torch.get_default_device().type != "meta":
-        check_memory(parameters_of(text, family))
+        check_memory(_without_memory(values, family))
     return _model(values, family).train()
 
 
@@ -171,11 +176,17 @@ def check_type(architecture: str, family: ModelFamily) -> None:
         )
 
 
+def _without_memory(values: Mapping[str, Any], family: ModelFamily) -> nn.Module:
+    with torch.device("meta"):
+        return _model(values, family)
+
+
 def _model(values: Mapping[str, Any], family: ModelFamily) -> nn.Module:
     check_type(values["model_type"], family)
     try:
-        model = family.auto.from_config(_configuration(values), dtype=torch.float32)
-    except NotImplementedError:  # a draw that would differ between machines
+        with bounded_modules():
+            model = family.auto.from_config(_configuration(values), dtype=torch.float32)
+    except (NotImplementedError, ConfigurationError):  # the first: a draw that would differ between machines
         raise
     except Exception as error:  # each architecture has errors of its own
         raise ConfigurationError(

@@ -7,7 +7,7 @@ difference is what the pre-training gave. Too little pre-training can make it ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -72,6 +72,7 @@ class _Work:
             data = data.first(options.training_examples)
         try:
             config = AutoConfig.from_pretrained(name)
+            _check_no_kernel(config.to_dict() | config.get_config_dict(name)[0], name)
             tokenizer = AutoTokenizer.from_pretrained(name)
         except (OSError, ValueError, KeyError) as error:
             raise ConfigurationError(f"{name}: no model that transformers can load: {str(error)[:300]}") from error
@@ -139,3 +140,12 @@ def _parameters(config: Any) -> int:
 
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in AutoModel.from_config(config).parameters())
+
+
+def _check_no_kernel(config: Mapping[str, Any], name: str) -> None:
+    """Raise `ConfigurationError` for a configuration that names a kernel of the hub, which is a program."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            _check_no_kernel(value, name)
+        elif str(key).endswith("_implementation") and "/" in str(value):
+            raise ConfigurationError(f"{name}: its config.json names a program, {str(value)[:60]!r}, as {key}")

@@ -29,6 +29,7 @@ from minga.recipes.writing.by_language import WRITINGS
 
 TRAINING_FILE = "training.jsonl.gz"
 MAX_TEXT_CHARACTERS = 256 << 20
+MAX_DOCUMENTS = 16 << 20
 HELDOUT_FILE = "heldout.jsonl.gz"
 MAX_STREAMED_HELDOUT = 256
 MAX_STREAMED_SCAN = 50_000
@@ -131,16 +132,20 @@ def pack_documents(documents: Iterable[str]) -> bytes:
 def unpack_documents(path: Path) -> Iterator[str]:
     """The documents of a file that `pack_documents` made; memory stays bounded by the longest line allowed, 16 MiB.
 
-    Raises `ConfigurationError` for anything else and `StorageError` if the file cannot be read.
+    Raises `ConfigurationError` for anything else, and for more text than may travel, which a small file can hold; and
+    `StorageError` if the file cannot be read.
     """
     try:
         with gzip.open(path, "rb") as file:
-            number = 0
+            number, size = 0, 0
             while line := file.readline(_MAX_LINE_BYTES):
                 number += 1
                 document = json.loads(line)
                 if not isinstance(document, str):
                     raise ConfigurationError(f"{path}, line {number}: not a document")
+                size += len(document)
+                if size > MAX_TEXT_CHARACTERS or number > MAX_DOCUMENTS:
+                    raise ConfigurationError(f"{path}: more text than may travel with a run")
                 yield document
     except gzip.BadGzipFile as error:
         raise ConfigurationError(f"{path}: not a file of documents: {error}") from error

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from minga.recipes.text.foreign_tokenizer import encoded_texts
 from minga.recipes.writing.sentences import split_sentences
 
 SPECIAL_PER_PAIR = 3
@@ -45,7 +46,7 @@ def encode_documents(
     """The documents as tokens, without special ones; sentences that come to nothing are left out."""
     sentences = [split(document) for document in documents]
     flat = [sentence for document in sentences for sentence in document]
-    encodings = iter(tokenizer.encode_batch_fast(flat, add_special_tokens=False))
+    encodings = iter(encoded_texts(tokenizer, flat))
     encoded = []
     for document in sentences:
         ids = [tokens for tokens in (next(encodings).ids for _ in document) if tokens]

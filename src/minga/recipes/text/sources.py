@@ -17,6 +17,7 @@ from typing import Any
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.broken_streams import streamed_rows
+from minga.recipes.hub_data import check_on_hub
 
 MAX_DOCUMENT_CHARACTERS = 1 << 20
 _MAX_LINE_CHARACTERS = 8 << 20
@@ -118,9 +119,12 @@ def dataset_documents(rows: Iterable[Any], text_column: str, name: str) -> Itera
 def open_dataset(name: str, config: str | None, split: str, revision: str | None = None) -> Any:
     """A streamed data set of the Hugging Face hub, as `datasets.IterableDataset`.
 
-    Nothing is downloaded as a whole. Raises `ConfigurationError`, with the library's own words, if it cannot be opened.
+    Nothing is downloaded as a whole. Raises `ConfigurationError`, with the library's own words, if it cannot be opened,
+    and if the name leads to files of this machine.
     """
     import datasets
+
+    check_on_hub(name, "data.name")
 
     try:
         return datasets.load_dataset(name, config, split=split, streaming=True, revision=revision)

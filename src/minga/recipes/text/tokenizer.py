@@ -12,6 +12,7 @@ from typing import Literal
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from minga.core.errors import ConfigurationError
+from minga.recipes.text.foreign_tokenizer import parsed
 from minga.recipes.text.sentence_pairs import Split
 from minga.recipes.text.special_tokens import MASKED_TOKENS, tokens_needed
 from minga.recipes.writing.by_language import USUAL, Writing
@@ -53,14 +54,9 @@ def read_tokenizer(data: bytes, vocabulary_size: int) -> Tokenizer:
 
     Raises `ConfigurationError` if it cannot be read or is larger than the model's vocabulary.
     """
-    try:
-        tokenizer = Tokenizer.from_str(data.decode("utf-8"))
-    except Exception as error:  # the library raises bare `Exception` for whatever it cannot read
-        raise ConfigurationError(f"tokenizer.json: not readable: {str(error)[:200]}") from error
+    tokenizer = parsed(data)
     if (size := tokens_needed(tokenizer)) > vocabulary_size:
         raise ConfigurationError(f"tokenizer.json: {size} entries; vocabulary_size allows {vocabulary_size}")
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
     return tokenizer
 
 

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.spec.sections import MAX_FILE_BYTES
+from minga.recipes.text.foreign_tokenizer import encoded_texts
 
 TOKENS_FILE = "tokens.safetensors"
 DOCUMENTS_AT_A_TIME = 256
@@ -29,7 +30,7 @@ def encoded(documents: Iterable[str], tokenizer: Tokenizer, end: int) -> Iterato
     """Each document as tokens, `end` after it; those that come to nothing are left out."""
     rest = iter(documents)
     while some := list(islice(rest, DOCUMENTS_AT_A_TIME)):
-        for encoding in tokenizer.encode_batch_fast(some, add_special_tokens=False):
+        for encoding in encoded_texts(tokenizer, some):
             if encoding.ids:
                 yield np.array([*encoding.ids, end], dtype=np.int32)
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from minga.core.errors import ConfigurationError
+from minga.recipes.text.foreign_tokenizer import encoded_texts, parsed
 from minga.recipes.text.tokenizer import train_tokenizer
 from minga.recipes.text_to_image.decoder.model import PAD
 
@@ -34,22 +35,17 @@ def caption_tokenizer(setting: str, captions: Sequence[str], vocabulary: int) ->
 
 def read_caption_tokenizer(data: bytes, vocabulary: int) -> Tokenizer:
     """The tokenizer in the content of a `tokenizer.json`, with ids below `vocabulary`. Raises `ConfigurationError`."""
-    try:
-        tokenizer = Tokenizer.from_str(data.decode("utf-8"))
-    except Exception as error:  # the library raises bare `Exception` for whatever it cannot read
-        raise ConfigurationError(f"tokenizer.json: not readable: {str(error)[:200]}") from error
+    tokenizer = parsed(data)
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= vocabulary:
         raise ConfigurationError(f"tokenizer.json: has an id {largest}; the model's vocabulary has {vocabulary}")
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
     return tokenizer
 
 
 def encode_captions(tokenizer: Tokenizer, captions: Sequence[str], length: int) -> npt.NDArray[np.int64]:
     """int64 [n, length]: the first tokens of each caption, then 0."""
     found = np.full((len(captions), length), PAD, dtype=np.int64)
-    for row, encoding in enumerate(tokenizer.encode_batch(list(captions), add_special_tokens=False)):
+    for row, encoding in enumerate(encoded_texts(tokenizer, captions)):
         ids = [each for each in encoding.ids if each != PAD][:length]
         found[row, : len(ids)] = ids
     return found

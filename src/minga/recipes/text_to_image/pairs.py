@@ -52,7 +52,7 @@ def read_pairs(path: Path, shape: DecoderShape) -> Pairs:
     """
     try:
         arrays = load_file(path)
-    except (SafetensorError, ValueError, TypeError) as error:
+    except (SafetensorError, ValueError, TypeError, AttributeError) as error:  # the last: types that numpy lacks
         raise ConfigurationError(f"{path}: not a file of pairs: {str(error)[:200]}") from error
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror}") from error

@@ -72,7 +72,7 @@ class FileFetch:
         """Fetch all pieces by the list of one peer; whether the whole is right."""
         pieces, guide = await self._pieces(peers)
         has_all = await self._fetch(pieces, peers if guide is None else [guide])
-        if has_all and await run_blocking(self._is_intact, self._part):
+        if has_all and await run_blocking(self._is_here):
             return True
         if guide is None and has_all:
             raise OSError(f"{self._part} does not hold what was written to it")
@@ -173,6 +173,10 @@ class FileFetch:
 
     def _is_intact(self, path: Path) -> bool:
         return is_intact(path, self._entry.blake3, self._entry.size_bytes)
+
+    def _is_here(self) -> bool:
+        """Whether the whole is right; another process that fetched the same file may have given it its name."""
+        return self._is_intact(self._part) or self._is_intact(self._final)
 
     def _prepare(self) -> None:
         """Make sure that there is a partial file of the right size; it takes no room yet where files may have holes."""

@@ -80,6 +80,27 @@ def trained_once(case: RecipeCase, files: dict[str, Path]) -> dict[str, torch.Te
     return batch
 
 
+@pytest.mark.parametrize("packed_size", [0, 16])
+def test_a_file_that_is_no_picture_is_named(tmp_path: Path, packed_size: int) -> None:
+    (tmp_path / "class").mkdir()
+    for number in range(3):
+        Image.new("RGB", (16, 16), (number, 0, 0)).save(tmp_path / "class" / f"{number}.png")
+    bad = tmp_path / "class" / "bad.png"
+    bad.write_bytes(b"")
+    with pytest.raises(ConfigurationError, match=rf"{bad.name}': not a picture that can be read"):
+        case_of(source="folder", folder=str(tmp_path), packed_size=packed_size, heldout_fraction=0.0).recipe().prepare()
+
+
+@pytest.mark.parametrize("headers", [{"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}, {"size": "-5"}])
+def test_tar_files_with_hostile_headers_are_refused(headers: dict[str, str], tmp_path: Path) -> None:
+    info, path = tarfile.TarInfo("a.img"), tmp_path / "a.tar"
+    info.pax_headers = headers
+    with tarfile.open(path, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(info)
+    with pytest.raises(ConfigurationError, match=r"not a tar file|a picture has not"):
+        EncodedSet({"pictures-0000.tar": path})
+
+
 def test_a_folder_travels_as_squares(folder: Path, tmp_path: Path) -> None:
     case = case_of(source="folder", folder=str(folder), packed_size=16)
     files = case.files(tmp_path)

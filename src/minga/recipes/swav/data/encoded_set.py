@@ -62,10 +62,10 @@ def _places(path: Path) -> list[tuple[Path, int, int]]:
     try:
         with tarfile.open(path, mode="r:") as tar:
             members = [member for member in tar if member.isreg()]
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError, RecursionError, MemoryError) as error:  # headers of extensions
         raise ConfigurationError(f"{path}: not a tar file of pictures: {error}") from error
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
-    if any(member.size > MAX_BYTES for member in members):
-        raise ConfigurationError(f"{path}: a picture is larger than {MAX_BYTES >> 20} MiB")
+    if any(not 0 <= member.size <= MAX_BYTES for member in members):
+        raise ConfigurationError(f"{path}: a picture has not 0 to {MAX_BYTES >> 20} MiB")
     return [(path, member.offset_data, member.size) for member in members]

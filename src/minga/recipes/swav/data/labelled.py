@@ -85,7 +85,7 @@ def _split(
 def _squares(pictures: list[EncodedPicture], like: ImageData, side: int) -> PictureSet:
     if not pictures:
         raise ConfigurationError("there are no pictures, or all of them are on one side")
-    opened = (open_picture(picture.body) for picture in pictures)
+    opened = (open_picture(picture.body, picture.name) for picture in pictures)
     shown = (picture.convert("L").convert("RGB") if like.channels == 1 else picture for picture in opened)
     squares = np.stack([square(picture, side)[:, :, : like.channels].transpose(2, 0, 1) for picture in shown])
     labels = torch.tensor([picture.label for picture in pictures], dtype=torch.int64)

@@ -85,7 +85,7 @@ def _travelling_files(pictures: Sequence[EncodedPicture], fraction: float, side:
     if len(training) < FEWEST:
         raise ConfigurationError(f"data: {len(training)} pictures to train on are too few")
     for picture in training[_most(side, MAX_PROBE) :]:
-        open_picture(picture.body)  # the others are read for figures
+        open_picture(picture.body, picture.name)  # the others are read for figures
     heldout = [pictures[place] for place in order if kept_out[place]]
     return {**pack_files([picture.body for picture in training]), **_evaluation_files(training, heldout, side)}
 
@@ -130,7 +130,7 @@ def _squares(pictures: Sequence[EncodedPicture], side: int) -> PictureSet:
     """Middle squares of the pictures, in colour."""
     if not pictures:
         raise ConfigurationError("data: there are no pictures")
-    squares = [square(open_picture(picture.body), side) for picture in pictures]
+    squares = [square(open_picture(picture.body, picture.name), side) for picture in pictures]
     labels = torch.tensor([picture.label for picture in pictures], dtype=torch.int64)
     return PictureSet(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2).contiguous(), labels)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.broken_streams import resumed_rows
+from minga.recipes.hub_data import check_on_hub
 from minga.recipes.images.loading import MAX_BYTES
 from minga.recipes.swav.data.picture_set import UNLABELLED
 from minga.recipes.swav.data.settings import ImageData
@@ -19,10 +20,11 @@ from minga.recipes.swav.data.settings import ImageData
 
 @dataclass(frozen=True)
 class EncodedPicture:
-    """A picture file, and its class, -1 for none."""
+    """A picture file, its class, -1 for none, and what error messages call it."""
 
     body: bytes
     label: int
+    name: str = "a picture"
 
 
 def encoded_pictures(data: ImageData, *, order: int | None = None) -> Iterator[EncodedPicture]:
@@ -36,7 +38,7 @@ def encoded_pictures(data: ImageData, *, order: int | None = None) -> Iterator[E
         rows = rows.shuffle(seed=order % 2**31, buffer_size=1)  # some libraries take 32-bit seeds only
     column, names = _column(data), dict[str, int]()
     for row in resumed_rows(rows, f"data.source = {data.source!r}"):
-        yield EncodedPicture(_body(row, column, data), _label(row.get(data.label_column), names))
+        yield EncodedPicture(_body(row, column, data), _label(row.get(data.label_column), names), _name(row, column))
 
 
 def _opened(data: ImageData) -> Any:
@@ -49,6 +51,8 @@ def _opened(data: ImageData) -> Any:
     }
     if data.source == "folder" and not (data.folder and Path(data.folder).is_dir()):
         raise ConfigurationError(f"data.folder = {data.folder!r}: no such folder")
+    if data.source == "hub":
+        check_on_hub(data.name, "data.name")
     try:
         rows = datasets.load_dataset(**known[data.source], streaming=True)
         column = _column(data)
@@ -81,6 +85,12 @@ def _body(row: dict[str, Any], column: str, data: ImageData) -> bytes:
     if not isinstance(body, bytes) or len(body) > MAX_BYTES:
         raise ConfigurationError(f"data.image_column = {column!r}: a row has no picture of at most {MAX_BYTES} bytes")
     return body
+
+
+def _name(row: dict[str, Any], column: str) -> str:
+    cell = row.get(column)
+    path = cell.get("path") if isinstance(cell, dict) else None
+    return repr(path[-200:]) if isinstance(path, str) and path else "a picture"
 
 
 def _label(value: object, names: dict[str, int]) -> int:

@@ -73,7 +73,7 @@ def _by_metadata(folder: Path, path: Path, data: ImageTextData) -> Iterator[tupl
                 caption = caption_of_row(row, data)
                 if caption is not None:
                     yield caption, inside
-    except (OSError, ValueError, csv.Error) as error:
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
         raise ConfigurationError(f"{path}: cannot be read: {str(error)[:200]}") from error
 
 

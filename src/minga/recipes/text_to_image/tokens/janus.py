@@ -11,11 +11,17 @@ import torch
 from torch import nn
 
 from minga.core.errors import ConfigurationError
+from minga.recipes.language.config_guard import bounded_modules
 from minga.recipes.text_to_image.tokens.fsq import Codes, Pictures, as_tensor
 
 _AT_A_TIME: Final = 16
 _MOST: Final = 1 << 16
-_IGNORED: Final = frozenset({"transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype"})
+_TAKEN: Final = frozenset(
+    {"embed_dim", "num_embeddings", "double_latent", "latent_channels", "num_patches", "in_channels", "out_channels"}
+    | {"base_channels", "channel_multiplier", "num_res_blocks", "dropout", "initializer_range", "projection_dim"}
+    | {"num_hidden_layers", "hidden_act", "image_token_embed_dim"}
+)
+"""What a configuration may say; other keys name programs and places, or have no meaning here."""
 
 
 class JanusTokenizer(nn.Module):
@@ -25,13 +31,21 @@ class JanusTokenizer(nn.Module):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
-        self.config = {name: value for name, value in config.items() if name not in _IGNORED}
+        if not isinstance(config, Mapping):
+            raise TypeError("its configuration is no table")
+        self.config = {name: value for name, value in config.items() if name in _TAKEN}
         numbers = [value for each in self.config.values() for value in (each if isinstance(each, list) else [each])]
         if any(isinstance(value, int | float) and abs(value) > _MOST for value in numbers):
             raise ValueError("a number of its configuration is too large")
         from transformers import JanusVQVAE, JanusVQVAEConfig  # takes seconds, and few runs need it
 
-        self.model = JanusVQVAE(JanusVQVAEConfig(**self.config))
+        try:
+            with bounded_modules():
+                self.model = JanusVQVAE(JanusVQVAEConfig(**self.config))
+        except ConfigurationError:
+            raise
+        except Exception as error:  # the library has errors of its own for each setting
+            raise ValueError(str(error)) from error
 
     @property
     def codes(self) -> int:
