@@ -92,6 +92,14 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, object], me
         RecipeCase("swav", settings).recipe()
 
 
+def test_a_strangers_run_names_no_shards_on_this_machine() -> None:
+    for url in ("/home/me/*.tar", "file:///home/me/a.tar", "http://10.0.0.1/a.tar", "a.tar"):
+        settings = {"data": {"source": "shards", "urls": ["https://example.org/a.tar", url]}}
+        with pytest.raises(ConfigurationError, match="no https address"):
+            RecipeCase("swav", settings).recipe().check_received()
+    RecipeCase("swav", {"data": {"source": "shards", "urls": ["https://example.org/a.tar"]}}).recipe().check_received()
+
+
 @pytest.mark.parametrize(
     ("settings", "size", "message"),
     [

@@ -73,6 +73,14 @@ class SwavRecipe(Recipe[SwavSettings]):
             "training": {"target_batch_size": 128},
         }
 
+    def check_received(self) -> None:
+        """Shards have to be addresses: a path would name files of the machine that reads the spec."""
+        if paths := [url for url in self.settings.data.urls if not url.startswith("https://")]:
+            raise ConfigurationError(
+                f"recipe.swav.data.urls names {paths[0][:200]!r}, which is no https address; a run for others streams "
+                "shards that all of them can reach"
+            )
+
     def check_public(self) -> None:
         """A gradient has to follow from parameters and public batch alone, and pictures from files without decoding."""
         if self.settings.queue:

@@ -54,7 +54,7 @@ class ImageData(Section):
     ] = described(
         (),
         "(source shards) tar files of WebDataset, which each peer streams",
-        "a list of at most 4096 addresses or paths",
+        "a list of at most 4096 https addresses; paths only where no other machine joins",
     )
     image_column: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
         "image", "(sources hub, shards) column, or suffix in a tar file, that holds the picture", _TEXT
