@@ -46,7 +46,7 @@ FIGURES: Final[dict[str, Figure]] = {
     "minga_peer_sent_bytes": Figure(CounterMetricFamily, "Bytes that a peer sent.", ("peer",)),
     "minga_peer_received_bytes": Figure(CounterMetricFamily, "Bytes that a peer received.", ("peer",)),
 }
-"""All figures by name, but for `minga_run`, which names the run. Names of counters end with `_total` when read."""
+"""All figures by name, but for `minga_run`, which names the run. To the names of counters Prometheus adds "_total"."""
 
 
 class RunCollector(Collector):
