@@ -78,13 +78,14 @@ def test_a_peer_that_keeps_none_refuses() -> None:
     ("lines", "kept"),
     [
         (zlib.compress(b'{"t": 5, "event": "step"}\n{"t": 500, "event": "step"}\n[]\n{"t": NaN}\n\xff'), 1),
+        (zlib.compress(b'{"t": 1' + b"0" * 400 + b', "event": "step"}\n{"t": 5, "event": "step"}'), 1),
         (zlib.compress(b"x" * (1 << 26)), 0),
         (zlib.compress(b'{"t": 5, "event": "step"}\n' * 100_000), MOST_ENTRIES),
         (zlib.compress(b'{"t": 5, "event": "' + b"y" * 9000 + b'"}'), 0),
         (b"", 0),
         (b"no zlib", None),
     ],
-    ids=["garbage", "bomb", "many", "long", "empty", "unpacked"],
+    ids=["garbage", "beyond a float", "bomb", "many", "long", "empty", "unpacked"],
 )
 def test_any_reply_is_bounded_and_read_with_care(lines: bytes, kept: int | None) -> None:
     async def test() -> None:
