@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import socket
 import threading
 from collections.abc import Iterator
@@ -382,6 +383,22 @@ def test_the_organiser_pauses_resumes_amends_and_bans(dashboard: Dashboard, desk
         ("amend", {"optimizer.learning_rate": 0.001}, step + 3 + 6),
         ("bar", "ab" * 32, "spam"),
     ]
+
+
+def test_an_order_of_a_dashboard_that_saw_no_step_yet_is_as_far_ahead_as_the_run_may_be_fast(desk: FakeDesk) -> None:
+    begun = MadeUpRun(64)
+    try:
+        served = begun.serve(None, desk=lambda: cast(Organiser, desk))
+        look = begun.advance(1.0)
+        settle(served)
+        desk.asked.clear()
+        assert order(served, {"action": "amend", "changes": ["optimizer.learning_rate=0.001"]}).status == 200
+        fastest = look.status.samples_per_second / look.status.target_batch_size
+        assert desk.asked[0][2] == 3 + math.ceil(30.0 * fastest)
+        assert fastest > 0.5
+        served.close()
+    finally:
+        begun.close()
 
 
 @pytest.mark.parametrize(
