@@ -304,6 +304,7 @@ def test_beyond_this_machine_viewers_need_the_token(run: MadeUpRun) -> None:
         assert ask(local, "/?token=wrong").status == 401
         entered = ask(local, f"/peers?token={token}")
         assert (entered.status, entered.headers["location"]) == (303, "/peers")
+        assert ask(local, f"//evil.example/peers?token={token}").headers["location"] == "/evil.example/peers"
         cookie = entered.headers["set-cookie"]
         assert all(word in cookie for word in ("HttpOnly", "SameSite=strict", "Secure"))
         assert ask(local, "/", Cookie=cookie.split(";")[0], Host="run.example.org").status == 200
