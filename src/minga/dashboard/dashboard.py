@@ -51,7 +51,9 @@ logger = logging.getLogger("minga")
 
 
 class Dashboard:
-    """Serves from `start` on, until `close`. `watcher` looks at the run; each of its looks comes here, too.
+    """Listens from its making on, and serves from `start` until `close`.
+
+    `watcher` looks at the run; each of its looks comes here, too.
 
     What is recorded lies in `directory`, beside the watcher's history; None keeps it in memory. `earlier` are histories
     that other processes of this machine keep. `desk` makes the organiser's part where the organiser's key is here.
@@ -98,7 +100,10 @@ class Dashboard:
         return (self.settings.url or self._server.url).rstrip("/")
 
     def start(self) -> None:
-        """Take up what was recorded before, and serve."""
+        """Take up what was recorded before, and serve; call `close` also if this fails.
+
+        Raises `ClosedError` if the peer was closed, and `LocalError` if the server cannot be started.
+        """
         self._take_up()
         self._thread.start()
         self._server.wait_until_started()

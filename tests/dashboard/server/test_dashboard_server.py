@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import pytest
@@ -19,9 +20,10 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks._dashboard_swarm import LINK, MadeUpRun, peer_id
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ClosedError, ConfigurationError, LocalError
 from minga.core.events.averaging import RoundMemberLost
 from minga.dashboard.dashboard import LEADERBOARD_FILE, Dashboard
+from minga.dashboard.server.web_server import WebServer
 from minga.dashboard.settings import DashboardSettings
 from minga.identity.access.amendments import Amendment
 from minga.monitor.history import RECORD_FILE
@@ -355,6 +357,36 @@ def test_a_port_that_is_taken_is_said(dashboard: Dashboard, run: MadeUpRun) -> N
     port = urlsplit(dashboard.url).port
     with pytest.raises(ConfigurationError, match="cannot listen at"):
         Dashboard(run.peer, run.watcher, DashboardSettings(port=port or 0), directory=None)
+
+
+def test_a_dashboard_whose_peer_was_closed_does_not_start_and_gives_its_address_back() -> None:
+    ended = MadeUpRun(2)
+    asked = cast(Any, ended.peer)
+    asked.on_loop = Mock(side_effect=ClosedError("this peer was closed"))
+    unstarted = Dashboard(ended.peer, ended.watcher, DashboardSettings(port=0), directory=None)
+    address = urlsplit(unstarted.url)
+    with pytest.raises(ClosedError):
+        unstarted.start()
+    unstarted.close()
+    unstarted.close()
+    with socket.create_server((address.hostname or "", address.port or 0)):
+        pass
+    ended.close()
+
+
+def test_a_server_that_fails_at_its_start_says_so() -> None:
+    server = WebServer("127.0.0.1", 0)
+
+    def make() -> Any:
+        raise RuntimeError("no app")
+
+    async def beside() -> None:
+        pass
+
+    with pytest.raises(RuntimeError, match="no app"):
+        server.run(make, beside, lambda: None)
+    with pytest.raises(LocalError, match="could not be started"):
+        server.wait_until_started()
 
 
 # ---- orders

@@ -138,8 +138,8 @@ def _dashboard(peer: Peer, shown: DashboardSettings | None, output: Output) -> I
     from minga.dashboard.dashboard import Dashboard
 
     dashboard = Dashboard(peer, watcher, shown, directory=peer.directory, desk=lambda: desk_in(peer, None))
-    dashboard.start()
     try:
+        dashboard.start()
         announce_dashboard(dashboard, output)
         yield watcher
     finally:

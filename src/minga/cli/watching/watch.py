@@ -46,8 +46,8 @@ def run_watch(
         dashboard = Dashboard(
             joined, watcher, settings, directory=directory, earlier=earlier, desk=desk if organises else None
         )
-        dashboard.start()
         try:
+            dashboard.start()
             announce_dashboard(dashboard, context.output)
             while not (context.parent_watch is not None and context.parent_watch.is_over(0)):
                 watcher.look()
