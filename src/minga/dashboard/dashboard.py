@@ -180,24 +180,36 @@ class Dashboard:
             answers = Answers(self._run, feed, slow, has_organiser=self._make_desk is not None)
             return make_app(self.settings, answers, OrderDesk(self._make_desk, self._run.step_in), Pages())
 
-        self._server.run(make, self._tick, lambda: self._feed.close() if self._feed else None)
+        self._server.run(make, self._beside, lambda: self._feed.close() if self._feed else None)
+
+    async def _beside(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tick())
+            tasks.create_task(self._add_up_receipts())
+
+    async def _add_up_receipts(self) -> None:
+        """Beside all else, since a monitor may wait for a member for long."""
+        while True:
+            if self._run.look is None:
+                await asyncio.sleep(TICK_S)
+                continue
+            with contextlib.suppress(MingaError):  # no member answers, or this peer was closed
+                self._run.take_attested(await asyncio.to_thread(self._peer.receipts))
+            await asyncio.sleep(RECEIPTS_PERIOD_S)
 
     async def _tick(self) -> None:
         """Tell viewers what changed, and keep the leaderboard on disk."""
-        kept_s, told_s, attested_s = time.monotonic(), 0.0, 0.0
+        kept_s, told_s = time.monotonic(), 0.0
         while True:
             await asyncio.sleep(TICK_S)
             look, feed = self._run.look, self._feed
             if look is not None and feed is not None and feed.viewers and look.time_s != told_s:
                 told_s = look.time_s
-                feed.publish(self._run.live() or b"{}")
+                if (live := self._run.live()) is not None:
+                    feed.publish(live)
             if time.monotonic() - kept_s > KEEP_PERIOD_S:
                 kept_s = time.monotonic()
                 self._keep_leaderboard()
-            if look is not None and time.monotonic() - attested_s > RECEIPTS_PERIOD_S:
-                with contextlib.suppress(MingaError):  # no member answers, or this peer was closed
-                    self._run.take_attested(await asyncio.to_thread(self._peer.receipts))
-                attested_s = time.monotonic()
 
     # ---- what lasts
 

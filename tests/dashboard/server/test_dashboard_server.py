@@ -22,12 +22,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks._dashboard_swarm import LINK, MadeUpRun, peer_id
 from minga.core.errors import ClosedError, ConfigurationError, LocalError
 from minga.core.events.averaging import RoundMemberLost
+from minga.dashboard import dashboard as dashboard_module
 from minga.dashboard.dashboard import LEADERBOARD_FILE, Dashboard
 from minga.dashboard.server.web_server import WebServer
 from minga.dashboard.settings import DashboardSettings
 from minga.identity.access.amendments import Amendment
 from minga.monitor.history import RECORD_FILE
 from minga.training.organiser import Organiser
+from minga.training.receipts.tally import PeerTotals
 
 
 class Answer(NamedTuple):
@@ -262,6 +264,32 @@ def test_viewers_hear_of_a_dead_peer(dashboard: Dashboard, run: MadeUpRun) -> No
     finally:
         run.gone = set()
         stream.close()
+
+
+def test_viewers_hear_on_while_a_member_is_asked_for_receipts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard_module, "TICK_S", 0.02)
+    run, asked, answered = MadeUpRun(3), threading.Event(), threading.Event()
+
+    def receipts() -> dict[str, PeerTotals]:
+        asked.set()
+        answered.wait()
+        return {peer_id(1): PeerTotals(samples=77)}
+
+    cast(Any, run.peer).receipts = receipts
+    served = run.serve(None)
+    stream = Stream(served)
+    try:
+        run.advance(1.0)
+        assert asked.wait(10.0)
+        for _ in range(2):
+            look = run.advance(1.0)
+            while stream.next()["now"]["t"] < look.time_s:
+                pass
+    finally:
+        answered.set()
+        stream.close()
+        served.close()
+        run.close()
 
 
 def test_open_streams_do_not_hold_the_end(run: MadeUpRun) -> None:
