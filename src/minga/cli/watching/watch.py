@@ -40,7 +40,7 @@ def run_watch(
         if organises:
             desk()  # the key is here, or the command ends with what is missing
         directory = joined.directory / FOLDER
-        watcher = Watcher(joined, History(directory / FILE_NAME))
+        watcher = Watcher(joined, History(directory / FILE_NAME, most_remembered=0))
         earlier = [joined.directory / name for name in (FILE_NAME, RECORD_FILE)]  # a host on this machine keeps them
         joined.on_loop(lambda: HistoryServer(joined.session.node, (directory / FILE_NAME, directory / RECORD_FILE)))
         dashboard = Dashboard(
