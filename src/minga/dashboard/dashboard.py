@@ -125,7 +125,6 @@ class Dashboard:
         self._server.stop()
         if self._thread.is_alive():
             self._thread.join(LEAVE_S)
-            self._keep_leaderboard()
 
     # ---- what comes in, on other threads
 
@@ -183,9 +182,13 @@ class Dashboard:
         self._server.run(make, self._beside, lambda: self._feed.close() if self._feed else None)
 
     async def _beside(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._tick())
-            tasks.create_task(self._add_up_receipts())
+        """Work beside the answers, until the server ends."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._tick())
+                tasks.create_task(self._add_up_receipts())
+        finally:
+            self._keep_leaderboard()
 
     async def _add_up_receipts(self) -> None:
         """Beside all else, since a monitor may wait for a member for long."""

@@ -7,6 +7,7 @@ import json
 import math
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -546,6 +547,33 @@ def test_a_dashboard_that_starts_again_shows_what_was_before(tmp_path: Path) -> 
         assert ask(second, "/api/v1/leaderboard").json()["rows"] == board
         second.close()
     finally:
+        run.close()
+
+
+def test_a_leaderboard_is_kept_at_the_end_though_a_member_that_was_asked_for_receipts_never_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboard_module, "TICK_S", 0.02)
+    monkeypatch.setattr(dashboard_module, "LEAVE_S", 0.0)  # it may end while the thread still waits
+    run, asked, answered = MadeUpRun(3), threading.Event(), threading.Event()
+
+    def receipts() -> dict[str, PeerTotals]:
+        asked.set()
+        answered.wait()
+        return {}
+
+    cast(Any, run.peer).receipts = receipts
+    served = run.serve(tmp_path)
+    try:
+        run.advance(1.0)
+        assert asked.wait(10.0)
+        served.close()
+        while not (tmp_path / LEADERBOARD_FILE).exists():
+            assert served._thread.is_alive()
+            time.sleep(0.02)
+    finally:
+        answered.set()
+        served._thread.join()
         run.close()
 
 
