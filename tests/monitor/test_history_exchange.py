@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from minga.monitor.history_exchange import (
     LEAST_PERIOD_S,
     MOST_ENTRIES,
     MOST_REPLY_BYTES,
+    REST,
     HistoryReply,
     HistoryRequest,
     HistoryServer,
@@ -62,6 +64,35 @@ def test_a_peer_sends_what_it_kept_of_a_time(tmp_path: Path) -> None:
     run_virtual(test())
 
 
+def test_a_history_that_takes_long_to_read_is_read_more_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "history.jsonl", [entry(1.0, step=1)])
+
+    async def test() -> None:
+        world, loop = World(), asyncio.get_running_loop()
+        keeper, asker = await world.node(), await world.node()
+
+        async def read_for_four_seconds(read: Callable[[], bytes]) -> bytes:
+            await asyncio.sleep(4.0)
+            return read()
+
+        monkeypatch.setattr(loop, "run_in_executor", lambda _, read: loop.create_task(read_for_four_seconds(read)))
+        HistoryServer(keeper, [path])
+        first = loop.create_task(ask_history(asker, keeper.peer_id, 0.0, 60.0))
+        await asyncio.sleep(3.0)
+        with pytest.raises(RejectedError):  # while it is being read
+            await ask_history(asker, keeper.peer_id, 0.0, 60.0)
+        assert len(await first) == 1
+        await asyncio.sleep(0.9 * REST * 4.0)
+        with pytest.raises(RejectedError):
+            await ask_history(asker, keeper.peer_id, 0.0, 60.0)
+        await asyncio.sleep(0.1 * REST * 4.0)
+        assert len(await ask_history(asker, keeper.peer_id, 0.0, 60.0)) == 1
+        for node in world.nodes:
+            await node.close()
+
+    run_virtual(test())
+
+
 def test_a_peer_that_keeps_none_refuses() -> None:
     async def test() -> None:
         world = World()
@@ -78,13 +109,14 @@ def test_a_peer_that_keeps_none_refuses() -> None:
     ("lines", "kept"),
     [
         (zlib.compress(b'{"t": 5, "event": "step"}\n{"t": 500, "event": "step"}\n[]\n{"t": NaN}\n\xff'), 1),
+        (zlib.compress(b'{"t": 1' + b"0" * 400 + b', "event": "step"}\n{"t": 5, "event": "step"}'), 1),
         (zlib.compress(b"x" * (1 << 26)), 0),
         (zlib.compress(b'{"t": 5, "event": "step"}\n' * 100_000), MOST_ENTRIES),
         (zlib.compress(b'{"t": 5, "event": "' + b"y" * 9000 + b'"}'), 0),
         (b"", 0),
         (b"no zlib", None),
     ],
-    ids=["garbage", "bomb", "many", "long", "empty", "unpacked"],
+    ids=["garbage", "beyond a float", "bomb", "many", "long", "empty", "unpacked"],
 )
 def test_any_reply_is_bounded_and_read_with_care(lines: bytes, kept: int | None) -> None:
     async def test() -> None:

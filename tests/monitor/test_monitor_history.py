@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError, StorageError
-from minga.monitor.history import FILE_NAME, History, read_history
+from minga.monitor.history import FILE_NAME, Entry, History, read_history
 from minga.monitor.plot import _held_out, plot_history
 from minga.network.interface import PeerId
 from minga.training.record_kinds import Metrics
@@ -87,6 +87,16 @@ def test_history_is_written_read_and_bounded(tmp_path: Path) -> None:
     entries = read_history(path)
     assert entries[-1] == {"t": 1199.0, "event": "step", "step": 199, "loss": 9.0, "total_samples": 199}
     assert [e["step"] for e in entries] == list(range(entries[0]["step"], 200))
+
+
+def test_what_is_not_remembered_is_told_and_written_all_the_same(tmp_path: Path) -> None:
+    told: list[Entry] = []
+    history = History(tmp_path / FILE_NAME, most_remembered=0)
+    history.listeners.append(told.append)
+    for step in range(3):
+        history.add(1000.0 + step, "step", step=step)
+    assert history.entries == []
+    assert [e["step"] for e in told] == [e["step"] for e in read_history(tmp_path / FILE_NAME)] == [0, 1, 2]
 
 
 def test_damaged_lines_are_skipped(tmp_path: Path) -> None:

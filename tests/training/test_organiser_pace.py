@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from minga.training.organiser import LEAST_LEAD, _step_in
+from minga.training.organiser import LEAST_LEAD, step_after
 from minga.training.status.run_status import RunStatus
 
 
@@ -18,9 +18,10 @@ from minga.training.status.run_status import RunStatus
 def test_the_lead_is_that_of_steps_as_they_come(round_s: float | None, steps: int) -> None:
     plan = SimpleNamespace(round_s=round_s)
     status = SimpleNamespace(step=100, samples_per_second=512.0, target_batch_size=256, plan=plan)
-    assert _step_in(cast(RunStatus, status), 30.0) == 100 + LEAST_LEAD + steps
+    assert step_after(cast(RunStatus, status), 30.0) == 100 + LEAST_LEAD + steps
+    assert step_after(cast(RunStatus, status), 30.0, pace=0.5) == 100 + LEAST_LEAD + 15
 
 
 def test_a_run_whose_plan_is_not_known_goes_by_its_speed() -> None:
     status = SimpleNamespace(step=0, samples_per_second=0.0, target_batch_size=256, plan=None)
-    assert _step_in(cast(RunStatus, status), 30.0) == LEAST_LEAD
+    assert step_after(cast(RunStatus, status), 30.0) == LEAST_LEAD

@@ -51,7 +51,9 @@ logger = logging.getLogger("minga")
 
 
 class Dashboard:
-    """Serves from `start` on, until `close`. `watcher` looks at the run; each of its looks comes here, too.
+    """Listens from its making on, and serves from `start` until `close`.
+
+    `watcher` looks at the run; each of its looks comes here, too.
 
     What is recorded lies in `directory`, beside the watcher's history; None keeps it in memory. `earlier` are histories
     that other processes of this machine keep. `desk` makes the organiser's part where the organiser's key is here.
@@ -98,7 +100,10 @@ class Dashboard:
         return (self.settings.url or self._server.url).rstrip("/")
 
     def start(self) -> None:
-        """Take up what was recorded before, and serve."""
+        """Take up what was recorded before, and serve; call `close` also if this fails.
+
+        Raises `ClosedError` if the peer was closed, and `LocalError` if the server cannot be started.
+        """
         self._take_up()
         self._thread.start()
         self._server.wait_until_started()
@@ -120,7 +125,6 @@ class Dashboard:
         self._server.stop()
         if self._thread.is_alive():
             self._thread.join(LEAVE_S)
-            self._keep_leaderboard()
 
     # ---- what comes in, on other threads
 
@@ -175,24 +179,40 @@ class Dashboard:
             answers = Answers(self._run, feed, slow, has_organiser=self._make_desk is not None)
             return make_app(self.settings, answers, OrderDesk(self._make_desk, self._run.step_in), Pages())
 
-        self._server.run(make, self._tick, lambda: self._feed.close() if self._feed else None)
+        self._server.run(make, self._beside, lambda: self._feed.close() if self._feed else None)
+
+    async def _beside(self) -> None:
+        """Work beside the answers, until the server ends."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._tick())
+                tasks.create_task(self._add_up_receipts())
+        finally:
+            self._keep_leaderboard()
+
+    async def _add_up_receipts(self) -> None:
+        """Beside all else, since a monitor may wait for a member for long."""
+        while True:
+            if self._run.look is None:
+                await asyncio.sleep(TICK_S)
+                continue
+            with contextlib.suppress(MingaError):  # no member answers, or this peer was closed
+                self._run.take_attested(await asyncio.to_thread(self._peer.receipts))
+            await asyncio.sleep(RECEIPTS_PERIOD_S)
 
     async def _tick(self) -> None:
         """Tell viewers what changed, and keep the leaderboard on disk."""
-        kept_s, told_s, attested_s = time.monotonic(), 0.0, 0.0
+        kept_s, told_s = time.monotonic(), 0.0
         while True:
             await asyncio.sleep(TICK_S)
             look, feed = self._run.look, self._feed
             if look is not None and feed is not None and feed.viewers and look.time_s != told_s:
                 told_s = look.time_s
-                feed.publish(self._run.live() or b"{}")
+                if (live := self._run.live()) is not None:
+                    feed.publish(live)
             if time.monotonic() - kept_s > KEEP_PERIOD_S:
                 kept_s = time.monotonic()
                 self._keep_leaderboard()
-            if look is not None and time.monotonic() - attested_s > RECEIPTS_PERIOD_S:
-                with contextlib.suppress(MingaError):  # no member answers, or this peer was closed
-                    self._run.take_attested(await asyncio.to_thread(self._peer.receipts))
-                attested_s = time.monotonic()
 
     # ---- what lasts
 

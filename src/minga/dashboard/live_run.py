@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ from minga.dashboard.model.documents import (
 )
 from minga.dashboard.model.run_model import RunModel
 from minga.monitor.history import Entry
-from minga.training.organiser import LEAST_LEAD
+from minga.training.organiser import step_after
 from minga.training.receipts.tally import PeerTotals
 from minga.training.status.status_reader import Look
 
@@ -54,17 +53,11 @@ class LiveRun:
         self._cache.clear()
 
     def step_in(self, seconds: float) -> int | None:
-        """A step that the run does not reach within so many seconds, by the pace of the last steps; None if unknown.
+        """A step that the run does not reach within so many seconds, by the pace of its last steps if that was seen.
 
-        The speed at which peers compute says less: where rounds take long, steps come more slowly.
+        None before the first look.
         """
-        if self.look is None:
-            return None
-        columns = self.model.series["loss"].document(tail=True)["columns"]
-        known = [(t, step) for t, step in zip(columns["t"], columns["step"], strict=True) if t and step]
-        passed_s = known[-1][0] - known[0][0] if known else 0.0
-        pace = (known[-1][1] - known[0][1]) / passed_s if passed_s > 0.0 else 0.0
-        return self.look.status.step + LEAST_LEAD + math.ceil(seconds * max(0.0, pace))
+        return None if self.look is None else step_after(self.look.status, seconds, self.model.pace())
 
     def run(self) -> bytes | None:
         """The page of the run; None before the first look. The others likewise."""

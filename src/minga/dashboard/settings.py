@@ -13,7 +13,6 @@ from minga.core.urls import is_loopback, parse_listen
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8471"
 
-
 _URL = re.compile(r"https?://(?:\[([0-9a-fA-F:.]{2,45})\]|([a-zA-Z0-9._-]{1,253}))(?::[0-9]{1,5})?/?", re.ASCII)
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]{2,45})\]|([a-zA-Z0-9._-]{1,253}))(?::[0-9]{1,5})?", re.ASCII)
 

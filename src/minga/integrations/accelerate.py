@@ -6,7 +6,6 @@ accelerator.backward ─▶ loss ───┴▶ tally ─▶ optimizer.step() a
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -22,8 +21,6 @@ from minga.integrations.place import RunPlace, enter
 from minga.integrations.tally import Tally, batch_size_of
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
-
-logger = logging.getLogger("minga.integrations")
 
 WITHOUT_SHARDS = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU")
 """Ways of Accelerate in which each process has the whole model."""

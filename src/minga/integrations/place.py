@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import NamedTuple
 
 from minga.core.errors import ConfigurationError, LinkError
@@ -11,8 +10,6 @@ from minga.identity.links.links import Link
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
 from minga.training.ranks.process_group import ProcessGroup
-
-logger = logging.getLogger("minga.integrations")
 
 
 class RunPlace(NamedTuple):

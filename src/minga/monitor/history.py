@@ -11,7 +11,6 @@ one is begun. Readers skip lines that they do not understand, such as a last lin
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ RECORD_FILE = "dashboard.jsonl"
 """What a dashboard records beside it."""
 MAX_BYTES = 64 << 20
 MOST_REMEMBERED = 100_000
+LARGEST_NUMBER = 1 << 53
+"""Numbers beyond it are none of a run's, and JavaScript cannot tell one from the next."""
 
 Entry = dict[str, Any]
 
@@ -30,7 +31,8 @@ Entry = dict[str, Any]
 class History:
     """Appends to the history at `path`; None keeps it in memory only.
 
-    `entries` are those of this process, at most the newest `most_remembered`.
+    `entries` are those of this process, at most the newest `most_remembered`: 100,000 steps take 48 MB, and a
+    process that draws nothing needs none.
     """
 
     def __init__(
@@ -92,9 +94,18 @@ def parse_entry(line: bytes) -> Entry | None:
         return None
     if not isinstance(entry, Mapping) or not isinstance(entry.get("event"), str):
         return None
-    time_s = entry.get("t")
-    valid = isinstance(time_s, int | float) and not isinstance(time_s, bool) and math.isfinite(time_s)
-    return dict(entry) if valid else None
+    return None if number_in(entry, "t") is None else dict(entry)
+
+
+def number_in(fields: Mapping[str, Any], name: str) -> float | None:
+    """The field `name`, if it is a number; entries may come from a file that was changed, or from another peer.
+
+    None also for what is not finite, or beyond `LARGEST_NUMBER` either way.
+    """
+    value = fields.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if -LARGEST_NUMBER <= value <= LARGEST_NUMBER else None
 
 
 def _older(path: Path) -> Path:

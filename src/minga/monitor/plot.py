@@ -5,13 +5,12 @@ A headline that is no loss, such as an accuracy, has an axis of its own at the r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from minga.core.errors import ConfigurationError
-from minga.monitor.history import Entry
+from minga.monitor.history import Entry, number_in
 from minga.monitor.png import blank, write
 
 _MARKS = {"joined": ("tab:green", "joined"), "left": ("tab:gray", "left"), "lost": ("tab:red", "lost")}
@@ -24,9 +23,9 @@ def plot_history(entries: Sequence[Entry], path: Path, *, title: str = "") -> No
     """
     if path.suffix.lower() != ".png":
         raise ConfigurationError(f"{path}: the plot is a PNG; choose a name that ends in .png")
-    steps = [e for e in entries if e["event"] == "step" and _number(e, "loss")]
+    steps = [e for e in entries if e["event"] == "step" and number_in(e, "loss") is not None]
     evaluations = [e for e in entries if e["event"] == "evaluation"]
-    if not steps and not any(_number(e, str(e.get("headline"))) for e in evaluations):
+    if not steps and not any(number_in(e, str(e.get("headline"))) is not None for e in evaluations):
         raise ConfigurationError("there is no loss to draw yet; watch the run for some steps first")
     figure = blank(11.0, 4.5)
     by_time, by_samples = figure.subplots(1, 2, sharey=True)
@@ -43,7 +42,7 @@ def _draw(
     unit_s, unit = (60.0, "minutes") if max(e["t"] for e in entries) - begin < 7200 else (3600.0, "hours")
 
     def curve(pair: tuple[Any, Any], points: Sequence[Entry], name: str, label: str, **style: Any) -> list[Any]:
-        shown = [e for e in points if _number(e, name)]
+        shown = [e for e in points if number_in(e, name) is not None]
         values = [float(e[name]) for e in shown]
         lines = pair[0].plot([(e["t"] - begin) / unit_s for e in shown], values, label=label, **style)
         return [*lines, *pair[1].plot([_samples_at(entries, e["t"]) for e in shown], values, label=label, **style)]
@@ -79,7 +78,7 @@ def _draw(
 
 def _held_out(evaluations: Sequence[Entry]) -> tuple[str, str]:
     """The names of the headline and of the held-out loss, which may be the same; empty where there is none."""
-    names = [str(e.get("headline")) for e in evaluations if _number(e, str(e.get("headline")))]
+    names = [str(e.get("headline")) for e in evaluations if number_in(e, str(e.get("headline"))) is not None]
     headline = names[-1] if names else ""
     if headline.endswith("loss") or not headline:
         return headline, headline
@@ -89,10 +88,5 @@ def _held_out(evaluations: Sequence[Entry]) -> tuple[str, str]:
 
 def _samples_at(entries: Sequence[Entry], time_s: float) -> float:
     """Samples of the whole swarm up to a moment."""
-    known = [e["total_samples"] for e in entries if e["t"] <= time_s and _number(e, "total_samples")]
+    known = [e["total_samples"] for e in entries if e["t"] <= time_s and number_in(e, "total_samples") is not None]
     return float(max(known, default=0))
-
-
-def _number(entry: Entry, name: str) -> bool:
-    value = entry.get(name)
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from minga.core.errors import LocalError, MingaError
+from minga.core.errors import LocalError
 from minga.notebook.command import Command
 from minga.notebook.screen import Screen
 
@@ -94,12 +94,12 @@ def join(link: str, *, hours: float = HOURS, options: Sequence[str] = ()) -> Bac
 def host(spec: str | Path, *, hours: float = HOURS, options: Sequence[str] = ()) -> Hosted:
     """Begin the run that the file `spec` describes and return when it has a link; `options` are those of `minga host`.
 
-    Raises `LocalError` with what the command said if it has none.
+    Raises `LocalError` with what the command said if it has none. If the cell is interrupted, the command is ended.
     """
     hosted = Hosted("minga host", ["host", str(spec), *options], hours)
     try:
         hosted.link = str(hosted._wait_for("link", LINK_S)["link"])  # noqa: SLF001 (its own module)
-    except MingaError:
+    except BaseException:  # also when the cell is interrupted: nothing else could end the command then
         hosted.stop()
         raise
     return hosted

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any, Final
@@ -50,21 +51,26 @@ class Command:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """Let the command finish its step and leave; end it if that takes too long. Returns when it has ended."""
+        """Let the command finish its step and leave; end it if that takes too long. Returns when it has ended.
+
+        Raises `LocalError` if the system cannot end it.
+        """
         for ask, seconds in ((self._ask_to_end, STOP_S), (self._hang_up, END_S), (self._process.kill, END_S)):
             ask()
             if self.wait(seconds):
                 return
-        raise LocalError(f"the minga process {self._process.pid} cannot be ended")
+        if self.is_running:
+            raise LocalError(f"the minga process {self._process.pid} cannot be ended")
 
     def wait(self, seconds: float | None = None) -> bool:
         """Block until the command has ended and all that it said was read; whether it has, within `seconds`."""
+        end_s = None if seconds is None else time.monotonic() + seconds
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return False
-        self._reader.join(seconds)
-        return True
+        self._reader.join(None if end_s is None else max(0.0, end_s - time.monotonic()))
+        return not self._reader.is_alive()
 
     def complaint(self) -> str:
         """What the command said on its error output, or "" if it ended well."""

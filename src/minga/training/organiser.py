@@ -209,7 +209,7 @@ class Organiser:
         if self._peer is None:
             return 0
         time.sleep(GOSSIP_S)
-        return _step_in(self._peer.status(), seconds)
+        return step_after(self._peer.status(), seconds)
 
     def progress(self) -> tuple[int, int]:
         """The step that the run is at, and how many peers train in it, as far as this peer knows."""
@@ -347,9 +347,14 @@ def _key_of(ledger: AccessLedger, identity: Path | None) -> Identity:
     return found
 
 
-def _step_in(status: RunStatus, seconds: float) -> int:
-    """A step takes no less than its samples, and no less than its round, whichever of them a strategy overlaps."""
-    steps = seconds * status.samples_per_second / max(1, status.target_batch_size)
-    if status.plan is not None and status.plan.round_s:
-        steps = min(steps, seconds / status.plan.round_s)
-    return status.step + LEAST_LEAD + math.ceil(steps)
+def step_after(status: RunStatus, seconds: float, pace: float | None = None) -> int:
+    """A step that the run does not reach within `seconds`, at a `pace` that was seen, in steps per second.
+
+    Without one it is the fastest that is possible: a step takes no less than its samples, and no less than its round,
+    whichever of them a strategy overlaps.
+    """
+    if pace is None:
+        pace = status.samples_per_second / max(1, status.target_batch_size)
+        if status.plan is not None and status.plan.round_s:
+            pace = min(pace, 1.0 / status.plan.round_s)
+    return status.step + LEAST_LEAD + math.ceil(seconds * pace)

@@ -63,6 +63,40 @@ def test_entries_of_any_content_are_survived(entries: list[tuple[str, dict[str, 
     msgspec.json.encode(model.rates.document())
 
 
+@pytest.mark.parametrize(
+    "number", ["1e999", "-1e999", "NaN", "1" + "0" * 400, "18446744073709551616", "-1", "0", "true"]
+)
+def test_a_number_that_no_run_has_harms_nothing(number: str) -> None:
+    model = RunModel()
+    names = ("step", "loss", "samples", "total_samples", "members", "wanted", "lost", "alive", "others", "seconds", "x")
+    fields = "".join(f', "{name}": {number}' for name in names) + f', "headline": "x", "by_peer": {{"p": {number}}}'
+    for event in ("step", "evaluation", "swarm", "round", "missed", "synced", "amended"):
+        entry_of_a_peer = parse_entry(f'{{"t": 1.0, "event": "{event}"{fields}}}'.encode())
+        assert entry_of_a_peer is not None
+        model.take(entry_of_a_peer)
+    msgspec.json.encode([series.document() for series in model.series.values()])
+    msgspec.json.encode([journal.document() for journal in model.journals.values()])
+    msgspec.json.encode(model.rates.document())
+
+
+def test_samples_that_another_peer_makes_up_stay_a_number_that_can_be_shown() -> None:
+    model = RunModel()
+    for step in range(3000):
+        model.take(entry("step", step=step, loss=1.0, samples=1 << 53))
+    assert model.total_samples == 1 << 53
+    msgspec.json.encode(model.series["loss"].document())
+
+
+def test_the_pace_is_that_of_steps_as_they_come_whatever_pause_or_regroup_lies_between() -> None:
+    model = RunModel()
+    assert model.pace() is None
+    model.take(entry("step", step=1, loss=1.0))
+    assert model.pace() is None
+    for step, time_s in ((2, 4.0), (3, 8.0), (4, 3600.0), (5, 3604.0), (4, 3700.0), (5, 3704.0), (6, 3708.0)):
+        model.take(entry("step", BEGIN_S + time_s, step=step, loss=1.0))
+    assert model.pace() == 0.25
+
+
 def test_what_happened_is_listed_by_kind() -> None:
     model = RunModel()
     for event in ("joined", "lost", "banned", "amended", "missed", "synced", "suspected"):

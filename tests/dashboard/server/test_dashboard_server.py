@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import pytest
@@ -18,13 +21,16 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks._dashboard_swarm import LINK, MadeUpRun, peer_id
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ClosedError, ConfigurationError, LocalError
 from minga.core.events.averaging import RoundMemberLost
+from minga.dashboard import dashboard as dashboard_module
 from minga.dashboard.dashboard import LEADERBOARD_FILE, Dashboard
+from minga.dashboard.server.web_server import WebServer
 from minga.dashboard.settings import DashboardSettings
 from minga.identity.access.amendments import Amendment
 from minga.monitor.history import RECORD_FILE
 from minga.training.organiser import Organiser
+from minga.training.receipts.tally import PeerTotals
 
 
 class Answer(NamedTuple):
@@ -261,6 +267,32 @@ def test_viewers_hear_of_a_dead_peer(dashboard: Dashboard, run: MadeUpRun) -> No
         stream.close()
 
 
+def test_viewers_hear_on_while_a_member_is_asked_for_receipts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard_module, "TICK_S", 0.02)
+    run, asked, answered = MadeUpRun(3), threading.Event(), threading.Event()
+
+    def receipts() -> dict[str, PeerTotals]:
+        asked.set()
+        answered.wait()
+        return {peer_id(1): PeerTotals(samples=77)}
+
+    cast(Any, run.peer).receipts = receipts
+    served = run.serve(None)
+    stream = Stream(served)
+    try:
+        run.advance(1.0)
+        assert asked.wait(10.0)
+        for _ in range(2):
+            look = run.advance(1.0)
+            while stream.next()["now"]["t"] < look.time_s:
+                pass
+    finally:
+        answered.set()
+        stream.close()
+        served.close()
+        run.close()
+
+
 def test_open_streams_do_not_hold_the_end(run: MadeUpRun) -> None:
     served = run.serve(None)
     streams = [Stream(served) for _ in range(3)]
@@ -303,6 +335,7 @@ def test_beyond_this_machine_viewers_need_the_token(run: MadeUpRun) -> None:
         assert ask(local, "/?token=wrong").status == 401
         entered = ask(local, f"/peers?token={token}")
         assert (entered.status, entered.headers["location"]) == (303, "/peers")
+        assert ask(local, f"//evil.example/peers?token={token}").headers["location"] == "/evil.example/peers"
         cookie = entered.headers["set-cookie"]
         assert all(word in cookie for word in ("HttpOnly", "SameSite=strict", "Secure"))
         assert ask(local, "/", Cookie=cookie.split(";")[0], Host="run.example.org").status == 200
@@ -355,6 +388,36 @@ def test_a_port_that_is_taken_is_said(dashboard: Dashboard, run: MadeUpRun) -> N
         Dashboard(run.peer, run.watcher, DashboardSettings(port=port or 0), directory=None)
 
 
+def test_a_dashboard_whose_peer_was_closed_does_not_start_and_gives_its_address_back() -> None:
+    ended = MadeUpRun(2)
+    asked = cast(Any, ended.peer)
+    asked.on_loop = Mock(side_effect=ClosedError("this peer was closed"))
+    unstarted = Dashboard(ended.peer, ended.watcher, DashboardSettings(port=0), directory=None)
+    address = urlsplit(unstarted.url)
+    with pytest.raises(ClosedError):
+        unstarted.start()
+    unstarted.close()
+    unstarted.close()
+    with socket.create_server((address.hostname or "", address.port or 0)):
+        pass
+    ended.close()
+
+
+def test_a_server_that_fails_at_its_start_says_so() -> None:
+    server = WebServer("127.0.0.1", 0)
+
+    def make() -> Any:
+        raise RuntimeError("no app")
+
+    async def beside() -> None:
+        pass
+
+    with pytest.raises(RuntimeError, match="no app"):
+        server.run(make, beside, lambda: None)
+    with pytest.raises(LocalError, match="could not be started"):
+        server.wait_until_started()
+
+
 # ---- orders
 
 
@@ -382,6 +445,22 @@ def test_the_organiser_pauses_resumes_amends_and_bans(dashboard: Dashboard, desk
         ("amend", {"optimizer.learning_rate": 0.001}, step + 3 + 6),
         ("bar", "ab" * 32, "spam"),
     ]
+
+
+def test_an_order_of_a_dashboard_that_saw_no_step_yet_is_as_far_ahead_as_the_run_may_be_fast(desk: FakeDesk) -> None:
+    begun = MadeUpRun(64)
+    try:
+        served = begun.serve(None, desk=lambda: cast(Organiser, desk))
+        look = begun.advance(1.0)
+        settle(served)
+        desk.asked.clear()
+        assert order(served, {"action": "amend", "changes": ["optimizer.learning_rate=0.001"]}).status == 200
+        fastest = look.status.samples_per_second / look.status.target_batch_size
+        assert desk.asked[0][2] == 3 + math.ceil(30.0 * fastest)
+        assert fastest > 0.5
+        served.close()
+    finally:
+        begun.close()
 
 
 @pytest.mark.parametrize(
@@ -468,6 +547,33 @@ def test_a_dashboard_that_starts_again_shows_what_was_before(tmp_path: Path) -> 
         assert ask(second, "/api/v1/leaderboard").json()["rows"] == board
         second.close()
     finally:
+        run.close()
+
+
+def test_a_leaderboard_is_kept_at_the_end_though_a_member_that_was_asked_for_receipts_never_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboard_module, "TICK_S", 0.02)
+    monkeypatch.setattr(dashboard_module, "LEAVE_S", 0.0)  # it may end while the thread still waits
+    run, asked, answered = MadeUpRun(3), threading.Event(), threading.Event()
+
+    def receipts() -> dict[str, PeerTotals]:
+        asked.set()
+        answered.wait()
+        return {}
+
+    cast(Any, run.peer).receipts = receipts
+    served = run.serve(tmp_path)
+    try:
+        run.advance(1.0)
+        assert asked.wait(10.0)
+        served.close()
+        while not (tmp_path / LEADERBOARD_FILE).exists():
+            assert served._thread.is_alive()
+            time.sleep(0.02)
+    finally:
+        answered.set()
+        served._thread.join()
         run.close()
 
 

@@ -156,6 +156,13 @@ def test_damage_is_told_wherever_it_is() -> None:
         check(changed(data, subject=99))
 
 
+def test_a_file_that_unpacks_to_more_than_any_book_has_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = file_of()
+    monkeypatch.setattr("minga.training.receipts.document.MAX_UNPACKED_BYTES", 100)
+    with pytest.raises(ReceiptError, match="too large"):
+        check(data)
+
+
 def test_in_a_run_for_members_only_admitted_keys_have_a_word() -> None:
     book = book_of(MEMBERS)
     signed = SignedRunSpec.sign(MEMBERS, ORGANISER)

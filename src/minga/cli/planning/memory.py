@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from minga.simulation.forecast.device_memory import DeviceMemory
     from minga.simulation.forecast.model_facts import ModelFacts
 
-USUAL_STRATEGY = "synchronous"
-
 
 @dataclass(frozen=True)
 class MemoryOptions:

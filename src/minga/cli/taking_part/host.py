@@ -128,7 +128,7 @@ _OWN_PROGRAM = (
 @contextlib.contextmanager
 def _dashboard(peer: Peer, shown: DashboardSettings | None, output: Output) -> Iterator[Watcher]:
     """What watches the run and keeps its history; meanwhile, if settings are given, the dashboard is served."""
-    watcher = Watcher(peer, History(peer.directory / FILE_NAME), from_start=True)
+    watcher = Watcher(peer, History(peer.directory / FILE_NAME, most_remembered=0), from_start=True)
     paths = [peer.directory / name for name in (FILE_NAME, RECORD_FILE)]
     peer.on_loop(lambda: HistoryServer(peer.session.node, paths))
     if shown is None:
@@ -138,8 +138,8 @@ def _dashboard(peer: Peer, shown: DashboardSettings | None, output: Output) -> I
     from minga.dashboard.dashboard import Dashboard
 
     dashboard = Dashboard(peer, watcher, shown, directory=peer.directory, desk=lambda: desk_in(peer, None))
-    dashboard.start()
     try:
+        dashboard.start()
         announce_dashboard(dashboard, output)
         yield watcher
     finally:

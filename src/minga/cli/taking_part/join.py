@@ -159,7 +159,7 @@ class _Joining:
         self.held_out: HeldOut | None = None
         self._run: RecipeRun | None = None
         self._devices: list[torch.device] = []
-        self.watcher = Watcher(peer, History(None))
+        self.watcher = Watcher(peer, History(None, most_remembered=0))
         self.watcher.history.listeners.append(log)
         self._trouble = PlainTrouble()
         self._lock = threading.Lock()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from statistics import median
 from typing import Any, Final
 
 from minga.dashboard.model.journal import Journal
 from minga.dashboard.model.series import Series, numbers
 from minga.dashboard.model.speed_by_peer import SpeedByPeer
-from minga.monitor.history import Entry
+from minga.monitor.history import LARGEST_NUMBER, Entry, number_in
 
 MARK_EVENTS: Final = ("joined", "left", "lost", "banned", "amended", "paused", "resumed", "regrouped")
 SECURITY_EVENTS: Final = ("suspected", "accused", "banned", "admitted")
@@ -53,6 +55,20 @@ class RunModel:
             self.counts[event] += 1
             self._list(event, entry)
 
+    def pace(self) -> float | None:
+        """Steps per second, the median of the last few: a pause among them does not count. None if none was seen.
+
+        The speed at which peers compute says less: where rounds take long, steps come more slowly.
+        """
+        columns = self.series["loss"].document(tail=True)["columns"]
+        known = [(t, step) for t, step in zip(columns["t"], columns["step"], strict=True) if None not in (t, step)]
+        paces = [
+            (step - earlier) / (t - before)
+            for (before, earlier), (t, step) in pairwise(known)
+            if t > before and step > earlier
+        ]
+        return median(paces) if paces else None
+
     def _list(self, event: str, entry: Entry) -> None:
         if event == "round":
             self._take_round(entry)
@@ -69,7 +85,7 @@ class RunModel:
         found = numbers(entry, ("step", "loss", "samples", "total_samples"))
         # The totals of peers begin again where the process that watches does, and its own count does not.
         grown = self.total_samples + int(found["samples"] or 0)
-        self.total_samples = max(grown, int(found["total_samples"] or 0))
+        self.total_samples = min(LARGEST_NUMBER, max(grown, int(found["total_samples"] or 0)))
         self.series["loss"].add(t=entry["t"], samples=self.total_samples, step=found["step"], loss=found["loss"])
 
     def _take_evaluation(self, entry: Entry) -> None:
@@ -88,7 +104,8 @@ class RunModel:
     def _take_round(self, entry: Entry) -> None:
         found = numbers(entry, ("step", "members", "wanted", "lost", *ROUND_TIMES))
         self.journals["rounds"].add({"t": entry["t"], **found})
-        if (members := found["members"]) is not None and (wanted := found["wanted"]):
+        members, wanted = found["members"], found["wanted"]
+        if members is not None and members >= 0 and wanted is not None and wanted > 0:
             share = min(1.0, members / max(wanted, members))
             self.series["participation"].add(t=entry["t"], step=found["step"], share=share, members=members)
 
@@ -100,6 +117,6 @@ def _only(entry: Entry, *names: str, **more: Any) -> dict[str, Any]:
         value = entry.get(name)
         if isinstance(value, str):
             kept[name] = value[:MOST_TEXT]
-        elif isinstance(value, int | float | None) and not isinstance(value, bool):
+        elif value is None or (value := number_in(entry, name)) is not None:
             kept[name] = value
     return kept

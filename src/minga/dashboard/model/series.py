@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from minga.monitor.history import number_in
+
 Merge = Literal["last", "mean"]
 
 TAIL = 8
@@ -42,11 +44,6 @@ class Series:
         self._in_last = self._in_last + 1 if merges else 1
         if len(self) > self._most:
             self._halve()
-
-    def last(self, name: str) -> float | None:
-        """The newest value of a column; None if there is none."""
-        column = self._values[name]
-        return column[-1] if column else None
 
     def document(self, *, tail: bool = False) -> dict[str, Any]:
         """The curve as JSON values: all of it, or its last points, `from` being the number of the first one."""
@@ -90,10 +87,5 @@ def _short(value: float | None) -> float | None:
 
 
 def numbers(entry: Mapping[str, Any], names: Sequence[str]) -> dict[str, float | None]:
-    """The fields of a history entry that are numbers, which other programs may have written."""
-    found: dict[str, float | None] = {}
-    for name in names:
-        value = entry.get(name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        found[name] = value if is_number else None
-    return found
+    """Of each of these fields of a history entry its number; None where it has none, see `number_in`."""
+    return {name: number_in(entry, name) for name in names}

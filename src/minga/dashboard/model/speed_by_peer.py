@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from minga.monitor.history import number_in
+
 SHOWN = 7
 """Peers with a colour of their own; all others share one."""
 
@@ -31,8 +33,8 @@ class SpeedByPeer:
         self._skipped = 0
         good = {
             str(peer): float(rate)
-            for peer, rate in list(rates.items())[: 4 * SHOWN]
-            if isinstance(rate, int | float) and math.isfinite(rate) and rate >= 0
+            for peer in list(rates)[: 4 * SHOWN]
+            if (rate := number_in(rates, peer)) is not None and rate >= 0
         }
         self._moments.append((time_s, good, others if math.isfinite(others) else 0.0))
         if len(self._moments) > self._most:

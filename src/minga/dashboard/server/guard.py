@@ -57,11 +57,11 @@ class Guard:
         return found[0][:MOST_TOKEN_LETTERS] if found else None
 
     def _entered(self, scope: Scope, token: str) -> Response:
-        """A good token moves from the address, which people copy, into a cookie."""
+        """A good token moves from the address, which people copy, into a cookie; the way leads to no other server."""
         known = (self._settings.read_token, self._settings.organiser_token)
         if not any(_equal(token, each) for each in known):
             return refusal(401, "this token is not, or no longer, valid")
-        response = RedirectResponse(scope["path"] or "/", status_code=303)
+        response = RedirectResponse("/" + scope["path"].lstrip("/"), status_code=303)
         name = self._cookie_name(scope)
         is_secure = self._settings.url is not None and self._settings.url.startswith("https:")
         response.set_cookie(name, token, max_age=COOKIE_S, httponly=True, samesite="strict", secure=is_secure, path="/")

@@ -39,7 +39,7 @@ class OrderDesk:
     """Carries out orders one after the other.
 
     `make_desk` makes the organiser's part, None where its key is not here. `step_in` is a step that the run does not
-    reach within some seconds, None where that is not known.
+    reach within some seconds, None where that is not known; it is asked on the server's loop.
     """
 
     def __init__(self, make_desk: Callable[[], Organiser] | None, step_in: Callable[[float], int | None]) -> None:
@@ -65,16 +65,18 @@ class OrderDesk:
             return refusal(400, str(error)[:200])
         try:
             async with self._one_at_a_time:
-                effect = await asyncio.to_thread(carry_out, order, self._make_desk, self._step_in)
+                step = self._step_in(NEXT_STEP_S if order.action == "pause" else LEAD_S)
+                effect = await asyncio.to_thread(carry_out, order, self._make_desk, step)
         except MingaError as error:
             return refusal(409, str(error)[:300])
         return Response(msgspec.json.encode(effect), headers={"Content-Type": "application/json"})
 
 
-def carry_out(
-    order: OrderRequest, make: Callable[[], Organiser], step_in: Callable[[float], int | None]
-) -> dict[str, Any]:
-    """Sign an order and spread it. Raises `ConfigurationError` for orders that make no sense."""
+def carry_out(order: OrderRequest, make: Callable[[], Organiser], step: int | None) -> dict[str, Any]:
+    """Sign an order and spread it. A pause or an amendment is due at `step`; None leaves that to the organiser's part.
+
+    Raises `ConfigurationError` for orders that make no sense.
+    """
     desk = make()
     if order.action == "ban":
         if not is_peer_id(order.peer):
@@ -82,14 +84,13 @@ def carry_out(
         in_force = desk.bar(order.peer, order.reason)
         return {"action": "ban", "text": f"The peer {order.peer[:10]} is banned." if in_force else _MORE}
     if order.action == "pause":
-        step = step_in(NEXT_STEP_S)
         return _put(desk, desk.amend({PAUSED: True}, desk.step_ahead(NEXT_STEP_S) if step is None else step), "pause")
     if order.action == "resume":
         return _put(desk, desk.amend({PAUSED: False}, 0), "resume")
     if not order.changes:
         raise ConfigurationError(f"an amendment names what changes, such as {EXAMPLE}")
     settings = dict(split_setting(text, "", EXAMPLE) for text in order.changes)
-    return _put(desk, desk.amend({key: parse_value(text) for key, text in settings.items()}, step_in(LEAD_S)), "amend")
+    return _put(desk, desk.amend({key: parse_value(text) for key, text in settings.items()}, step), "amend")
 
 
 _MORE: Final = "More organisers have to sign; `minga amend LINK --order FILE` passes the order on to them."

@@ -12,7 +12,7 @@ from typing import Any, Final
 import uvicorn
 from starlette.types import ASGIApp
 
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, LocalError
 
 MOST_CONNECTIONS: Final = 400
 KEEP_ALIVE_S: Final = 5
@@ -66,11 +66,14 @@ class WebServer:
                 self._loop.call_soon_threadsafe(function, *arguments)
 
     def wait_until_started(self, seconds: float = 10.0) -> None:
-        """Block until requests are answered."""
-        self._started.wait(seconds)
+        """Block until requests are answered. Raises `LocalError` if `run` failed, or takes longer than `seconds`."""
+        if not self._started.wait(seconds) or self._ended.is_set():
+            raise LocalError("the dashboard's server could not be started")
 
     def stop(self) -> None:
-        """Let `run` end; open requests have `GOODBYE_S` seconds."""
+        """Let `run` end; open requests have `GOODBYE_S` seconds. Before `run` it gives the address back."""
+        if self._loop is None:
+            self._socket.close()
 
         def end() -> None:
             self._at_end()

@@ -31,7 +31,8 @@ from minga.training.receipts.claims import Claim, Count, Key, Place
 from minga.training.receipts.tally import AttestedPeers, PeerTotals, merged, tally
 
 MAGIC = b"minga receipts 1\n"
-MAX_FILE_BYTES, MAX_UNPACKED_BYTES = 64 << 20, 512 << 20
+MAX_FILE_BYTES, MAX_UNPACKED_BYTES = 64 << 20, 160 << 20
+"""Of a file as it is, and unpacked: a full book has less than 150 MB, even if all members doubt all claims."""
 MAX_PEERS = 1 << 16
 MAX_ATTESTATIONS = 1 << 20
 
