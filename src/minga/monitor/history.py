@@ -11,7 +11,6 @@ one is begun. Readers skip lines that they do not understand, such as a last lin
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ RECORD_FILE = "dashboard.jsonl"
 """What a dashboard records beside it."""
 MAX_BYTES = 64 << 20
 MOST_REMEMBERED = 100_000
+LATEST_S = 1e11
+"""Unix times of entries are below it: the year 5138. A whole number in a file can have thousands of digits."""
 
 Entry = dict[str, Any]
 
@@ -93,8 +94,9 @@ def parse_entry(line: bytes) -> Entry | None:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("event"), str):
         return None
     time_s = entry.get("t")
-    valid = isinstance(time_s, int | float) and not isinstance(time_s, bool) and math.isfinite(time_s)
-    return dict(entry) if valid else None
+    if not isinstance(time_s, int | float) or isinstance(time_s, bool) or not abs(time_s) <= LATEST_S:
+        return None
+    return dict(entry)
 
 
 def _older(path: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from minga.dashboard.model.journal import Journal
-from minga.dashboard.model.series import Series, numbers
+from minga.dashboard.model.series import Series, is_number, numbers
 from minga.dashboard.model.speed_by_peer import SpeedByPeer
 from minga.monitor.history import Entry
 
@@ -15,6 +15,8 @@ ROUND_TIMES: Final = ("compute_s", "wait_s", "communicate_s", "apply_s")
 SWARM: Final = ("alive", "training", "syncing", "relayed", "samples_per_second", "sent", "received")
 MOST_MARKS, MOST_ROUNDS, MOST_OTHERS = 400, 60, 200
 MOST_TEXT: Final = 300
+TEXTS: Final = ("peer", "why", "changes")
+"""Fields of entries that are texts; pages handle all others as numbers."""
 
 
 class RunModel:
@@ -87,6 +89,8 @@ class RunModel:
 
     def _take_round(self, entry: Entry) -> None:
         found = numbers(entry, ("step", "members", "wanted", "lost", *ROUND_TIMES))
+        if found["step"] is None:
+            return
         self.journals["rounds"].add({"t": entry["t"], **found})
         if (members := found["members"]) is not None and (wanted := found["wanted"]):
             share = min(1.0, members / max(wanted, members))
@@ -94,12 +98,12 @@ class RunModel:
 
 
 def _only(entry: Entry, *names: str, **more: Any) -> dict[str, Any]:
-    """Time, event and these fields, texts cut to a bounded length."""
+    """Time, event and these fields: texts, cut to a bounded length, numbers, and what has neither is None."""
     kept: dict[str, Any] = {"t": entry["t"], "event": entry["event"], **more}
     for name in names:
         value = entry.get(name)
-        if isinstance(value, str):
-            kept[name] = value[:MOST_TEXT]
-        elif isinstance(value, int | float | None) and not isinstance(value, bool):
-            kept[name] = value
+        if name in TEXTS:
+            kept[name] = value[:MOST_TEXT] if isinstance(value, str) else None
+        else:
+            kept[name] = value if is_number(value) else None
     return kept

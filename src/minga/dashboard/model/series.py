@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 Merge = Literal["last", "mean"]
 
+LARGEST = 1 << 63
+"""Larger numbers in a history are none: it may be another peer's, and have whole numbers of thousands of digits."""
 TAIL = 8
 """Points at the end of a curve that are sent to viewers who have the rest of it."""
 
@@ -94,6 +96,10 @@ def numbers(entry: Mapping[str, Any], names: Sequence[str]) -> dict[str, float |
     found: dict[str, float | None] = {}
     for name in names:
         value = entry.get(name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        found[name] = value if is_number else None
+        found[name] = value if is_number(value) else None
     return found
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value of a history entry is a number that is finite, and no larger than any that means something."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST

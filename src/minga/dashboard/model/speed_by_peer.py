@@ -7,8 +7,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from minga.dashboard.model.series import is_number
+
 SHOWN = 7
 """Peers with a colour of their own; all others share one."""
+MOST_LETTERS = 64
+"""Of a peer's id."""
 
 
 class SpeedByPeer:
@@ -30,9 +34,9 @@ class SpeedByPeer:
             return
         self._skipped = 0
         good = {
-            str(peer): float(rate)
+            str(peer)[:MOST_LETTERS]: float(rate)
             for peer, rate in list(rates.items())[: 4 * SHOWN]
-            if isinstance(rate, int | float) and math.isfinite(rate) and rate >= 0
+            if is_number(rate) and rate >= 0
         }
         self._moments.append((time_s, good, others if math.isfinite(others) else 0.0))
         if len(self._moments) > self._most:
