@@ -175,11 +175,26 @@ class Dashboard:
             answers = Answers(self._run, feed, slow, has_organiser=self._make_desk is not None)
             return make_app(self.settings, answers, OrderDesk(self._make_desk, self._run.step_in), Pages())
 
-        self._server.run(make, self._tick, lambda: self._feed.close() if self._feed else None)
+        self._server.run(make, self._beside, lambda: self._feed.close() if self._feed else None)
+
+    async def _beside(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tick())
+            tasks.create_task(self._ask_receipts())
+
+    async def _ask_receipts(self) -> None:
+        """Keep up with what members attest. It can take minutes, and viewers do not wait for it."""
+        while True:
+            if self._run.look is None:
+                await asyncio.sleep(TICK_S)
+                continue
+            with contextlib.suppress(MingaError):  # no member answers, or this peer was closed
+                self._run.take_attested(await asyncio.to_thread(self._peer.receipts))
+            await asyncio.sleep(RECEIPTS_PERIOD_S)
 
     async def _tick(self) -> None:
         """Tell viewers what changed, and keep the leaderboard on disk."""
-        kept_s, told_s, attested_s = time.monotonic(), 0.0, 0.0
+        kept_s, told_s = time.monotonic(), 0.0
         while True:
             await asyncio.sleep(TICK_S)
             look, feed = self._run.look, self._feed
@@ -189,10 +204,6 @@ class Dashboard:
             if time.monotonic() - kept_s > KEEP_PERIOD_S:
                 kept_s = time.monotonic()
                 self._keep_leaderboard()
-            if look is not None and time.monotonic() - attested_s > RECEIPTS_PERIOD_S:
-                with contextlib.suppress(MingaError):  # no member answers, or this peer was closed
-                    self._run.take_attested(await asyncio.to_thread(self._peer.receipts))
-                attested_s = time.monotonic()
 
     # ---- what lasts
 

@@ -61,7 +61,8 @@ class Guard:
         known = (self._settings.read_token, self._settings.organiser_token)
         if not any(_equal(token, each) for each in known):
             return refusal(401, "this token is not, or no longer, valid")
-        response = RedirectResponse(scope["path"] or "/", status_code=303)
+        path = f"/{scope['path'].lstrip('/')}"  # two slashes would begin the name of another server
+        response = RedirectResponse(path, status_code=303)
         name = self._cookie_name(scope)
         is_secure = self._settings.url is not None and self._settings.url.startswith("https:")
         response.set_cookie(name, token, max_age=COOKIE_S, httponly=True, samesite="strict", secure=is_secure, path="/")
