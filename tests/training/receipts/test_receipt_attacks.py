@@ -8,11 +8,13 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from minga.averaging.messages import Plan
+from minga.averaging.messages import MAX_STEP, Plan
 from minga.network.interface import PeerId
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm
+from minga.training.receipts import book as book_module
 from minga.training.receipts.attestation import Attestation, Compact, CompactEntry, JudgedCount
+from minga.training.receipts.book import ReceiptBook
 from minga.training.receipts.claims import Claim, Count
 from minga.training.receipts.messages import MAX_PASSED_ON, JoinNote, PlanNote, passed_on
 from minga.training.receipts.receipts import Receipts
@@ -252,3 +254,27 @@ def test_members_that_always_send_an_attestation_keep_nobody_from_being_heard() 
     assert len(passed_on(1, notes)) == MAX_PASSED_ON
     in_the_name_of_another = [(IDS[1], notes[0][1]), (IDS[0], JoinNote(None, b"\xff")), notes[2]]
     assert passed_on(5, in_the_name_of_another) == [notes[2][1].attestation]
+
+
+def test_a_member_that_signs_the_same_counts_again_and_again_takes_no_room() -> None:
+    """Each attestation says one thing that is new, and repeats 31 others."""
+    book, counts = ReceiptBook(), [make_count(step, [Claim(1, 1, 1, 0)] * 3) for step in range(500)]
+    for number, count in enumerate(counts, 1):
+        book.add_count(JudgedCount(count, b"", is_witness=True))
+        book.add(sign(KEYS[0], *counts[max(0, number - 32) : number]))
+        if number % 10 == 0:
+            assert book.add(sign(KEYS[1], *counts[number - 10 : number]))
+    kept = list(book.attestations(count.place for count in counts))
+    assert sum(len(each.entries) for each in kept if each.attester == IDS[0]) <= 2 * (len(counts) + 32)
+    assert sum(len(each.entries) for each in kept if each.attester == IDS[1]) == len(counts)
+
+
+def test_a_step_that_never_comes_keeps_no_attestation_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(book_module, "MAX_COUNTS", 5)
+    book, counts = ReceiptBook(), [make_count(step, [Claim(1, 1, 1, 0)] * 3) for step in range(20)]
+    never = make_count(MAX_STEP, [None, None])
+    for count in counts:
+        book.add_count(JudgedCount(count, b"", is_witness=True))
+        book.add(sign(KEYS[0], count, never))
+        assert book.add(sign(KEYS[1], count))
+    assert len(book._attestations) == 10
