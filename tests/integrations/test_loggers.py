@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import minga
+from minga.integrations import loggers
 from minga.integrations.loggers import LoggerChoice, RunLog
 from minga.monitor.history import History
 
@@ -95,6 +97,24 @@ def test_a_logger_that_fails_is_named_once_and_the_others_go_on(
         "wandb failed, and training goes on without it: no space left"
     ]
     assert [name for name, _ in trackio.calls] == ["init", "log", "log", "finish"]
+
+
+def test_a_logger_that_hangs_holds_up_neither_training_nor_the_end(
+    wandb: FakeTracker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loggers, "CLOSE_S", 0.05)
+    answered = threading.Event()
+    monkeypatch.setattr(wandb, "log", lambda figures: answered.wait(20.0), raising=False)
+    log = RunLog([LoggerChoice("wandb")])
+    log.begin(SPEC, Path())
+    for step in range(loggers.MOST_WAITING + 5):
+        log({"event": "step", "step": step, **FIGURES})
+    log.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "wandb: too slow for the figures of this run; some are lost",
+        "wandb: some figures are lost, since a logger does not end",
+    ]
+    answered.set()
 
 
 def test_a_logger_that_cannot_begin_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import sys
@@ -11,8 +12,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from minga.core.errors import LocalError
-from minga.notebook import host
+from minga.core.errors import LinkError, LocalError
+from minga.notebook import host, join
 from minga.notebook.cells import ANY_LINK, DEFAULT_SOURCE, organiser_cells, volunteer_cells
 from minga.notebook.notebook_file import to_ipynb
 from tests.worlds.cli_run import Running, last_json, run
@@ -95,6 +96,22 @@ def test_a_notebook_whose_time_is_up_leaves(tmp_path: Path) -> None:
     assert hosted.link.startswith("minga1")
     assert hosted.wait(60.0)
     assert hosted.summary["ok"]
+
+
+def test_a_text_that_is_no_link_reaches_neither_a_command_nor_a_shell() -> None:
+    for text in ("$(touch pwned)", "minga1…; touch pwned", "--help", '"\nimport os'):
+        with pytest.raises(LinkError):
+            join(text)
+    assert not any("{LINK}" in cell.source for cell in volunteer_cells(ANY_LINK, DEFAULT_SOURCE))
+
+
+@pytest.mark.parametrize("source", ["C:\\new\\minga", 'a "quoted" name', "line\nbreak", "{brace}", "größer"])
+def test_any_text_is_the_source_in_a_notebook_as_it_is(source: str) -> None:
+    notebook = nbformat.reads(to_ipynb(volunteer_cells(source, source)), as_version=4)
+    first_lines = [cell.source.partition("\n")[0] for cell in notebook.cells if cell.source.startswith("MINGA = ")]
+    assert [ast.literal_eval(line.removeprefix("MINGA = ")) for line in first_lines] == [source]
+    link = next(line for cell in notebook.cells for line in cell.source.split("\n") if line.startswith("LINK = "))
+    assert ast.literal_eval(link.removeprefix("LINK = ")) == source
 
 
 def test_the_generic_notebooks_are_those_that_the_command_prints() -> None:

@@ -16,6 +16,7 @@ MAX_MEMBERS = 1000
 """So that a plan fits into a message, whatever addresses its members tell."""
 MAX_PARTS = 4096
 MAX_SITES = 256
+MAX_STEP = 1 << 48
 MAX_SAMPLES = 1 << 40
 MAX_CHUNKS = 1 << 17
 MAX_TERM = 1000
@@ -24,7 +25,7 @@ MAX_INTERVAL = 1 << 30
 MAX_JOIN_NOTE_BYTES, MAX_PLAN_NOTE_BYTES = 1 << 10, 1 << 15
 LONGEST_S = 1e9
 
-Step = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
+Step = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEP)]
 Samples = Annotated[int, msgspec.Meta(ge=0, le=MAX_SAMPLES)]
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=LONGEST_S)]
 Rate = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]

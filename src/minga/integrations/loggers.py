@@ -8,8 +8,10 @@ its own affair: `WANDB_MODE=offline` keeps them on this machine, and Trackio and
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import queue
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +31,10 @@ LOGGED = ("step", "evaluation")
 """Events of the history that have figures."""
 NO_FIGURES = ("t", "step", "seconds")
 """Their fields that are no figures."""
+MOST_WAITING = 1000
+"""Entries that wait for a slow logger."""
+CLOSE_S = 20.0
+"""Seconds that loggers have at the end."""
 
 
 @dataclass(frozen=True)
@@ -60,52 +66,72 @@ class Sink(Protocol):
 
 
 class RunLog:
-    """Sends the entries of a history to loggers, from whichever thread adds them; it never ends a run.
+    """Sends the entries of a history to loggers; it neither ends a run nor holds it up.
 
-    `begin` opens the loggers, once; an entry before that, or after `close`, goes nowhere. A logger that fails is named
-    once and left alone.
+    `begin` opens the loggers, once; an entry before that, or after `close`, goes nowhere. They work on a thread of
+    their own. A logger that fails is named once and left alone; while one hangs, entries wait, and beyond
+    `MOST_WAITING` they are lost.
     """
 
     def __init__(self, choices: Sequence[LoggerChoice] = ()) -> None:
         self._choices = tuple(dict.fromkeys(choices))
         self._sinks: dict[str, Sink] = {}
-        self._lock, self._begun = threading.Lock(), False
+        self._waiting: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(MOST_WAITING)
+        self._thread = threading.Thread(target=self._work, name="minga-loggers", daemon=True)
+        self._begun = self._is_open = self._has_lost = False
 
     def begin(self, spec: RunSpec, directory: Path) -> None:
         """Open the loggers for the run of `spec`; `directory` is this peer's folder of it."""
-        with self._lock:
-            if self._begun:
-                return
-            self._begun = True
-            for choice in self._choices:
-                try:
-                    self._sinks[choice.name] = _open(choice, spec, directory)
-                except Exception as error:  # another package's errors, of any class
-                    logger.warning("%s cannot be used, and training goes on without it: %s", choice.name, error)
+        if self._begun:
+            return
+        self._begun = True
+        for choice in self._choices:
+            try:
+                self._sinks[choice.name] = _open(choice, spec, directory)
+            except Exception as error:  # another package's errors, of any class
+                logger.warning("%s cannot be used, and training goes on without it: %s", choice.name, error)
+        if self._sinks:
+            self._is_open = True
+            self._thread.start()
 
     def __call__(self, entry: Mapping[str, Any]) -> None:
-        """Log the figures of an entry of the history, if it has any."""
-        if entry.get("event") not in LOGGED:
+        """Log the figures of an entry of the history, if it has any, soon; from any thread."""
+        if not self._is_open or entry.get("event") not in LOGGED:
             return
         prefix = "run" if entry["event"] == "step" else "heldout"
         figures = {_named(prefix, name): float(value) for name, value in entry.items() if _is_figure(name, value)}
-        with self._lock:
+        try:
+            self._waiting.put_nowait((int(entry["step"]), figures))
+        except queue.Full:
+            if not self._has_lost:
+                self._has_lost = True
+                logger.warning("%s: too slow for the figures of this run; some are lost", ", ".join(self._sinks))
+
+    def close(self) -> None:
+        """Write what waits and close the loggers, within `CLOSE_S` seconds."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        with contextlib.suppress(queue.Full):
+            self._waiting.put(None, timeout=CLOSE_S)
+            self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            logger.warning("%s: some figures are lost, since a logger does not end", ", ".join(self._sinks))
+
+    def _work(self) -> None:
+        while (taken := self._waiting.get()) is not None:
             for name, sink in list(self._sinks.items()):
                 try:
-                    sink.log(int(entry["step"]), figures)
+                    sink.log(*taken)
                 except Exception as error:  # as above
                     del self._sinks[name]
                     logger.warning("%s failed, and training goes on without it: %s", name, error)
-
-    def close(self) -> None:
-        """Close the loggers."""
-        with self._lock:
-            while self._sinks:
-                name, sink = self._sinks.popitem()
-                try:
-                    sink.close()
-                except Exception as error:  # as above
-                    logger.warning("%s failed at the end: %s", name, error)
+        while self._sinks:
+            name, sink = self._sinks.popitem()
+            try:
+                sink.close()
+            except Exception as error:  # as above
+                logger.warning("%s failed at the end: %s", name, error)
 
 
 def _named(prefix: str, name: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from minga.core.errors import LocalError
+from minga.identity.links.links import Link
 from minga.notebook.command import Command
 from minga.notebook.screen import Screen
 
@@ -26,6 +27,8 @@ class Background:
     def __init__(self, title: str, arguments: Sequence[str], hours: float) -> None:
         self.events: dict[str, Mapping[str, Any]] = {}
         """The newest event of each kind."""
+        self.link = ""
+        """The way into the run: a word of letters and digits, which a shell takes as it is."""
         self._screen = Screen(title)
         self._changed = threading.Condition()
         self._command = Command(arguments, self._on_event)
@@ -83,12 +86,16 @@ class Background:
 class Hosted(Background):
     """A run that this notebook hosts; others join it by `link`."""
 
-    link: str = ""
-
 
 def join(link: str, *, hours: float = HOURS, options: Sequence[str] = ()) -> Background:
-    """Take part in the run of `link` for at most `hours`; `options` are those of `minga join`."""
-    return Background("minga join", ["join", link, "--yes", *options], hours)
+    """Take part in the run of `link` for at most `hours`; `options` are those of `minga join`.
+
+    Raises `LinkError` for a text that is no link.
+    """
+    word = str(Link.parse(link))
+    joined = Background("minga join", ["join", word, "--yes", *options], hours)
+    joined.link = word
+    return joined
 
 
 def host(spec: str | Path, *, hours: float = HOURS, options: Sequence[str] = ()) -> Hosted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,11 +37,16 @@ This finishes the step, says goodbye to the other peers, and shows what you gave
 instead: the other peers go on without it."""
 
 
+def _literal(text: str) -> str:
+    """As Python reads it: quotes and the backslashes of Windows' paths are escaped."""
+    return json.dumps(text, ensure_ascii=False)
+
+
 def _install(source: str) -> list[Cell]:
     return [
         Cell("## Install\n\nTakes a minute. `MINGA` is a wheel's address, or a folder or file on this machine."),
         Cell(
-            f'MINGA = "{source}"\n'
+            f"MINGA = {_literal(source)}\n"
             "try:\n"
             "    import minga  # already here\n"
             "except ImportError:\n"
@@ -67,13 +73,13 @@ def volunteer_cells(link: str, source: str) -> list[Cell]:
         Cell(f"## Take part\n\n{_LIMITS}"),
         Cell(
             "from minga import notebook\n\n"
-            f'LINK = "{link}"\n'
+            f"LINK = {_literal(link)}\n"
             "HOURS = 8\n"
             'mine = notebook.join(LINK, hours=HOURS)  # options=["--max-upload", "10Mbit"] limits what it sends',
             code=True,
         ),
         Cell("The output above is live, and you may run other cells beside it. This one shows who else takes part:"),
-        Cell("!minga status {LINK}", code=True),
+        Cell("!minga status {mine.link}", code=True),
         Cell(_STOP),
         Cell("mine.stop()\nmine.summary", code=True),
     ]

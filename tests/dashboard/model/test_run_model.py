@@ -97,6 +97,29 @@ def test_the_pace_is_that_of_steps_as_they_come_whatever_pause_or_regroup_lies_b
     assert model.pace() == 0.25
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1" + 1000 * "0"])
+def test_numbers_that_nothing_in_a_run_has_are_none(number: str) -> None:
+    assert parse_entry(f'{{"t": {number}, "event": "step"}}'.encode()) is None
+    model = RunModel()
+    fields = '"step": N, "samples": N, "total_samples": N, "others": N, "by_peer": {"p": N}, "headline": "x", "x": N'
+    for event in ("step", "evaluation", "swarm", "round", "missed", "synced"):
+        parsed = parse_entry(f'{{"t": 1, "event": "{event}", {fields.replace("N", number)}}}'.encode())
+        assert parsed is not None
+        model.take(parsed)
+    assert model.total_samples == 0
+    assert not model.rates.document()["peers"]
+    assert [dict(each)["step"] for each in model.journals["misses"]] == [None]
+
+
+def test_texts_and_numbers_in_the_place_of_each_other_are_none() -> None:
+    model = RunModel()
+    model.take(entry("missed", peer=5, why=["x"], step="seven"))
+    model.take(entry("synced", peer={}, seconds="long"))
+    missed, synced = next(iter(model.journals["misses"])), next(iter(model.journals["syncs"]))
+    assert (missed["peer"], missed["why"], missed["step"]) == (None, None, None)
+    assert (synced["peer"], synced["seconds"]) == (None, None)
+
+
 def test_what_happened_is_listed_by_kind() -> None:
     model = RunModel()
     for event in ("joined", "lost", "banned", "amended", "missed", "synced", "suspected"):

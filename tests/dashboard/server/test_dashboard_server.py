@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import math
@@ -25,6 +26,7 @@ from minga.core.errors import ClosedError, ConfigurationError, LocalError
 from minga.core.events.averaging import RoundMemberLost
 from minga.dashboard import dashboard as dashboard_module
 from minga.dashboard.dashboard import LEADERBOARD_FILE, Dashboard
+from minga.dashboard.server import connection
 from minga.dashboard.server.web_server import WebServer
 from minga.dashboard.settings import DashboardSettings
 from minga.identity.access.amendments import Amendment
@@ -303,6 +305,32 @@ def test_open_streams_do_not_hold_the_end(run: MadeUpRun) -> None:
         stream.close()
 
 
+def test_viewers_hear_what_changes_while_a_member_holds_its_receipts_back(
+    run: MadeUpRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, sent = threading.Event(), threading.Event()
+
+    def receipts() -> dict[str, Any]:
+        asked.set()
+        sent.wait(20.0)
+        return {}
+
+    monkeypatch.setattr(run.peer, "receipts", receipts)
+    served = run.serve(None)
+    stream = Stream(served)
+    try:
+        run.advance(1.0)
+        assert asked.wait(10.0)
+        while stream.next()["now"]["t"] < run.time_s:
+            pass
+        run.advance(1.0)
+        assert stream.next()["now"]["t"] == run.time_s
+    finally:
+        sent.set()
+        stream.close()
+        served.close()
+
+
 # ---- who may ask
 
 
@@ -518,6 +546,65 @@ def test_the_organiser_enters_by_the_address_that_was_printed(dashboard: Dashboa
     cookie = entered.headers["set-cookie"].split(";")[0]
     assert ask(dashboard, "/api/v1/session", Cookie=cookie).json()["may_order"] is True
     assert ask(dashboard, "/api/v1/session").json()["may_order"] is False
+
+
+def test_a_token_in_an_address_leads_to_this_server_alone(dashboard: Dashboard) -> None:
+    token = dashboard.settings.read_token
+    for path in ("//evil.example/", "///evil.example/", "/%2fevil.example/"):
+        assert ask(dashboard, f"{path}?token={token}").headers["location"] == "/evil.example/"
+
+
+# ---- connections
+
+
+@pytest.fixture
+def hasty(run: MadeUpRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
+    """Looks after its connections 100 times as often, and has few."""
+    monkeypatch.setattr(connection, "LOOK_S", 0.1)
+    monkeypatch.setattr(connection, "MOST_OPEN", 3)
+    served = run.serve(None)
+    yield served
+    served.close()
+
+
+def connected(dashboard: Dashboard, send: bytes) -> socket.socket:
+    address = urlsplit(dashboard.url)
+    opened = socket.create_connection((address.hostname, address.port), timeout=20.0)
+    opened.sendall(send)
+    return opened
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HTTP/1.1\r\nHost: ", b"GET /api/v1 HTTP/1.1\r\nHost: localhost\r\n\r\nG"]
+)
+def test_a_connection_over_which_nothing_is_asked_is_closed(hasty: Dashboard, sent: bytes) -> None:
+    with connected(hasty, sent) as opened, contextlib.suppress(ConnectionResetError):
+        while opened.recv(4096):
+            pass
+
+
+def test_a_viewer_that_does_not_read_is_cut_off_and_one_that_follows_is_not(hasty: Dashboard) -> None:
+    stream = Stream(hasty)
+    ask_for = b"GET /static/vendor/uplot.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with connected(hasty, ask_for * 400) as opened:
+        open_now = hasty._server._server.server_state.connections  # type: ignore[union-attr]
+        while len(open_now) < 2:
+            time.sleep(0.01)
+        while len(open_now) > 1:
+            time.sleep(0.01)
+        assert opened.fileno() >= 0
+    assert len(open_now) == 1
+    stream.close()
+
+
+def test_more_connections_than_there_is_room_for_are_closed_at_once(
+    hasty: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = [Stream(hasty) for _ in range(3)]
+    with connected(hasty, b"") as opened, contextlib.suppress(ConnectionResetError):
+        assert opened.recv(1) == b""
+    for stream in streams:
+        stream.close()
 
 
 # ---- a new start

@@ -140,6 +140,17 @@ def test_without_a_group_there_are_no_ranks() -> None:
     assert ProcessGroup.of_this_process(has_peer=True) is None
 
 
+def test_a_rank_that_dies_while_they_connect_ends_the_others_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: Any) -> None:
+        raise RuntimeError("Gloo connectFullMesh failed: Connection closed by peer")
+
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "new_group", fail)
+    with pytest.raises(minga.ClosedError, match="another process of this peer has ended"):
+        ProcessGroup()
+
+
 def test_every_rank_with_a_peer_of_its_own_is_refused(tmp_path: Path) -> None:
     script = f"""
 import sys, torch, minga

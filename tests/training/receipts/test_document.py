@@ -14,11 +14,13 @@ from minga.identity.access.orders import Grant
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
+from minga.training.receipts import document
 from minga.training.receipts.attestation import JudgedCount
 from minga.training.receipts.book import ReceiptBook
 from minga.training.receipts.claims import Claim
 from minga.training.receipts.document import (
     MAGIC,
+    MAX_UNPACKED_BYTES,
     ReceiptDocument,
     ReceiptError,
     VerifiedReceipts,
@@ -125,6 +127,15 @@ def test_what_is_there_twice_counts_once_or_is_refused() -> None:
         check(changed(data, counts=document.counts * 2))
     with pytest.raises(ReceiptError, match="twice"):
         check(changed(data, peers=document.peers[:1] * len(document.peers)))
+
+
+def test_a_small_file_that_would_take_all_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ReceiptError, match="too large"):
+        check(MAGIC + zlib.compress(bytes(MAX_UNPACKED_BYTES + 1), 1))
+    data = file_of()
+    monkeypatch.setattr(document, "MAX_CLAIMS", 7)
+    with pytest.raises(ReceiptError, match="more than 7 claims"):
+        check(data)
 
 
 def test_another_run_and_another_organiser_are_told() -> None:

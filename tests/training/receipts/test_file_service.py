@@ -14,12 +14,13 @@ import minga
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.interface import PeerId
+from minga.network.rpc.framing import MessageStream
 from minga.training.receipts import file_service, receipts
 from minga.training.receipts.attestation import JudgedCount
 from minga.training.receipts.book import ReceiptBook
 from minga.training.receipts.book_file import books_in, read_book
 from minga.training.receipts.claims import Claim
-from minga.training.receipts.file_service import ReceiptFileServer, fetch_receipts
+from minga.training.receipts.file_service import FILE, FileRequest, ReceiptFileServer, fetch_receipts
 from minga.training.receipts.tally import PeerTotals
 from tests.worlds.cli_run import last_json, run
 from tests.worlds.receipt_world import IDS, KEYS, make_count, sign
@@ -68,6 +69,26 @@ async def test_a_reader_takes_the_first_file_that_holds() -> None:
     assert await read(honest.peer_id) == 200, "what was made is sent again for a while"
     await asyncio.sleep(file_service.FRESH_S)
     assert await read(honest.peer_id) == 207
+    await world.close()
+
+
+@virtually
+async def test_a_member_that_lives_and_never_sends_its_file_holds_up_no_reader() -> None:
+    world = World(3)
+    await world.start()
+    reader, stalling, honest = world.parties
+
+    async def stall(peer: PeerId, stream: MessageStream) -> None:
+        await stream.receive(FileRequest)
+        await asyncio.Event().wait()  # its node sends signs of life meanwhile
+
+    stalling.node.serve(FILE, stall)
+    ReceiptFileServer(honest.node, book_of(1), SIGNED)
+    members = [stalling.peer_id, honest.peer_id]
+    fetching = fetch_receipts(reader.node, members, SPEC.run_id, ORGANISER.peer_id)
+    found = await asyncio.wait_for(reader.network.process.run(fetching), 2 * file_service.FETCH_S)
+    assert found is not None
+    assert found.totals[IDS[0]].samples == 100
     await world.close()
 
 

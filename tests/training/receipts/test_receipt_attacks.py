@@ -8,14 +8,28 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from minga.averaging.messages import Plan
+from minga.averaging.messages import MAX_STEP, Plan
 from minga.network.interface import PeerId
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm
-from minga.training.receipts.attestation import Attestation, JudgedCount
+from minga.training.receipts import book as book_module
+from minga.training.receipts.attestation import Attestation, Compact, CompactEntry, JudgedCount
+from minga.training.receipts.book import ReceiptBook
 from minga.training.receipts.claims import Claim, Count
-from minga.training.receipts.messages import JoinNote, PlanNote
-from tests.worlds.receipt_world import given, hurry, make_swarm, receipts_of, sign_all, totals_at
+from minga.training.receipts.messages import MAX_PASSED_ON, JoinNote, PlanNote, passed_on
+from minga.training.receipts.receipts import Receipts
+from tests.worlds.receipt_world import (
+    IDS,
+    KEYS,
+    given,
+    hurry,
+    make_count,
+    make_swarm,
+    receipts_of,
+    sign,
+    sign_all,
+    totals_at,
+)
 from tests.worlds.swarm_tools import offences, virtually
 
 STEPS = 30
@@ -195,8 +209,6 @@ async def test_a_peer_that_reports_samples_and_sends_others_is_counted_by_what_i
 
 
 def test_a_count_is_bound_to_its_run_and_its_claims() -> None:
-    from tests.worlds.receipt_world import KEYS, make_count, sign
-
     count = make_count(9, [Claim(3, 3, 5, 0), Claim(3, 3, 6, 0)])
     other = make_count(9, [Claim(3, 3, 50, 0), Claim(3, 3, 6, 0)])
     attestation = sign(KEYS[0], count)
@@ -205,3 +217,64 @@ def test_a_count_is_bound_to_its_run_and_its_claims() -> None:
     entries = (attestation.entries[0]._replace(digest=other.digest),)
     assert not Attestation(attestation.attester, 0, entries, attestation.signature).is_genuine("ab" * 32)
     assert isinstance(other, Count)
+
+
+@virtually
+async def test_steps_that_no_run_reaches_make_nobody_accuse_those_who_ask_about_them() -> None:
+    """All leaders pass on an attestation of peer-1's, made up: of a step that all know and one far too large."""
+    swarm = make_swarm(4)
+    peers = await joined(swarm)
+    victim = bytes.fromhex(peers[1].network.peer_id)
+
+    def lie(receipts: Receipts) -> None:
+        honest = receipts.with_plan
+
+        def with_plan(plan: Plan, notes: Mapping[PeerId, bytes]) -> bytes:
+            note = PlanNote.decode(honest(plan, notes))
+            known = receipts.book.counts[0].step if len(receipts.book) else 0
+            entries = (CompactEntry(2 * known), *(CompactEntry(1 << 50) for _ in range(8)))
+            forged = msgspec.msgpack.encode(Compact(victim, 0, entries, bytes(64)))
+            return msgspec.msgpack.encode(PlanNote(note.claims, (forged, *note.attestations[:7])))
+
+        receipts.with_plan = with_plan  # type: ignore[method-assign]
+
+    for peer in peers:
+        lie(receipts_of(peer))
+    await swarm.run_until_step(STEPS)
+    assert offences(swarm) == []
+    await swarm.close()
+
+
+def test_members_that_always_send_an_attestation_keep_nobody_from_being_heard() -> None:
+    notes = [
+        (peer, JoinNote(None, sign(key, make_count(4, [None])).compact)) for peer, key in zip(IDS, KEYS, strict=True)
+    ]
+    heard = {note for step in range(3) for note in passed_on(step, notes)}
+    assert heard == {note.attestation for _, note in notes}
+    assert len(passed_on(1, notes)) == MAX_PASSED_ON
+    in_the_name_of_another = [(IDS[1], notes[0][1]), (IDS[0], JoinNote(None, b"\xff")), notes[2]]
+    assert passed_on(5, in_the_name_of_another) == [notes[2][1].attestation]
+
+
+def test_a_member_that_signs_the_same_counts_again_and_again_takes_no_room() -> None:
+    """Each attestation says one thing that is new, and repeats 31 others."""
+    book, counts = ReceiptBook(), [make_count(step, [Claim(1, 1, 1, 0)] * 3) for step in range(500)]
+    for number, count in enumerate(counts, 1):
+        book.add_count(JudgedCount(count, b"", is_witness=True))
+        book.add(sign(KEYS[0], *counts[max(0, number - 32) : number]))
+        if number % 10 == 0:
+            assert book.add(sign(KEYS[1], *counts[number - 10 : number]))
+    kept = list(book.attestations(count.place for count in counts))
+    assert sum(len(each.entries) for each in kept if each.attester == IDS[0]) <= 2 * (len(counts) + 32)
+    assert sum(len(each.entries) for each in kept if each.attester == IDS[1]) == len(counts)
+
+
+def test_a_step_that_never_comes_keeps_no_attestation_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(book_module, "MAX_COUNTS", 5)
+    book, counts = ReceiptBook(), [make_count(step, [Claim(1, 1, 1, 0)] * 3) for step in range(20)]
+    never = make_count(MAX_STEP, [None, None])
+    for count in counts:
+        book.add_count(JudgedCount(count, b"", is_witness=True))
+        book.add(sign(KEYS[0], count, never))
+        assert book.add(sign(KEYS[1], count))
+    assert len(book._attestations) == 10

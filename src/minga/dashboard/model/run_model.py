@@ -17,6 +17,8 @@ ROUND_TIMES: Final = ("compute_s", "wait_s", "communicate_s", "apply_s")
 SWARM: Final = ("alive", "training", "syncing", "relayed", "samples_per_second", "sent", "received")
 MOST_MARKS, MOST_ROUNDS, MOST_OTHERS = 400, 60, 200
 MOST_TEXT: Final = 300
+TEXTS: Final = ("peer", "why", "changes")
+"""Fields of entries that are texts; pages handle all others as numbers."""
 
 
 class RunModel:
@@ -103,6 +105,8 @@ class RunModel:
 
     def _take_round(self, entry: Entry) -> None:
         found = numbers(entry, ("step", "members", "wanted", "lost", *ROUND_TIMES))
+        if found["step"] is None:
+            return
         self.journals["rounds"].add({"t": entry["t"], **found})
         members, wanted = found["members"], found["wanted"]
         if members is not None and members >= 0 and wanted is not None and wanted > 0:
@@ -111,12 +115,12 @@ class RunModel:
 
 
 def _only(entry: Entry, *names: str, **more: Any) -> dict[str, Any]:
-    """Time, event and these fields, texts cut to a bounded length."""
+    """Time, event and these fields: texts, cut to a bounded length, numbers, and what has neither is None."""
     kept: dict[str, Any] = {"t": entry["t"], "event": entry["event"], **more}
     for name in names:
         value = entry.get(name)
-        if isinstance(value, str):
-            kept[name] = value[:MOST_TEXT]
-        elif value is None or (value := number_in(entry, name)) is not None:
-            kept[name] = value
+        if name in TEXTS:
+            kept[name] = value[:MOST_TEXT] if isinstance(value, str) else None
+        else:
+            kept[name] = number_in(entry, name)
     return kept

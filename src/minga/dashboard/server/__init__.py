@@ -7,5 +7,6 @@
                                                     └─▶ orders (the organiser's)
 
 Read: guard (who may ask), app (what is where), answers (the API), live_feed (what changes, to all viewers), pages
-(HTML, style, scripts), metrics, orders (pause, resume, ban, amend), web_server (uvicorn on its thread).
+(HTML, style, scripts), metrics, orders (pause, resume, ban, amend), connection (bounds of what strangers may hold
+open), web_server (uvicorn on its thread).
 """

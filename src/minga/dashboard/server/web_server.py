@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from minga.core.errors import ConfigurationError, LocalError
+from minga.dashboard.server.connection import BoundedConnection
 
 MOST_CONNECTIONS: Final = 400
 KEEP_ALIVE_S: Final = 5
@@ -86,6 +87,7 @@ class WebServer:
         self._loop = asyncio.get_running_loop()
         config = uvicorn.Config(
             make(),
+            http=BoundedConnection,
             log_config=None,
             log_level="error",  # bad requests of strangers are no lines for the host's terminal
             access_log=False,

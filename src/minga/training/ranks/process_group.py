@@ -47,7 +47,8 @@ class ProcessGroup:
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo", timeout=PATIENCE)
+        with _together():  # they connect here
+            self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo", timeout=PATIENCE)
 
     @classmethod
     def of_this_process(cls, *, has_peer: bool, is_sharded: bool = False) -> ProcessGroup | None:

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from minga.averaging.messages import MAX_MEMBERS, Epoch
+from minga.averaging.messages import MAX_MEMBERS, MAX_STEP, Epoch
 from minga.core.decoding import DECODING_ERRORS
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
 from minga.network.interface import PeerId
@@ -78,13 +78,14 @@ class Compact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
     @classmethod
     def decode(cls, data: bytes) -> Compact | None:
-        """Read it; None for anything else. No signature is verified yet."""
+        """Read it; None for anything else, such as steps that no run reaches. No signature is verified yet."""
         if len(data) > MAX_COMPACT_BYTES:
             return None
         try:
-            return msgspec.msgpack.decode(data, type=cls)
+            found = msgspec.msgpack.decode(data, type=cls)
         except DECODING_ERRORS:
             return None
+        return found if found.steps[-1] <= MAX_STEP else None
 
     def expand(self, digests: Mapping[Place, bytes]) -> Attestation | None:
         """With the digests of its counts; None if one of them is missing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
@@ -29,6 +29,8 @@ class ReceiptBook:
         self._digests: dict[Place, bytes] = {}
         self._attested: dict[Place, dict[PeerId, Entry]] = {}
         self._attestations: deque[Attestation] = deque()
+        self._entries = Counter[PeerId]()  # in the attestations of each
+        self._named = Counter[bytes]()  # counts that name each
         self._decided: dict[Place, AttestedPeers] = {}
         self._keys: dict[bytes, bytes] = {}  # one object for each, however many counts name it
         self._claims = 0
@@ -69,13 +71,19 @@ class ReceiptBook:
         self._judged[place] = JudgedCount(count, judged.doubts, judged.is_witness)
         self._digests[place] = count.digest
         self._claims += len(count.claims)
+        self._named.update(members)
         while len(self._judged) > MAX_COUNTS or self._claims > MAX_CLAIMS:
             self._drop_oldest()
         return True
 
     def add(self, attestation: Attestation) -> bool:
-        """Keep a genuine attestation; False if it says nothing new about a count that is here."""
+        """Keep a genuine attestation; False if it says nothing new about a count that is here, or if its attester
+        said far more already than there are counts that name it: it may sign some counts again and again.
+        """
         peer, is_new = attestation.attester, False
+        entries = self._entries[peer] + len(attestation.entries)
+        if entries > 2 * (self._named[bytes.fromhex(peer)] + MAX_ENTRIES):
+            return False
         for entry in attestation.entries:
             place = attestation.epoch, entry.step
             known = self._judged.get(place)
@@ -87,6 +95,7 @@ class ReceiptBook:
             self._decided.pop(place, None)
         if is_new:
             self._attestations.append(attestation)
+            self._entries[peer] = entries
         return is_new
 
     def snapshot(self) -> ReceiptBook:
@@ -122,9 +131,14 @@ class ReceiptBook:
         self._before.add(judged.count, decided or AttestedPeers.of(judged.count, attested))
         del self._digests[place]
         self._claims -= len(judged.count.claims)
-        oldest = next(iter(self._judged), None)
-        while oldest and self._attestations and _end_of(self._attestations[0]) < oldest:
-            self._attestations.popleft()
+        self._named.subtract(judged.count.members)
+        while self._attestations and not self._is_about_any(self._attestations[0]):
+            gone = self._attestations.popleft()
+            self._entries[gone.attester] -= len(gone.entries)
+
+    def _is_about_any(self, attestation: Attestation) -> bool:
+        """Whether it says something of a count that is here; what else it names may be made up."""
+        return any((attestation.epoch, entry.step) in self._judged for entry in attestation.entries)
 
 
 class ReceiptTotals:
@@ -136,7 +150,3 @@ class ReceiptTotals:
     def add_up(self) -> dict[PeerId, PeerTotals]:
         """What is attested of each peer."""
         return tally(self._decided, self._before)
-
-
-def _end_of(attestation: Attestation) -> Place:
-    return attestation.epoch, attestation.entries[-1].step

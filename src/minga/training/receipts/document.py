@@ -26,15 +26,15 @@ from minga.identity.keys.keys import SIGNATURE_BYTES
 from minga.identity.links.signed_spec import MAX_SIGNED_SPEC_BYTES, SignedRunSpec
 from minga.network.interface import PeerId
 from minga.training.receipts.attestation import MAX_ENTRIES, Attestation, Doubts, Entry
-from minga.training.receipts.book import MAX_COUNTS, ReceiptBook
+from minga.training.receipts.book import MAX_CLAIMS, MAX_COUNTS, ReceiptBook
 from minga.training.receipts.claims import Claim, Count, Key, Place
 from minga.training.receipts.tally import AttestedPeers, PeerTotals, merged, tally
 
 MAGIC = b"minga receipts 1\n"
 MAX_FILE_BYTES, MAX_UNPACKED_BYTES = 64 << 20, 160 << 20
-"""Of a file as it is, and unpacked: a full book has less than 150 MB, even if all members doubt all claims."""
+"""Of a file as it is, and unpacked: a full book has less than 150 MB, even if all members doubt all claims. It has no
+more claims than `MAX_CLAIMS`, nor attestations, since each says something new of a claim's member."""
 MAX_PEERS = 1 << 16
-MAX_ATTESTATIONS = 1 << 20
 
 _PeerNumber = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PEERS)]
 _Group = Annotated[tuple[_PeerNumber, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
@@ -85,7 +85,7 @@ class ReceiptDocument(msgspec.Struct, frozen=True, array_like=True, forbid_unkno
     ]
     groups: Annotated[tuple[_Group, ...], msgspec.Meta(max_length=MAX_COUNTS)]
     counts: Annotated[tuple[FiledCount, ...], msgspec.Meta(max_length=MAX_COUNTS)]
-    attestations: Annotated[tuple[FiledAttestation, ...], msgspec.Meta(max_length=MAX_ATTESTATIONS)]
+    attestations: Annotated[tuple[FiledAttestation, ...], msgspec.Meta(max_length=MAX_CLAIMS)]
 
 
 @dataclass(frozen=True)
@@ -204,6 +204,8 @@ def _read(data: bytes) -> ReceiptDocument:
         raise ReceiptError(f"it is damaged: {error}") from error
     if document.subject is not None and document.subject >= len(document.peers):
         raise ReceiptError("it does not say whom it is about")
+    if sum(len(count.claims) for count in document.counts) > MAX_CLAIMS:
+        raise ReceiptError(f"it has more than {MAX_CLAIMS} claims")
     return document
 
 

@@ -32,6 +32,8 @@ from minga.training.receipts.document import (
 FILE = "receipts.file"
 FRESH_S = 60.0
 """Seconds for which a file that was made is sent again."""
+FETCH_S = 120.0
+"""Seconds that a member has to send its file, alive or not."""
 MAX_ASKED = 3
 """Members that a reader asks, one after the other."""
 
@@ -84,11 +86,12 @@ async def fetch_receipts(node: Node, members: Iterable[PeerId], run_id: str, org
     loop = asyncio.get_running_loop()
     for member in list(members)[:MAX_ASKED]:
         try:
-            data = await _fetch(node, member)
+            async with asyncio.timeout(FETCH_S):
+                data = await _fetch(node, member)
             return await loop.run_in_executor(None, verify_document, data, run_id, organiser)
         except ReceiptError as error:
             node.offend(member, f"its receipts prove nothing: {error}")
-        except RemoteError:
+        except (RemoteError, TimeoutError):
             continue
     return None
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
 from typing import Annotated
 
 import msgspec
 
 from minga.averaging.messages import MAX_MEMBERS, Epoch, Step
 from minga.core.decoding import DECODING_ERRORS
-from minga.training.receipts.attestation import MAX_COMPACT_BYTES, MAX_ENTRIES
+from minga.network.interface import PeerId
+from minga.training.receipts.attestation import MAX_COMPACT_BYTES, MAX_ENTRIES, Compact
 from minga.training.receipts.claims import Claim
 
 DIGESTS, LAST = "receipts.digests", "receipts.last"
@@ -46,6 +49,21 @@ class PlanNote(msgspec.Struct, frozen=True, array_like=True):
             return msgspec.msgpack.decode(note, type=cls) if note else cls()
         except DECODING_ERRORS:
             return cls()
+
+
+def passed_on(step: int, notes: Sequence[tuple[PeerId, JoinNote]]) -> list[bytes]:
+    """The attestations that go with the plan of `step`: as many as it takes, each signed by the member that sent it.
+
+    With each step others come first, so that a few members that always send one keep nobody from being heard.
+    """
+    begin = step * MAX_PASSED_ON % len(notes)
+    in_turn = (*notes[begin:], *notes[:begin])
+    own = (
+        note.attestation
+        for peer, note in in_turn
+        if (compact := Compact.decode(note.attestation)) is not None and compact.attester == peer
+    )
+    return list(islice(own, MAX_PASSED_ON))
 
 
 class AskDigests(msgspec.Struct, frozen=True):

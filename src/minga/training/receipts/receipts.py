@@ -33,13 +33,13 @@ from minga.training.receipts.claims import Claim, Count
 from minga.training.receipts.messages import (
     DIGESTS,
     LAST,
-    MAX_PASSED_ON,
     AskDigests,
     Digests,
     JoinNote,
     LastAttestation,
     PlanNote,
     Taken,
+    passed_on,
 )
 from minga.training.receipts.sight import Sight
 from minga.training.receipts.tally import PeerTotals
@@ -118,7 +118,7 @@ class Receipts:
         known = sum(claim is not None for claim in claims)
         if not self._is_due(plan.step, self._period_s(COUNT_S)) or len(claims) < 2 or 2 * known <= len(claims):
             claims = ()
-        sent = [note.attestation for note in read if note.attestation][:MAX_PASSED_ON]
+        sent = passed_on(plan.step, list(zip(plan.ids, read, strict=True)))
         return msgspec.msgpack.encode(PlanNote(claims, tuple(sent))) if claims or sent else b""
 
     def take(self, plan: Plan, note: bytes) -> None:
