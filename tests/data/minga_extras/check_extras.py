@@ -1,4 +1,4 @@
-"""Does each plug-in keep what its interface promises?    pip install . && pytest check_extras.py"""
+"""Does each plug-in keep what its interface promises?    pip install . pytest && pytest check_extras.py"""
 
 from minga_extras.aggregator import TightClip
 from minga_extras.codec import Int4

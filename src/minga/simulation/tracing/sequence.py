@@ -23,11 +23,13 @@ ASKED = (
     "averaging/link_record.py",
     "averaging/link_reporter.py",
     "averaging/matchmaking/former.py GroupFormation.others_are_past",
+    "averaging/messages.py Plan.rank_of",
     "averaging/planning/signed_plan.py chunk_bytes_of",
     "training/access/amended.py",
     "training/agreement/",
     "training/bridge/gradient_port.py GradientPort.report",
     "training/life/board_view.py",
+    "training/receipts/",
     "training/replica/flat_vector.py",
     "training/replica/replica.py Replica.layout_of",
     "training/replica/replica.py Replica.rounds_alike",
@@ -35,7 +37,9 @@ ASKED = (
     "training/strategy/",
     "training/transfer/",
 )
-"""Files, or one function of a file, that the others only ask something; shown only in a trace of everything."""
+"""Files, or one function of a file, that the others only ask or tell something, and that change no step; shown only in a
+trace of everything.
+"""
 
 TRAINER = "simulation/swarm/"
 """What stands for the training thread."""

@@ -11,6 +11,8 @@ POINTS, HELD_OUT = 4000, 500
 
 
 class CornersSettings(Settings):
+    """The shape of a small classifier."""
+
     hidden: int = whole(16, 1, 4096, "width of the hidden layer")
 
 
