@@ -37,8 +37,8 @@ ASKED = (
     "training/strategy/",
     "training/transfer/",
 )
-"""Files, or one function of a file, that the others only ask or tell something, and that change no step; shown only in a
-trace of everything.
+"""Files, or one function of a file, that the others only ask or tell something, and that change no step; shown only in
+a trace of everything.
 """
 
 TRAINER = "simulation/swarm/"
