@@ -116,8 +116,8 @@ def test_what_is_no_model_is_refused(tmp_path: Path, names: str) -> None:
         evaluate_model(tmp_path / "empty", TaskOptions("ner", names, runs=1))
 
 
-def test_a_model_that_names_a_kernel_of_the_hub_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_names_a_kernel_of_the_hub_is_refused(tmp_path: Path, names: str) -> None:
     values = {"model_type": "gpt2", "n_layer": 1, "n_embd": 4, "n_head": 1, "_attn_implementation": "owner/kernel"}
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(ConfigurationError, match="names a program, 'owner/kernel'"):
-        evaluate_model(str(tmp_path), TaskOptions("ncc"), lambda _: None)
+        evaluate_model(str(tmp_path), TaskOptions("ner", names, runs=1))
