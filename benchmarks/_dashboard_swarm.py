@@ -24,7 +24,6 @@ from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.training.organiser import Organiser
 from minga.training.peer import Peer
-from minga.training.receipts.tally import PeerTotals
 from minga.training.record_kinds import RUN_KINDS, Progress
 from minga.training.status.losses import LossSample
 from minga.training.status.plan_status import PlanStatus
@@ -243,7 +242,7 @@ class MadeUpRun:
             ),
             on_loop=self._loop.ask,
             subscribe=self._subscribe,
-            receipts=lambda: {peer_id(1): PeerTotals(steps=3, samples=12, bytes_reduced=1 << 20)},
+            receipts=dict,
         )
 
     def _subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:

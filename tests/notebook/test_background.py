@@ -25,6 +25,9 @@ def test_a_cell_that_is_interrupted_while_it_waits_for_the_link_leaves_no_comman
         def __init__(self, *_: object) -> None:
             pass
 
+        def listen(self) -> None:
+            pass
+
         def stop(self) -> None:
             stopped.append("minga host")
 
@@ -46,6 +49,7 @@ def test_a_command_has_ended_when_all_that_it_said_was_read(tmp_path: Path, monk
     monkeypatch.setattr("minga.notebook.command.sys", SimpleNamespace(executable=str(script)))
     events: list[Mapping[str, Any] | None] = []
     command = Command([], events.append)
+    command.listen()
     command._process.wait()
     assert not command.wait(0.0)
     late.write_text('{"event": "last words"}\n')

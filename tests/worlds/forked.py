@@ -61,6 +61,22 @@ def run(*words: str, timeout_s: float = 50.0, **options: Any) -> subprocess.Comp
         return subprocess.CompletedProcess(words, process.returncode, output, errors)
 
 
+def results_of(processes: list[subprocess.Popen[str]], timeout_s: float) -> list[dict[str, Any]]:
+    """Let programs that work together end, each with JSON as its last line; what they say. None is left over."""
+    try:
+        results = []
+        for process in processes:
+            output, errors = process.communicate(timeout=timeout_s)
+            assert process.returncode == 0, errors
+            results.append(json.loads(output.splitlines()[-1]))
+        return results
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+
 def close_server() -> None:
     """Let the server end."""
     while _servers:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from minga.averaging.planning.contributor_choice import StepWork
-from minga.averaging.strategy_choice import facts_of
 from minga.dashboard.model.documents import VERSION
 from minga.simulation.forecast.explanation import alternatives, explain
 from minga.simulation.forecast.plan_words import plan_json, plan_text
 from minga.training.peer import Peer
-from minga.training.status.live_rates import LiveRates, live_rates
-from minga.training.status.run_status import target_batch_size
+from minga.training.status.run_status import live_work
 
 MOST_EXPLAINED: Final = 150
 """In a larger swarm, what would change by other plans takes minutes to work out; `minga plan LINK` does it."""
@@ -36,11 +33,7 @@ def _plan(peer: Peer) -> dict[str, Any]:
     session, spec = peer.session, peer.spec
     if spec.security.verification == "byzantine":
         raise NoPlanError("Members of this run do not trust each other: all reduce equal parts, without a plan.")
-
-    def look() -> tuple[LiveRates, int]:
-        return live_rates(session.board), target_batch_size(session.board, spec)
-
-    live, batch = peer.on_loop(look)
+    live, work = peer.on_loop(lambda: live_work(session.board, spec))
     if len(live.peers) < 2 or not live.vector_bytes:
         raise NoPlanError("There is a plan as soon as two peers take part.")
     if len(live.peers) > MOST_EXPLAINED:
@@ -49,7 +42,6 @@ def _plan(peer: Peer) -> dict[str, Any]:
         raise NoPlanError("All peers are clients, so none can aggregate; at least one must be reachable.")
     if not any(one.upload or one.download for one in live.rates.peers):
         raise NoPlanError("No peer has measured its line yet. Rates become known as rounds fill the lines.")
-    work = StepWork(live.vector_bytes, batch, overlapped=facts_of(spec.training.strategy).max_in_flight > 0)
     explanation, others = explain(live.rates, work), alternatives(live.rates, work)
     names = [one[:10] for one in live.peers]
     return {

@@ -35,6 +35,7 @@ class Background:
         self._timer = threading.Timer(hours * 3600.0, self.stop)
         self._timer.daemon = True
         self._timer.start()
+        self._command.listen()
 
     @property
     def is_running(self) -> bool:
@@ -68,7 +69,8 @@ class Background:
             else:
                 kind = str(event.get("event"))
                 self.events[kind] = event
-                self._screen.state = "working"
+                if self._screen.state == "starting":
+                    self._screen.state = "working"
                 if kind == "progress":
                     self._screen.note_progress(event)
             self._changed.notify_all()

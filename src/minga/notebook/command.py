@@ -24,8 +24,8 @@ KEPT_ERROR_LINES: Final = 20
 class Command:
     """The process `python -m minga ARGUMENTS --json`, which ends when this process does.
 
-    `on_event` gets each event (a dictionary with `event`, the summary with `summary`) on a thread of its own, and None
-    when the process has ended.
+    From `listen` on `on_event` gets each event (a dictionary with `event`, the summary with `summary`) on a thread of
+    its own, and None when the process has ended.
     """
 
     def __init__(self, arguments: Sequence[str], on_event: Callable[[Mapping[str, Any] | None], None]) -> None:
@@ -40,9 +40,12 @@ class Command:
             encoding="utf-8",
             errors="replace",
         )
-        errors = threading.Thread(target=self._read_errors, name="minga-notebook-errors", daemon=True)
-        self._reader = threading.Thread(target=self._read, args=(errors,), name="minga-notebook", daemon=True)
-        errors.start()
+        self._error_reader = threading.Thread(target=self._read_errors, name="minga-notebook-errors", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="minga-notebook", daemon=True)
+
+    def listen(self) -> None:
+        """Begin to read what the process says."""
+        self._error_reader.start()
         self._reader.start()
 
     @property
@@ -87,14 +90,14 @@ class Command:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
 
-    def _read(self, errors: threading.Thread) -> None:
+    def _read(self) -> None:
         for line in _lines(self._process.stdout):
             with contextlib.suppress(json.JSONDecodeError):
                 event = json.loads(line)
                 if isinstance(event, dict):
                     self._on_event(event)
         self._process.wait()
-        errors.join()
+        self._error_reader.join()
         self._hang_up()
         self._on_event(None)
 

@@ -37,6 +37,8 @@ from minga.training.status.run_status import RunStatus
 
 LEAD_S, LEAST_LEAD = 30.0, 3
 """Seconds, and steps, that an amendment is ahead: orders reach every member within some round trips."""
+PAUSE_LEAD_S = 5.0
+"""Seconds that a pause or a stop is ahead: it should come soon, and every member has to hear of it."""
 GOSSIP_S = 3.0
 """Seconds in which a board that was just synchronised learns of all peers that are alive."""
 

@@ -44,7 +44,7 @@ def test_receipts_are_shown_exported_and_verified(folder: Path) -> None:
         2 * (100 + index) for _, index in sorted((peer, index) for index, peer in enumerate(IDS[:3]))
     ]
     exported = last_json(run("receipts", "export", str(folder), "--out", out, "--json").stdout)
-    own = {IDS[0]: {"samples": 200, "steps": 8, "bytes_reduced": 4 << 20, "claims_counted": 2, "claims": 2}}
+    own = {IDS[0]: {"samples": 200, "steps": 8, "reduced_bytes": 4 << 20, "claims_counted": 2, "claims": 2}}
     assert exported["peers"] == own
     told = run("receipts", "verify", out, "--run", LINK, "--json")
     proven = last_json(told.stdout)

@@ -206,11 +206,11 @@ def test_what_members_attest_decides_the_places(run: MadeUpRun) -> None:
     contributions = Contributions()
     contributions.take(look.time_s, look.status, {})
     claims_most = contributions.document({})[0]["peers"]
-    proven = {peer_id(2): PeerTotals(steps=2, samples=10, bytes_reduced=99)}
+    proven = {peer_id(2): PeerTotals(steps=2, samples=10, reduced_bytes=99)}
     assert claims_most != [peer_id(2)]
     first, *others = contributions.document(proven)
     assert first["peers"] == [peer_id(2)]
-    assert (first["attested_samples"], first["attested_steps"], first["attested_bytes"]) == (10, 2, 99)
+    assert (first["attested_samples"], first["attested_steps"], first["attested_reduced_bytes"]) == (10, 2, 99)
     assert others[0]["peers"] == claims_most
     assert others[0]["attested_samples"] == 0
 
@@ -233,5 +233,5 @@ def test_a_peer_has_a_page_as_long_as_something_is_known_of_it(run: MadeUpRun) -
     found = peer_document("dd" * 32, look, model, contributions, {})
     assert found is not None
     assert found["now"] is None
-    assert found["journals"]["misses"][0]["why"] == "too late"
+    assert found["journals"]["misses"]["entries"][0]["why"] == "too late"
     assert peer_document("ee" * 32, look, model, contributions, {}) is None

@@ -288,6 +288,10 @@ def test_viewers_hear_on_while_a_member_is_asked_for_receipts(monkeypatch: pytes
             look = run.advance(1.0)
             while stream.next()["now"]["t"] < look.time_s:
                 pass
+        answered.set()
+        end_s = time.monotonic() + 10.0
+        while ask(served, "/api/v1/leaderboard").json()["rows"][0]["attested_samples"] != 77:
+            assert time.monotonic() < end_s
     finally:
         answered.set()
         stream.close()
@@ -303,32 +307,6 @@ def test_open_streams_do_not_hold_the_end(run: MadeUpRun) -> None:
     assert [stream.next() for stream in streams] == [None, None, None]
     for stream in streams:
         stream.close()
-
-
-def test_viewers_hear_what_changes_while_a_member_holds_its_receipts_back(
-    run: MadeUpRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, sent = threading.Event(), threading.Event()
-
-    def receipts() -> dict[str, Any]:
-        asked.set()
-        sent.wait(20.0)
-        return {}
-
-    monkeypatch.setattr(run.peer, "receipts", receipts)
-    served = run.serve(None)
-    stream = Stream(served)
-    try:
-        run.advance(1.0)
-        assert asked.wait(10.0)
-        while stream.next()["now"]["t"] < run.time_s:
-            pass
-        run.advance(1.0)
-        assert stream.next()["now"]["t"] == run.time_s
-    finally:
-        sent.set()
-        stream.close()
-        served.close()
 
 
 # ---- who may ask

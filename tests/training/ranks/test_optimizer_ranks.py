@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -86,18 +85,7 @@ def start(folder: Path, role: str, kind: str, rank: int = 0) -> subprocess.Popen
 
 
 def finish(processes: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
-    try:
-        results = []
-        for process in processes:
-            output, errors = process.communicate(timeout=45)
-            assert process.returncode == 0, errors
-            results.append(json.loads(output.splitlines()[-1]))
-        return results
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
+    return forked.results_of(processes, 45.0)
 
 
 def write_spec(folder: Path, **training: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -139,18 +138,7 @@ def start(script: str, folder: Path, *words: str, rank: int = 0, size: int = 1) 
 
 
 def finish(processes: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
-    try:
-        results = []
-        for process in processes:
-            output, errors = process.communicate(timeout=100)
-            assert process.returncode == 0, errors
-            results.append(json.loads(output.splitlines()[-1]))
-        return results
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
+    return forked.results_of(processes, 100.0)
 
 
 def spec_of(folder: Path, **training: Any) -> minga.RunSpec:

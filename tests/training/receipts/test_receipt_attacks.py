@@ -86,7 +86,7 @@ async def test_a_claim_of_more_than_was_given_does_not_count_whoever_leads() -> 
     for viewer in ("peer-0", "peer-2"):
         totals = totals_at(swarm, viewer)
         assert totals["peer-1"].samples == totals["peer-4"].samples == 0
-        assert totals["peer-1"].bytes_reduced == totals["peer-4"].bytes_reduced == 0
+        assert totals["peer-1"].reduced_bytes == totals["peer-4"].reduced_bytes == 0
         assert totals["peer-1"].claimed > 2
         assert_honest_ones_count(swarm, viewer, ["peer-0", "peer-2", "peer-3"])
     assert offences(swarm) == []
@@ -108,7 +108,7 @@ async def test_a_colluding_third_gets_nothing_attested_and_takes_little_from_the
     await sign_all(swarm)
     totals = totals_at(swarm, "peer-3")
     for name in ("peer-0", "peer-1"):
-        assert (totals[name].samples, totals[name].bytes_reduced) == (0, 0)
+        assert (totals[name].samples, totals[name].reduced_bytes) == (0, 0)
     # What stood in a count that too few attest is lost, which is a third of the counts at most.
     assert_honest_ones_count(swarm, "peer-3", ["peer-2", "peer-3", "peer-4", "peer-5"], share=0.4)
     assert offences(swarm) == []

@@ -51,8 +51,8 @@ async def test_what_is_attested_is_what_was_given_up_to_the_last_count() -> None
         total = totals[name]
         assert total.samples == gave[name] - later, name
         assert total.counted == total.claimed
-        assert (total.bytes_reduced > 0) == peer.network.settings.dialable, "a client reduces nothing"
-    assert totals["peer-5"].samples == 0 < totals["peer-5"].bytes_reduced, "an auxiliary only reduces"
+        assert (total.reduced_bytes > 0) == peer.network.settings.dialable, "a client reduces nothing"
+    assert totals["peer-5"].samples == 0 < totals["peer-5"].reduced_bytes, "an auxiliary only reduces"
     assert totals["peer-0"].steps == last["peer-0"]
     assert offences(swarm) == []
     data = write_document(book, SignedRunSpec.sign(swarm.spec, ORGANISER), PeerId(late.network.peer_id))

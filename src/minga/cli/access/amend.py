@@ -18,10 +18,7 @@ from minga.identity.access.amendments import MAX_AMENDED_STEP, Amendment, Regrou
 from minga.identity.links.links import Link
 from minga.training.access.access_files import read_order, write_order
 from minga.training.access.standing_orders import PAUSED, STOP
-from minga.training.organiser import Organiser, organiser_desk
-
-NEXT_STEP_S = 5.0
-"""How far ahead, in seconds, a pause or a stop lies: it should come soon, and every member has to hear of it."""
+from minga.training.organiser import PAUSE_LEAD_S, Organiser, organiser_desk
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ def run_amend(
 def run_pause(link: str, options: AmendOptions, desk: OrganiserOptions, context: Context) -> None:
     """Let the run hold its state, with its members connected and no rounds."""
     with _enter(link, desk, context) as organiser:
-        step = organiser.step_ahead(NEXT_STEP_S) if options.at_step is None else options.at_step
+        step = organiser.step_ahead(PAUSE_LEAD_S) if options.at_step is None else options.at_step
         _issue(organiser, organiser.amend({PAUSED: True}, step), options, context, "The run pauses there.")
 
 
@@ -96,7 +93,7 @@ def run_regroup(link: str, options: AmendOptions, desk: OrganiserOptions, contex
 def run_stop(link: str, options: AmendOptions, desk: OrganiserOptions, context: Context) -> None:
     """End the run soon, or after the step that is named, at one step for all."""
     with _enter(link, desk, context) as organiser:
-        last = organiser.step_ahead(NEXT_STEP_S) if options.at_step is None else options.at_step
+        last = organiser.step_ahead(PAUSE_LEAD_S) if options.at_step is None else options.at_step
         last = max(1, last)
         effect = f"The run ends when its trainers have taken step {last}."
 

@@ -160,9 +160,9 @@ def _named(digits: str, book: ReceiptBook) -> PeerId:
 
 def _show(totals: dict[PeerId, PeerTotals], context: Context) -> None:
     table = plain_table("peer", "samples", "steps", "bytes reduced", "claims", left=["peer"])
-    for peer, total in sorted(totals.items(), key=lambda each: (-each[1].samples, -each[1].bytes_reduced, each[0])):
+    for peer, total in sorted(totals.items(), key=lambda each: (-each[1].samples, -each[1].reduced_bytes, each[0])):
         claims = f"{total.counted} of {total.claimed}"
-        reduced = format_size(total.bytes_reduced)
+        reduced = format_size(total.reduced_bytes)
         table.add_row(peer[:16], f"{total.samples:,}", f"{total.steps:,}", reduced, claims)
     context.output.say(table)
 
@@ -172,7 +172,7 @@ def _as_json(totals: dict[PeerId, PeerTotals]) -> dict[str, Any]:
         peer: {
             "samples": total.samples,
             "steps": total.steps,
-            "bytes_reduced": total.bytes_reduced,
+            "reduced_bytes": total.reduced_bytes,
             "claims_counted": total.counted,
             "claims": total.claimed,
         }

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from minga.averaging.planning.contributor_choice import StepWork
-from minga.averaging.strategy_choice import facts_of
 from minga.cli.planning.plan_view import plan_table
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.peer_options import wire
@@ -45,8 +43,7 @@ def _is_link(source: str) -> bool:
 
 def _live(link: str, options: PeerOptions, context: Context) -> SwarmFile:
     """The peers of a live run, as their board describes them."""
-    from minga.training.status.live_rates import live_rates
-    from minga.training.status.run_status import target_batch_size
+    from minga.training.status.run_status import live_work
 
     context.output.say("Looking for the run …")
     with join(link, options) as joined:
@@ -57,14 +54,10 @@ def _live(link: str, options: PeerOptions, context: Context) -> SwarmFile:
                 "in this run members do not trust each other, so all reduce equal parts and there is no plan to "
                 "explain; `minga status` shows who takes part"
             )
-        until, live = time.monotonic() + LOOK_S, joined.on_loop(lambda: live_rates(session.board))
+        until, (live, work) = time.monotonic() + LOOK_S, joined.on_loop(lambda: live_work(session.board, spec))
         while time.monotonic() < until:
             time.sleep(POLL_S)
-            live = joined.on_loop(lambda: live_rates(session.board))
-        batch = joined.on_loop(lambda: target_batch_size(session.board, spec))
+            live, work = joined.on_loop(lambda: live_work(session.board, spec))
     if not live.vector_bytes:
         raise UnreachableError("nobody takes part in this run at present")
-    names = tuple(one[:10] for one in live.peers)
-    overlapped = facts_of(spec.training.strategy).max_in_flight > 0
-    work = StepWork(live.vector_bytes, batch, overlapped=overlapped)
-    return SwarmFile(names, live.rates, work)
+    return SwarmFile(tuple(one[:10] for one in live.peers), live.rates, work)

@@ -73,7 +73,7 @@ class Contributions:
             row = rows.setdefault(
                 f"@{each.name}" if each.name else each.peer,
                 {"name": each.name, "peers": [], "samples": 0, "steps": 0, "hours": 0.0, "reduced_bytes": 0}
-                | {"attested_samples": 0, "attested_steps": 0, "attested_bytes": 0},
+                | {"attested_samples": 0, "attested_steps": 0, "attested_reduced_bytes": 0},
             )
             row["peers"].append(each.peer)
             row["samples"] += each.samples
@@ -83,7 +83,7 @@ class Contributions:
             proven = attested.get(each.peer, PeerTotals())
             row["attested_samples"] += proven.samples
             row["attested_steps"] += proven.steps
-            row["attested_bytes"] += proven.bytes_reduced
+            row["attested_reduced_bytes"] += proven.reduced_bytes
         ordered = sorted(rows.values(), key=_rank)
         for place, row in enumerate(ordered, 1):
             row.update(place=place, hours=round(row["hours"], 3))

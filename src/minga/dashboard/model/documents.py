@@ -129,7 +129,7 @@ def peer_document(
         "now": None if living is None else peer_row(living, given, names.get(peer_id, "")),
         "reduces": None if plan is None else plan.reduces.get(peer_id),
         "given": None if given is None else contribution_document(given),
-        "journals": journals,
+        "journals": {name: {"total": len(entries), "entries": entries} for name, entries in journals.items()},
     }
 
 

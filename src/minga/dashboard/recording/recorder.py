@@ -17,6 +17,7 @@ from typing import Final
 
 from minga.core.events.bus import Event
 from minga.dashboard.model.contributions import ACTIVE
+from minga.dashboard.model.documents import peer_counts
 from minga.dashboard.model.speed_by_peer import fastest
 from minga.dashboard.recording.incidents import incident_of
 from minga.dashboard.recording.order_watch import OrderWatch
@@ -63,16 +64,13 @@ class RunRecorder:
             self._history.add(time_s, incident[0], **incident[1])
 
     def _add_swarm(self, time_s: float, status: RunStatus) -> None:
-        peers = [peer for peer in status.peers if peer.status is not None]
-        by_peer, others = fastest({p.peer_id: p.samples_per_second for p in peers if p.status in ACTIVE})
+        counts = peer_counts(status)
+        by_peer, others = fastest({p.peer_id: p.samples_per_second for p in status.peers if p.status in ACTIVE})
         sent, received = self._bytes_per_second(time_s, status)
         self._history.add(
             time_s,
             "swarm",
-            alive=len(peers),
-            training=sum(peer.status in ACTIVE for peer in peers),
-            syncing=sum(peer.status == "syncing" for peer in peers),
-            relayed=sum(peer.path == "relayed" for peer in peers),
+            **{kind: counts[kind] for kind in ("alive", "training", "syncing", "relayed")},
             samples_per_second=round(status.samples_per_second, 2),
             sent=sent,
             received=received,

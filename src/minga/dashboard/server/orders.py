@@ -16,11 +16,9 @@ from minga.dashboard.server.guard import refusal
 from minga.identity.access.amendments import Amendment
 from minga.identity.keys.keys import is_peer_id
 from minga.training.access.standing_orders import PAUSED
-from minga.training.organiser import LEAD_S, Organiser
+from minga.training.organiser import LEAD_S, PAUSE_LEAD_S, Organiser
 
 MOST_BYTES: Final = 8192
-NEXT_STEP_S: Final = 5.0
-"""How far ahead, in seconds, a pause lies: every member has to hear of it first."""
 EXAMPLE: Final = "optimizer.learning_rate=0.001"
 
 Text = Annotated[str, msgspec.Meta(max_length=300)]
@@ -65,7 +63,7 @@ class OrderDesk:
             return refusal(400, str(error)[:200])
         try:
             async with self._one_at_a_time:
-                step = self._step_in(NEXT_STEP_S if order.action == "pause" else LEAD_S)
+                step = self._step_in(PAUSE_LEAD_S if order.action == "pause" else LEAD_S)
                 effect = await asyncio.to_thread(carry_out, order, self._make_desk, step)
         except MingaError as error:
             return refusal(409, str(error)[:300])
@@ -84,7 +82,7 @@ def carry_out(order: OrderRequest, make: Callable[[], Organiser], step: int | No
         in_force = desk.bar(order.peer, order.reason)
         return {"action": "ban", "text": f"The peer {order.peer[:10]} is banned." if in_force else _MORE}
     if order.action == "pause":
-        return _put(desk, desk.amend({PAUSED: True}, desk.step_ahead(NEXT_STEP_S) if step is None else step), "pause")
+        return _put(desk, desk.amend({PAUSED: True}, desk.step_ahead(PAUSE_LEAD_S) if step is None else step), "pause")
     if order.action == "resume":
         return _put(desk, desk.amend({PAUSED: False}, 0), "resume")
     if not order.changes:

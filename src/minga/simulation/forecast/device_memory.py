@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from minga.averaging.strategy_choice import facts_of
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import OptimizerSection
-from minga.simulation.forecast.model_facts import STATE_BYTES, ModelFacts
+from minga.simulation.forecast.model_facts import STATE_BYTES, WITH_SCRATCH, ModelFacts
 
 if TYPE_CHECKING:
     import torch
@@ -116,14 +116,13 @@ def device_memory(
 ) -> DeviceMemory:
     """The memory of a machine that trains `model`, whose passes take `passes`."""
     size = 4 * model.parameters
-    needs_scratch = optimizer.name in ("lamb", "lars", "larc")
     # On the processor an update takes the tensors one after the other, elsewhere all at once.
     scratch = 4 * max(model.tensors) if offload else size
     return DeviceMemory(
         parameters=size,
         gradients=size,
         moments=moment_bytes(model, optimizer),
-        scratch=scratch if needs_scratch else 0,
+        scratch=scratch if optimizer.name in WITH_SCRATCH else 0,
         averaging=size * (facts_of(strategy).vectors + 1),
         passes=passes,
         offload=offload,

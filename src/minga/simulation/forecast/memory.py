@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from minga.averaging.strategy_choice import facts_of
 from minga.simulation.forecast.forecast import Forecast, state_bytes
-from minga.simulation.forecast.model_facts import STATE_BYTES, ModelFacts, OptimizerName
+from minga.simulation.forecast.model_facts import STATE_BYTES, WITH_SCRATCH, ModelFacts, OptimizerName
 from minga.simulation.forecast.planned_run import Volunteers
 from minga.training.state.state_memory import FILED_BYTES
 
@@ -51,7 +51,7 @@ def device_bytes(model: ModelFacts, optimizer: OptimizerName, micro_batch: int) 
 
 
 def _scratch_bytes(model: ModelFacts, optimizer: OptimizerName) -> int:
-    return 4 * model.parameters if optimizer in ("lamb", "lars", "larc") else 0
+    return 4 * model.parameters if optimizer in WITH_SCRATCH else 0
 
 
 def footprint(forecast: Forecast, place: int) -> Footprint:

@@ -35,6 +35,8 @@ USUAL_TOKENS: Final = 512
 OptimizerName = Literal["lamb", "adamw", "sgd", "lars", "larc"]
 STATE_BYTES: Final[dict[OptimizerName, int]] = {"lamb": 8, "adamw": 8, "sgd": 4, "lars": 4, "larc": 4}
 """Bytes of optimizer state for each parameter: two moments in float32, or one."""
+WITH_SCRATCH: Final[tuple[OptimizerName, ...]] = ("lamb", "lars", "larc")
+"""Optimizers that make an update before they know its size, and so need memory of the size of the parameters."""
 
 _NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kmbtKMBT]?)", re.ASCII)
 

@@ -24,7 +24,7 @@ MAX_COMPACT_BYTES = 900
 Doubts = Annotated[bytes, msgspec.Meta(max_length=-(-MAX_MEMBERS // 8))]
 
 
-class Entry(NamedTuple):
+class SignedCount(NamedTuple):
     """One count: its step and digest, and the members whose claims this one doubts, one bit each, lowest first and
     without the zeros at the end. Only a *witness* could compare samples: it was the root of a part lately.
     """
@@ -37,7 +37,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class JudgedCount:
-    """A count, and what one member has to say of it, see `Entry`."""
+    """A count, and what one member has to say of it, see `SignedCount`."""
 
     count: Count
     doubts: bytes
@@ -93,7 +93,7 @@ class Compact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         if any((self.epoch, step) not in digests for step in steps):
             return None
         entries = (
-            Entry(step, digests[self.epoch, step], entry.doubts, bool(entry.step & 1))
+            SignedCount(step, digests[self.epoch, step], entry.doubts, bool(entry.step & 1))
             for step, entry in zip(steps, self.entries, strict=True)
         )
         return Attestation(self.attester, self.epoch, tuple(entries), self.signature)
@@ -104,7 +104,7 @@ class Attestation(msgspec.Struct, frozen=True, dict=True):
 
     attester: PeerId
     epoch: int
-    entries: tuple[Entry, ...]
+    entries: tuple[SignedCount, ...]
     signature: bytes
 
     @classmethod
@@ -112,7 +112,7 @@ class Attestation(msgspec.Struct, frozen=True, dict=True):
         """Sign counts of one epoch, each with this peer's judgement."""
         ordered = sorted(judged, key=lambda each: each.count.step)
         epoch = ordered[0].count.epoch
-        entries = tuple(Entry(j.count.step, j.count.digest, j.doubts, j.is_witness) for j in ordered)
+        entries = tuple(SignedCount(j.count.step, j.count.digest, j.doubts, j.is_witness) for j in ordered)
         signature = identity.sign(_statement(run_id, epoch, entries), context=CONTEXT)
         return cls(PeerId(identity.peer_id), epoch, entries, signature)
 
@@ -144,5 +144,5 @@ def unpack(doubts: bytes) -> frozenset[int]:
     return frozenset(index for index in range(bits.bit_length()) if bits >> index & 1)
 
 
-def _statement(run_id: str, epoch: int, entries: tuple[Entry, ...]) -> bytes:
+def _statement(run_id: str, epoch: int, entries: tuple[SignedCount, ...]) -> bytes:
     return msgspec.msgpack.encode((bytes.fromhex(run_id), epoch, [tuple(entry) for entry in entries]))

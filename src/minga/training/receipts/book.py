@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from minga.network.interface import PeerId
-from minga.training.receipts.attestation import MAX_ENTRIES, Attestation, Entry, JudgedCount
+from minga.training.receipts.attestation import MAX_ENTRIES, Attestation, JudgedCount, SignedCount
 from minga.training.receipts.claims import Count, Place
 from minga.training.receipts.tally import AttestedPeers, PeerTotals, ReceiptTally, merged, tally
 
@@ -27,7 +27,7 @@ class ReceiptBook:
         """The access tokens of members, in a run for members."""
         self._judged: OrderedDict[Place, JudgedCount] = OrderedDict()
         self._digests: dict[Place, bytes] = {}
-        self._attested: dict[Place, dict[PeerId, Entry]] = {}
+        self._attested: dict[Place, dict[PeerId, SignedCount]] = {}
         self._attestations: deque[Attestation] = deque()
         self._entries = Counter[PeerId]()  # in the attestations of each
         self._named = Counter[bytes]()  # counts that name each

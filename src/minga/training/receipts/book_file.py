@@ -20,7 +20,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
 from minga.identity.access.token import MAX_TOKEN_BYTES
 from minga.network.interface import PeerId
-from minga.training.receipts.attestation import MAX_ENTRIES, Attestation, Doubts, Entry, JudgedCount
+from minga.training.receipts.attestation import MAX_ENTRIES, Attestation, Doubts, JudgedCount, SignedCount
 from minga.training.receipts.book import ReceiptBook
 from minga.training.receipts.claims import Count, Key
 
@@ -40,7 +40,7 @@ class KeptCount(msgspec.Struct, frozen=True, array_like=True, tag="count"):
 
 
 class KeptAttestation(msgspec.Struct, frozen=True, array_like=True, tag="attestation"):
-    """An attestation of any member; for its entries see `Entry`."""
+    """An attestation of any member; for its entries see `SignedCount`."""
 
     attester: Key
     epoch: Epoch
@@ -57,7 +57,7 @@ class KeptAttestation(msgspec.Struct, frozen=True, array_like=True, tag="attesta
 
     def restored(self) -> Attestation:
         """As it was; its signature is not verified again."""
-        entries = tuple(Entry(*entry) for entry in self.entries)
+        entries = tuple(SignedCount(*entry) for entry in self.entries)
         return Attestation(PeerId(self.attester.hex()), self.epoch, entries, self.signature)
 
 

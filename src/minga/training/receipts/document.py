@@ -25,7 +25,7 @@ from minga.identity.access.token import MAX_TOKEN_BYTES, Token
 from minga.identity.keys.keys import SIGNATURE_BYTES
 from minga.identity.links.signed_spec import MAX_SIGNED_SPEC_BYTES, SignedRunSpec
 from minga.network.interface import PeerId
-from minga.training.receipts.attestation import MAX_ENTRIES, Attestation, Doubts, Entry
+from minga.training.receipts.attestation import MAX_ENTRIES, Attestation, Doubts, SignedCount
 from minga.training.receipts.book import MAX_CLAIMS, MAX_COUNTS, ReceiptBook
 from minga.training.receipts.claims import Claim, Count, Key, Place
 from minga.training.receipts.tally import AttestedPeers, PeerTotals, merged, tally
@@ -234,16 +234,18 @@ def _counts_of(document: ReceiptDocument, peers: list[PeerId]) -> dict[Place, Co
 
 def _attested(
     document: ReceiptDocument, peers: list[PeerId], counts: dict[Place, Count], run_id: str
-) -> dict[Place, dict[PeerId, Entry]]:
+) -> dict[Place, dict[PeerId, SignedCount]]:
     """What each member signed about the counts in the file. Raises `ReceiptError` for a signature that is wrong."""
-    found: dict[Place, dict[PeerId, Entry]] = {}
+    found: dict[Place, dict[PeerId, SignedCount]] = {}
     digests = {place: count.digest for place, count in counts.items()}
     for filed in document.attestations:
         if filed.attester >= len(peers):
             raise ReceiptError("it names a peer that it does not list")
         attester = peers[filed.attester]
         entries = tuple(
-            Entry(each.step, each.digest or digests.get((filed.epoch, each.step), b""), each.doubts, each.is_witness)
+            SignedCount(
+                each.step, each.digest or digests.get((filed.epoch, each.step), b""), each.doubts, each.is_witness
+            )
             for each in filed.entries
         )
         if not Attestation(attester, filed.epoch, entries, filed.signature).is_genuine(run_id):

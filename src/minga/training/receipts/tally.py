@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from minga.network.interface import PeerId
-from minga.training.receipts.attestation import Entry, pack, unpack
+from minga.training.receipts.attestation import SignedCount, pack, unpack
 from minga.training.receipts.claims import UNIT_BYTES, Count
 
 
@@ -21,7 +21,7 @@ class PeerTotals:
 
     steps: int = 0
     samples: int = 0
-    bytes_reduced: int = 0
+    reduced_bytes: int = 0
     counted: int = 0
     claimed: int = 0
 
@@ -35,7 +35,7 @@ class AttestedPeers:
 
     @classmethod
     def of(
-        cls, count: Count, attested: Mapping[PeerId, Entry], electors: Collection[PeerId] | None = None
+        cls, count: Count, attested: Mapping[PeerId, SignedCount], electors: Collection[PeerId] | None = None
     ) -> AttestedPeers:
         """By what members `attested`. `electors`: only their word counts, though all members do (default: all's).
 
@@ -60,7 +60,7 @@ def _is_confirmed(peer: PeerId, index: int, doubts: Mapping[PeerId, frozenset[in
     return 2 * len(confirming) > len(doubts) and bool(confirming - {peer})
 
 
-def merged(before: Entry | None, entry: Entry) -> Entry:
+def merged(before: SignedCount | None, entry: SignedCount) -> SignedCount:
     """What a member says that signed one count twice: all that it doubted either time."""
     if before is None:
         return entry
@@ -97,7 +97,7 @@ class ReceiptTally:
             if "samples" in counts_as:
                 total["samples"] += claim.samples
             if "work" in counts_as:
-                total.update(steps=claim.rounds, bytes_reduced=UNIT_BYTES * claim.reduced)
+                total.update(steps=claim.rounds, reduced_bytes=UNIT_BYTES * claim.reduced)
             total.update(counted=int(len(counts_as) == 2), claimed=1)
 
     def totals(self) -> dict[PeerId, PeerTotals]:

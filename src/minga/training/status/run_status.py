@@ -6,6 +6,8 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from minga.averaging.planning.contributor_choice import StepWork
+from minga.averaging.strategy_choice import facts_of
 from minga.core.spec.run_spec import RunSpec
 from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo
@@ -14,6 +16,7 @@ from minga.network.rpc.node import Node
 from minga.training.agreement.state_history import is_same
 from minga.training.record_kinds import Metrics, Progress, StateInfo
 from minga.training.status.last_problem import Trouble
+from minga.training.status.live_rates import LiveRates, live_rates
 from minga.training.status.losses import LossMeter
 from minga.training.status.plan_status import PlanStatus
 
@@ -144,6 +147,12 @@ def target_batch_size(board: Board, spec: RunSpec) -> int:
     step = max((progress.step for progress in known), default=0)
     told = [progress.target_batch_size for progress in known if progress.step == step]
     return int(statistics.mode([batch for batch in told if least <= batch <= most] or [least]))
+
+
+def live_work(board: Board, spec: RunSpec) -> tuple[LiveRates, StepWork]:
+    """The rates on the board, and what a step of the run carries: what a plan is made of. On the event loop only."""
+    live, batch = live_rates(board), target_batch_size(board, spec)
+    return live, StepWork(live.vector_bytes, batch, overlapped=facts_of(spec.training.strategy).max_in_flight > 0)
 
 
 def _ages(board: Board) -> dict[PeerId, float]:

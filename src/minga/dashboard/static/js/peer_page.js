@@ -45,7 +45,7 @@ export function peerPage(main, { peer, session }) {
   main.append(head, cards);
   return poll(`peers/${peer}`, 2000, (found) => {
     if (found.name) title.textContent = found.name;
-    const entries = Object.entries(found.journals).flatMap(([kind, list]) => (kind === "findings" ? [] : list)).concat(found.journals.findings.filter(({ event }) => event !== "banned"));
+    const entries = Object.entries(found.journals).flatMap(([kind, { entries }]) => (kind === "findings" ? [] : entries)).concat(found.journals.findings.entries.filter(({ event }) => event !== "banned"));
     entries.sort((one, other) => one.t - other.t);
     log.show({ total: entries.length, entries }, (entry) => [entry.event, ` ${entry.why ?? (entry.seconds === undefined ? "" : `the state within ${duration(entry.seconds)}`)}`]);
     cards.replaceChildren(nowCard(found), givenCard(found), happened);
