@@ -1,0 +1,169 @@
+"""What cannot be combined, why, and what to set instead."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from minga.core.spec.sections import DEFAULT_SKETCH
+from minga.training.combinations.facts import RunFacts
+from minga.training.combinations.rule import Rule, setting
+
+UPLOAD: Final = "averaging.codec"
+DOWNLOAD: Final = "averaging.download_codec"
+SKETCH: Final = "averaging.sketch"
+STRATEGY: Final = "training.strategy"
+AVERAGE_PARAMETERS: Final = "averaging.average_parameters_every"
+BATCH: Final = "training.target_batch_size"
+
+ALL_OF_IT: Final = {UPLOAD: "float16"}
+WHOLE_VECTORS: Final = {SKETCH: DEFAULT_SKETCH}
+SYNCHRONOUS: Final = {STRATEGY: "synchronous"}
+VERIFIED: Final = 'security.verification = "byzantine"'
+
+
+def _strategy(run: RunFacts) -> str:
+    return setting(STRATEGY, run.strategy_name)
+
+
+def _upload(run: RunFacts) -> str:
+    return setting(UPLOAD, run.upload.choice)
+
+
+def _download(run: RunFacts) -> str:
+    return setting(DOWNLOAD if run.own_download else UPLOAD, run.download.choice)
+
+
+def _sketch(run: RunFacts) -> str:
+    return setting(SKETCH, run.sketch.choice)
+
+
+def _shares_parameters(run: RunFacts) -> bool:
+    return run.strategy.payload in ("pseudo-gradient", "parameters")
+
+
+def _sends_parameters(run: RunFacts) -> bool:
+    return run.strategy.payload == "parameters"
+
+
+VERIFICATION: Final = (
+    Rule(
+        "R2",
+        "checked runs, and a codec with a residual or with bytes that others cannot make again",
+        lambda run: run.is_verified and (run.upload.leaves_out or not run.upload.recomputable),
+        lambda run: (
+            f"{VERIFIED} needs a codec without private state, not {_upload(run)}: nobody could recompute a "
+            "contribution that holds a residual"
+            if run.upload.leaves_out
+            else f"{VERIFIED} needs a codec of fixed size whose bytes others can make again, not {_upload(run)}"
+        ),
+        lambda run: ALL_OF_IT,  # noqa: ARG005
+    ),
+    Rule(
+        "R2",
+        "checked runs, and a sketch",
+        lambda run: run.is_verified and not run.sketch.is_identity,
+        lambda run: f"{VERIFIED} needs whole gradients, which members check, not {_sketch(run)}",
+        lambda run: WHOLE_VECTORS,  # noqa: ARG005
+    ),
+    Rule(
+        "R3",
+        "checked runs, and rounds that run while peers compute",
+        lambda run: run.is_verified and not _shares_parameters(run) and run.strategy.max_in_flight > 0,
+        lambda run: (
+            f"{VERIFIED} needs a strategy whose peers wait for each round, not {_strategy(run)}: members check the "
+            "gradients of the step that they take"
+        ),
+        lambda run: SYNCHRONOUS,  # noqa: ARG005
+    ),
+    Rule(
+        "R4",
+        "checked runs, and peers that step on their own",
+        lambda run: run.is_verified and _shares_parameters(run),
+        lambda run: (
+            f"{VERIFIED} needs mean gradients, not {_strategy(run)}: its peers step with private optimizer moments, "
+            "which nobody could recompute"
+        ),
+        lambda run: SYNCHRONOUS,  # noqa: ARG005
+    ),
+    Rule(
+        "R10",
+        "checked runs, and a measured target batch size",
+        lambda run: run.is_verified and run.batch_is_measured,
+        lambda run: f'{VERIFIED} needs a number, not {BATCH} = "auto", since all members compute equally much',
+        lambda run: {BATCH: run.least_batch},
+    ),
+    Rule(
+        "R11",
+        "checked runs, and averaged parameters",
+        lambda run: run.is_verified and run.average_parameters_every > 0,
+        lambda run: (
+            f"{VERIFIED} needs parameters that members compute, not "
+            f"{setting(AVERAGE_PARAMETERS, run.average_parameters_every)}"
+        ),
+        lambda run: {AVERAGE_PARAMETERS: 0},  # noqa: ARG005
+    ),
+    Rule(
+        "R12",
+        "checked runs, and a codec of their own for means",
+        lambda run: run.is_verified and run.own_download,
+        lambda run: f"{VERIFIED} needs one codec for both directions, not {_download(run)}",
+        lambda run: {DOWNLOAD: None},  # noqa: ARG005
+    ),
+)
+"""What members of a run cannot check."""
+
+OTHERS: Final = (
+    Rule(
+        "R6",
+        "averaged parameters, and strategies that share parameters anyway",
+        lambda run: run.average_parameters_every > 0 and _shares_parameters(run),
+        lambda run: (
+            f"{setting(AVERAGE_PARAMETERS, run.average_parameters_every)} needs a strategy that shares gradients: with "
+            f"{_strategy(run)} peers share their parameters in every round"
+        ),
+        lambda run: {AVERAGE_PARAMETERS: 0},  # noqa: ARG005
+    ),
+    Rule(
+        "R7",
+        "strategies that send parameters, and a codec that leaves something out",
+        lambda run: _sends_parameters(run) and run.upload.leaves_out,
+        lambda run: f"{_strategy(run)} sends parameters, of which {_upload(run)} would send a part",
+        lambda run: ALL_OF_IT,  # noqa: ARG005
+    ),
+    Rule(
+        "R7",
+        "strategies that send parameters, and a sketch that leaves something out",
+        lambda run: _sends_parameters(run) and run.sketch.leaves_out,
+        lambda run: f"{_strategy(run)} sends parameters, of which {_sketch(run)} would send a part",
+        lambda run: WHOLE_VECTORS,  # noqa: ARG005
+    ),
+    Rule(
+        "R9",
+        "means by a codec that leaves something out",
+        lambda run: run.download.leaves_out,
+        lambda run: (
+            f"{_download(run)} leaves out of the means what nobody would make up for later: it is for contributions"
+        ),
+        lambda run: {DOWNLOAD: "float16"},  # noqa: ARG005
+    ),
+    Rule(
+        "R13",
+        "averaged parameters, and a sketch",
+        lambda run: run.average_parameters_every > 0 and not run.sketch.is_identity,
+        lambda run: (
+            f"{setting(AVERAGE_PARAMETERS, run.average_parameters_every)} needs rounds that are planned for whole "
+            f"vectors, not for {_sketch(run)}"
+        ),
+        lambda run: {AVERAGE_PARAMETERS: 0},  # noqa: ARG005
+    ),
+    Rule(
+        "R14",
+        "a codec and a sketch that both leave something out",
+        lambda run: run.upload.leaves_out and not run.sketch.is_identity,
+        lambda run: f"{_upload(run)} and {_sketch(run)} both leave something out: one of them can be made up for",
+        lambda run: ALL_OF_IT,  # noqa: ARG005
+    ),
+)
+"""What cannot be in any run."""
+
+REFUSALS: Final = (*VERIFICATION, *OTHERS)
