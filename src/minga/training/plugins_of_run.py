@@ -8,7 +8,8 @@ it (`minga.recipes`). A monitor neither decodes nor aggregates, so it needs none
 from __future__ import annotations
 
 from minga.averaging.codecs.dense import codec
-from minga.averaging.codecs.registry import ADAPTIVE, CODECS, SKETCHES
+from minga.averaging.codecs.registry import ADAPTIVE, CODECS
+from minga.averaging.sketches.registry import SKETCHES
 from minga.averaging.strategy_choice import STRATEGIES, facts_of
 from minga.core.errors import ConfigurationError
 from minga.core.spec.plugins import Use, check_recorded, recorded
