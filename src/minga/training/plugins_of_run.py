@@ -7,7 +7,8 @@ it (`minga.recipes`). A monitor neither decodes nor aggregates, so it needs none
 
 from __future__ import annotations
 
-from minga.averaging.codecs.registry import ADAPTIVE, CODECS, SKETCHES
+from minga.averaging.codecs.registry import ADAPTIVE, CODECS
+from minga.averaging.sketches.registry import SKETCHES
 from minga.averaging.strategy_choice import STRATEGIES
 from minga.core.spec.plugins import Use, check_recorded, recorded
 from minga.core.spec.run_spec import RunSpec

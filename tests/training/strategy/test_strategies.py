@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from minga.averaging.codecs.registry import CODECS, SKETCHES
+from minga.averaging.codecs.registry import CODECS
+from minga.averaging.sketches.registry import SKETCHES
 from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts, facts_of
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
@@ -145,7 +146,7 @@ def test_facts_that_rule_out_other_settings_of_a_run(
     monkeypatch.setitem(STRATEGIES._builtin, "own", "minga.training.strategy.synchronous:Synchronous")
     monkeypatch.setitem(STRATEGIES._loaded, "own", own)
     monkeypatch.setitem(CODECS._builtin, "loudest", ENTRY)
-    monkeypatch.setitem(SKETCHES._builtin, "odd", "minga.averaging.codecs.sketch:IdentitySketch")
+    monkeypatch.setitem(SKETCHES._builtin, "odd", "minga.averaging.sketches.interface:IdentitySketch")
     run = {"name": "a run", "training": {"strategy": "own"}, "averaging": averaging}
     with pytest.raises(ConfigurationError, match=message):
         check_plugins(RunSpec.from_mapping(run))

@@ -1,4 +1,4 @@
-"""Which codecs and sketches a run can choose from: those that come with minga and those of other packages.
+"""Which codecs a run can choose from: those that come with minga and those of other packages.
 
 Only names are here, so that reading a run spec or a file of peers needs no torch.
 """
@@ -6,11 +6,10 @@ Only names are here, so that reading a run spec or a file of peers needs no torc
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.plugins import Registry
-from minga.core.spec.sections import DEFAULT_SKETCH
 
 if TYPE_CHECKING:
     from minga.averaging.codecs.interface import Codec
@@ -29,11 +28,6 @@ CODECS: Final[Registry[Callable[[], Codec]]] = Registry(
     },
 )
 """What makes a codec: a class or a function without arguments."""
-
-SKETCHES: Final[Registry[Any]] = Registry(
-    "minga.sketches", "sketch", {DEFAULT_SKETCH: "minga.averaging.codecs.sketch:IdentitySketch"}
-)
-"""What makes a `Sketch` of vectors of a layout: a class, or a function of the `VectorLayout`."""
 
 
 def codec_choices() -> tuple[str, ...]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from minga.training.combinations.refusals import SKETCH, UPLOAD
 from minga.training.combinations.facts import RunFacts
+from minga.training.combinations.refusals import SKETCH, UPLOAD
 from minga.training.combinations.rule import Rule, setting
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from minga.averaging.codecs.dense import codec
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import ADAPTIVE
-from minga.averaging.codecs.sketch import make_sketch
+from minga.averaging.sketches.interface import make_sketch
 from minga.averaging.strategy_choice import StrategyFacts, facts_of
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import DEFAULT_SKETCH
@@ -61,8 +61,7 @@ class RunFacts:
     optimizer: str
     has_moments: bool
     average_parameters_every: int
-    batch_is_measured: bool
-    least_batch: int
+    target_batch_size: int | str
 
     @property
     def leaves_out(self) -> bool:
@@ -85,8 +84,7 @@ def facts_of_run(spec: RunSpec) -> RunFacts:
         optimizer=spec.optimizer.name,
         has_moments=not brings_own and spec.optimizer.name in MOMENT_OPTIMIZERS,
         average_parameters_every=averaging.average_parameters_every,
-        batch_is_measured=training.target_batch_size == "auto",
-        least_batch=training.batch_range[0],
+        target_batch_size=training.target_batch_size,
     )
 
 

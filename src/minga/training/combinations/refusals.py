@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from minga.core.spec.sections import DEFAULT_SKETCH
+from minga.core.spec.sections import DEFAULT_SKETCH, TrainingSection
 from minga.training.combinations.facts import RunFacts
 from minga.training.combinations.rule import Rule, setting
 
@@ -56,14 +56,14 @@ VERIFICATION: Final = (
             if run.upload.leaves_out
             else f"{VERIFIED} needs a codec of fixed size whose bytes others can make again, not {_upload(run)}"
         ),
-        lambda run: ALL_OF_IT,  # noqa: ARG005
+        ALL_OF_IT,
     ),
     Rule(
         "R2",
         "checked runs, and a sketch",
         lambda run: run.is_verified and not run.sketch.is_identity,
         lambda run: f"{VERIFIED} needs whole gradients, which members check, not {_sketch(run)}",
-        lambda run: WHOLE_VECTORS,  # noqa: ARG005
+        WHOLE_VECTORS,
     ),
     Rule(
         "R3",
@@ -73,7 +73,7 @@ VERIFICATION: Final = (
             f"{VERIFIED} needs a strategy whose peers wait for each round, not {_strategy(run)}: members check the "
             "gradients of the step that they take"
         ),
-        lambda run: SYNCHRONOUS,  # noqa: ARG005
+        SYNCHRONOUS,
     ),
     Rule(
         "R4",
@@ -83,14 +83,17 @@ VERIFICATION: Final = (
             f"{VERIFIED} needs mean gradients, not {_strategy(run)}: its peers step with private optimizer moments, "
             "which nobody could recompute"
         ),
-        lambda run: SYNCHRONOUS,  # noqa: ARG005
+        SYNCHRONOUS,
     ),
     Rule(
         "R10",
         "checked runs, and a measured target batch size",
-        lambda run: run.is_verified and run.batch_is_measured,
-        lambda run: f'{VERIFIED} needs a number, not {BATCH} = "auto", since all members compute equally much',
-        lambda run: {BATCH: run.least_batch},
+        lambda run: run.is_verified and run.target_batch_size == "auto",
+        lambda run: (
+            f"{VERIFIED} needs a number, not {setting(BATCH, run.target_batch_size)}, since all members compute equally "
+            "much"
+        ),
+        {BATCH: TrainingSection.model_fields["target_batch_size"].default},
     ),
     Rule(
         "R11",
@@ -100,14 +103,14 @@ VERIFICATION: Final = (
             f"{VERIFIED} needs parameters that members compute, not "
             f"{setting(AVERAGE_PARAMETERS, run.average_parameters_every)}"
         ),
-        lambda run: {AVERAGE_PARAMETERS: 0},  # noqa: ARG005
+        {AVERAGE_PARAMETERS: 0},
     ),
     Rule(
         "R12",
         "checked runs, and a codec of their own for means",
         lambda run: run.is_verified and run.own_download,
         lambda run: f"{VERIFIED} needs one codec for both directions, not {_download(run)}",
-        lambda run: {DOWNLOAD: None},  # noqa: ARG005
+        {DOWNLOAD: None},
     ),
 )
 """What members of a run cannot check."""
@@ -121,21 +124,21 @@ OTHERS: Final = (
             f"{setting(AVERAGE_PARAMETERS, run.average_parameters_every)} needs a strategy that shares gradients: with "
             f"{_strategy(run)} peers share their parameters in every round"
         ),
-        lambda run: {AVERAGE_PARAMETERS: 0},  # noqa: ARG005
+        {AVERAGE_PARAMETERS: 0},
     ),
     Rule(
         "R7",
         "strategies that send parameters, and a codec that leaves something out",
         lambda run: _sends_parameters(run) and run.upload.leaves_out,
         lambda run: f"{_strategy(run)} sends parameters, of which {_upload(run)} would send a part",
-        lambda run: ALL_OF_IT,  # noqa: ARG005
+        ALL_OF_IT,
     ),
     Rule(
         "R7",
         "strategies that send parameters, and a sketch that leaves something out",
         lambda run: _sends_parameters(run) and run.sketch.leaves_out,
         lambda run: f"{_strategy(run)} sends parameters, of which {_sketch(run)} would send a part",
-        lambda run: WHOLE_VECTORS,  # noqa: ARG005
+        WHOLE_VECTORS,
     ),
     Rule(
         "R9",
@@ -144,7 +147,7 @@ OTHERS: Final = (
         lambda run: (
             f"{_download(run)} leaves out of the means what nobody would make up for later: it is for contributions"
         ),
-        lambda run: {DOWNLOAD: "float16"},  # noqa: ARG005
+        {DOWNLOAD: "float16"},
     ),
     Rule(
         "R13",
@@ -154,14 +157,14 @@ OTHERS: Final = (
             f"{setting(AVERAGE_PARAMETERS, run.average_parameters_every)} needs rounds that are planned for whole "
             f"vectors, not for {_sketch(run)}"
         ),
-        lambda run: {AVERAGE_PARAMETERS: 0},  # noqa: ARG005
+        {AVERAGE_PARAMETERS: 0},
     ),
     Rule(
         "R14",
         "a codec and a sketch that both leave something out",
         lambda run: run.upload.leaves_out and not run.sketch.is_identity,
         lambda run: f"{_upload(run)} and {_sketch(run)} both leave something out: one of them can be made up for",
-        lambda run: ALL_OF_IT,  # noqa: ARG005
+        ALL_OF_IT,
     ),
 )
 """What cannot be in any run."""

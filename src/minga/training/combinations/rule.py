@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from minga.training.combinations.facts import RunFacts
 
 Changes = Mapping[str, Any]
 """Settings by their keys in the run spec, such as averaging.codec; None is to leave the setting out."""
-
-NO_CHANGES: Final[Changes] = {}
-
-
-def _changes_nothing(run: RunFacts) -> Changes:  # noqa: ARG001
-    return NO_CHANGES
 
 
 @dataclass(frozen=True)
@@ -33,7 +27,7 @@ class Rule:
     title: str
     applies: Callable[[RunFacts], bool]
     reason: Callable[[RunFacts], str]
-    instead: Callable[[RunFacts], Changes] = field(default=_changes_nothing)
+    instead: Changes = field(default_factory=dict)
 
     @property
     def refuses(self) -> bool:
@@ -52,7 +46,7 @@ class Finding:
 
 def find(rules: tuple[Rule, ...], run: RunFacts) -> tuple[Finding, ...]:
     """Which of the rules apply, in their order."""
-    return tuple(Finding(rule.code, rule.reason(run), rule.instead(run)) for rule in rules if rule.applies(run))
+    return tuple(Finding(rule.code, rule.reason(run), rule.instead) for rule in rules if rule.applies(run))
 
 
 def advice(changes: Changes) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 import torch
 
 from minga.averaging.codecs.layout import Shape, VectorLayout
-from minga.averaging.codecs.registry import SKETCHES
+from minga.averaging.sketches.registry import SKETCHES
 from minga.core.errors import ConfigurationError
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.projection import Projection
-from minga.averaging.codecs.registry import CODECS, SKETCHES
+from minga.averaging.codecs.registry import CODECS
 from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT
-from minga.averaging.codecs.sketch import IdentitySketch, Sketch, make_sketch
+from minga.averaging.sketches.interface import IdentitySketch, Sketch, make_sketch
+from minga.averaging.sketches.projection import Projection
+from minga.averaging.sketches.registry import SKETCHES
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.network.virtual.internet import HostSettings
