@@ -7,15 +7,15 @@ from minga.core.spec.run_spec import RunSpec
 from minga.training.combinations.cautions import CAUTIONS
 from minga.training.combinations.facts import facts_of_run
 from minga.training.combinations.refusals import REFUSALS
-from minga.training.combinations.rule import Changes, Finding, advice, find
+from minga.training.combinations.rule import Changes, Ruling, advice, find
 
 
-def refusals(spec: RunSpec) -> tuple[Finding, ...]:
+def refusals(spec: RunSpec) -> tuple[Ruling, ...]:
     """Why this run cannot be; empty if it can. Raises `ConfigurationError` for what is not installed."""
     return find(REFUSALS, facts_of_run(spec))
 
 
-def cautions(spec: RunSpec) -> tuple[Finding, ...]:
+def cautions(spec: RunSpec) -> tuple[Ruling, ...]:
     """What an organiser should know about this run: warnings and lost guarantees; raises as `refusals` does."""
     return find(CAUTIONS, facts_of_run(spec))
 

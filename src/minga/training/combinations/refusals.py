@@ -90,8 +90,8 @@ VERIFICATION: Final = (
         "checked runs, and a measured target batch size",
         lambda run: run.is_verified and run.target_batch_size == "auto",
         lambda run: (
-            f"{VERIFIED} needs a number, not {setting(BATCH, run.target_batch_size)}, since all members compute equally "
-            "much"
+            f"{VERIFIED} needs a number, not {setting(BATCH, run.target_batch_size)}, since all members compute "
+            "equally much"
         ),
         {BATCH: TrainingSection.model_fields["target_batch_size"].default},
     ),

@@ -36,7 +36,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Ruling:
     """A rule that applies to a run."""
 
     code: str
@@ -44,9 +44,9 @@ class Finding:
     instead: Changes
 
 
-def find(rules: tuple[Rule, ...], run: RunFacts) -> tuple[Finding, ...]:
+def find(rules: tuple[Rule, ...], run: RunFacts) -> tuple[Ruling, ...]:
     """Which of the rules apply, in their order."""
-    return tuple(Finding(rule.code, rule.reason(run), rule.instead) for rule in rules if rule.applies(run))
+    return tuple(Ruling(rule.code, rule.reason(run), rule.instead) for rule in rules if rule.applies(run))
 
 
 def advice(changes: Changes) -> str:
