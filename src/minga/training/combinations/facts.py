@@ -97,7 +97,7 @@ def codec_facts(choice: str) -> CodecFacts:
         choice,
         leaves_out=found.needs_residual,
         recomputable=found.recomputable and found.has_fixed_size,
-        returns=False,
+        returns=found.returns,
     )
 
 

@@ -37,12 +37,17 @@ def _sketch(run: RunFacts) -> str:
     return setting(SKETCH, run.sketch.choice)
 
 
-def _shares_parameters(run: RunFacts) -> bool:
-    return run.strategy.payload in ("pseudo-gradient", "parameters")
+def _sends_gradients(run: RunFacts) -> bool:
+    return run.strategy.payload == "gradient"
 
 
-def _sends_parameters(run: RunFacts) -> bool:
-    return run.strategy.payload == "parameters"
+def _sends_whole(run: RunFacts) -> bool:
+    """Whether half of a contribution is of no use."""
+    return run.strategy.payload == "parameters" or run.strategy.contributors == "best"
+
+
+def _what(run: RunFacts) -> str:
+    return "one peer's parameters once" if run.strategy.contributors == "best" else "parameters"
 
 
 VERIFICATION: Final = (
@@ -68,7 +73,7 @@ VERIFICATION: Final = (
     Rule(
         "R3",
         "checked runs, and rounds that run while peers compute",
-        lambda run: run.is_verified and not _shares_parameters(run) and run.strategy.max_in_flight > 0,
+        lambda run: run.is_verified and _sends_gradients(run) and run.strategy.max_in_flight > 0,
         lambda run: (
             f"{VERIFIED} needs a strategy whose peers wait for each round, not {_strategy(run)}: members check the "
             "gradients of the step that they take"
@@ -78,10 +83,20 @@ VERIFICATION: Final = (
     Rule(
         "R4",
         "checked runs, and peers that step on their own",
-        lambda run: run.is_verified and _shares_parameters(run),
+        lambda run: run.is_verified and not _sends_gradients(run),
         lambda run: (
             f"{VERIFIED} needs mean gradients, not {_strategy(run)}: its peers step with private optimizer moments, "
             "which nobody could recompute"
+        ),
+        SYNCHRONOUS,
+    ),
+    Rule(
+        "R5",
+        "checked runs, and rounds with one contributor",
+        lambda run: run.is_verified and run.strategy.contributors == "best",
+        lambda run: (
+            f"{VERIFIED} needs several contributions a round, not {_strategy(run)}: of one there is nothing to clip or "
+            "to compare"
         ),
         SYNCHRONOUS,
     ),
@@ -119,7 +134,7 @@ OTHERS: Final = (
     Rule(
         "R6",
         "averaged parameters, and strategies that share parameters anyway",
-        lambda run: run.average_parameters_every > 0 and _shares_parameters(run),
+        lambda run: run.average_parameters_every > 0 and not _sends_gradients(run),
         lambda run: (
             f"{setting(AVERAGE_PARAMETERS, run.average_parameters_every)} needs a strategy that shares gradients: with "
             f"{_strategy(run)} peers share their parameters in every round"
@@ -128,16 +143,16 @@ OTHERS: Final = (
     ),
     Rule(
         "R7",
-        "strategies that send parameters, and a codec that leaves something out",
-        lambda run: _sends_parameters(run) and run.upload.leaves_out,
-        lambda run: f"{_strategy(run)} sends parameters, of which {_upload(run)} would send a part",
+        "strategies that send parameters, or those of one peer, and a codec that leaves something out",
+        lambda run: _sends_whole(run) and run.upload.leaves_out,
+        lambda run: f"{_strategy(run)} sends {_what(run)}, of which {_upload(run)} would send a part",
         ALL_OF_IT,
     ),
     Rule(
         "R7",
-        "strategies that send parameters, and a sketch that leaves something out",
-        lambda run: _sends_parameters(run) and run.sketch.leaves_out,
-        lambda run: f"{_strategy(run)} sends parameters, of which {_sketch(run)} would send a part",
+        "strategies that send parameters, or those of one peer, and a sketch that leaves something out",
+        lambda run: _sends_whole(run) and run.sketch.leaves_out,
+        lambda run: f"{_strategy(run)} sends {_what(run)}, of which {_sketch(run)} would send a part",
         WHOLE_VECTORS,
     ),
     Rule(
@@ -146,6 +161,16 @@ OTHERS: Final = (
         lambda run: run.download.leaves_out,
         lambda run: (
             f"{_download(run)} leaves out of the means what nobody would make up for later: it is for contributions"
+        ),
+        {DOWNLOAD: "float16"},
+    ),
+    Rule(
+        "R9",
+        "means that give back to senders, and a codec of uploads that keeps nothing",
+        lambda run: run.download.returns and not run.upload.leaves_out,
+        lambda run: (
+            f"{_download(run)} gives back to senders what means left out, which needs a sparse {UPLOAD}, not "
+            f"{_upload(run)}: nobody would keep it"
         ),
         {DOWNLOAD: "float16"},
     ),
