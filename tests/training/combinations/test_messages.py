@@ -36,6 +36,12 @@ class Stochastic(BlockwiseInt8Codec):
     name, recomputable = "stochastic", False
 
 
+class GivingBack(BlockwiseInt8Codec):
+    """Means that leave something out, which senders take back."""
+
+    name, returns = "giving_back", True
+
+
 @dataclass(frozen=True)
 class Case:
     """A run of which only one thing is wrong; `facts` are those of its own strategy."""
@@ -80,6 +86,13 @@ CASES = (
         MOVEMENTS,
     ),
     Case(
+        "R5",
+        {**SECURE, **OWN},
+        NEEDS + 'several contributions a round, not training.strategy = "own": of one there is nothing to clip or to '
+        f"compare; {SYNCHRONOUS}",
+        {"contributors": "best"},
+    ),
+    Case(
         "R6",
         {**OWN, "averaging.average_parameters_every": 4},
         "averaging.average_parameters_every = 4 needs a strategy that shares gradients: with training.strategy = "
@@ -99,6 +112,19 @@ CASES = (
         'training.strategy = "own" sends parameters, of which averaging.sketch = "block_means" would send a part; set '
         'averaging.sketch = "identity"',
         PARAMETERS,
+    ),
+    Case(
+        "R7",
+        {**OWN, **LOUDEST},
+        'training.strategy = "own" sends one peer\'s parameters once, of which averaging.codec = "loudest" would send '
+        'a part; set averaging.codec = "float16"',
+        {"contributors": "best"},
+    ),
+    Case(
+        "R9",
+        {"averaging.codec": "int8", "averaging.download_codec": "giving_back"},
+        'averaging.download_codec = "giving_back" gives back to senders what means left out, which needs a sparse '
+        'averaging.codec, not averaging.codec = "int8": nobody would keep it; set averaging.download_codec = "float16"',
     ),
     Case(
         "R9",
@@ -155,6 +181,8 @@ def _own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(CODECS._builtin, "loudest", loudest_codec.ENTRY)
     monkeypatch.setitem(CODECS._builtin, "stochastic", "of another package")
     monkeypatch.setitem(CODECS._loaded, "stochastic", Stochastic)
+    monkeypatch.setitem(CODECS._builtin, "giving_back", "of another package")
+    monkeypatch.setitem(CODECS._loaded, "giving_back", GivingBack)
     monkeypatch.setitem(SKETCHES._builtin, "block_means", sketches.ENTRIES["block_means"])
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minga.averaging.codecs.dense import codec
-from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.registry import ADAPTIVE
+from minga.averaging.codecs.layout import VectorLayout, codecs_of
 from minga.averaging.sketches.interface import make_sketch
 from minga.averaging.strategy_choice import StrategyFacts, facts_of
 from minga.core.spec.run_spec import RunSpec
@@ -90,14 +88,12 @@ def facts_of_run(spec: RunSpec) -> RunFacts:
 
 def codec_facts(choice: str) -> CodecFacts:
     """Those of a codec choice. Raises `ConfigurationError` if it is none here."""
-    if choice == ADAPTIVE:
-        return CodecFacts(choice, leaves_out=False, recomputable=True, returns=False)
-    found = codec(choice)
+    found = codecs_of(choice)
     return CodecFacts(
         choice,
-        leaves_out=found.needs_residual,
-        recomputable=found.recomputable and found.has_fixed_size,
-        returns=found.returns,
+        leaves_out=any(each.needs_residual for each in found),
+        recomputable=all(each.recomputable and each.has_fixed_size for each in found),
+        returns=any(each.returns for each in found),
     )
 
 
