@@ -52,18 +52,17 @@ class BlockMeans(Sketch):
     def _groups(self, step: int) -> int:
         return (self.whole.total + step % 2 + 1) // 2
 
-    def _sizes(self, step: int) -> torch.Tensor:
-        first = torch.arange(self.whole.total).add(step % 2).div(2, rounding_mode="floor")
-        return torch.bincount(first, minlength=self._groups(step))
+    def _group(self, step: int) -> torch.Tensor:
+        return torch.arange(self.whole.total).add(step % 2).div(2, rounding_mode="floor")
+
+    def _lengths(self, step: int) -> torch.Tensor:
+        return torch.bincount(self._group(step), minlength=self._groups(step)).float().sqrt()
 
     def project(self, vector: torch.Tensor, step: int) -> torch.Tensor:
-        sizes = self._sizes(step)
-        sums = torch.stack([part.sum() for part in vector.split(sizes.tolist())])
-        return sums / sizes.float().sqrt()
+        return torch.zeros(self._groups(step)).index_add_(0, self._group(step), vector) / self._lengths(step)
 
     def expand(self, values: torch.Tensor, step: int) -> torch.Tensor:
-        sizes = self._sizes(step)
-        return (values / sizes.float().sqrt()).repeat_interleave(sizes)
+        return (values / self._lengths(step))[self._group(step)]
 
 
 class LowRank(Sketch):

@@ -11,7 +11,9 @@ import torch
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
 from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT
+from minga.averaging.sketches.dct64 import DCT64
 from minga.averaging.sketches.interface import IdentitySketch, Sketch, make_sketch
+from minga.averaging.sketches.powersgd import PowerSGD, PowerSGDSettings
 from minga.averaging.sketches.projection import Projection
 from minga.averaging.sketches.registry import SKETCHES
 from minga.core.errors import ConfigurationError
@@ -48,7 +50,22 @@ def normal(seed: int, numel: int = WHOLE.total) -> torch.Tensor:
     return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("make", [IdentitySketch, SomeElements, BlockMeans, LowRank])
+def low(**settings: int) -> MakeSketch:
+    return lambda whole: PowerSGD(whole, PowerSGDSettings(**settings))
+
+
+ALL: dict[str, MakeSketch] = {
+    "identity": IdentitySketch,
+    "some_elements": SomeElements,
+    "block_means": BlockMeans,
+    "powersgd": low(rank=2, start=0),
+    "powersgd, dense at first": low(rank=4, start=3),
+    "powersgd, dense": low(),
+    "dct64": DCT64,
+}
+
+
+@pytest.mark.parametrize("make", ALL.values(), ids=ALL)
 @pytest.mark.parametrize("check", SKETCH_CHECKS)
 def test_conformance(check: Callable[[MakeSketch], None], make: MakeSketch) -> None:
     check(make)

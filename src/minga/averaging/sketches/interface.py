@@ -36,6 +36,9 @@ class Sketch(ABC):
     """Raised when the same name begins to stand for other numbers: peers with another version are refused."""
     is_identity: bool = False
     """Whether the values are the vector itself."""
+    is_lossless: bool = False
+    """Whether `expand` after `project` gives the vector again, up to rounding: then nothing is kept for later rounds,
+    and any codec may be used for the values."""
 
     def __init__(self, whole: VectorLayout) -> None:
         self.whole = whole
@@ -78,6 +81,7 @@ class IdentitySketch(Sketch):
 
     name = "identity"
     is_identity = True
+    is_lossless = True
 
     def shapes(self, step: int) -> tuple[int | Shape, ...]:  # noqa: ARG002
         """Those of the vector."""
@@ -105,7 +109,7 @@ def make_sketch(name: str, whole: VectorLayout) -> Sketch:
     sketch = SKETCHES.get(name)(whole)
     if not isinstance(sketch, Sketch) or sketch.name != name:
         raise ConfigurationError(f"sketch: what an installed package brings as {name!r} is {sketch!r}")
-    if whole.needs_residual and not sketch.is_identity:
+    if whole.needs_residual and not sketch.is_lossless:
         raise ConfigurationError(
             f'the codec "{whole.codec_choice}" and the sketch "{name}" both leave something out to make up for it '
             'later: take one of them alone, with averaging.codec = "float16" or averaging.sketch = "identity"'
