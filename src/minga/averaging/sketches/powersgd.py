@@ -58,10 +58,10 @@ class PowerSGD(Sketch):
 
     Settings = PowerSGDSettings
     name = "powersgd"
+    settings: PowerSGDSettings
 
     def __init__(self, whole: VectorLayout, settings: PowerSGDSettings | None = None) -> None:
-        super().__init__(whole)
-        self.settings = settings or PowerSGDSettings()
+        super().__init__(whole, settings)
         sides = [_sides(shape) if _is_low(shape, self.settings) else (0, 0) for shape in whole.shapes]
         lengths = [[side[axis] for side in sides] for axis in (0, 1)]
         self._left, self._right = (_empty(sum(each), self.settings.rank) for each in lengths)
