@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from minga.core.spec.sections import DEFAULT_SKETCH, TrainingSection
+from minga.core.spec.sections import DEFAULT_SKETCH, MAX_BATCH, TrainingSection
 from minga.training.combinations.facts import RunFacts
 from minga.training.combinations.rule import Rule, setting
 
@@ -17,7 +17,10 @@ BATCH: Final = "training.target_batch_size"
 
 ALL_OF_IT: Final = {UPLOAD: "float16"}
 WHOLE_VECTORS: Final = {SKETCH: DEFAULT_SKETCH}
-SYNCHRONOUS: Final = {STRATEGY: "synchronous"}
+CHECKED_STRATEGY: Final = "synchronous"
+"""A name and no fact: members of checked runs do what this strategy does, and ask no strategy for it."""
+
+SYNCHRONOUS: Final = {STRATEGY: CHECKED_STRATEGY}
 VERIFIED: Final = 'security.verification = "byzantine"'
 
 
@@ -44,6 +47,13 @@ def _sends_gradients(run: RunFacts) -> bool:
 def _sends_whole(run: RunFacts) -> bool:
     """Whether half of a contribution is of no use."""
     return run.strategy.payload == "parameters" or run.strategy.contributors == "best"
+
+
+def _nearest_multiple(run: RunFacts) -> int:
+    """A target batch size that the fragments divide."""
+    fragments = run.strategy.fragments
+    wanted = int(run.target_batch_size)
+    return max(fragments, min(wanted + fragments // 2, MAX_BATCH) // fragments * fragments)
 
 
 def _what(run: RunFacts) -> str:
@@ -73,7 +83,7 @@ VERIFICATION: Final = (
     Rule(
         "R3",
         "checked runs, and rounds that run while peers compute",
-        lambda run: run.is_verified and _sends_gradients(run) and run.strategy.max_in_flight > 0,
+        lambda run: run.is_verified and run.strategy.max_in_flight > 0,
         lambda run: (
             f"{VERIFIED} needs a strategy whose peers wait for each round, not {_strategy(run)}: members check the "
             "gradients of the step that they take"
@@ -82,11 +92,11 @@ VERIFICATION: Final = (
     ),
     Rule(
         "R4",
-        "checked runs, and peers that step on their own",
-        lambda run: run.is_verified and not _sends_gradients(run),
+        "checked runs, and peers that step on their own, or a strategy of another package",
+        lambda run: run.is_verified and run.strategy.max_in_flight == 0 and run.strategy_name != CHECKED_STRATEGY,
         lambda run: (
-            f"{VERIFIED} needs mean gradients, not {_strategy(run)}: its peers step with private optimizer moments, "
-            "which nobody could recompute"
+            f"{VERIFIED} needs contributions that any member can recompute, not those of {_strategy(run)}"
+            + ("" if _sends_gradients(run) else ": its peers step with private optimizer moments")
         ),
         SYNCHRONOUS,
     ),
@@ -157,6 +167,16 @@ OTHERS: Final = (
     ),
     Rule(
         "R9",
+        "fragments, and a target batch size that is no multiple of their number",
+        lambda run: isinstance(run.target_batch_size, int) and run.target_batch_size % run.strategy.fragments > 0,
+        lambda run: (
+            f"{_strategy(run)} has {run.strategy.fragments} fragments, and {setting(BATCH, run.target_batch_size)} "
+            "is no multiple of that"
+        ),
+        {BATCH: _nearest_multiple},
+    ),
+    Rule(
+        "R9",
         "means by a codec that leaves something out",
         lambda run: run.download.leaves_out,
         lambda run: (
@@ -187,7 +207,7 @@ OTHERS: Final = (
     Rule(
         "R14",
         "a codec and a sketch that both leave something out",
-        lambda run: run.upload.leaves_out and not run.sketch.is_identity,
+        lambda run: run.upload.leaves_out and run.sketch.leaves_out,
         lambda run: f"{_upload(run)} and {_sketch(run)} both leave something out: one of them can be made up for",
         ALL_OF_IT,
     ),

@@ -11,6 +11,9 @@ from minga.training.combinations.facts import RunFacts
 Changes = Mapping[str, Any]
 """Settings by their keys in the run spec, such as averaging.codec; None is to leave the setting out."""
 
+Instead = Mapping[str, Any | Callable[[RunFacts], Any]]
+"""The same, where some values depend on the run."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -27,7 +30,7 @@ class Rule:
     title: str
     applies: Callable[[RunFacts], bool]
     reason: Callable[[RunFacts], str]
-    instead: Changes = field(default_factory=dict)
+    instead: Instead = field(default_factory=dict)
 
     @property
     def refuses(self) -> bool:
@@ -46,7 +49,12 @@ class Ruling:
 
 def find(rules: tuple[Rule, ...], run: RunFacts) -> tuple[Ruling, ...]:
     """Which of the rules apply, in their order."""
-    return tuple(Ruling(rule.code, rule.reason(run), rule.instead) for rule in rules if rule.applies(run))
+    return tuple(_ruling(rule, run) for rule in rules if rule.applies(run))
+
+
+def _ruling(rule: Rule, run: RunFacts) -> Ruling:
+    changes = {key: value(run) if callable(value) else value for key, value in rule.instead.items()}
+    return Ruling(rule.code, rule.reason(run), changes)
 
 
 def advice(changes: Changes) -> str:
