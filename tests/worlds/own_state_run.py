@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import minga
-from minga.averaging.codecs.registry import SKETCHES
+from minga.averaging.sketches.registry import SKETCHES
 from minga.averaging.strategy_choice import STRATEGIES
 from tests.worlds import sketches
 from tests.worlds.extension_world import EXTRAS

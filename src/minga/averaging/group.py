@@ -8,6 +8,7 @@ from typing import Protocol
 
 from minga.averaging.contracts import WITHOUT_NOTES, WITHOUT_ORDERS, RoundNotes, RunOrders
 from minga.averaging.link_record import Links
+from minga.averaging.strategy_choice import Contributors
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.changes import Observer
 from minga.network.interface import Address, PeerId
@@ -55,11 +56,14 @@ class SwarmView(Protocol):
 
 @dataclass(frozen=True)
 class RoundVector:
-    """The vector of a round: the fingerprint of its `layout`, its elements, and the bytes they take as encoded."""
+    """The vector of a round: the fingerprint of its `layout`, its elements, the bytes they take as encoded, and whether
+    its round may go through relays of sites.
+    """
 
     layout: str
     numel: int
     encoded_bytes: int
+    can_be_relayed: bool = True
 
 
 @dataclass(frozen=True)
@@ -87,4 +91,5 @@ class GroupSettings:
     organiser: PeerId | None = None
     orders: RunOrders = WITHOUT_ORDERS
     averages_every: Callable[[int], int] = lambda _: 0
+    contributors: Callable[[int], Contributors] = lambda _: "all"
     notes: RoundNotes = WITHOUT_NOTES
