@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 from minga.core.errors import ConfigurationError
+from minga.core.spec.fields import Section
 from minga.core.spec.plugins import Registry
 
 Payload = Literal["gradient", "pseudo-gradient", "parameters"]
@@ -62,9 +63,15 @@ STRATEGIES: Final[Registry[Any]] = Registry(
     {
         "synchronous": "minga.training.strategy.synchronous:Synchronous",
         "delayed": "minga.training.strategy.delayed:Delayed",
+        "leader": "minga.training.strategy.leader:Leader",
+        "elastic": "minga.training.strategy.elastic:Elastic",
     },
 )
 """Subclasses of `minga.training.strategy.interface.Strategy`."""
+
+
+class NoSettings(Section):
+    """The settings of a strategy that has none."""
 
 
 def facts_of(name: str) -> StrategyFacts:

@@ -24,7 +24,8 @@ from typing import ClassVar
 import torch
 
 from minga.averaging.messages import Score
-from minga.averaging.strategy_choice import StrategyFacts
+from minga.averaging.strategy_choice import NoSettings, StrategyFacts
+from minga.core.spec.fields import Section
 from minga.training.replica.interface import ReplicaInterface
 
 
@@ -51,14 +52,17 @@ class Recovery(enum.Enum):
 
 
 class Strategy(ABC):
-    """What one peer sends and takes up. A contribution over `unit` samples has weight 1.
+    """What one peer sends and takes up, by its `settings`. A contribution over `unit` samples has weight 1.
 
     The defaults are those of a strategy whose trainer waits while a round runs.
     """
 
+    Settings: ClassVar[type[Section]] = NoSettings
+    """What [strategy.NAME] of a run spec may say, each with a default."""
     facts: ClassVar[StrategyFacts]
 
-    def __init__(self, condition: threading.Condition, *, unit: int) -> None:
+    def __init__(self, condition: threading.Condition, *, unit: int, settings: Section | None = None) -> None:
+        self.settings = self.Settings() if settings is None else settings
         self.arithmetic = threading.Lock()
         self._condition, self._unit = condition, unit
         self._samples = 0
