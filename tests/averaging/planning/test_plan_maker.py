@@ -203,7 +203,8 @@ async def test_a_plan_with_one_contributor_is_solved_for_one_sender() -> None:
     assert [plan.ids[index] for index in plan.contributors] == [PEERS[3]]
     assert [score and score.value for score in plan.scores] == [4.0 - PEERS.index(peer) for peer in plan.ids]
     assert (len(usual.contributors), usual.scores) == (4, ())
-    assert plan.predicted_s is not None and usual.predicted_s is not None
+    assert plan.predicted_s is not None
+    assert usual.predicted_s is not None
     assert plan.predicted_s < 0.8 * usual.predicted_s
     member = Desk(PEERS[2], rates, lambda _: "best")
     member.expect(3, 100)

@@ -250,9 +250,7 @@ def test_a_program_that_does_not_tell_its_loss_is_told_how() -> None:
 # ---- state
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"), [(Leader, LeaderSettings(inner_pull=0.0)), (Elastic, ElasticSettings())]
-)
+@pytest.mark.parametrize(("kind", "settings"), [(Leader, LeaderSettings(inner_pull=0.0)), (Elastic, ElasticSettings())])
 def test_a_peer_that_lost_its_parameters_begins_at_the_centre(kind: type[Centred], settings: Any) -> None:
     for rounds in (0, 1):
         peer = Peer(kind, settings, 1, momentum=0.9)
