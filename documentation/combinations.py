@@ -129,7 +129,10 @@ def combinations_page() -> str:
     for title, row_key, column_keys in TABLES:
         parts.append(f"\n## {title}\n\n{_table(row_key, column_keys)}")
     parts.append("\n## Refusals\n\n| | what | instead |\n| --- | --- | --- |\n")
-    parts += [f"| {rule.code} | {rule.title} | {_code(advice(rule.instead))} |\n" for rule in REFUSALS]
+    parts += [
+        f"| {rule.code} | {rule.title} | {_code('set what the message says' if callable(rule.instead) else advice(rule.instead))} |\n"
+        for rule in REFUSALS
+    ]
     parts.append("\n## Warnings and lost guarantees\n\n| | what |\n| --- | --- |\n")
     parts += [f"| {rule.code} | {rule.title} |\n" for rule in CAUTIONS]
     return "".join([*parts, TAIL])

@@ -11,7 +11,7 @@ from typing import Final
 
 from minga.averaging.codecs.registry import CODECS, canonical_codec, codec_names
 from minga.averaging.sketches.registry import SKETCHES, canonical_sketch
-from minga.averaging.strategy_choice import STRATEGIES
+from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.choices import parse_choice
 from minga.core.spec.plugins import Use, check_recorded, recorded
@@ -31,12 +31,13 @@ def uses(spec: RunSpec) -> list[Use]:
 
 
 def with_origins(spec: RunSpec) -> RunSpec:
-    """The spec as the peer that starts the run publishes it: with the packages that bring what it names.
+    """The spec as the peer that starts the run publishes it: with the packages that bring what it names, and with all
+    settings of its strategy, since another version may have other defaults.
 
     Raises `ConfigurationError` if something is not installed here, or cannot be used in such a run.
     """
-    spelled = _with_canonical_choices(spec)
-    complete = spelled.with_plugins(recorded(uses(spelled), spelled.plugins))
+    chosen = _with_canonical_choices(spec)
+    complete = _spelled_out(chosen.with_plugins(recorded(uses(chosen), chosen.plugins)))
     check_plugins(complete)
     return complete
 
@@ -75,3 +76,9 @@ def _canonical_choices(spec: RunSpec) -> dict[str, str]:
 
 
 _CANONICAL: Final = {"codec": canonical_codec, "download_codec": canonical_codec, "sketch": canonical_sketch}
+
+
+def _spelled_out(spec: RunSpec) -> RunSpec:
+    choice = StrategyChoice.of(spec)
+    settings = choice.settings.model_dump(mode="json", exclude_none=True)
+    return spec.with_strategy_settings(choice.name, settings) if settings else spec
