@@ -32,7 +32,7 @@ MBIT: Final = 1e6 / 8
 HOME_UP, HOME_DOWN, AUXILIARY = 20 * MBIT, 100 * MBIT, 1000 * MBIT
 LATENCY_S: Final = 0.03
 FIXED_S: Final = FORMING_TRIPS * 4 * LATENCY_S + GRACE_S
-"""Seconds of a round besides transfer: round trips between two homes, and the leader's grace for those that just stop."""
+"""Seconds of a round besides transfer: round trips between homes, and the leader's grace for those that just stop."""
 REPEATS: Final = 5
 
 

@@ -1,8 +1,8 @@
 """The rounds of `benchmarks.strategies`: real contributions as real bytes to one auxiliary peer, and its mean back.
 
 Strategies, sketches, codecs and residuals are those of minga. What stands here is the order in which a peer calls them
-(`training/bridge/gradient_port`, `averaging/allreduce/round`) and the sum of the aggregator (`allreduce/reducer`), which
-a test compares with a round over a network, bit by bit.
+(`training/bridge/gradient_port`, `averaging/allreduce/round`) and the sum of the aggregator (`allreduce/reducer`),
+which a test compares with a round over a network, bit by bit.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ class BenchPeer:
         self.strategy = kind(threading.Condition(), unit=training.batch_range[0])
         self.strategy.begin(self.copy.replica)
         replica = self.copy.replica
-        self.vectors = RoundVectors(
-            replica.layout_of, replica.vector.new, keeps_uncounted=self.facts.keeps_uncounted
-        )
+        self.vectors = RoundVectors(replica.layout_of, replica.vector.new, keeps_uncounted=self.facts.keeps_uncounted)
         self._batches: Iterator[Batch] = subject.recipe.batches(
             subject.files, StreamPosition(name.encode().hex().rjust(64, "0")), micro_batch
         )

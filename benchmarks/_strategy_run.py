@@ -58,6 +58,7 @@ class Flight(NamedTuple):
     arrives_s: float
     weights: list[int]
     steps: list[int]
+    computed: list[int]
 
 
 class Run:
@@ -75,13 +76,18 @@ class Run:
         self.sizes = [max(1, min(most, math.floor(share * speed))) for speed in cell.speeds]
         speeds = self.clock.samples_per_s()
         self.peers = [
-            BenchPeer(self.subject, f"peer {i}", *pair)
-            for i, pair in enumerate(zip(speeds, self.sizes, strict=True))
+            BenchPeer(self.subject, f"peer {i}", *pair) for i, pair in enumerate(zip(speeds, self.sizes, strict=True))
         ]
         self.clock = replace(self.clock, cost=codec_cost(self.peers[0]))
         self.rounds: list[Record] = []
         self.curve: list[Record] = []
         self.samples = self.joined = 0
+
+    @staticmethod
+    def prepare(cell: Cell, folder: Path) -> None:
+        """Make the files of the cell's task in `folder`, unless they are there."""
+        task = TASKS[cell.task]
+        Subject(task, run_spec(task, cell.seed, 1, cell.batch, {}), folder / f"data-{task.name}")
 
     @property
     def facts(self) -> StrategyFacts:
@@ -178,9 +184,11 @@ class Run:
         step = self.peers[0].round
         result = reduce(self.peers[0].copy.replica.layout_of(step), step, given)
         weights, steps = [each.weight for each in given], [peer.steps for peer in self.peers]
+        computed = [peer.samples for peer in self.peers]
         for peer in self.peers:
             peer.samples = peer.steps = 0
-        return Flight(result, now + self.clock.round_s(result.up_bytes, result.down_bytes), weights, steps)
+        arrives_s = now + self.clock.round_s(result.up_bytes, result.down_bytes)
+        return Flight(result, arrives_s, weights, steps, computed)
 
     def _note(self, flight: Flight, **when: float) -> None:
         self.samples += sum(flight.weights)
@@ -188,6 +196,7 @@ class Run:
             {
                 **when,
                 "samples": flight.weights,
+                "computed": flight.computed,
                 "steps": flight.steps if self.facts.payload != "gradient" else [1] * len(flight.steps),
                 "up": flight.result.up_bytes,
                 "down": flight.result.down_bytes,

@@ -98,9 +98,7 @@ class Subject:
         model = new_model(self.recipe)
         optimizer, scheduler = build_optimizer(self.spec.optimizer, model, self.recipe.decayed)
         norm = self.spec.optimizer.max_grad_norm
-        replica = Replica(
-            self.spec, optimizer, model=model, scheduler=scheduler, max_grad_norm=norm, rules=self.recipe
-        )
+        replica = Replica(self.spec, optimizer, model=model, scheduler=scheduler, max_grad_norm=norm, rules=self.recipe)
         return Copy(model, replica)
 
     def heldout_loss(self, model: nn.Module) -> float:
