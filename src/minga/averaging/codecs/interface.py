@@ -72,6 +72,13 @@ class Codec(ABC):
     needs_residual: bool = False
     """Whether what it leaves out has to be kept for the next round, since it would leave out the same again and again.
     Such a codec is for uploads only: what reduces has no residual. `max_error` may then be as large as the element."""
+    is_sparse: bool = False
+    """Whether most decoded elements are exactly 0."""
+    returns: bool = False
+    """Whether senders take back what they sent to a mean that travels by this codec, where it decodes to exactly 0.
+    Such a codec is for downloads: with it a mean leaves out what it has no room for, and no mass is lost."""
+    fewest_elements: int = 1
+    """Tensors of fewer elements travel as float16: of so few it would send too little."""
 
     @property
     def choice(self) -> str:
