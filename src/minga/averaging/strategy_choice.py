@@ -12,6 +12,8 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.plugins import Registry
 
 Payload = Literal["gradient", "pseudo-gradient", "parameters"]
+Contributors = Literal["all", "best"]
+Weights = Literal["samples", "equal"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,9 @@ class StrategyFacts:
     keeps_uncounted: the strategy itself keeps a contribution that a round counted without, for a later one. Else it
         forgets it, and what keeps it is the residual of a codec or of a sketch that leaves something out, if there is
         one. So it never counts twice.
+    contributors: whose contributions a round takes: those of all, or that of the member with the best score alone (see
+        `Strategy.score`), while all others only receive. The last round of a run takes those of all.
+    weights: what a contribution counts in a mean of several: its samples, or as much as any other.
 
     Raises `ConfigurationError` for values out of range.
     """
@@ -34,6 +39,8 @@ class StrategyFacts:
     vectors: int
     payload: Payload = "gradient"
     keeps_uncounted: bool = False
+    contributors: Contributors = "all"
+    weights: Weights = "samples"
 
     @property
     def shares_optimizer(self) -> bool:
@@ -45,6 +52,8 @@ class StrategyFacts:
             raise ConfigurationError(f"strategy: {self} has other than 0 or 1 rounds in flight, or less than 0 vectors")
         if self.payload not in get_args(Payload):
             raise ConfigurationError(f"strategy: {self} has an unknown payload")
+        if self.contributors not in get_args(Contributors) or self.weights not in get_args(Weights):
+            raise ConfigurationError(f"strategy: {self} takes other contributions or weights than there are")
 
 
 STRATEGIES: Final[Registry[Any]] = Registry(

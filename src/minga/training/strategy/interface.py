@@ -23,6 +23,7 @@ from typing import ClassVar
 
 import torch
 
+from minga.averaging.messages import Score
 from minga.averaging.strategy_choice import StrategyFacts
 from minga.training.replica.interface import ReplicaInterface
 
@@ -103,7 +104,20 @@ class Strategy(ABC):
         with self._condition:
             self._samples = samples
 
+    @property
+    def score(self) -> Score | None:
+        """How good this peer's contribution would be if it alone counted; None if there is none. Asked for where the
+        facts say that rounds take that of the best.
+        """
+        return None
+
     # ---- under `arithmetic`
+
+    def note_loss(self, loss: float | None) -> None:  # noqa: B027
+        """The micro-batch that comes next has this mean loss; None if the program does not say it.
+
+        Raises `ConfigurationError` where the strategy cannot do without.
+        """
 
     @abstractmethod
     def micro_batch(self, samples: int) -> bool:
@@ -126,6 +140,9 @@ class Strategy(ABC):
     @abstractmethod
     def take_back(self) -> None:
         """The round came to nothing: undo `contribution`, unless that is done already."""
+
+    def note_contributors(self, count: int) -> None:  # noqa: B027
+        """The mean that is absorbed next is one of so many contributions, as far as the plan of its round foresaw."""
 
     @abstractmethod
     def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:
