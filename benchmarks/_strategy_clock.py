@@ -115,7 +115,7 @@ def _transfer_s(senders: tuple[bool, ...], up_bytes: float, down_bytes: float) -
 
 
 def _with(rates: SwarmRates, **changes: bool) -> SwarmRates:
-    return SwarmRates(tuple(replace(peer, **changes) for peer in rates.peers))  # type: ignore[arg-type]
+    return SwarmRates(tuple(replace(peer, **changes) for peer in rates.peers))
 
 
 def _sum(first: Prediction, second: Prediction, way: str) -> list[float]:
@@ -160,7 +160,7 @@ def _encoded_mean(layout: VectorLayout, mean: torch.Tensor) -> list[bytes]:
     bodies = []
     for chunk in layout.chunks(0, layout.total, CHUNK_BYTES):
         room = bytearray(chunk.codecs.download.max_encoded_bytes(chunk.numel))
-        size = chunk.codecs.download.encode(mean[chunk.start : chunk.stop], room)
+        size = chunk.codecs.download.encode(mean[chunk.start : chunk.stop], room, seed=1)
         bodies.append(bytes(room[:size]))
     return bodies
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -31,6 +31,7 @@ class Timeline:
     bare: bool = False
     """Without fixed costs and codecs, as the formulas are."""
     seconds: list[float] = field(default_factory=lambda: [0.0])
+    samples: list[float] = field(default_factory=lambda: [0.0])
 
     def __post_init__(self) -> None:
         sent = [0.0] * len(self.cell.speeds)
@@ -38,6 +39,7 @@ class Timeline:
         self.up, self.down, self.auxiliary = [list(sent)], [list(got)], [0.0]
         for each in self.record["rounds"]:
             self.seconds.append(self._after(each))
+            self.samples.append(self.samples[-1] + sum(each["samples"]))
             for home, size in enumerate(each["up"]):
                 sent[home] += self.scale * size
                 got[home] += self.scale * each["down"]
@@ -65,50 +67,35 @@ class Timeline:
     def _after(self, each: Mapping[str, Any]) -> float:
         if "at_s" in each:
             return float(each["at_s"])
-        busy_s = each["batches"] * self.clock.batch_s
+        busy_s = float(each["batches"]) * self.clock.batch_s
         return self.seconds[-1] + busy_s + self.clock.round_s(each["up"], each["down"])
-
-    @property
-    def samples(self) -> int:
-        """Of the whole run."""
-        return int(self.record["curve"][-1]["samples"])
 
     @property
     def relative_time(self) -> float:
         """Seconds a sample, relative to computing alone."""
-        return self.seconds[-1] / (self.samples / GLOBAL_BATCH * self.clock.batch_s)
+        return float(self.seconds[-1] / (self.samples[-1] / GLOBAL_BATCH * self.clock.batch_s))
 
-    # ---- the curve
+    # ---- the curve, against something that grows with the rounds
 
-    def curve(self, of: Callable[[int], float]) -> list[tuple[float, float]]:
-        """Held-out losses against something that grows with the rounds."""
-        return [(of(each["round"]), each["loss"]) for each in self.record["curve"]]
+    def curve(self, series: Sequence[float]) -> list[tuple[float, float]]:
+        """Pairs of an entry of `series` and the held-out loss after as many rounds."""
+        return [(series[each["round"]], each["loss"]) for each in self.record["curve"]]
 
-    def loss_at(self, x: float, of: Callable[[int], float]) -> float:
-        """The loss where `of` has come to x, between two evaluations linearly; the last one beyond the end."""
-        points = self.curve(of)
+    def loss_at(self, x: float, series: Sequence[float]) -> float:
+        """The loss where `series` has come to x, between two evaluations linearly; the last one beyond the end."""
+        points = self.curve(series)
         for (left, before), (right, after) in pairwise(points):
             if x <= right:
                 return before + (after - before) * (x - left) / (right - left) if right > left else after
         return points[-1][1]
 
-    def first(self, loss: float, of: Callable[[int], float]) -> float | None:
-        """Where `of` is when the loss first comes down to `loss`; None if it never does."""
-        points = self.curve(of)
-        for (left, before), (right, after) in pairwise(points):
+    def first(self, loss: float, series: Sequence[float]) -> float | None:
+        """Where `series` is when the loss first comes down to `loss`; None if it never does."""
+        for (left, before), (right, after) in pairwise(self.curve(series)):
             if after <= loss:
-                return (
-                    right if before <= after else left + (right - left) * min(1.0, (before - loss) / (before - after))
-                )
+                fall = before - after
+                return right if fall <= 0 else left + (right - left) * max(0.0, min(1.0, (before - loss) / fall))
         return None
-
-    def samples_after(self, rounds: int) -> float:
-        """Samples that were counted in so many rounds."""
-        return float(sum(sum(each["samples"]) for each in self.record["rounds"][:rounds]))
-
-    def seconds_after(self, rounds: int) -> float:
-        """Virtual seconds after so many rounds."""
-        return self.seconds[rounds]
 
     @property
     def final_loss(self) -> float:
@@ -119,10 +106,10 @@ class Timeline:
 def figures(run: Timeline, reference: Timeline) -> dict[str, Any]:
     """The figures of one run beside the reference of the same seed and kappa; see `benchmarks.strategies`."""
     end_s = min(run.seconds[-1], reference.seconds[-1])
-    by_time = run.loss_at(end_s, run.seconds_after) / reference.loss_at(end_s, reference.seconds_after) - 1
+    by_time = run.loss_at(end_s, run.seconds) / reference.loss_at(end_s, reference.seconds) - 1
     targets = {}
     for share in TARGET_SHARES:
-        loss = reference.loss_at(share * reference.samples, reference.samples_after)
+        loss = reference.loss_at(share * reference.samples[-1], reference.samples)
         targets[f"{100 * share:.0f}%"] = _until(run, reference, loss)
     return {
         "final_loss": round(run.final_loss, 4),
@@ -136,24 +123,23 @@ def figures(run: Timeline, reference: Timeline) -> dict[str, Any]:
 
 
 def _at_equal_samples(run: Timeline, reference: Timeline) -> float:
-    samples = min(run.samples, reference.samples)
-    return run.loss_at(samples, run.samples_after) / reference.loss_at(samples, reference.samples_after)
+    samples = min(run.samples[-1], reference.samples[-1])
+    return run.loss_at(samples, run.samples) / reference.loss_at(samples, reference.samples)
 
 
 def _until(run: Timeline, reference: Timeline, loss: float) -> dict[str, Any]:
     """What it takes to come to `loss`; all but that None if it is never reached."""
     found: dict[str, Any] = {"loss": round(loss, 4)}
-    seconds, theirs = run.first(loss, run.seconds_after), reference.first(loss, reference.seconds_after)
+    seconds, theirs = run.first(loss, run.seconds), reference.first(loss, reference.seconds)
     found["hours"] = None if seconds is None else round(seconds / 3600, 4)
     found["share_of_reference"] = round(seconds / theirs, 4) if seconds is not None and theirs else None
-    samples = run.first(loss, run.samples_after)
+    samples = run.first(loss, run.samples)
     found["samples"] = None if samples is None else round(samples)
-    ways = {"up": run.up, "down": run.down}
-    for way, series in ways.items():
+    for way, sent in {"up": run.up, "down": run.down}.items():
         for what, of in (("max", max), ("mean", fmean)):
-            sent = run.first(loss, lambda r, series=series, of=of: of(series[r]))  # type: ignore[misc]
-            found[f"{way}_gb_{what}"] = None if sent is None else round(sent / GIGA, 4)
-    moved = run.first(loss, lambda r: run.auxiliary[r])
+            size = run.first(loss, [of(homes) for homes in sent])
+            found[f"{way}_gb_{what}"] = None if size is None else round(size / GIGA, 4)
+    moved = run.first(loss, run.auxiliary)
     found["auxiliary_gb"] = None if moved is None else round(moved / GIGA, 4)
     return found
 
@@ -161,14 +147,12 @@ def _until(run: Timeline, reference: Timeline, loss: float) -> dict[str, Any]:
 def participation(run: Timeline) -> dict[str, Any]:
     """How many peers' worth of samples a mean has, H, and what of the samples counted."""
     rounds = run.record["rounds"]
-    weights = [[w for w in each["samples"] if w] for each in rounds]
+    weights = [[w for w in each["weights"] if w] for each in rounds]
     effective = fmean(sum(w) ** 2 / sum(x * x for x in w) for w in weights)
-    steps = sorted(
-        step for each in rounds for step, weight in zip(each["steps"], each["samples"], strict=True) if weight
-    )
+    steps = sorted(step for each in rounds for step, w in zip(each["steps"], each["weights"], strict=True) if w)
     computed = sum(sum(each["computed"]) for each in rounds)
-    counted = sum(map(sum, weights))
-    grown = [sum(w) / run.cell.batch for w in weights]
+    counted = sum(n for each in rounds for n, w in zip(each["samples"], each["weights"], strict=True) if w)
+    grown = [sum(each["samples"]) / run.cell.batch for each in rounds]
     return {
         "rounds": len(rounds),
         "too_short": len(rounds) < FEWEST_ROUNDS,
@@ -177,7 +161,7 @@ def participation(run: Timeline) -> dict[str, Any]:
         "inner_steps": [steps[0], steps[len(steps) // 2], steps[-1]],
         "counted_share": round(counted / computed, 4),
         "window_growth": round(fmean(grown), 3),
-        "skipped_rounds": sum(len(each["samples"]) - len(w) for each, w in zip(rounds, weights, strict=True)),
+        "skipped_rounds": sum(len(each["weights"]) - len(w) for each, w in zip(rounds, weights, strict=True)),
     }
 
 

@@ -19,6 +19,7 @@ from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT
 from minga.averaging.codecs.layout import Chunk, VectorLayout
 from minga.averaging.codecs.residual import Encoder, Fate, Residual
 from minga.averaging.codecs.round_vectors import RoundVectors
+from minga.averaging.codecs.seeds import RoundSeeds
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.strategy_choice import STRATEGIES, facts_of
 from minga.recipes.interface import Batch, StreamPosition
@@ -28,9 +29,11 @@ CHUNK_BYTES: Final = 256 << 10
 
 
 class Sealed(NamedTuple):
-    """What a peer gives to a round. `vector` is None, and `weight` 0, for one that only receives."""
+    """What a peer gives to a round, for so many samples. `vector` is None, and `weight` 0, where it only receives."""
 
+    peer: str
     vector: torch.Tensor | None
+    samples: int
     weight: int
     residual: Residual | None
 
@@ -75,24 +78,30 @@ class BenchPeer:
         for _ in range(micro_batches):
             loss = self.subject.recipe.total_loss(self.copy.model, next(self._batches))
             loss.backward()  # type: ignore[no-untyped-call]
+            self.strategy.note_loss(loss.item())
             if self.strategy.micro_batch(self.micro_batch):
                 self.strategy.count(self.micro_batch)
             self.copy.replica.zero_grad()
             self.samples += self.micro_batch
             self.steps += 1
 
-    def seal(self) -> Sealed:
-        """Close the round: what the peer gives to it."""
+    def seal(self, *, gives: bool = True, equal: bool = False) -> Sealed:
+        """Close the round: what the peer gives to it, if it does; of as much weight as any other, or by samples."""
         self.strategy.close()
-        vector, weight = self.strategy.contribution()
+        vector, samples = self.strategy.contribution()
         step = self.round
-        projected = self.copy.replica.project(vector, weight, step, round_id(step))
-        return Sealed(projected, weight if projected is not None else 0, self.vectors.residual(step))
+        if gives:
+            vector = self.copy.replica.project(vector, samples, step, round_id(step))
+        if not gives or vector is None:
+            return Sealed(self.name, None, samples, 0, None)
+        return Sealed(self.name, vector, samples, 1 if equal else samples, self.vectors.residual(step))
 
-    def absorb(self, mean: torch.Tensor, fate: ContributionFate) -> None:
-        """Take up the mean of the round."""
-        step, counted = self.round, fate is ContributionFate.COUNTED
-        whole = self.copy.replica.expand(mean, step, counted_in=round_id(step) if counted else None)
+    def absorb(self, mean: torch.Tensor, contributors: int, *, gave: bool) -> None:
+        """Take up the mean of the round, which is one of so many contributions."""
+        step = self.round
+        fate = ContributionFate.COUNTED if gave else ContributionFate.ABSENT
+        whole = self.copy.replica.expand(mean, step, counted_in=round_id(step) if gave else None)
+        self.strategy.note_contributors(contributors)
         self.strategy.absorb(step + 1, whole, fate)
 
     def begin_with(self, donor: BenchPeer) -> int:
@@ -113,22 +122,23 @@ def reduce(layout: VectorLayout, step: int, sealed: Sequence[Sealed]) -> Result:
     """The round of `step`: what the auxiliary peer makes of these contributions. All of them are counted."""
     chunks = layout.chunks(0, layout.total, CHUNK_BYTES)
     mean, sent = torch.zeros(layout.total), [0] * len(sealed)
-    encoders = [_encoder(each, step) for each in sealed]
+    encoders = [_encoder(each, RoundSeeds(layout.fingerprint, step, each.peer)) for each in sealed]
     for chunk in chunks:
         _add_all(chunk, encoders, mean[chunk.start : chunk.stop], sent)
-    down = sum(_encode_mean(chunk, mean[chunk.start : chunk.stop]) for chunk in chunks)
+    seeds = RoundSeeds(layout.fingerprint, step)
+    down = sum(_encode_mean(chunk, mean[chunk.start : chunk.stop], seeds) for chunk in chunks)
     for encoder in encoders:
         if encoder is not None:
             encoder.commit((chunk, Fate.COUNTED) for chunk in chunks)
     return Result(mean, sent, down)
 
 
-def _encoder(sealed: Sealed, step: int) -> Encoder | None:
+def _encoder(sealed: Sealed, seeds: RoundSeeds) -> Encoder | None:
     if sealed.vector is None:
         return None
     if sealed.residual is not None:
-        return sealed.residual.seal(sealed.vector, sealed.weight, step)
-    return Encoder(sealed.vector, sealed.weight)
+        return sealed.residual.seal(sealed.vector, sealed.weight, seeds.step, seeds)
+    return Encoder(sealed.vector, sealed.weight, seeds=seeds)
 
 
 def _add_all(chunk: Chunk, encoders: Sequence[Encoder | None], total: torch.Tensor, sent: list[int]) -> None:
@@ -144,11 +154,11 @@ def _add_all(chunk: Chunk, encoders: Sequence[Encoder | None], total: torch.Tens
     total.div_(weights)
 
 
-def _encode_mean(chunk: Chunk, mean: torch.Tensor) -> int:
+def _encode_mean(chunk: Chunk, mean: torch.Tensor, seeds: RoundSeeds) -> int:
     codec = chunk.codecs.download
     if codec.is_identity:
         return as_bytes(mean).nbytes
     buffer = memoryview(bytearray(chunk.download_bytes))
-    body = buffer[: codec.encode(mean, buffer)]
+    body = buffer[: codec.encode(mean, buffer, seed=seeds.download(chunk))]
     codec.decode(body, mean)
     return body.nbytes

@@ -18,8 +18,9 @@ from benchmarks._strategy_clock import Clock, codec_cost
 from benchmarks._strategy_methods import Method
 from benchmarks._strategy_round import BenchPeer, Result, Sealed, reduce
 from benchmarks._strategy_tasks import GLOBAL_BATCH, TASKS, Copy, Subject, run_spec
+from minga.averaging.planning.best_contributor import best_contributor
 from minga.averaging.strategy_choice import StrategyFacts, facts_of
-from minga.training.strategy.interface import ContributionFate
+from minga.network.interface import PeerId
 
 CHURN_EVERY: Final = 10
 """With churn one peer dies, and one joins, in each so many rounds."""
@@ -52,13 +53,21 @@ class Cell:
 
 
 class Flight(NamedTuple):
-    """A round under way: what comes of it, and when it is there, in seconds."""
+    """A round under way: what was given to it, what comes of it, and when that is there, in seconds.
 
+    `steps` and `computed` samples are those of each peer since the round before.
+    """
+
+    given: list[Sealed]
     result: Result
     arrives_s: float
-    weights: list[int]
     steps: list[int]
     computed: list[int]
+
+    @property
+    def contributors(self) -> int:
+        """How many gave something."""
+        return sum(each.weight > 0 for each in self.given)
 
 
 class Run:
@@ -121,10 +130,9 @@ class Run:
             for peer, samples in zip(self.peers, quotas.samples, strict=True):
                 peer.compute(samples // peer.micro_batch)
             dead = self._victim()
-            given = [peer.seal() if index != dead else NOTHING for index, peer in enumerate(self.peers)]
-            flight = self._fly(given, 0.0)
-            for peer in self.peers:
-                peer.absorb(flight.result.mean, ContributionFate.COUNTED)
+            flight = self._fly(self._seal(dead), 0.0)
+            for index in range(len(self.peers)):
+                self._absorb(index, flight)
             self._note(flight, batches=quotas.seconds / self.clock.batch_s)
             if dead is not None:
                 self._replace(dead)
@@ -164,14 +172,14 @@ class Run:
                     peer.compute()
                     ends[index] = None
                 if ends[index] is None and index in waiting and flight is not None and flight.arrives_s <= now:
-                    peer.absorb(flight.result.mean, ContributionFate.COUNTED)
+                    self._absorb(index, flight)
                     waiting.discard(index)
             if flight is not None and not waiting:
                 self._note(flight, at_s=flight.arrives_s)
                 flight = None
                 yield
             if flight is None and sum(peer.samples for peer in peers) >= batch:
-                flight = self._fly([peer.seal() for peer in peers], now)
+                flight = self._fly(self._seal(None), now)
                 waiting = set(range(len(peers)))
             for index, peer in enumerate(peers):
                 stops = waits and flight is not None and peer.samples >= limits[index]
@@ -180,24 +188,44 @@ class Run:
 
     # ---- both
 
+    def _seal(self, dead: int | None) -> list[Sealed]:
+        """What each peer gives: all of them, or the one with the best score, but in the last round."""
+        best: str | None = None
+        is_last = self.samples + self.cell.batch >= self.cell.samples
+        if self.facts.contributors == "best" and not is_last:
+            scores = {PeerId(peer.name): peer.strategy.score for index, peer in enumerate(self.peers) if index != dead}
+            best = best_contributor(self.subject.spec.run_id, self.peers[0].round, scores)
+        equal = best is not None or self.facts.weights == "equal"
+        return [
+            Sealed(peer.name, None, 0, 0, None)
+            if index == dead
+            else peer.seal(gives=best in (None, peer.name), equal=equal)
+            for index, peer in enumerate(self.peers)
+        ]
+
     def _fly(self, given: list[Sealed], now: float) -> Flight:
         step = self.peers[0].round
         result = reduce(self.peers[0].copy.replica.layout_of(step), step, given)
-        weights, steps = [each.weight for each in given], [peer.steps for peer in self.peers]
-        computed = [peer.samples for peer in self.peers]
+        steps, computed = [peer.steps for peer in self.peers], [peer.samples for peer in self.peers]
         for peer in self.peers:
             peer.samples = peer.steps = 0
         arrives_s = now + self.clock.round_s(result.up_bytes, result.down_bytes)
-        return Flight(result, arrives_s, weights, steps, computed)
+        return Flight(given, result, arrives_s, steps, computed)
+
+    def _absorb(self, index: int, flight: Flight) -> None:
+        gave = flight.given[index].weight > 0
+        self.peers[index].absorb(flight.result.mean, flight.contributors, gave=gave)
 
     def _note(self, flight: Flight, **when: float) -> None:
-        self.samples += sum(flight.weights)
+        self.samples += sum(each.samples for each in flight.given)
+        steps = flight.steps if self.facts.payload != "gradient" else [1] * len(flight.steps)
         self.rounds.append(
             {
                 **when,
-                "samples": flight.weights,
+                "samples": [each.samples for each in flight.given],
+                "weights": [each.weight for each in flight.given],
                 "computed": flight.computed,
-                "steps": flight.steps if self.facts.payload != "gradient" else [1] * len(flight.steps),
+                "steps": steps,
                 "up": flight.result.up_bytes,
                 "down": flight.result.down_bytes,
             }
@@ -210,9 +238,6 @@ class Run:
         self.judge.replica.put(model)
         loss = self.subject.heldout_loss(self.judge.model)
         self.curve.append({"round": len(self.rounds), "samples": self.samples, "loss": round(loss, 6)})
-
-
-NOTHING: Final = Sealed(None, 0, None)
 
 
 def is_overlapped(method: Method) -> bool:

@@ -103,7 +103,7 @@ def bytes_row(run: Timeline) -> Row | None:
     if method.up_bits is None or method.down_bits is None:
         return None
     rounds = record["rounds"]
-    sent = [size for each in rounds for size, weight in zip(each["up"], each["samples"], strict=True) if weight]
+    sent = [size for each in rounds for size, weight in zip(each["up"], each["weights"], strict=True) if weight]
     up, down = (
         8 * sum(sent) / len(sent) / record["numel"],
         8 * sum(e["down"] for e in rounds) / len(rounds) / record["numel"],
@@ -167,7 +167,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _mean(value: Any) -> float | None:
-    return value[0] if isinstance(value, list) else value
+    found: float | None = value[0] if isinstance(value, list) else value
+    return found
 
 
 def _options() -> Any:
@@ -228,7 +229,7 @@ def main() -> int:
     if options.plots is not None:
         from benchmarks._strategy_plots import write_plots
 
-        write_plots([(row, timelines[0]) for row, timelines in found], options.plots)
+        write_plots(runs, options.plots)
     ok = bool(rows) and all(row["ok"] for row in [*sizes.values(), *times])
     shown: dict[str, Any] = {"rows": rows} if options.json else {"rows": "\n" + _table(rows)}
     return finish(
