@@ -55,9 +55,10 @@ class Timeline:
     @cached_property
     def clock(self) -> Clock:
         """At this kappa."""
-        numel, cost = self.record["numel"], NO_COST if self.bare else CodecCost(*self.record["cost"])
+        bare = self.bare or self.cell.bare
+        numel, cost = self.record["numel"], NO_COST if bare else CodecCost(*self.record["cost"])
         clock = Clock(self.cell.speeds, self.kappa, numel, TASKS[self.cell.task].parameters, cost)
-        return replace(clock, fixed_s=0.0) if self.bare else clock
+        return replace(clock, fixed_s=0.0) if bare else clock
 
     @property
     def scale(self) -> float:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from benchmarks._strategy_clock import Clock, codec_cost
+from benchmarks._strategy_clock import FIXED_S, Clock, codec_cost
 from benchmarks._strategy_methods import Method
 from benchmarks._strategy_round import BenchPeer, Result, Sealed, reduce
 from benchmarks._strategy_tasks import GLOBAL_BATCH, TASKS, Copy, Subject, run_spec
@@ -30,7 +30,9 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """What one run is of. `kappa` is None for methods whose mathematics do not depend on it."""
+    """What one run is of. `kappa` is None for methods whose mathematics do not depend on it. A `bare` clock is without
+    fixed costs and the time of codecs, as formulas are.
+    """
 
     task: str
     method: Method
@@ -40,6 +42,7 @@ class Cell:
     kappa: float | None = None
     churn: bool = False
     evaluations: int = 40
+    bare: bool = False
 
     @property
     def batch(self) -> int:
@@ -79,7 +82,8 @@ class Run:
         self.subject = Subject(task, spec, folder / f"data-{cell.task}")
         self.judge: Copy = self.subject.new_copy()
         numel = self.judge.replica.vector.numel
-        self.clock = Clock(cell.speeds, cell.kappa or 1.0, numel, task.parameters)
+        fixed_s = 0.0 if cell.bare else FIXED_S
+        self.clock = Clock(cell.speeds, cell.kappa or 1.0, numel, task.parameters, fixed_s=fixed_s)
         share = GLOBAL_BATCH / sum(cell.speeds)
         most = GLOBAL_BATCH // len(cell.speeds)
         self.sizes = [max(1, min(most, math.floor(share * speed))) for speed in cell.speeds]
@@ -87,7 +91,8 @@ class Run:
         self.peers = [
             BenchPeer(self.subject, f"peer {i}", *pair) for i, pair in enumerate(zip(speeds, self.sizes, strict=True))
         ]
-        self.clock = replace(self.clock, cost=codec_cost(self.peers[0]))
+        if not cell.bare:
+            self.clock = replace(self.clock, cost=codec_cost(self.peers[0]))
         self.rounds: list[Record] = []
         self.curve: list[Record] = []
         self.samples = self.joined = 0
