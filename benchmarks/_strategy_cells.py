@@ -23,27 +23,31 @@ VERSION: Final = 1
 
 
 class Results:
-    """Records by cell, one file each, and the data that the recipes made."""
+    """Records by cell, one file each, and the data that the recipes made. What is missing is run by so many
+    `processes`; with 0 it stays missing.
+    """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, processes: int = 1) -> None:
+        self.folder, self.processes = folder, processes
 
     def get(self, cell: Cell) -> Record | None:
         """What a run of the cell left; None if there was none."""
         path = self._path(cell)
         return json.loads(path.read_text("utf-8")) if path.exists() else None
 
-    def fill(self, cells: Sequence[Cell], processes: int) -> None:
+    def fill(self, cells: Sequence[Cell]) -> None:
         """Run those cells that have no record yet."""
+        if not self.processes:
+            return
         missing = [cell for cell in dict.fromkeys(cells) if not self._path(cell).exists()]
         for task in {cell.task: cell for cell in missing}.values():
             Run.prepare(task, self.folder)
-        if processes == 1:
+        if self.processes == 1:
             for cell in missing:
                 self._keep(cell, *_timed(cell, self.folder))
             return
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        with ProcessPoolExecutor(self.processes, mp_context=context) as pool:
             running = {pool.submit(_timed, cell, self.folder): cell for cell in missing}
             for done in as_completed(running):
                 self._keep(running[done], *done.result())

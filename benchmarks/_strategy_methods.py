@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-Tables = Mapping[str, Mapping[str, Any]]
+Tables = Mapping[str, Any]
+TUNED_FACTORS: Final = (0.5, 1.0, 2.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,6 +16,7 @@ class Method:
 
     `up_bits` and `down_bits` are what the formulas give for an element on each way, encoded; None where they depend on
     the data. `times` are the seconds a sample that they give for kappa 0.1, 1 and 10, relative to computing alone.
+    `variant` has what tuning tries instead of some settings.
     """
 
     name: str
@@ -23,6 +25,25 @@ class Method:
     up_bits: float | None = 16.0
     down_bits: float | None = 16.0
     times: tuple[float, ...] = ()
+    variant: Tables = field(default_factory=dict)
+
+    def trials(self, learning_rate: float) -> list[Method]:
+        """What is tried to tune it, at most six: three learning rates, with its settings and with their variant."""
+        tried = [self.spec, *([_laid_over(self.spec, self.variant)] if self.variant else [])]
+        return [
+            replace(self, spec=_laid_over(spec, {"optimizer": {"learning_rate": factor * learning_rate}}))
+            for factor in TUNED_FACTORS
+            for spec in tried
+        ]
+
+
+def _laid_over(below: Tables, above: Tables) -> dict[str, Any]:
+    """Both, table by table; what `above` says counts."""
+    joined: dict[str, Any] = dict(below)
+    for name, value in above.items():
+        mine = joined.get(name)
+        joined[name] = _laid_over(mine, value) if isinstance(mine, Mapping) and isinstance(value, Mapping) else value
+    return joined
 
 
 def _averaging(**settings: Any) -> Tables:

@@ -37,118 +37,17 @@ ok: bytes within 1 % of the formulas and headers, times within 5 %.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks._report import emit, finish, parser
 from benchmarks._strategy_cells import Results
-from benchmarks._strategy_figures import Timeline, figures, over_seeds
-from benchmarks._strategy_methods import METHODS, QUICK, REFERENCE, Method
-from benchmarks._strategy_run import Cell, is_overlapped
+from benchmarks._strategy_methods import METHODS, QUICK
+from benchmarks._strategy_series import KAPPAS, Series, bytes_row, remarks, times_row
 from benchmarks._strategy_tasks import TASKS
 
-KAPPAS = (0.1, 1.0, 10.0)
-MIXED = (1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0)
 FULL_SAMPLES, QUICK_SAMPLES = 130_000, 20_000
-BYTES_LIMIT, TIMES_LIMIT = 0.01, 0.05
-HEADER_BYTES = 64
-"""What a codec may add to a round beside its elements, for each tensor and chunk."""
-
-Row = dict[str, Any]
-
-
-def speeds_of(kind: str, peers: int) -> tuple[float, ...]:
-    """Relative speeds: all equal, or as 1:1:1:1:2:2:4:4."""
-    return (1.0,) * peers if kind == "equal" else tuple(MIXED[i * len(MIXED) // peers] for i in range(peers))
-
-
-def cells_of(options: Any, task: str, speeds: Sequence[float], method: Method) -> Iterator[tuple[float, int, Cell]]:
-    """The runs that the figures of a method need, with their kappas and seeds."""
-    for kappa in options.kappa:
-        for seed in options.seeds:
-            own = kappa if is_overlapped(method) else None
-            cell = Cell(task, method, seed, tuple(speeds), options.samples, own, options.churn and own is None)
-            yield kappa, seed, cell
-
-
-def rows_of(options: Any, results: Results) -> Iterator[tuple[Row, list[Timeline]]]:
-    """The figures of all runs that are there, and the runs by seeds."""
-    for task in options.task:
-        for kind in options.speeds:
-            speeds = speeds_of(kind, options.peers)
-            for kappa in options.kappa:
-                for method in options.methods:
-                    pairs = list(_pairs(options, results, task, speeds, method, kappa))
-                    if pairs:
-                        found = over_seeds([figures(run, reference) for run, reference in pairs])
-                        row = {"task": task, "speeds": kind, "kappa": kappa, "method": method.name}
-                        yield {**row, "seeds": len(pairs), **found}, [run for run, _ in pairs]
-
-
-def _pairs(
-    options: Any, results: Results, task: str, speeds: Sequence[float], method: Method, kappa: float
-) -> Iterator[tuple[Timeline, Timeline]]:
-    ours = {seed: cell for k, seed, cell in cells_of(options, task, speeds, method) if k == kappa}
-    theirs = {seed: cell for k, seed, cell in cells_of(options, task, speeds, METHODS[REFERENCE]) if k == kappa}
-    for seed, cell in ours.items():
-        record, reference = results.get(cell), results.get(theirs[seed])
-        if record is not None and reference is not None:
-            yield Timeline(cell, record, kappa), Timeline(theirs[seed], reference, kappa)
-
-
-def bytes_row(run: Timeline) -> Row | None:
-    """Encoded bits an element against the formula, on both ways; None without a formula."""
-    method, record = run.cell.method, run.record
-    if method.up_bits is None or method.down_bits is None:
-        return None
-    rounds = record["rounds"]
-    sent = [size for each in rounds for size, weight in zip(each["up"], each["weights"], strict=True) if weight]
-    up, down = (
-        8 * sum(sent) / len(sent) / record["numel"],
-        8 * sum(e["down"] for e in rounds) / len(rounds) / record["numel"],
-    )
-    spare = 8 * HEADER_BYTES / record["numel"]
-    near = all(
-        abs(measured - formula) <= BYTES_LIMIT * formula + spare
-        for measured, formula in ((up, method.up_bits), (down, method.down_bits))
-    )
-    return {
-        "method": method.name,
-        "up_bits": [round(up, 4), method.up_bits],
-        "down_bits": [round(down, 4), method.down_bits],
-        "ok": near,
-    }
-
-
-def times_row(run: Timeline) -> Row | None:
-    """The time of a sample relative to computing alone, without fixed costs, against what is expected."""
-    expected = dict(zip(KAPPAS, run.cell.method.times, strict=False)).get(run.kappa)
-    if expected is None or is_overlapped(run.cell.method):
-        return None
-    found = Timeline(run.cell, run.record, run.kappa, bare=True).relative_time
-    near = abs(found / expected - 1) <= TIMES_LIMIT
-    return {
-        "method": run.cell.method.name,
-        "kappa": run.kappa,
-        "relative_time": [round(found, 4), expected],
-        "ok": near,
-    }
-
-
-def remarks(rows: Sequence[Row]) -> list[str]:
-    """What looks like a badly tuned reference, and rankings that are not as expected."""
-    found = []
-    for row in rows:
-        gap = row["gap_percent"] if not isinstance(row["gap_percent"], list) else row["gap_percent"][0]
-        where = f"{row['task']}, {row['speeds']} speeds, kappa {row['kappa']:g}: {row['method']}"
-        if row["too_short"]:
-            found.append(f"{where}: too short, no result")
-        elif METHODS[row["method"]].batches > 1 and gap < 0:
-            found.append(f"{where} is {-gap:.2f} % ahead at equal samples: is the reference well tuned?")
-        elif row["method"] == "int8" and abs(gap) > 1:
-            found.append(f"{where} is {gap:.2f} % off at equal samples: is the reference well tuned?")
-    return found
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -190,54 +89,54 @@ def _options() -> Any:
     options.add_argument("--only-report", action="store_true", help="run nothing, report what the folder has")
     options.add_argument("--processes", type=int, default=2, help="runs at a time, of one thread each")
     options.add_argument("--plots", type=Path, help="folder for pictures of losses against time and bytes")
+    options.add_argument(
+        "--tune", type=int, default=0, metavar="SAMPLES", help="first try settings of each method on so few sequences"
+    )
     given = options.parse_args()
     if given.quick:
         given.task, given.seeds, given.kappa, given.methods = "albert", "1", "1", ",".join(QUICK)
-    given.samples = given.samples or (QUICK_SAMPLES if given.quick else FULL_SAMPLES)
-    given.task, given.speeds = given.task.split(","), given.speeds.split(",")
-    given.seeds = [int(seed) for seed in given.seeds.split(",")]
-    given.kappa = [float(kappa) for kappa in given.kappa.split(",")]
-    names = given.methods.split(",")
-    for known, asked in ((TASKS, given.task), (METHODS, names), ({"equal", "mixed"}, given.speeds)):
+    names = {name: getattr(given, name).split(",") for name in ("task", "methods", "speeds")}
+    for known, asked in ((TASKS, names["task"]), (METHODS, names["methods"]), (("equal", "mixed"), names["speeds"])):
         if unknown := set(asked) - set(known):
             options.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    given.methods = [METHODS[name] for name in names]
+    given.series = Series(
+        tasks=names["task"],
+        methods=[METHODS[name] for name in names["methods"]],
+        seeds=[int(seed) for seed in given.seeds.split(",")],
+        kappas=[float(kappa) for kappa in given.kappa.split(",")],
+        speeds=names["speeds"],
+        peers=given.peers,
+        samples=given.samples or (QUICK_SAMPLES if given.quick else FULL_SAMPLES),
+        churn=given.churn,
+    )
     return given
 
 
 def main() -> int:
     options = _options()
+    series: Series = options.series
     with tempfile.TemporaryDirectory(prefix="minga-strategies-") as temporary:
-        results = Results(options.results or Path(temporary))
-        methods = dict.fromkeys([METHODS[REFERENCE], *options.methods])
-        cells = [
-            cell
-            for task in options.task
-            for kind in options.speeds
-            for method in methods
-            for _, _, cell in cells_of(options, task, speeds_of(kind, options.peers), method)
-        ]
-        if not options.only_report:
-            results.fill(cells, options.processes)
-        found = list(rows_of(options, results))
-    rows = [row for row, _ in found]
+        results = Results(options.results or Path(temporary), processes=0 if options.only_report else options.processes)
+        chosen, trials = series.tuned(results, options.tune) if options.tune else (series.as_given(), [])
+        results.fill(series.cells(chosen))
+        found = list(series.rows(results, chosen))
+    rows, runs = [row for row, _ in found], [run for _, run in found]
     for row in rows:
         emit(**row)
-    runs = [timelines[0] for _, timelines in found]
-    sizes = {run.cell.method.name: made for run in runs if (made := bytes_row(run)) is not None}
+    sizes = {(run.cell.task, run.cell.method.name): made for run in runs if (made := bytes_row(run)) is not None}
     times = [made for run in runs if (made := times_row(run)) is not None]
     if options.plots is not None:
         from benchmarks._strategy_plots import write_plots
 
         write_plots(runs, options.plots)
-    ok = bool(rows) and all(row["ok"] for row in [*sizes.values(), *times])
     shown: dict[str, Any] = {"rows": rows} if options.json else {"rows": "\n" + _table(rows)}
     return finish(
         "strategies",
-        ok,
+        bool(rows) and all(row["ok"] for row in [*sizes.values(), *times]),
         options.json,
-        samples=options.samples,
-        peers=options.peers,
+        samples=series.samples,
+        peers=series.peers,
+        trials=trials,
         bytes=list(sizes.values()),
         times=times,
         remarks=remarks(rows),

@@ -15,8 +15,8 @@ from benchmarks._strategy_figures import Timeline, figures
 from benchmarks._strategy_methods import METHODS, REFERENCE, Method
 from benchmarks._strategy_round import Sealed, reduce
 from benchmarks._strategy_run import Cell, is_overlapped
+from benchmarks._strategy_series import KAPPAS, bytes_row, speeds_of
 from benchmarks._strategy_tasks import TASKS, Task
-from benchmarks.strategies import KAPPAS, bytes_row, speeds_of
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.solver.division import Division, PartShare
 from minga.simulation.virtual_time import run_virtual
@@ -108,7 +108,7 @@ def test_a_run_that_is_trained_once_is_replayed_at_each_kappa_and_kept(tiny: Non
         Cell("tiny", METHODS[name], 1, EIGHT, 256, kappa, evaluations=4, bare=True)
         for name, kappa in ((REFERENCE, None), ("delayed", 10.0))
     )
-    results.fill([reference, delayed], processes=1)
+    results.fill([reference, delayed])
     record, other = results.get(reference), results.get(delayed)
     assert record is not None
     assert other is not None
@@ -125,14 +125,14 @@ def test_a_run_that_is_trained_once_is_replayed_at_each_kappa_and_kept(tiny: Non
     assert found["n_eff"] == 8.0
     assert found["counted_share"] == 1.0
     assert found["too_short"]
-    results.fill([reference], processes=1)
+    results.fill([reference])
     assert results.get(reference) == record
 
 
 def test_fast_peers_compute_more_and_a_dead_one_is_replaced(tiny: None, tmp_path: Path) -> None:
     cell = Cell("tiny", METHODS["int8"], 1, speeds_of("mixed", 8), 224, churn=True, evaluations=2)
     record = Results(tmp_path)
-    record.fill([cell], processes=1)
+    record.fill([cell])
     kept = record.get(cell)
     assert kept is not None
     assert kept["rounds"][0]["samples"] == [2, 2, 2, 2, 4, 4, 8, 8]
