@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from minga.averaging.codecs.layout import Shape, VectorLayout
-from minga.averaging.codecs.sketch import Sketch
+from minga.averaging.sketches.interface import Sketch
 
 ENTRIES = {
     "some_elements": "tests.worlds.sketches:SomeElements",

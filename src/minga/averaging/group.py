@@ -56,11 +56,14 @@ class SwarmView(Protocol):
 
 @dataclass(frozen=True)
 class RoundVector:
-    """The vector of a round: the fingerprint of its `layout`, its elements, and the bytes they take as encoded."""
+    """The vector of a round: the fingerprint of its `layout`, its elements, the bytes they take as encoded, and whether
+    its round may go through relays of sites.
+    """
 
     layout: str
     numel: int
     encoded_bytes: int
+    can_be_relayed: bool = True
 
 
 @dataclass(frozen=True)

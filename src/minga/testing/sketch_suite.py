@@ -15,8 +15,8 @@ from typing import Final
 import torch
 
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.projection import Projection
-from minga.averaging.codecs.sketch import Sketch
+from minga.averaging.sketches.interface import Sketch
+from minga.averaging.sketches.projection import Projection
 
 MakeSketch = Callable[[VectorLayout], Sketch]
 

@@ -151,11 +151,6 @@ def test_moments_may_take_8_bits_and_old_specs_are_what_they_were() -> None:
             spec(optimizer=wrong)
 
 
-def test_a_byzantine_run_has_one_codec_for_both_directions() -> None:
-    with pytest.raises(ConfigurationError, match=r"leave averaging\.download_codec out"):
-        spec(averaging={"download_codec": "float16"}, security={"verification": "byzantine"})
-
-
 def test_the_run_id_depends_on_the_content_only() -> None:
     plain = RunSpec.from_toml('name = "test"')
     spelled_out = RunSpec.from_toml(

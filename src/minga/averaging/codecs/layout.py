@@ -126,6 +126,11 @@ class VectorLayout:
         return needs_residual(self.codec_choice)
 
     @cached_property
+    def can_be_relayed(self) -> bool:
+        """Whether rounds may go through relays of sites; see `CodecPair`."""
+        return all(segment.codecs.can_be_relayed for segment in self.segments)
+
+    @cached_property
     def segments(self) -> tuple[Segment, ...]:
         """Maximal runs of elements with one pair of codecs, in order; they tile the vector."""
         segments: list[Segment] = []
@@ -210,10 +215,15 @@ def _codec_of(choice: str, numel: int) -> Codec:
     return parts.small if numel < parts.from_elements else parts.large
 
 
+def codecs_of(choice: str) -> tuple[Codec, Codec]:
+    """What large tensors take by a choice, and what small ones do: two codecs only if it chooses by size."""
+    parts = _parts_of(choice)
+    return parts.large, parts.small
+
+
 def needs_residual(choice: str) -> bool:
     """Whether uploads of such a choice leave out what has to be kept for later; see `residual.py`."""
-    parts = _parts_of(choice)
-    return parts.large.needs_residual or parts.small.needs_residual
+    return any(each.needs_residual for each in codecs_of(choice))
 
 
 def _identity(choice: str) -> str:

@@ -140,7 +140,8 @@ class PlanMaker:
     ) -> SwarmRates:
         gives = order if able else self._contributors(registrations)
         claims = [_claim(registrations[peer], able=able, gives=peer in gives) for peer in order]
-        return await _aside(swarm_rates, order, claims, dict(self._swarm_view.links()))
+        rates = await _aside(swarm_rates, order, claims, dict(self._swarm_view.links()))
+        return replace(rates, flat=not self._settings.vectors(self._step).can_be_relayed)
 
     @property
     def _takes_best(self) -> bool:
@@ -202,6 +203,8 @@ def _claim(registration: Registration, *, able: bool, gives: bool) -> RateClaim:
 
 
 def _has_moved(before: SwarmRates, after: SwarmRates) -> bool:
+    if before.flat != after.flat:
+        return True
     for one, other in zip(before.peers, after.peers, strict=True):
         if (one.sends, one.receives, one.aggregates) != (other.sends, other.receives, other.aggregates):
             return True

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minga.averaging.solver.division import PeerRates, SwarmRates
+from minga.core.spec.run_spec import RunSpec
 from minga.simulation.forecast.model_facts import ModelFacts, OptimizerName
 from minga.simulation.forecast.peer_text import PeerClass
 
@@ -43,6 +44,16 @@ class PlannedRun:
     target_batch_size: int
     strategy: str
     codec: str
+
+
+def spec_of(planned: PlannedRun) -> RunSpec:
+    """A run spec with what is fixed, for the rules of what may be combined."""
+    sections = {
+        "training": {"strategy": planned.strategy},
+        "averaging": {"codec": planned.codec},
+        "optimizer": {"name": planned.optimizer},
+    }
+    return RunSpec.from_mapping({"name": "planned", **sections})
 
 
 def swarm_rates(volunteers: Sequence[Volunteers]) -> SwarmRates:

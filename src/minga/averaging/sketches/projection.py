@@ -1,6 +1,6 @@
 """One peer's sketch at work: what its rounds average, and what of its contributions the sketch has left out so far.
 
-What is left out is counted as mass, values times samples, as in `residual.py`:
+What is left out is counted as mass, values times samples, as in `averaging/codecs/residual.py`:
 
     vector g of n samples, residual e ──▶ u = g + e / n ──▶ project ──▶ the round ──▶ e = n (u - expand(project(u)))
 
@@ -20,7 +20,7 @@ import torch
 from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT, is_finite
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT, KeptResidual, forget_oldest
-from minga.averaging.codecs.sketch import Sketch
+from minga.averaging.sketches.interface import Sketch
 
 logger = logging.getLogger("minga.averaging")
 

@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 
 from minga.averaging.codecs.layout import Shape, VectorLayout
-from minga.averaging.codecs.registry import SKETCHES
+from minga.averaging.sketches.registry import SKETCHES
 from minga.core.errors import ConfigurationError
 from minga.core.spec.choices import resolved, spelled
 from minga.core.spec.fields import Section
