@@ -12,7 +12,13 @@ from minga.core.spec.plugins import Registry
 from minga.core.spec.sections import DEFAULT_SKETCH
 
 SKETCHES: Final[Registry[Any]] = Registry(
-    "minga.sketches", "sketch", {DEFAULT_SKETCH: "minga.averaging.sketches.interface:IdentitySketch"}
+    "minga.sketches",
+    "sketch",
+    {
+        DEFAULT_SKETCH: "minga.averaging.sketches.interface:IdentitySketch",
+        "powersgd": "minga.averaging.sketches.powersgd:PowerSGD",
+        "dct64": "minga.averaging.sketches.dct64:DCT64",
+    },
 )
 """What makes a `Sketch` of vectors of a layout: a class, or a function of the `VectorLayout`. A class with settings
 takes them as its second argument."""
