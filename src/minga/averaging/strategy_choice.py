@@ -73,6 +73,8 @@ STRATEGIES: Final[Registry[Any]] = Registry(
     {
         "synchronous": "minga.training.strategy.synchronous:Synchronous",
         "delayed": "minga.training.strategy.delayed:Delayed",
+        "leader": "minga.training.strategy.leader:Leader",
+        "elastic": "minga.training.strategy.elastic:Elastic",
     },
 )
 """Subclasses of `minga.training.strategy.interface.Strategy`."""

@@ -138,14 +138,14 @@ CASES = (
     Case(
         "R9",
         {**OWN, "training.target_batch_size": 4097},
-        'training.strategy = "own" has 3 fragments, and training.target_batch_size = 4097 is no multiple of that; set '
+        'training.target_batch_size = 4097 is not a multiple of the 3 fragments of training.strategy = "own"; set '
         "training.target_batch_size = 4098",
         {"fragments": 3},
     ),
     Case(
         "R9",
         {**OWN, "training.target_batch_size": 1},
-        'training.strategy = "own" has 3 fragments, and training.target_batch_size = 1 is no multiple of that; set '
+        'training.target_batch_size = 1 is not a multiple of the 3 fragments of training.strategy = "own"; set '
         "training.target_batch_size = 3",
         {"fragments": 3},
     ),
@@ -255,7 +255,7 @@ class Fragmented(Synchronous):
 def test_another_strategy_comes_without_the_settings_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(STRATEGIES._loaded, "own", Fragmented)
     spec = RunSpec.from_mapping({"name": "x", "training": {"strategy": "own"}, "strategy": {"own": {"fragments": 3}}})
-    with pytest.raises(ConfigurationError, match=r"has 3 fragments.*set training\.target_batch_size = 4095"):
+    with pytest.raises(ConfigurationError, match=r"of the 3 fragments.*set training\.target_batch_size = 4095"):
         check_combinations(spec)
     secure = spec.amended(SECURE)
     with pytest.raises(ConfigurationError, match=r'training\.strategy = "synchronous" and leave \[strategy\.own\] out'):

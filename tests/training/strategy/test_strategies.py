@@ -27,7 +27,9 @@ from minga.testing.strategy_suite import (
 )
 from minga.training.plugins_of_run import check_plugins
 from minga.training.strategy.delayed import Delayed
+from minga.training.strategy.elastic import Elastic
 from minga.training.strategy.interface import ContributionFate, Strategy
+from minga.training.strategy.leader import Leader
 from minga.training.strategy.synchronous import Synchronous
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, virtually
 
@@ -38,7 +40,7 @@ class Waiting(Delayed):
     facts = replace(Delayed.facts, max_in_flight=0)
 
 
-@pytest.mark.parametrize("kind", [Synchronous, Delayed, Waiting])
+@pytest.mark.parametrize("kind", [Synchronous, Delayed, Waiting, Elastic, Leader])
 @pytest.mark.parametrize("check", STRATEGY_CHECKS, ids=lambda check: check.__name__)
 def test_conformance(check: Callable[[type[Strategy]], None], kind: type[Strategy]) -> None:
     check(kind)
@@ -110,8 +112,9 @@ def test_the_suite_finds_a_strategy_that_keeps_what_the_residual_keeps() -> None
 
 
 def test_the_facts_of_minga_s_own() -> None:
-    assert STRATEGIES.names() == ("synchronous", "delayed")
-    assert [StrategyChoice(name).facts.max_in_flight for name in STRATEGIES.names()] == [0, 1]
+    names = ("synchronous", "delayed")
+    assert STRATEGIES.names()[:2] == names
+    assert [StrategyChoice(name).facts.max_in_flight for name in names] == [0, 1]
 
 
 def test_a_run_needs_a_strategy_and_a_codec_that_are_installed() -> None:

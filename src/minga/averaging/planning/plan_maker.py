@@ -157,7 +157,7 @@ class PlanMaker:
 
     # ---- the member
 
-    def check(self, plan: Plan, said: Collection[Score | None]) -> None:
+    def check(self, plan: Plan, said: Collection[Score | None] = ()) -> None:
         """Raise `RejectedError`, naming the leader, if the plan is unfair by all that this peer knows, which `said`
         these scores of itself.
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.averaging.strategy_choice import StrategyChoice
@@ -54,7 +55,7 @@ class PlannedRun:
 
 def spec_of(planned: PlannedRun) -> RunSpec:
     """A run spec with what is fixed, for the rules of what may be combined."""
-    sections = {
+    sections: dict[str, Any] = {
         "training": {"strategy": planned.strategy.name},
         "strategy": {planned.strategy.name: dict(planned.strategy.table)} if planned.strategy.table else {},
         "averaging": {"codec": planned.codec},

@@ -167,16 +167,6 @@ OTHERS: Final = (
     ),
     Rule(
         "R9",
-        "fragments, and a target batch size that is no multiple of their number",
-        lambda run: isinstance(run.target_batch_size, int) and run.target_batch_size % run.strategy.fragments > 0,
-        lambda run: (
-            f"{_strategy(run)} has {run.strategy.fragments} fragments, and {setting(BATCH, run.target_batch_size)} "
-            "is no multiple of that"
-        ),
-        {BATCH: _nearest_multiple},
-    ),
-    Rule(
-        "R9",
         "means by a codec that leaves something out",
         lambda run: run.download.leaves_out,
         lambda run: (
@@ -193,6 +183,16 @@ OTHERS: Final = (
             f"{_upload(run)}: nobody would keep it"
         ),
         {DOWNLOAD: "float16"},
+    ),
+    Rule(
+        "R9",
+        "a target batch size that the fragments of the model cannot share",
+        lambda run: isinstance(run.target_batch_size, int) and run.target_batch_size % run.strategy.fragments > 0,
+        lambda run: (
+            f"{setting(BATCH, run.target_batch_size)} is not a multiple of the {run.strategy.fragments} fragments of "
+            f"{_strategy(run)}"
+        ),
+        {BATCH: _nearest_multiple},
     ),
     Rule(
         "R13",

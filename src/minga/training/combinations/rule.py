@@ -23,7 +23,8 @@ class Rule:
     title: what it is about, for the documentation.
     applies: whether a run is such a one.
     reason: why, for this run, in the words of the run spec.
-    instead: the settings to change so that the rule does not apply any more; none for what is allowed.
+    instead: the settings to change so that the rule does not apply any more, or what tells them of a run; none for
+        what is allowed.
     """
 
     code: str
