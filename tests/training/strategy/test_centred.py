@@ -214,11 +214,13 @@ def test_between_rounds_each_step_draws_a_little_to_the_last_best_peer() -> None
     assert float(peer.x) == pytest.approx(4.0 + 0.1 * 2.0)  # it took two steps in the round before
 
 
-def test_a_round_of_several_ends_at_their_mean() -> None:
+def test_a_run_ends_at_the_centre() -> None:
     peers = [Peer(Leader, LeaderSettings(), 1) for _ in range(3)]
     for place, peer in enumerate(peers):
         peer.move_to(3.0 * place)
     take_round(peers, range(3))
+    for peer in peers:
+        peer.strategy.conclude()
     assert [(float(peer.x), float(peer.centre)) for peer in peers] == [(3.0, 3.0)] * 3
 
 

@@ -169,6 +169,11 @@ class Strategy(ABC):
         of this peer's own contribution. `mean` is served to other peers and must not be changed.
         """
 
+    # ---- on the training thread, between two micro-batches
+
+    def conclude(self) -> None:  # noqa: B027
+        """The run is over: leave the replica with the parameters that all share, if they are not there anyway."""
+
     # ---- state: on the training thread, between two micro-batches
 
     def shared_tensors(self) -> Mapping[str, torch.Tensor]:

@@ -36,7 +36,7 @@ class Leader(Centred):
         inner step    x <- x - (inner_pull / tau) * (x - x_best)         tau: this peer's steps in the last round
         a round       x_best <- that peer's x,  x <- x - pull * (x - x_best)
 
-    In the last round of a run all contribute by their samples, and all end at the mean.
+    In the last round of a run all contribute by their samples: the run ends with their mean.
     """
 
     Settings = LeaderSettings
@@ -89,8 +89,6 @@ class Leader(Centred):
         return self._centre + mean
 
     def _drawn(self, own: torch.Tensor, before: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        if self._contributors > 1:
-            return self._centre
         return self._draw(own, self._centre, self._options.pull)
 
     def _rebased(self, own: torch.Tensor) -> torch.Tensor:
