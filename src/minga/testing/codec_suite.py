@@ -275,7 +275,7 @@ def check_residual(codec: Codec) -> None:
         taken = {Fate.COUNTED: sent, Fate.WHOLE: sealed.values(chunk), Fate.LEFT_OUT: torch.zeros(numel)}[fate]
         applied += weight * taken.double()
         brought += weight * mean.double()
-        sealed.commit([(chunk, fate)])
+        sealed.commit([(chunk, fate)], taken)
     lost = float((brought - applied - residual.mass.double()).norm() / brought.norm())
     require(lost < 1e-5, codec, f"{lost:.1e} of what was brought was neither applied nor kept")
 

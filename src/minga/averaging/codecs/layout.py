@@ -10,11 +10,12 @@ one segment and takes at most `target_bytes` encoded (or one codec block, where 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final
 
 import blake3
@@ -93,7 +94,7 @@ class VectorLayout:
         if _needs_residual(self.download_choice or self.codec_choice):
             raise ConfigurationError(
                 f'the codec "{self.download_choice or self.codec_choice}" leaves out what it has to make up for later, '
-                "and means are not made up for: set averaging.download_codec to another one"
+                'and means are not made up for: set averaging.download_codec to "gtopk", "union" or a dense codec'
             )
 
     @cached_property
@@ -119,8 +120,8 @@ class VectorLayout:
 
     @property
     def needs_residual(self) -> bool:
-        """Whether members have to keep what their uploads left out; see `residual.py`."""
-        return _needs_residual(self.codec_choice)
+        """Whether members have to keep what uploads or means left out; see `residual.py`."""
+        return _needs_residual(self.codec_choice) or _returns(self.download_choice or self.codec_choice)
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
@@ -147,6 +148,19 @@ class VectorLayout:
         if self.label:
             text += f"label {self.label}\n"
         return blake3.blake3(text.encode("ascii")).hexdigest(length=FINGERPRINT_BYTES)
+
+    @cached_property
+    def subject(self) -> str:
+        """32 hexadecimal digits that are equal for layouts of one vector, whichever codecs it travels by."""
+        sizes = ",".join(str(numel) for numel in self.numels)
+        text = f"minga vector 1\n{sizes}\n{self.label}\n"
+        return blake3.blake3(text.encode("ascii")).hexdigest(length=FINGERPRINT_BYTES)
+
+    def warming_up(self, share: float) -> VectorLayout:
+        """The same vector as it travels when this share of the rounds of the warm-up is over, from 0 to below 1."""
+        if self.codec_choice == ADAPTIVE:
+            return self
+        return _with_codec(self, codec(self.codec_choice).warming_up(share))
 
     def chunks(self, start: int, stop: int, target_bytes: int) -> tuple[Chunk, ...]:
         """Cut elements `start` to `stop` into chunks, in order and without gaps; none for an empty range.
@@ -202,14 +216,23 @@ class VectorLayout:
         return tuple(_overlaps(self.segments[first:], start, stop))
 
 
+@lru_cache(maxsize=64)
+def _with_codec(layout: VectorLayout, choice: str) -> VectorLayout:
+    return dataclasses.replace(layout, codec_choice=choice)
+
+
 def _codec_of(choice: str, numel: int) -> Codec:
     if choice != ADAPTIVE:
-        return codec(choice)
+        return codec(choice if numel >= codec(choice).fewest_elements else "float16")
     return codec("int8" if numel >= ADAPTIVE_INT8_MIN_ELEMENTS else "float16")
 
 
 def _needs_residual(choice: str) -> bool:
     return choice != ADAPTIVE and codec(choice).needs_residual
+
+
+def _returns(choice: str) -> bool:
+    return choice != ADAPTIVE and codec(choice).returns
 
 
 def _identity(choice: str) -> str:

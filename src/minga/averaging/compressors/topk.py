@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from minga.averaging.codecs.interface import largest_magnitude, require_magnitude
+from minga.averaging.compressors.counted_blocks import UnionCodec
 from minga.averaging.compressors.elias_fano import increasing
 from minga.averaging.compressors.kept_values import KEPT_VALUES
 from minga.averaging.compressors.sparse_codec import (
@@ -105,3 +106,9 @@ class GlobalTopKCodec(TopKCodec):
 
     def __init__(self, *, k: int = 256) -> None:
         super().__init__(k=k)
+        self._of_sites = UnionCodec()
+
+    @property
+    def of_sites(self) -> UnionCodec:
+        """All of it: a relay that dropped values would drop them for good, for the root would not return them."""
+        return self._of_sites
