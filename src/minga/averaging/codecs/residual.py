@@ -200,11 +200,9 @@ class Encoder:
             known = []
         for chunk, fate in known:
             mass = self._residual.mass[chunk.start : chunk.stop]
-            sent = self._sent(chunk) if fate is Fate.COUNTED else None
+            sent = None if fate is Fate.LEFT_OUT else self.values(chunk) if fate is Fate.WHOLE else self._sent(chunk)
             mass.add_(self._vector[chunk.start : chunk.stop], alpha=self.weight)
-            if fate is Fate.WHOLE:
-                mass.masked_fill_(~_is_returned(chunk, mean), 0.0)
-            elif sent is not None:
+            if sent is not None:
                 mass.sub_(_taken(sent, chunk, mean), alpha=self.weight)
         self._residual.close(committed=True)
 
@@ -273,12 +271,8 @@ class Encoder:
         return decoded
 
 
-def _is_returned(chunk: Chunk, mean: torch.Tensor) -> torch.Tensor:
-    """Where senders take back what they sent of a chunk, as they read it from the whole mean."""
-    values = mean[chunk.start : chunk.stop]
-    return values == 0.0 if chunk.codecs.download.returns else torch.zeros_like(values, dtype=torch.bool)
-
-
 def _taken(sent: torch.Tensor, chunk: Chunk, mean: torch.Tensor) -> torch.Tensor:
-    """What the mean took up of what was sent."""
-    return sent.masked_fill(_is_returned(chunk, mean), 0.0) if chunk.codecs.download.returns else sent
+    """What the mean of a whole vector took up of what was sent of a chunk."""
+    if not chunk.codecs.download.returns:
+        return sent
+    return sent.masked_fill(mean[chunk.start : chunk.stop] == 0.0, 0.0)
