@@ -45,7 +45,7 @@ async def test_runs_use_them_all() -> None:
     """Two runs, since a secure one takes no strategy but the usual one, and others have no aggregator to choose."""
     spec = hosted(SECURE)
     assert RunSpec.from_toml(BLOCKS["secure.toml"] + BLOCKS["plugins.toml"]).plugins.items() <= spec.plugins.items()
-    assert spec.plugins == dict.fromkeys(("codec:int4", "recipe:corners", "aggregator:tight_clip"), ORIGIN)
+    assert spec.plugins == dict.fromkeys(("codec:nibble", "recipe:corners", "aggregator:tight_clip"), ORIGIN)
     swarm = recipe_swarm(spec, {"p2": "freeloader"}, from_step=3)
     peers = [swarm.add(name=f"p{number}") for number in range(5)]
     await all_end(swarm, [peer for peer in peers if peer.name != "p2"])
@@ -54,7 +54,7 @@ async def test_runs_use_them_all() -> None:
     await swarm.close()
 
     spec = hosted(tomllib.loads(BLOCKS["open.toml"]))
-    assert spec.plugins == dict.fromkeys(("codec:int4", "sketch:halves", "recipe:corners", "strategy:capped"), ORIGIN)
+    assert spec.plugins == dict.fromkeys(("codec:nibble", "sketch:halves", "recipe:corners", "strategy:capped"), ORIGIN)
     swarm = recipe_swarm(spec, {}, from_step=0)
     await all_end(swarm, [swarm.add() for _ in range(3)])
     await swarm.close()
@@ -102,7 +102,9 @@ def test_peers_without_the_package_are_told_to_install_it() -> None:
     spec = hosted(SECURE)
     check_plugins(spec)
     other = spec.with_plugins(dict.fromkeys(spec.plugins, Origin(package="minga-extras", version="1.1")))
-    with pytest.raises(ConfigurationError, match=r"(?s)codec: .*'int4'.*aggregator: .*pip install minga-extras==1\.1"):
+    with pytest.raises(
+        ConfigurationError, match=r"(?s)codec: .*'nibble'.*aggregator: .*pip install minga-extras==1\.1"
+    ):
         check_plugins(other)
 
 

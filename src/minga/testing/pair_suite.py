@@ -207,7 +207,7 @@ def check_returns(pair: CodecPair) -> None:
     swarm, block = _Swarm(pair, seed=8), pair.download.block_elements
     vectors, encoders = swarm.seal(0)
     outcome, fates = swarm.reduce(encoders, range(PEERS)), swarm.fates(range(PEERS))
-    for mean, exact in zip(outcome.mean.split(block), outcome.exact.split(block), strict=True):
+    for mean, exact in zip(torch.split(outcome.mean, block), torch.split(outcome.exact, block), strict=True):
         kept, size = mean != 0.0, exact.abs()
         least = float(size[kept].min()) if bool(kept.any()) else float("inf")
         largest = float(size[~kept].max()) if not bool(kept.all()) else 0.0

@@ -315,7 +315,7 @@ def test_the_leaders_own_choice_of_the_batch(tmp_path: Path, capfd: pytest.Captu
         (["--model", "gpt2", "--memory", "8GB", "--checkpoint-activations"], "only a recipe says"),
         (["x.toml", "--codec", "int8", "--tokens", "5"], "--codec, --tokens: only with --model"),
         (["--model", "resnet-50", "--peers", PEERS, "--tokens", "5"], "--tokens: samples of resnet-50 are images"),
-        (["--model", "18M", "--peers", PEERS, "--codec", "int4"], "--codec 'int4': it must be one of float32"),
+        (["--model", "18M", "--peers", PEERS, "--codec", "int5"], "--codec 'int5': 'int5' is none of float32"),
         (
             ["--model", "18M", "--peers", PEERS, "--strategy", "x"],
             "--strategy 'x': it must be one of synchronous, delayed",

@@ -169,7 +169,7 @@ class Reducer:
             if samples:
                 if weight is None:
                     behind = self._round.routes.behind(self._assignment, child)
-                    members = await receive_counted(round, index, stream) & behind
+                    members = await receive_counted(round, stream) & behind
                 body = await receive_encoded(stream, codec, body)
                 round.bytes_received += len(body)
             if round.aborted:
@@ -265,13 +265,15 @@ class Reducer:
     def _encode(self, index: int, values: torch.Tensor) -> Buffer:
         """The bytes to send; a root takes over what they decode to, as all others will."""
         chunk, limit = self._round.chunks[index], CONTRIBUTION_LIMIT if self._is_relay else FLOAT32_MAX
+        seeds = self._round.seeds
         codec = chunk.codecs.relay if self._is_relay else chunk.codecs.download
+        seed = seeds.upload(chunk) if self._is_relay else seeds.download(chunk)
         if codec.is_identity:
             if not is_finite(values, limit):
                 raise NonFiniteError("the chunk cannot be sent")
             return as_bytes(values)
         room = self._round.buffer(codec.max_encoded_bytes(chunk.numel))
-        body = room[: codec.encode(values, room, limit=limit)]
+        body = room[: codec.encode(values, room, seed=seed, limit=limit)]
         if not self._is_relay:
             codec.decode(body, values)
         return body
@@ -317,7 +319,7 @@ class Reducer:
                 if round.aborted:
                     return
                 await self._ready.wait()
-            await send_reduced(round, index, self._encoded[index], stream)
+            await send_reduced(round, self._encoded[index], stream)
             self._settle({child}, (index,))
 
     def _settle(self, children: set[int], indices: Iterable[int]) -> None:
