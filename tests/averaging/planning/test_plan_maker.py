@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -122,27 +121,6 @@ async def test_a_plan_is_solved_once_while_nothing_moves() -> None:
     plan_maker.board._upload[PEERS[3]] = 1e6
     await plan_maker.plan(6, registrations(dict.fromkeys(PEERS[:4], 1e6)))
     assert plan_maker.solved == 3
-
-
-@virtually
-async def test_a_vector_that_cannot_be_relayed_is_planned_flat() -> None:
-    """Where fragments take turns, that differs from step to step."""
-    rates = dict.fromkeys(PEERS[:4], 1e6)
-    plan_maker = Desk(PEERS[0], rates)
-    every, asked = plan_maker._settings.vectors, []
-
-    def noting(rates: SwarmRates, vector_bytes: float) -> Division:
-        asked.append(rates.flat)
-        return divide(rates, vector_bytes)
-
-    plan_maker._divide = noting
-    plan_maker._settings = replace(
-        plan_maker._settings, vectors=lambda step: replace(every(step), can_be_relayed=step % 2 == 0)
-    )
-    for step in (2, 3, 5, 6):
-        plan_maker.expect(step, 100)
-        await plan_maker.plan(step, registrations(rates))
-    assert asked == [False, True, False], "step 5 goes by the division of step 3"
 
 
 @virtually
