@@ -36,8 +36,8 @@ def with_origins(spec: RunSpec) -> RunSpec:
 
     Raises `ConfigurationError` if something is not installed here, or cannot be used in such a run.
     """
-    chosen = _with_canonical_choices(spec)
-    complete = _spelled_out(chosen.with_plugins(recorded(uses(chosen), chosen.plugins)))
+    spelled = _with_all_strategy_settings(_with_canonical_choices(spec))
+    complete = spelled.with_plugins(recorded(uses(spelled), spelled.plugins))
     check_plugins(complete)
     return complete
 
@@ -60,6 +60,12 @@ def _with_canonical_choices(spec: RunSpec) -> RunSpec:
     return spec.amended({f"averaging.{key}": text for key, text in changes.items()}) if changes else spec
 
 
+def _with_all_strategy_settings(spec: RunSpec) -> RunSpec:
+    choice = StrategyChoice.of(spec)
+    settings = choice.settings.model_dump(mode="json", exclude_none=True)
+    return spec.with_strategy_settings(choice.name, settings) if settings else spec
+
+
 def _canonical_choices(spec: RunSpec) -> dict[str, str]:
     """By setting. Raises `ConfigurationError`, with a line for each problem, for choices that cannot be made."""
     found, problems = {}, []
@@ -76,9 +82,3 @@ def _canonical_choices(spec: RunSpec) -> dict[str, str]:
 
 
 _CANONICAL: Final = {"codec": canonical_codec, "download_codec": canonical_codec, "sketch": canonical_sketch}
-
-
-def _spelled_out(spec: RunSpec) -> RunSpec:
-    choice = StrategyChoice.of(spec)
-    settings = choice.settings.model_dump(mode="json", exclude_none=True)
-    return spec.with_strategy_settings(choice.name, settings) if settings else spec

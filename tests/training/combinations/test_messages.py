@@ -137,6 +137,12 @@ CASES = (
     ),
     Case(
         "R9",
+        {"averaging.codec": "giving_back"},
+        'averaging.codec = "giving_back" leaves out what senders take back by the mean: it is for means, not '
+        'contributions; set averaging.codec = "float16"',
+    ),
+    Case(
+        "R9",
         {**OWN, "training.target_batch_size": 4097},
         'training.target_batch_size = 4097 is not a multiple of the 3 fragments of training.strategy = "own"; set '
         "training.target_batch_size = 4098",

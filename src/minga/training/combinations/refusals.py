@@ -167,6 +167,13 @@ OTHERS: Final = (
     ),
     Rule(
         "R9",
+        "contributions by a codec that gives back to senders",
+        lambda run: run.upload.returns,
+        lambda run: f"{_upload(run)} leaves out what senders take back by the mean: it is for means, not contributions",
+        ALL_OF_IT,
+    ),
+    Rule(
+        "R9",
         "means by a codec that leaves something out",
         lambda run: run.download.leaves_out,
         lambda run: (
@@ -177,7 +184,7 @@ OTHERS: Final = (
     Rule(
         "R9",
         "means that give back to senders, and a codec of uploads that keeps nothing",
-        lambda run: run.download.returns and not run.upload.leaves_out,
+        lambda run: run.own_download and run.download.returns and not run.upload.leaves_out,
         lambda run: (
             f"{_download(run)} gives back to senders what means left out, which needs a sparse {UPLOAD}, not "
             f"{_upload(run)}: nobody would keep it"
