@@ -123,7 +123,7 @@ def make_sketch(choice: str, whole: VectorLayout) -> Sketch:
         raise ConfigurationError(f"sketch: what an installed package brings as {found.spelling!r} is {sketch!r}")
     if whole.needs_residual and not sketch.is_lossless:
         raise ConfigurationError(
-            f'the codec "{whole.codec_choice}" and the sketch "{found.spelling}" both leave something out to make up '
-            'for it later: take one of them alone, with averaging.codec = "float16" or averaging.sketch = "identity"'
+            f'the codec "{whole.codec_choice}" and the sketch "{found.spelling}" both leave something out: one of '
+            "them can be made up for"
         )
     return sketch
