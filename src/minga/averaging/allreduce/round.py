@@ -77,6 +77,12 @@ class RoundOutcome:
     heard: Mapping[PeerId, int] = field(default_factory=dict)
 
     @property
+    def contributors(self) -> int:
+        """How many members gave something to the result, as far as the plan foresaw and this member knows."""
+        ids = self.plan.ids
+        return max(1, sum(ids[index] not in self.lost for index in self.plan.contributors))
+
+    @property
     def is_late(self) -> bool:
         """Whether it took much longer than the plan predicted, if it predicted anything."""
         expected_s = self.plan.predicted_s

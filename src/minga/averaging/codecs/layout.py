@@ -235,10 +235,15 @@ def _codec_of(choice: str, numel: int) -> Codec:
     return chosen if numel >= chosen.fewest_elements else codec("float16")
 
 
+def codecs_of(choice: str) -> tuple[Codec, Codec]:
+    """What large tensors take by a choice, and what small ones do: two codecs only if it chooses by size."""
+    parts = _parts_of(choice)
+    return parts.large, parts.small
+
+
 def needs_residual(choice: str) -> bool:
     """Whether uploads of such a choice leave out what has to be kept for later; see `residual.py`."""
-    parts = _parts_of(choice)
-    return parts.large.needs_residual or parts.small.needs_residual
+    return any(each.needs_residual for each in codecs_of(choice))
 
 
 def _identity(choice: str) -> str:

@@ -1,4 +1,4 @@
-"""Which codecs and sketches a run can choose from: those that come with minga and those of other packages.
+"""Which codecs a run can choose from: those that come with minga and those of other packages.
 
 Only names are here, so that reading a run spec or a file of peers needs no torch.
 """
@@ -6,7 +6,7 @@ Only names are here, so that reading a run spec or a file of peers needs no torc
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Final, cast
 
 from pydantic import AfterValidator
 
@@ -15,7 +15,6 @@ from minga.core.spec.choices import canonical, parse_choice, settings_of, spelle
 from minga.core.spec.fields import Section, described, whole
 from minga.core.spec.plugins import Registry
 from minga.core.spec.problems import probably_meant
-from minga.core.spec.sections import DEFAULT_SKETCH
 
 if TYPE_CHECKING:
     from minga.averaging.codecs.interface import Codec
@@ -40,12 +39,6 @@ CODECS: Final[Registry[Callable[..., Codec]]] = Registry(
 )
 """What makes a codec: a class, or a function without arguments. A class with settings takes them as its argument."""
 
-SKETCHES: Final[Registry[Any]] = Registry(
-    "minga.sketches", "sketch", {DEFAULT_SKETCH: "minga.averaging.codecs.sketch:IdentitySketch"}
-)
-"""What makes a `Sketch` of vectors of a layout: a class, or a function of the `VectorLayout`. A class with settings
-takes them as its second argument."""
-
 
 def codec_choices() -> tuple[str, ...]:
     """The names that a run may choose its codec by on this machine; many have settings, too."""
@@ -66,11 +59,6 @@ def canonical_codec(choice: object) -> str:
             f"{probably_meant(parsed.name, codec_choices())}"
         )
     return canonical(CODECS, choice)
-
-
-def canonical_sketch(choice: object) -> str:
-    """The canonical spelling of what a run names as its sketch; raises as `canonical_codec` does."""
-    return canonical(SKETCHES, choice)
 
 
 def _part_of_adaptive(choice: str) -> str:

@@ -13,10 +13,10 @@ from blake3 import blake3
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.projection import Projection
 from minga.averaging.codecs.residual import KeptResidual
-from minga.averaging.codecs.sketch import make_sketch
 from minga.averaging.codecs.tensor_bytes import as_bytes
+from minga.averaging.sketches.interface import make_sketch
+from minga.averaging.sketches.projection import Projection
 from minga.averaging.strategy_choice import facts_of
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
@@ -67,7 +67,7 @@ class Replica:
         self._buffers = SharedBuffers(model if averaged else None)
         self.vector = self._new_vector(optimizer, spec)
         sketch = make_sketch(spec.averaging.sketch, self.vector.layout)
-        keeps = facts_of(spec.training.strategy).keeps_uncounted
+        keeps = facts_of(spec).keeps_uncounted
         self._projection = Projection(sketch, keeps_uncounted=keeps)
         self._state = TrainingState(
             optimizer,

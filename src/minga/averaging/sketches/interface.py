@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 
 from minga.averaging.codecs.layout import Shape, VectorLayout
-from minga.averaging.codecs.registry import SKETCHES
+from minga.averaging.sketches.registry import SKETCHES
 from minga.core.errors import ConfigurationError
 from minga.core.spec.choices import resolved, spelled
 from minga.core.spec.fields import Section
@@ -41,6 +41,9 @@ class Sketch(ABC):
     """Raised when the same name begins to stand for other numbers: peers with another version are refused."""
     is_identity: bool = False
     """Whether the values are the vector itself."""
+    is_lossless: bool = False
+    """Whether `expand` after `project` gives the vector again, up to rounding: then nothing is kept for later rounds,
+    and any codec may be used for the values."""
 
     def __init__(self, whole: VectorLayout, settings: Section | None = None) -> None:
         self.whole = whole
@@ -89,6 +92,7 @@ class IdentitySketch(Sketch):
 
     name = "identity"
     is_identity = True
+    is_lossless = True
 
     def shapes(self, step: int) -> tuple[int | Shape, ...]:  # noqa: ARG002
         """Those of the vector."""
@@ -117,7 +121,7 @@ def make_sketch(choice: str, whole: VectorLayout) -> Sketch:
     sketch = found.maker(whole, found.settings) if found.has_settings else found.maker(whole)
     if not isinstance(sketch, Sketch) or sketch.choice != found.spelling:
         raise ConfigurationError(f"sketch: what an installed package brings as {found.spelling!r} is {sketch!r}")
-    if whole.needs_residual and not sketch.is_identity:
+    if whole.needs_residual and not sketch.is_lossless:
         raise ConfigurationError(
             f'the codec "{whole.codec_choice}" and the sketch "{found.spelling}" both leave something out to make up '
             'for it later: take one of them alone, with averaging.codec = "float16" or averaging.sketch = "identity"'
