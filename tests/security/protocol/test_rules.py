@@ -19,8 +19,8 @@ class RandomlyRounded(BlockwiseInt8Codec):
 
     name, recomputable = "random", False
 
-    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float) -> int:
-        return super()._encode(source + 1e-3 * torch.rand_like(source), raw, limit)
+    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float, seed: int) -> int:
+        return super()._encode(source + 1e-3 * torch.rand_like(source), raw, limit, seed)
 
 
 @pytest.mark.parametrize(

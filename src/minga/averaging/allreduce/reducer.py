@@ -256,13 +256,15 @@ class Reducer:
     def _encode(self, index: int, values: torch.Tensor) -> Buffer:
         """The bytes to send; a root takes over what they decode to, as all others will."""
         chunk, limit = self._round.chunks[index], CONTRIBUTION_LIMIT if self._is_relay else FLOAT32_MAX
+        seeds = self._round.seeds
         codec = chunk.codecs.relay if self._is_relay else chunk.codecs.download
+        seed = seeds.upload(chunk) if self._is_relay else seeds.download(chunk)
         if codec.is_identity:
             if not is_finite(values, limit):
                 raise NonFiniteError("the chunk cannot be sent")
             return as_bytes(values)
         room = self._round.buffer(codec.max_encoded_bytes(chunk.numel))
-        body = room[: codec.encode(values, room, limit=limit)]
+        body = room[: codec.encode(values, room, seed=seed, limit=limit)]
         if not self._is_relay:
             codec.decode(body, values)
         return body

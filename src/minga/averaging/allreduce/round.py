@@ -36,6 +36,7 @@ from minga.averaging.allreduce.routes import Routes
 from minga.averaging.allreduce.send_order import SendOrder
 from minga.averaging.codecs.layout import Chunk, VectorLayout
 from minga.averaging.codecs.residual import Encoder, Fate, Residual
+from minga.averaging.codecs.seeds import RoundSeeds
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.election import Electorate
 from minga.averaging.messages import Plan
@@ -113,6 +114,7 @@ class Round:
         self.routes = Routes(plan.sites)
         sizes = [chunk.numel for chunk in self.chunks]
         self._residual = residual
+        self.seeds = RoundSeeds(layout.fingerprint, plan.step, node.peer_id)
         self.own = self._seal(local, residual)
         """This member's contribution; None if it has none."""
         self.fates = [Fate.COUNTED] * len(self.chunks)
@@ -185,8 +187,8 @@ class Round:
         if local is None or self.weight == 0:
             return None
         if residual is None:
-            return Encoder(local, self.weight)
-        return residual.seal(local, self.weight, self.plan.step)
+            return Encoder(local, self.weight, seeds=self.seeds)
+        return residual.seal(local, self.weight, self.plan.step, self.seeds)
 
     def keep_residual(self) -> None:
         """The result is committed: keep what it left out of this member's contribution. Blocks; on any thread."""

@@ -30,11 +30,15 @@ import torch
 
 from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT
 from minga.averaging.codecs.layout import Chunk
+from minga.averaging.codecs.seeds import RoundSeeds
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.errors import NonFiniteError
 
 MOST_ROUNDS_KEPT: Final = 10
 """A residual that was last committed longer ago than so many rounds is forgotten: the model is elsewhere by now."""
+
+NO_SEEDS: Final = RoundSeeds()
+"""For contributions of no round: all peers draw the same."""
 
 MOST_ATTEMPTS_KEPT: Final = 16
 """Of so many rounds of a step that came to nothing a peer knows what it sent."""
@@ -103,8 +107,10 @@ class Residual:
         self._aside: dict[str, list[_Sent]] = {}  # what was sent in rounds that came to nothing, by their ids
         self._aside_step = 0
 
-    def seal(self, vector: torch.Tensor, weight: int, step: int) -> Encoder:
+    def seal(self, vector: torch.Tensor, weight: int, step: int, seeds: RoundSeeds = NO_SEEDS) -> Encoder:
         """The contribution of `step`: a mean over `weight` samples, neither to be changed before commit or take_back.
+
+        Its chunks are encoded with these `seeds`.
 
         Raises `RuntimeError` if the one before was neither committed nor taken back.
         """
@@ -115,7 +121,7 @@ class Residual:
         if step != self._aside_step:
             self._aside, self._aside_step = {}, step
         self._sealed = step
-        return Encoder(vector, weight, self)
+        return Encoder(vector, weight, self, seeds)
 
     def set_aside(self, round_id: str, sent: list[_Sent]) -> None:
         """Keep what was sent in a round that came to nothing here."""
@@ -154,9 +160,11 @@ class Residual:
 class Encoder:
     """One contribution: its chunks as values and as bytes. Without a `residual` these are those of the vector alone."""
 
-    def __init__(self, vector: torch.Tensor, weight: int, residual: Residual | None = None) -> None:
+    def __init__(
+        self, vector: torch.Tensor, weight: int, residual: Residual | None = None, seeds: RoundSeeds = NO_SEEDS
+    ) -> None:
         self.weight = weight
-        self._vector, self._residual = vector, residual
+        self._vector, self._residual, self._seeds = vector, residual, seeds
 
     def values(self, chunk: Chunk) -> torch.Tensor:
         """The mean that this peer stands for, what was left out before included; not to be changed."""
@@ -170,7 +178,8 @@ class Encoder:
         codec, values = chunk.codecs.upload, self.values(chunk)
         if codec.is_identity:
             return as_bytes(values)
-        return buffer[: codec.encode(values, buffer[: chunk.upload_bytes], limit=CONTRIBUTION_LIMIT)]
+        seed, room = self._seeds.upload(chunk), buffer[: chunk.upload_bytes]
+        return buffer[: codec.encode(values, room, seed=seed, limit=CONTRIBUTION_LIMIT)]
 
     def commit(self, fates: Iterable[tuple[Chunk, Fate]]) -> None:
         """The round has a result: keep what of each chunk it left out. Takes as long as encoding everything."""

@@ -12,10 +12,10 @@ from blake3 import blake3
 from torch.optim.lr_scheduler import LRScheduler
 
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.projection import Projection
 from minga.averaging.codecs.residual import KeptResidual
-from minga.averaging.codecs.sketch import make_sketch
 from minga.averaging.codecs.tensor_bytes import as_bytes
+from minga.averaging.sketches.interface import make_sketch
+from minga.averaging.sketches.projection import Projection
 from minga.averaging.strategy_choice import facts_of
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
