@@ -7,7 +7,7 @@ import math
 import pytest
 
 from documentation.combinations import Settings, run_with, with_company
-from minga.training.combinations.judgement import check_combinations, nearest_allowed, refusals
+from minga.training.combinations.judgement import check_combinations, nearest_allowed, refusals, with_changes
 from tests.worlds.combined_peers import CombinedPeer, take_step
 from tests.worlds.run_choices import pairs, words
 
@@ -44,4 +44,4 @@ def test_an_allowed_pair_takes_two_steps(settings: Settings) -> None:
 def test_a_refused_pair_is_refused_with_a_choice_that_is_allowed(pair: Settings) -> None:
     changes = nearest_allowed(run_with(pair))
     assert changes
-    check_combinations(run_with(pair).amended(changes))
+    check_combinations(with_changes(run_with(pair), changes))

@@ -11,11 +11,12 @@ one segment and takes at most `target_bytes` encoded (or one codec block, where 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Final, NamedTuple
 
 import blake3
@@ -23,7 +24,7 @@ import blake3
 from minga.averaging.codecs.dense import Codec, CodecPair, codec
 from minga.averaging.codecs.registry import ADAPTIVE, AdaptiveSettings, adaptive_settings, canonical_codec
 from minga.core.errors import ConfigurationError
-from minga.core.spec.choices import parse_choice
+from minga.core.spec.choices import parse_choice, spelled
 
 ADAPTIVE_INT8_MIN_ELEMENTS: Final = AdaptiveSettings().from_elements
 FINGERPRINT_BYTES: Final = 16
@@ -96,7 +97,7 @@ class VectorLayout:
         if needs_residual(self.download_choice or self.codec_choice):
             raise ConfigurationError(
                 f'the codec "{self.download_choice or self.codec_choice}" leaves out what it has to make up for later, '
-                "and means are not made up for: set averaging.download_codec to another one"
+                'and means are not made up for: set averaging.download_codec to "gtopk", "union" or a dense codec'
             )
 
     @cached_property
@@ -122,8 +123,9 @@ class VectorLayout:
 
     @property
     def needs_residual(self) -> bool:
-        """Whether members have to keep what their uploads left out; see `residual.py`."""
-        return needs_residual(self.codec_choice)
+        """Whether members have to keep what uploads or means left out; see `residual.py`."""
+        download = _parts_of(self.download_choice or self.codec_choice)
+        return needs_residual(self.codec_choice) or download.large.returns or download.small.returns
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
@@ -150,6 +152,22 @@ class VectorLayout:
         if self.label:
             text += f"label {self.label}\n"
         return blake3.blake3(text.encode("ascii")).hexdigest(length=FINGERPRINT_BYTES)
+
+    @cached_property
+    def subject(self) -> str:
+        """32 hexadecimal digits that are equal for layouts of one vector, whichever codecs it travels by."""
+        sizes = ",".join(str(numel) for numel in self.numels)
+        text = f"minga vector 1\n{sizes}\n{self.label}\n"
+        return blake3.blake3(text.encode("ascii")).hexdigest(length=FINGERPRINT_BYTES)
+
+    def warming_up(self, share: float) -> VectorLayout:
+        """The same vector as it travels when this share of the rounds of the warm-up is over, from 0 to below 1."""
+        choice = self.codec_choice
+        if parse_choice(choice).name != ADAPTIVE:
+            return _with_codec(self, codec(choice).warming_up(share))
+        settings = adaptive_settings(choice)
+        parts = {part: codec(getattr(settings, part)).warming_up(share) for part in ("large", "small")}
+        return _with_codec(self, spelled(ADAPTIVE, settings.model_copy(update=parts)))
 
     def chunks(self, start: int, stop: int, target_bytes: int) -> tuple[Chunk, ...]:
         """Cut elements `start` to `stop` into chunks, in order and without gaps; none for an empty range.
@@ -205,9 +223,15 @@ class VectorLayout:
         return tuple(_overlaps(self.segments[first:], start, stop))
 
 
+@lru_cache(maxsize=64)
+def _with_codec(layout: VectorLayout, choice: str) -> VectorLayout:
+    return dataclasses.replace(layout, codec_choice=choice)
+
+
 def _codec_of(choice: str, numel: int) -> Codec:
     parts = _parts_of(choice)
-    return parts.small if numel < parts.from_elements else parts.large
+    chosen = parts.small if numel < parts.from_elements else parts.large
+    return chosen if numel >= chosen.fewest_elements else codec("float16")
 
 
 def codecs_of(choice: str) -> tuple[Codec, Codec]:

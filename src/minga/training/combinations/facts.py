@@ -102,7 +102,7 @@ def sketch_facts(choice: str) -> SketchFacts:
     if choice == DEFAULT_SKETCH:
         return SketchFacts(choice, is_identity=True, leaves_out=False)
     found = make_sketch(choice, _SMALL)
-    return SketchFacts(choice, found.is_identity, leaves_out=not found.is_identity)
+    return SketchFacts(choice, found.is_identity, leaves_out=not found.is_lossless)
 
 
 _SMALL = VectorLayout(((4, 4),), "float32")
