@@ -77,6 +77,8 @@ class Codec(ABC):
     returns: bool = False
     """Whether senders take back what they sent to a mean that travels by this codec, where it decodes to exactly 0.
     Such a codec is for downloads: with it a mean leaves out what it has no room for, and no mass is lost."""
+    usual_download: str | None = None
+    """How means of what it sends travel where a run says nothing; None is by itself."""
     fewest_elements: int = 1
     """Tensors of fewer elements travel as float16: of so few it would send too little."""
 

@@ -65,10 +65,10 @@ class VectorLayout:
     """The tensors of a vector, and the run's choice of codecs.
 
     Each of the `tensors` is given by its shape, or by its number of elements where only sizes matter: that is a shape
-    with one axis. Choices are kept in their canonical spelling. The mean travels by `download_choice`; None is as all
-    the rest. The `label` says what the vector is of, where a run averages several (such as "fragment 1 of 4"). Raises
-    `ConfigurationError` for an unknown codec, a negative size, no elements at all, or a label that is not one line of
-    ASCII.
+    with one axis. Choices are kept in their canonical spelling. The mean travels by `download_choice`; None is what the
+    codec says, and else as all the rest. The `label` says what the vector is of, where a run averages several (such as
+    "fragment 1 of 4"). Raises `ConfigurationError` for an unknown codec, a negative size, no elements at all, or a
+    label that is not one line of ASCII.
 
     Shapes are no part of the fingerprint: the bytes of a codec do not depend on them. What does depend on them has to
     name them in the label (`shapes_digest`).
@@ -83,8 +83,9 @@ class VectorLayout:
         tensors = (tuple(each) if isinstance(each, Sequence) else each for each in self.tensors)
         object.__setattr__(self, "tensors", tuple(tensors))
         object.__setattr__(self, "codec_choice", canonical_codec(self.codec_choice))
-        if self.download_choice is not None:
-            object.__setattr__(self, "download_choice", canonical_codec(self.download_choice))
+        download = self.download_choice or _parts_of(self.codec_choice).usual_download
+        if download is not None:
+            object.__setattr__(self, "download_choice", canonical_codec(download))
         axes = [axis for shape in self.shapes for axis in shape]
         if any(isinstance(axis, bool) or not isinstance(axis, int) or axis < 0 for axis in axes):
             raise ConfigurationError("the sizes of a vector's tensors must be integers and not negative")
@@ -258,6 +259,11 @@ class _Parts(NamedTuple):
     large: Codec
     small: Codec
     from_elements: int
+
+    @property
+    def usual_download(self) -> str | None:
+        """How means travel where nothing is said."""
+        return self.large.usual_download or self.small.usual_download
 
 
 @cache

@@ -209,9 +209,11 @@ class Encoder:
             known = []
         for chunk, fate in known:
             mass = self._residual.mass[chunk.start : chunk.stop]
-            sent = None if fate is Fate.LEFT_OUT else self.values(chunk) if fate is Fate.WHOLE else self._sent(chunk)
+            sent = self._sent(chunk) if fate is Fate.COUNTED else None
             mass.add_(self._vector[chunk.start : chunk.stop], alpha=self.weight)
-            if sent is not None:
+            if fate is Fate.WHOLE:
+                mass.sub_(_taken(mass, chunk, mean))
+            elif sent is not None:
                 mass.sub_(_taken(sent, chunk, mean), alpha=self.weight)
         self._residual.close(committed=True)
 

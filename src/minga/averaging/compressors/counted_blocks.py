@@ -119,6 +119,7 @@ class GaussianKCodec(CountedBlocksCodec):
     """The elements of a block of 4096 beyond a threshold that about `k` of normal values are beyond."""
 
     name = "gaussiank"
+    usual_download = "gtopk"
     Settings = UploadSettings
 
     def __init__(self, settings: UploadSettings) -> None:

@@ -38,6 +38,7 @@ class RandomKCodec(SparseCodec):
     """`k` elements of each block of 4096, the same of all peers."""
 
     name = "randomk"
+    usual_download = "union"
     Settings = UploadSettings
     recomputable = False
 

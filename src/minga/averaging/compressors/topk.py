@@ -110,6 +110,7 @@ class TopKCodec(_LargestOfBlocks):
     """The `k` largest elements of each block of 4096; their values as "float16" or "2bit"."""
 
     name = "topk"
+    usual_download = "gtopk"
     Settings = TopKSettings
 
     def __init__(self, settings: TopKSettings) -> None:
