@@ -30,9 +30,9 @@ class CombinedPeer:
     def __init__(self, spec: RunSpec, number: int) -> None:
         torch.manual_seed(1)
         self.number, self.model = number, torch.nn.Linear(SIZE, 4)
-        self.replica = Replica(spec, torch.optim.SGD(self.model.parameters(), lr=0.01), model=self.model)
         choice = StrategyChoice.of(spec)
         self.facts = choice.facts
+        self.replica = Replica(spec, torch.optim.SGD(self.model.parameters(), lr=0.01), model=self.model)
         self.strategy = choice.kind(threading.Condition(), unit=SAMPLES, settings=choice.settings)
         self.strategy.begin(self.replica)
         keeps = self.facts.keeps_uncounted

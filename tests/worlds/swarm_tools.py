@@ -46,7 +46,7 @@ def vector_replica(numel: int) -> Callable[[RunSpec], Replica]:
 
 
 def pull(peer: SimulatedPeer, samples: int) -> float:
-    """The gradient of the distance to one random number, of which it returns half the square; cheap for long vectors."""
+    """The gradient of the distance to one random number; returns half its square. Cheap for long vectors."""
     generator = torch.Generator().manual_seed(peer.samples_done * 1009 + int(peer.network.peer_id[:8], 16))
     (weight,) = peer.replica.vector.parameters()
     weight.grad = weight.detach() - torch.randn(1, generator=generator)

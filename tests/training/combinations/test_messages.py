@@ -130,6 +130,14 @@ CASES = (
         {"contributors": "best"},
     ),
     Case(
+        "R8",
+        {**OWN, "model.recipe": "albert", "optimizer.name": "adamw"},
+        'training.strategy = "own" brings its own optimizer, which needs gradient descent without momentum and '
+        'clipping, not optimizer.name = "adamw" as it is set; set optimizer.name = "sgd" and set '
+        'optimizer.momentum = 0.0 and set optimizer.max_grad_norm = "off"',
+        {"owns_optimizer": True},
+    ),
+    Case(
         "R9",
         {"averaging.codec": "int8", "averaging.download_codec": "giving_back"},
         'averaging.download_codec = "giving_back" gives back to senders what means left out, which needs a sparse '

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from minga.averaging.codecs.dense import codec
-from minga.averaging.messages import Score
+from minga.averaging.messages import PeerScore
 from minga.averaging.planning.best_contributor import best_contributor
 from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.core.spec.run_spec import RunSpec
@@ -229,11 +229,11 @@ def test_the_score_is_the_mean_of_the_last_losses() -> None:
     assert peer.strategy.score is None
     for loss, wanted in ((6.0, 6.0), (2.0, 4.0), (1.0, 3.0), (0.0, 1.0)):
         peer.step(torch.zeros(6), loss)
-        assert peer.strategy.score == Score(wanted, early=loss > 1.0)
+        assert peer.strategy.score == PeerScore(wanted, early=loss > 1.0)
     peer.strategy.absorb(1, torch.zeros(6), ABSENT)
     assert peer.strategy.score is None  # it has nothing to give yet
     peer.step(torch.zeros(6), 5.0)
-    assert peer.strategy.score == Score(2.0)
+    assert peer.strategy.score == PeerScore(2.0)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 1e31])

@@ -48,7 +48,8 @@ class RunFacts:
     """What follows from a run spec, the same on all peers.
 
     `own_download` says whether means travel by another codec than contributions. `has_moments`: whether the optimizer
-    divides by a mean of squared gradients; never if the program brings its own.
+    divides by a mean of squared gradients; never if the program brings its own. `is_plain_descent`: whether it is
+    gradient descent without momentum and clipping; always if the program brings its own, which is looked at later.
     """
 
     strategy_name: str
@@ -60,6 +61,7 @@ class RunFacts:
     is_verified: bool
     optimizer: str
     has_moments: bool
+    is_plain_descent: bool
     average_parameters_every: int
     target_batch_size: int | str
 
@@ -72,7 +74,8 @@ class RunFacts:
 def facts_of_run(spec: RunSpec) -> RunFacts:
     """The facts of this run. Raises `ConfigurationError` for a strategy, codec or sketch that is not installed."""
     averaging, training = spec.averaging, spec.training
-    brings_own = spec.model.recipe == "custom"
+    brings_own, optimizer = spec.model.recipe == "custom", spec.optimizer
+    is_plain = (optimizer.name, optimizer.momentum, optimizer.max_grad_norm) == ("sgd", 0.0, None)
     return RunFacts(
         strategy_name=training.strategy,
         strategy=facts_of(spec),
@@ -81,8 +84,9 @@ def facts_of_run(spec: RunSpec) -> RunFacts:
         own_download=averaging.download_codec is not None,
         sketch=sketch_facts(averaging.sketch),
         is_verified=spec.security.verification == "byzantine",
-        optimizer=spec.optimizer.name,
-        has_moments=not brings_own and spec.optimizer.name in MOMENT_OPTIMIZERS,
+        optimizer=optimizer.name,
+        has_moments=not brings_own and optimizer.name in MOMENT_OPTIMIZERS,
+        is_plain_descent=brings_own or is_plain,
         average_parameters_every=averaging.average_parameters_every,
         target_batch_size=training.target_batch_size,
     )

@@ -15,11 +15,14 @@ STRATEGY: Final = "training.strategy"
 AVERAGE_PARAMETERS: Final = "averaging.average_parameters_every"
 BATCH: Final = "training.target_batch_size"
 
+OPTIMIZER: Final = "optimizer.name"
+
 ALL_OF_IT: Final = {UPLOAD: "float16"}
 WHOLE_VECTORS: Final = {SKETCH: DEFAULT_SKETCH}
 CHECKED_STRATEGY: Final = "synchronous"
 """A name and no fact: members of checked runs do what this strategy does, and ask no strategy for it."""
 
+PLAIN_DESCENT: Final = {OPTIMIZER: "sgd", "optimizer.momentum": 0.0, "optimizer.max_grad_norm": "off"}
 SYNCHRONOUS: Final = {STRATEGY: CHECKED_STRATEGY}
 VERIFIED: Final = 'security.verification = "byzantine"'
 
@@ -176,6 +179,16 @@ OTHERS: Final = (
         lambda run: run.upload.returns,
         lambda run: f"{_upload(run)} leaves out what senders take back by the mean: it is for means, not contributions",
         ALL_OF_IT,
+    ),
+    Rule(
+        "R8",
+        "strategies that bring their own optimizer, and another one",
+        lambda run: run.strategy.owns_optimizer and not run.is_plain_descent,
+        lambda run: (
+            f"{_strategy(run)} brings its own optimizer, which needs gradient descent without momentum and clipping, "
+            f"not {setting(OPTIMIZER, run.optimizer)} as it is set"
+        ),
+        PLAIN_DESCENT,
     ),
     Rule(
         "R9",

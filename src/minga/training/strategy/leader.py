@@ -10,7 +10,7 @@ from typing import Final, cast
 
 import torch
 
-from minga.averaging.messages import MAX_SCORE, Score
+from minga.averaging.messages import MAX_SCORE, PeerScore
 from minga.averaging.strategy_choice import StrategyFacts
 from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Real, Section, real, whole
@@ -48,7 +48,7 @@ class Leader(Centred):
         super().__init__(condition, unit=unit, settings=settings)
         self._losses = deque[float](maxlen=self._options.score_micro_batches)
         self._loss = 0.0
-        self._score: Score | None = None
+        self._score: PeerScore | None = None
         self._pace = self._steps = 0
 
     @property
@@ -56,7 +56,7 @@ class Leader(Centred):
         return cast(LeaderSettings, self.settings)
 
     @property
-    def score(self) -> Score | None:
+    def score(self) -> PeerScore | None:
         """The mean of the last losses, which is early until there are enough of them; see `Strategy`."""
         return self._score if self.samples else None
 
@@ -98,7 +98,7 @@ class Leader(Centred):
         losses, window = self._losses, self._losses.maxlen
         mean = math.fsum(losses) / len(losses) if losses else 0.0
         with self._condition:
-            self._score = Score(mean, early=len(losses) != window) if losses else None
+            self._score = PeerScore(mean, early=len(losses) != window) if losses else None
 
     # ---- state
 
