@@ -45,9 +45,8 @@ A run spec chooses a strategy, codecs for both directions, a sketch, and more. M
   choice that is allowed.
 
 The rules ask for facts (does this codec leave something out? what does this strategy send?) and not for names. So they
-hold for strategies, codecs and sketches of [other packages](extending.md), too. The tables show those of minga. A codec
-for uploads that leaves something out has a dense `averaging.download_codec` beside it here; where the optimizer matters
-it is AdamW or LAMB, but plain gradient descent for a strategy that brings its own.
+hold for strategies, codecs and sketches of [other packages](extending.md), too. The tables show those of minga. Where
+the optimizer matters it is AdamW or LAMB, but plain gradient descent for a strategy that brings its own.
 """
 
 TABLES: Final = (

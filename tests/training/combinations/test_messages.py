@@ -171,8 +171,8 @@ CASES = (
     ),
     Case(
         "R9",
-        {"averaging.codec": "topk"},
-        'averaging.codec = "topk" leaves out of the means what nobody would make up for later: it is for '
+        {"averaging.codec": "topk", "averaging.download_codec": "randomk"},
+        'averaging.download_codec = "randomk" leaves out of the means what nobody would make up for later: it is for '
         'contributions; set averaging.download_codec = "gtopk"',
     ),
     Case(

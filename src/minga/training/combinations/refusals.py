@@ -61,7 +61,7 @@ def _nearest_multiple(run: RunFacts) -> int:
 
 def _codec_of_means(run: RunFacts) -> str:
     """What the means of such contributions travel by."""
-    return "gtopk" if run.upload.is_sparse and run.upload.leaves_out else "float16"
+    return run.upload.usual_download or "float16"
 
 
 def _what(run: RunFacts) -> str:
