@@ -307,6 +307,18 @@ def test_a_run_spec_decides_what_it_says(tmp_path: Path, capfd: pytest.CaptureFi
     assert last["memory_bytes"]["cpu"]["optimizer"] == last["memory_bytes"]["cpu"]["parameters"]
 
 
+def test_the_means_of_a_planned_run_travel_as_its_spec_says(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    spec, found = tmp_path / "run.toml", []
+    for download in ("", 'download_codec = "int8"\n'):
+        text = f'name = "r"\n[recipe.albert]\nsize = "tiny"\n[averaging]\ncodec = "topk"\n{download}'
+        spec.write_text(text, "utf-8")
+        code, text = call(capfd, "plan", "--model", str(spec), "--peers", "2x(cpu, 10Mbit)", "--json")
+        assert code == 0
+        found.append(json.loads(text.splitlines()[-1]))
+    assert 3 * found[0]["vector_bytes"] < found[1]["vector_bytes"], "by default they are sparse, too"
+    assert any(warning.startswith('averaging.codec = "topk" sends old gradients') for warning in found[0]["warnings"])
+
+
 def test_the_leaders_own_choice_of_the_batch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     spec = tmp_path / "run.toml"
     text = 'name = "r"\n[training]\ntarget_batch_size = "auto"\nmost_communication = 0.05\n'
