@@ -64,6 +64,7 @@ STRATEGIES: Final[Registry[Any]] = Registry(
     {
         "synchronous": "minga.training.strategy.synchronous:Synchronous",
         "delayed": "minga.training.strategy.delayed:Delayed",
+        "local": "minga.training.strategy.local.strategy:Local",
     },
 )
 """Subclasses of `minga.training.strategy.interface.Strategy`."""
