@@ -23,7 +23,9 @@ import logging
 import math
 import random
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from minga.averaging.election import ranking
 from minga.core.errors import LocalError
@@ -70,15 +72,15 @@ class Scene:
     seed: int
     clients: int
     auxiliary: bool
-    delayed: bool
+    training: Mapping[str, Any]
     codec: str
     moment: str
     step: int
     mishaps: tuple[Mishap, ...]
 
     @classmethod
-    def drawn(cls, seed: int) -> Scene:
-        """The scene of a seed."""
+    def drawn(cls, seed: int, local: Mapping[str, Any] | None = None) -> Scene:
+        """The scene of a seed; with the strategy local, by these settings of it, if there are some."""
         rng = random.Random(f"minga fault search {seed}")
         mishaps = tuple(
             Mishap(rng.choice(KINDS), rng.choice(ROLES), delay_s, rng.uniform(0.5, LONGEST_S))
@@ -88,12 +90,19 @@ class Scene:
             seed,
             clients=rng.choice((0, 1, 2, 3)),
             auxiliary=rng.random() < 0.3,
-            delayed=rng.random() < 0.35,
+            training=_training("delayed" if rng.random() < 0.35 else "synchronous", local),
             codec=rng.choice(("float32", "float32", "float16", "int8")),
             moment=(moment := rng.choice(MOMENTS)),
             step=rng.choice((0, 1)) + (moment == "step.applied"),
             mishaps=mishaps,
         )
+
+
+def _training(strategy: str, local: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Sections of a run spec."""
+    if local is None:
+        return {"training": {"strategy": strategy}}
+    return {"training": {"strategy": "local"}, "strategy": {"local": dict(local)}}
 
 
 @dataclass(frozen=True)
@@ -120,8 +129,9 @@ class Play:
         """step -> digest -> peers that had it after that step."""
         self.unfinished: int | None = None
         """The step that was under way when all trained together again, which ended the play."""
-        spec = make_spec(BATCH, codec=scene.codec, training={"strategy": "delayed" if scene.delayed else "synchronous"})
-        self.swarm = Swarm(spec, seed=scene.seed, make_replica=vector_replica(NUMEL), gradient=pull, checkpoint_every=2)
+        spec = make_spec(BATCH, codec=scene.codec, **scene.training)
+        make = vector_replica(NUMEL, scene.training.get("strategy", {}).get("local", {}).get("fragments", 1))
+        self.swarm = Swarm(spec, seed=scene.seed, make_replica=make, gradient=pull, checkpoint_every=2)
         for index in range(PEERS):
             auxiliary = scene.auxiliary and index == 1
             self._add(dialable=index < PEERS - scene.clients, auxiliary=auxiliary)
@@ -291,14 +301,14 @@ def lost_steps(play: Play) -> list[str]:
     return wrong
 
 
-def play(seed: int) -> Play:
-    """Play the swarm of a seed to its end."""
+def play(seed: int, local: Mapping[str, Any] | None = None) -> Play:
+    """Play the swarm of a seed to its end; see `Scene.drawn`."""
     errors, played = _Errors(), None
     logging.getLogger().addHandler(errors)
 
     async def main() -> None:
         nonlocal played
-        played = Play(Scene.drawn(seed))
+        played = Play(Scene.drawn(seed, local))
         await played.run()
 
     gc.disable()  # it takes a quarter of the time, for garbage that is collected below
@@ -315,9 +325,9 @@ def play(seed: int) -> Play:
     return played
 
 
-def search(seed: int) -> list[str]:
+def search(seed: int, local: Mapping[str, Any] | None = None) -> list[str]:
     """What was wrong with the swarm of a seed, if anything, and then what was done to it."""
-    played = play(seed)
+    played = play(seed, local)
     wrong = judge(played)
     return [*wrong, f"({played.scene})", *(f"({told})" for told in played.told)] if wrong else []
 
