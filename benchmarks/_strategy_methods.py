@@ -27,6 +27,17 @@ class Method:
     times: tuple[float, ...] = ()
     variant: Tables = field(default_factory=dict)
 
+    @property
+    def codec(self) -> str:
+        """How contributions travel."""
+        return str(self.spec.get("averaging", {}).get("codec", "adaptive"))
+
+    @property
+    def download_codec(self) -> str | None:
+        """How means travel; None is as contributions do."""
+        found: str | None = self.spec.get("averaging", {}).get("download_codec")
+        return found
+
     def trials(self, learning_rate: float) -> list[Method]:
         """What is tried to tune it, at most six: three learning rates, with its settings and with their variant."""
         tried = [self.spec, *([_laid_over(self.spec, self.variant)] if self.variant else [])]
