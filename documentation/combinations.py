@@ -21,7 +21,7 @@ from minga.training.combinations.refusals import (
     STRATEGY,
     UPLOAD,
 )
-from minga.training.combinations.rule import advice
+from minga.training.combinations.rule import Rule, setting
 
 Settings = dict[str, Any]
 """By their keys in the run spec."""
@@ -56,7 +56,7 @@ TABLES: Final = (
     ("Checked runs", VERIFICATION, (DOWNLOAD, SKETCH, AVERAGE_PARAMETERS, BATCH)),
     ("Averaged parameters", AVERAGE_PARAMETERS, (UPLOAD, DOWNLOAD, SKETCH)),
 )
-"""Title, the setting of the rows, and those of the columns."""
+"""Title, the setting of the columns, and those of the rows."""
 
 TAIL: Final = """
 ## What goes with everything
@@ -126,29 +126,31 @@ def judged(pair: Settings) -> str:
 def combinations_page() -> str:
     """The page, as Markdown."""
     parts = [HEAD]
-    for title, row_key, column_keys in TABLES:
-        parts.append(f"\n## {title}\n\n{_table(row_key, column_keys)}")
+    for title, column_key, row_keys in TABLES:
+        parts.append(f"\n## {title}\n\n{_table(column_key, row_keys)}")
     parts.append("\n## Refusals\n\n| | what | instead |\n| --- | --- | --- |\n")
-    parts += [f"| {rule.code} | {rule.title} | {_code(advice(rule.instead))} |\n" for rule in REFUSALS]
+    parts += [f"| {rule.code} | {rule.title} | {_advice(rule)} |\n" for rule in REFUSALS]
     parts.append("\n## Warnings and lost guarantees\n\n| | what |\n| --- | --- |\n")
     parts += [f"| {rule.code} | {rule.title} |\n" for rule in CAUTIONS]
     return "".join([*parts, TAIL])
 
 
-def _table(row_key: str, column_keys: Sequence[str]) -> str:
-    """One row and one column for each value; values whose cells are equal share a column, or a row."""
+def _table(column_key: str, row_keys: Sequence[str]) -> str:
+    """One row and one column for each value; values whose cells are equal share a row, or a column."""
     values = choices()
-    columns: dict[tuple[str, tuple[str, ...]], list[Any]] = {}
-    for key in column_keys:
+    rows: dict[tuple[str, tuple[str, ...]], list[Any]] = {}
+    for key in row_keys:
         for value in values[key]:
-            cells = tuple(judged({row_key: row, key: value}) for row in values[row_key])
-            columns.setdefault((key, cells), []).append(value)
-    rows: dict[tuple[str, ...], list[Any]] = {}
-    for number, row in enumerate(values[row_key]):
-        rows.setdefault(tuple(cells[number] for _, cells in columns), []).append(row)
-    heads = [f"`{key}` {_values(found)}" for (key, _), found in columns.items()]
-    lines = [f"| `{row_key}` | {' | '.join(heads)} |", "| --- |" + " --- |" * len(heads)]
-    lines += [f"| {_values(found)} | {' | '.join(cells)} |" for cells, found in rows.items()]
+            cells = tuple(judged({column_key: column, key: value}) for column in values[column_key])
+            rows.setdefault((key, cells), []).append(value)
+    columns: dict[tuple[str, ...], list[int]] = {}
+    for number in range(len(values[column_key])):
+        columns.setdefault(tuple(cells[number] for _, cells in rows), []).append(number)
+    shown = [numbers[0] for numbers in columns.values()]
+    heads = [_values([values[column_key][number] for number in numbers]) for numbers in columns.values()]
+    lines = [f"| `{column_key}` | | {' | '.join(heads)} |", "| --- | --- |" + " --- |" * len(heads)]
+    for (key, cells), found in rows.items():
+        lines.append(f"| `{key}` | {_values(found)} | {' | '.join(cells[number] for number in shown)} |")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -156,6 +158,8 @@ def _values(found: Sequence[Any]) -> str:
     return ", ".join(f"`{value}`" for value in found)
 
 
-def _code(words: str) -> str:
-    """The settings of an advice as code."""
-    return " and ".join(f"`{part}`" for part in words.removeprefix("set ").split(" and "))
+def _advice(rule: Rule) -> str:
+    if callable(changes := rule.instead):
+        return "what the message names"
+    words = (f"without `{key}`" if value is None else f"`{setting(key, value)}`" for key, value in changes.items())
+    return " and ".join(words)

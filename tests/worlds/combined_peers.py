@@ -16,13 +16,14 @@ from minga.core.spec.run_spec import RunSpec
 from minga.training.replica.replica import Replica
 from minga.training.strategy.interface import ContributionFate
 
-SIZE = 64
+SIZE = 1056
+"""So that the weights are more than one block of any codec."""
 SAMPLES = 4
-CHUNK_BYTES = 4096
+CHUNK_BYTES = 8192
 
 
 class CombinedPeer:
-    """One peer: a linear model of 64 by 4 numbers, and what the run spec says lies around it."""
+    """One peer: a linear model of 1056 by 4 numbers, and what the run spec says lies around it."""
 
     def __init__(self, spec: RunSpec, number: int) -> None:
         torch.manual_seed(1)
@@ -49,7 +50,7 @@ class CombinedPeer:
 
     def loss(self) -> float:
         """Of fresh data, the same for all peers."""
-        inputs = torch.randn(64, SIZE, generator=torch.Generator().manual_seed(99))
+        inputs = torch.randn(256, SIZE, generator=torch.Generator().manual_seed(99))
         with torch.no_grad():
             return float((self.model(inputs) - inputs[:, :4]).square().mean())
 

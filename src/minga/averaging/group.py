@@ -56,14 +56,11 @@ class SwarmView(Protocol):
 
 @dataclass(frozen=True)
 class RoundVector:
-    """The vector of a round: the fingerprint of its `layout`, its elements, the bytes they take as encoded, and whether
-    its round may go through relays of sites.
-    """
+    """The vector of a round: the fingerprint of its `layout`, its elements, and the bytes they take as encoded."""
 
     layout: str
     numel: int
     encoded_bytes: int
-    can_be_relayed: bool = True
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Final
 
 from minga.averaging.codecs.registry import CODECS, canonical_codec, codec_names
 from minga.averaging.sketches.registry import SKETCHES, canonical_sketch
-from minga.averaging.strategy_choice import STRATEGIES
+from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.choices import parse_choice
 from minga.core.spec.plugins import Use, check_recorded, recorded
@@ -31,11 +31,12 @@ def uses(spec: RunSpec) -> list[Use]:
 
 
 def with_origins(spec: RunSpec) -> RunSpec:
-    """The spec as the peer that starts the run publishes it: with the packages that bring what it names.
+    """The spec as the peer that starts the run publishes it: with the packages that bring what it names, and with all
+    settings of its strategy, since another version may have other defaults.
 
     Raises `ConfigurationError` if something is not installed here, or cannot be used in such a run.
     """
-    spelled = _with_canonical_choices(spec)
+    spelled = _with_all_strategy_settings(_with_canonical_choices(spec))
     complete = spelled.with_plugins(recorded(uses(spelled), spelled.plugins))
     check_plugins(complete)
     return complete
@@ -57,6 +58,12 @@ def _with_canonical_choices(spec: RunSpec) -> RunSpec:
     """The spec with one spelling of each codec and sketch, so that equal runs have equal settings."""
     changes = {key: text for key, text in _canonical_choices(spec).items() if text != getattr(spec.averaging, key)}
     return spec.amended({f"averaging.{key}": text for key, text in changes.items()}) if changes else spec
+
+
+def _with_all_strategy_settings(spec: RunSpec) -> RunSpec:
+    choice = StrategyChoice.of(spec)
+    settings = choice.settings.model_dump(mode="json", exclude_none=True)
+    return spec.with_strategy_settings(choice.name, settings) if settings else spec
 
 
 def _canonical_choices(spec: RunSpec) -> dict[str, str]:

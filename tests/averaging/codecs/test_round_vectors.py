@@ -159,13 +159,3 @@ def test_the_usual_run_has_one_vector() -> None:
     assert {replica.layout_of(step).fingerprint for step in range(5)} == {replica.vector.layout.fingerprint}
     vector = replica.vector.new()
     assert replica.project(vector, 8, 3, "a round") is vector
-
-
-def test_means_that_give_back_to_senders_cannot_be_relayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a relay left out of its site's mean would be in no mean, and no sender would hear of it."""
-    monkeypatch.setitem(CODECS._builtin, "loudest", ENTRY)
-    monkeypatch.setitem(CODECS._builtin, "gtopk", "minga.averaging.compressors.topk:GlobalTopKCodec")
-    for upload, download, relayed in (("loudest", "float16", True), ("int8", None, True), ("loudest", "gtopk", False)):
-        layout = VectorLayout((9000,), upload, download)
-        vectors = RoundVectors(lambda _step, layout=layout: layout, torch.zeros)
-        assert vectors.described(0).can_be_relayed is layout.can_be_relayed is relayed

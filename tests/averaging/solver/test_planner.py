@@ -15,7 +15,6 @@ from minga.averaging.solver.baselines import equal_parts, parameter_server
 from minga.averaging.solver.clean_rates import usable
 from minga.averaging.solver.division import Binding, Division, PartShare, PeerRates, SwarmRates
 from minga.averaging.solver.flat import flat_shares
-from minga.averaging.solver.large_groups import LARGE
 from minga.averaging.solver.lower_bound import shortest_round
 from minga.averaging.solver.planner import divide
 from minga.averaging.solver.prediction import predict
@@ -465,11 +464,3 @@ def test_prediction_of_two_levels_by_hand() -> None:
     assert [round(got / VECTOR, 6) for got in found.download_bytes] == [3, 1, 1, 2, 1]
     assert found.seconds == pytest.approx(10.0)
     assert found.binding == Binding("path", 3, 0)
-
-
-def test_what_cannot_be_relayed_goes_flat_whatever_it_takes() -> None:
-    for rates in (two_sites(), SwarmRates((peer(1.0),) * (LARGE + 1))):
-        assert divide(rates, VECTOR).sites
-        direct = divide(replace(rates, flat=True), VECTOR)
-        check(direct, rates)
-        assert direct.sites == ()

@@ -6,14 +6,15 @@ import math
 
 import pytest
 
+from documentation.combinations import Settings, run_with, with_company
 from minga.training.combinations.judgement import check_combinations, nearest_allowed, refusals
 from tests.worlds.combined_peers import CombinedPeer, take_step
-from tests.worlds.run_choices import Settings, pairs, run, words
+from tests.worlds.run_choices import pairs, words
 
 PAIRS = list(pairs())
-KEPT = {words(pair): {**pair, **nearest_allowed(run(pair))} for pair in PAIRS}
-"""Each pair with what it needs besides, as a dense download codec; in a refused one something of it is changed."""
-ALLOWED = [settings for pair in PAIRS if pair.items() <= (settings := KEPT[words(pair)]).items()]
+ALLOWED = [settings for pair in PAIRS if (settings := with_company(pair)) is not None]
+"""Each with what it needs besides, as a dense download codec."""
+REFUSED = [pair for pair in PAIRS if refusals(run_with(pair))]
 
 
 def arithmetic(settings: Settings) -> Settings:
@@ -26,7 +27,7 @@ RUNS = list({words(wanted): wanted for wanted in map(arithmetic, ALLOWED)}.value
 
 @pytest.mark.parametrize("settings", RUNS, ids=words)
 def test_an_allowed_pair_takes_two_steps(settings: Settings) -> None:
-    spec = run(settings)
+    spec = run_with(settings)
     check_combinations(spec)
     peers = [CombinedPeer(spec, number) for number in range(3)]
     before, first = peers[0].replica.digest(), peers[0].loss()
@@ -39,8 +40,8 @@ def test_an_allowed_pair_takes_two_steps(settings: Settings) -> None:
     assert peers[0].loss() < first
 
 
-@pytest.mark.parametrize("pair", [pair for pair in PAIRS if refusals(run(pair))], ids=words)
+@pytest.mark.parametrize("pair", REFUSED, ids=words)
 def test_a_refused_pair_is_refused_with_a_choice_that_is_allowed(pair: Settings) -> None:
-    changes = nearest_allowed(run(pair))
+    changes = nearest_allowed(run_with(pair))
     assert changes
-    check_combinations(run(pair).amended(changes))
+    check_combinations(run_with(pair).amended(changes))

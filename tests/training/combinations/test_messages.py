@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from documentation.combinations import Settings, run_with
 from minga.averaging.codecs.dense import BlockwiseInt8Codec
 from minga.averaging.codecs.registry import CODECS
 from minga.averaging.sketches.registry import SKETCHES
@@ -19,7 +20,6 @@ from minga.training.combinations.refusals import REFUSALS
 from minga.training.plugins_of_run import check_plugins
 from minga.training.strategy.synchronous import Synchronous
 from tests.worlds import loudest_codec, sketches
-from tests.worlds.run_choices import Settings, run
 
 SECURE = {"security.verification": "byzantine"}
 NEEDS = 'security.verification = "byzantine" needs '
@@ -188,7 +188,7 @@ def _own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code}-{len(case.message)}")
 def test_what_cannot_be_combined_is_refused_with_the_nearest_choice(case: Case) -> None:
-    spec = run(case.settings)
+    spec = run_with(case.settings)
     assert case.code in [ruling.code for ruling in refusals(spec)]
     with pytest.raises(ConfigurationError) as caught:
         check_plugins(spec)
@@ -202,14 +202,14 @@ def test_each_refusal_and_each_caution_has_a_case() -> None:
 
 
 def test_error_feedback_of_gradients_warns_of_second_moments() -> None:
-    (found,) = cautions(run({**LOUDEST, "optimizer.name": "adamw"}))
+    (found,) = cautions(run_with({**LOUDEST, "optimizer.name": "adamw"}))
     assert found.code == "W1"
     assert found.reason == (
         'averaging.codec = "loudest" sends old gradients in lumps, which make the second moments of optimizer.name = '
         '"adamw" grow: lower optimizer.learning_rate, or take a strategy whose peers step on their own'
     )
-    (found,) = cautions(run({**SKETCHED, "optimizer.name": "lamb"}))
+    (found,) = cautions(run_with({**SKETCHED, "optimizer.name": "lamb"}))
     assert found.reason.startswith('averaging.sketch = "block_means" sends old gradients in lumps')
-    assert not cautions(run({**LOUDEST, "optimizer.name": "sgd"}))
-    assert not cautions(run({"optimizer.name": "adamw"}))
+    assert not cautions(run_with({**LOUDEST, "optimizer.name": "sgd"}))
+    assert not cautions(run_with({"optimizer.name": "adamw"}))
     assert not cautions(RunSpec.from_mapping({"name": "own", "model": {"recipe": "custom"}}).amended(LOUDEST))

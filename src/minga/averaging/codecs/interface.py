@@ -176,13 +176,6 @@ class CodecPair:
         """How the mean of a site travels on to the root: a relay has no residual that it could keep."""
         return self.download if self.upload.needs_residual else self.upload
 
-    @property
-    def can_be_relayed(self) -> bool:
-        """Whether a site's mean loses nothing by that. Senders take back what the final mean leaves out: what a relay
-        had left out before would be in no mean, and no sender would know.
-        """
-        return not self.relay.returns
-
 
 def _require_vector(tensor: torch.Tensor) -> None:
     here = tensor.device.type in ("cpu", "meta")

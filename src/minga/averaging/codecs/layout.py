@@ -126,11 +126,6 @@ class VectorLayout:
         return needs_residual(self.codec_choice)
 
     @cached_property
-    def can_be_relayed(self) -> bool:
-        """Whether rounds may go through relays of sites; see `CodecPair`."""
-        return all(segment.codecs.can_be_relayed for segment in self.segments)
-
-    @cached_property
     def segments(self) -> tuple[Segment, ...]:
         """Maximal runs of elements with one pair of codecs, in order; they tile the vector."""
         segments: list[Segment] = []

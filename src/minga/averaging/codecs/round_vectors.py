@@ -101,5 +101,4 @@ class RoundVectors:
 
 @lru_cache(maxsize=64)
 def _described(layout: VectorLayout) -> RoundVector:
-    encoded_bytes = layout.encoded_bytes(0, layout.total)
-    return RoundVector(layout.fingerprint, layout.total, encoded_bytes, can_be_relayed=layout.can_be_relayed)
+    return RoundVector(layout.fingerprint, layout.total, layout.encoded_bytes(0, layout.total))

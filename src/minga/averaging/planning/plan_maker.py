@@ -140,8 +140,7 @@ class PlanMaker:
     ) -> SwarmRates:
         gives = order if able else self._contributors(registrations)
         claims = [_claim(registrations[peer], able=able, gives=peer in gives) for peer in order]
-        rates = await _aside(swarm_rates, order, claims, dict(self._swarm_view.links()))
-        return replace(rates, flat=not self._settings.vectors(self._step).can_be_relayed)
+        return await _aside(swarm_rates, order, claims, dict(self._swarm_view.links()))
 
     @property
     def _takes_best(self) -> bool:
@@ -158,7 +157,7 @@ class PlanMaker:
 
     # ---- the member
 
-    def check(self, plan: Plan, said: Collection[Score | None]) -> None:
+    def check(self, plan: Plan, said: Collection[Score | None] = ()) -> None:
         """Raise `RejectedError`, naming the leader, if the plan is unfair by all that this peer knows, which `said`
         these scores of itself.
         """
@@ -203,8 +202,6 @@ def _claim(registration: Registration, *, able: bool, gives: bool) -> RateClaim:
 
 
 def _has_moved(before: SwarmRates, after: SwarmRates) -> bool:
-    if before.flat != after.flat:
-        return True
     for one, other in zip(before.peers, after.peers, strict=True):
         if (one.sends, one.receives, one.aggregates) != (other.sends, other.receives, other.aggregates):
             return True

@@ -33,13 +33,11 @@ class PeerRates:
 class SwarmRates:
     """The peers of a group, and the limits (bytes per second) of those paths that are slower than both their ends.
 
-    `pairs[i, j]` limits what i sends to j; 0 means that there is no way at all. With `flat` all send to each root
-    themselves: relays could not pass on what they reduce, see `CodecPair.can_be_relayed`.
+    `pairs[i, j]` limits what i sends to j; 0 means that there is no way at all.
     """
 
     peers: tuple[PeerRates, ...]
     pairs: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    flat: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 The flat division (`flat.py`) is always there; where paths between peers are slower than their ends, divisions of
 two levels (`two_level.py`) are tried, and one is taken if it is predicted to be faster by `TWO_LEVEL_GAIN`: it costs
 one more hop, and a site's mean is encoded once more. Groups above `LARGE` always go in two levels (`large_groups.py`).
-Where a site's mean could not be passed on without loss, the division is flat whatever it takes (`SwarmRates.flat`).
 
 The same rates give the same division, whatever the order of the peers is (ties aside): they are sorted first.
 """
@@ -55,18 +54,18 @@ def divide(rates: SwarmRates, vector_bytes: float, *, min_part_bytes: float = MI
     order = _canonical_order(given)
     ordered = _reordered(given, order)
     least = max(LEAST_SHARE, min_part_bytes / vector_bytes if vector_bytes else 1.0)
-    best = _best(ordered, vector_bytes, least, flat=rates.flat)
+    best = _best(ordered, vector_bytes, least)
     named = renumbered(best, order.tolist())
     return named if given.known else replace(named, predicted_s=None, binding=None)
 
 
-def _best(rates: CleanRates, vector_bytes: float, least: float, *, flat: bool) -> Division:
-    if not flat and rates.count > LARGE and (large := _large(rates, vector_bytes)) is not None:
+def _best(rates: CleanRates, vector_bytes: float, least: float) -> Division:
+    if rates.count > LARGE and (large := _large(rates, vector_bytes)) is not None:
         return large
-    ways = [AggregationTree(root) for root in range(rates.count)]
-    best = _timed(Division(_parts(ways, flat_shares(rates), least)), rates, vector_bytes)
+    flat = [AggregationTree(root) for root in range(rates.count)]
+    best = _timed(Division(_parts(flat, flat_shares(rates), least)), rates, vector_bytes)
     slow = rates.limited & (rates.limits > 0.0)
-    if flat or rates.count > LARGEST_PROGRAMME or not (slow.any() or best.predicted_s == math.inf):
+    if rates.count > LARGEST_PROGRAMME or not (slow.any() or best.predicted_s == math.inf):
         return best
     allowed_s = (best.predicted_s or 0.0) * (1.0 - TWO_LEVEL_GAIN)
     for sites in partitions(rates):

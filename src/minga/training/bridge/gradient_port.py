@@ -30,10 +30,12 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import torch
 
 from minga.averaging.messages import Report
+from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import NonFiniteError
 from minga.training.bridge.moving_average import MovingAverage
 from minga.training.bridge.thread_bridge import TrainingThread
@@ -41,9 +43,10 @@ from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
-from minga.training.strategy.synchronous import Synchronous
 
 logger = logging.getLogger("minga.training")
+
+SYNCHRONOUS: Final = StrategyChoice("synchronous")
 
 
 class PortPhase(enum.Enum):
@@ -67,7 +70,7 @@ class GradientPort(TrainingThread):
         loop: asyncio.AbstractEventLoop,
         replica: ReplicaInterface,
         *,
-        strategy: type[Strategy] = Synchronous,
+        strategy: StrategyChoice = SYNCHRONOUS,
         target_batch_sizes: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(loop)
@@ -76,9 +79,9 @@ class GradientPort(TrainingThread):
         self.unit = target_batch_sizes[0] if target_batch_sizes else 1
         """Samples that have weight 1 in the vector."""
         self._target = target_batch_sizes[1] if target_batch_sizes else None
-        self._facts = strategy.facts
-        self._parks = strategy.facts.max_in_flight == 0
-        self._strategy = strategy(self.condition, unit=self.unit)
+        self._strategy: Strategy = strategy.kind(self.condition, unit=self.unit, settings=strategy.settings)
+        self._facts = self._strategy.facts
+        self._parks = self._facts.max_in_flight == 0
         self._strategy.begin(replica)
         self._phase = PortPhase.OPEN
         self._limit: int | None = None

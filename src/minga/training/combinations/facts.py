@@ -73,7 +73,7 @@ def facts_of_run(spec: RunSpec) -> RunFacts:
     brings_own = spec.model.recipe == "custom"
     return RunFacts(
         strategy_name=training.strategy,
-        strategy=facts_of(training.strategy),
+        strategy=facts_of(spec),
         upload=codec_facts(averaging.codec),
         download=codec_facts(averaging.download_codec or averaging.codec),
         own_download=averaging.download_codec is not None,

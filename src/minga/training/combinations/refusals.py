@@ -6,7 +6,7 @@ from typing import Final
 
 from minga.core.spec.sections import DEFAULT_SKETCH, TrainingSection
 from minga.training.combinations.facts import RunFacts
-from minga.training.combinations.rule import Rule, setting
+from minga.training.combinations.rule import Changes, Rule, setting
 
 UPLOAD: Final = "averaging.codec"
 DOWNLOAD: Final = "averaging.download_codec"
@@ -48,6 +48,11 @@ def _sends_whole(run: RunFacts) -> bool:
 
 def _what(run: RunFacts) -> str:
     return "one peer's parameters once" if run.strategy.contributors == "best" else "parameters"
+
+
+def _a_multiple(run: RunFacts) -> Changes:
+    target, fragments = run.target_batch_size, run.strategy.fragments
+    return {BATCH: max(1, target // fragments) * fragments} if isinstance(target, int) else {}
 
 
 VERIFICATION: Final = (
@@ -173,6 +178,16 @@ OTHERS: Final = (
             f"{_upload(run)}: nobody would keep it"
         ),
         {DOWNLOAD: "float16"},
+    ),
+    Rule(
+        "R9",
+        "a target batch size that the fragments of the model cannot share",
+        lambda run: isinstance(run.target_batch_size, int) and run.target_batch_size % run.strategy.fragments > 0,
+        lambda run: (
+            f"{setting(BATCH, run.target_batch_size)} is not a multiple of the {run.strategy.fragments} fragments of "
+            f"{_strategy(run)}"
+        ),
+        _a_multiple,
     ),
     Rule(
         "R13",

@@ -20,14 +20,15 @@ class Rule:
     title: what it is about, for the documentation.
     applies: whether a run is such a one.
     reason: why, for this run, in the words of the run spec.
-    instead: the settings to change so that the rule does not apply any more; none for what is allowed.
+    instead: the settings to change so that the rule does not apply any more, or what tells them of a run; none for
+        what is allowed.
     """
 
     code: str
     title: str
     applies: Callable[[RunFacts], bool]
     reason: Callable[[RunFacts], str]
-    instead: Changes = field(default_factory=dict)
+    instead: Changes | Callable[[RunFacts], Changes] = field(default_factory=dict)
 
     @property
     def refuses(self) -> bool:
@@ -46,7 +47,12 @@ class Ruling:
 
 def find(rules: tuple[Rule, ...], run: RunFacts) -> tuple[Ruling, ...]:
     """Which of the rules apply, in their order."""
-    return tuple(Ruling(rule.code, rule.reason(run), rule.instead) for rule in rules if rule.applies(run))
+    return tuple(_ruling(rule, run) for rule in rules if rule.applies(run))
+
+
+def _ruling(rule: Rule, run: RunFacts) -> Ruling:
+    instead = rule.instead(run) if callable(rule.instead) else rule.instead
+    return Ruling(rule.code, rule.reason(run), instead)
 
 
 def advice(changes: Changes) -> str:

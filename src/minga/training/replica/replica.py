@@ -67,7 +67,7 @@ class Replica:
         self._buffers = SharedBuffers(model if averaged else None)
         self.vector = self._new_vector(optimizer, spec)
         sketch = make_sketch(spec.averaging.sketch, self.vector.layout)
-        keeps = facts_of(spec.training.strategy).keeps_uncounted
+        keeps = facts_of(spec).keeps_uncounted
         self._projection = Projection(sketch, keeps_uncounted=keeps)
         self._state = TrainingState(
             optimizer,
