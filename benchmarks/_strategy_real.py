@@ -67,7 +67,7 @@ def _measure(method: Method, clock: Clock, steps: int) -> float:
             link = link or standing.wait_for_link(worker)
         trainers = workers.all[1:]
         for step in range(1, last + 1):
-            standing.wait(lambda step=step: all(standing.step(worker) >= step for worker in trainers))
+            standing.wait(lambda step=step: all(standing.step(worker) >= step for worker in trainers))  # type: ignore[misc]
         taken = standing.collect(trainers)[WARM_UP - 1 : last]  # without the auxiliary peer none could end its step
     return statistics.median(b.at_s - a.at_s for a, b in itertools.pairwise(taken))
 

@@ -98,7 +98,7 @@ class Run:
             BenchPeer(self.subject, f"peer {i}", *pair) for i, pair in enumerate(zip(speeds, self.sizes, strict=True))
         ]
         if not cell.bare:
-            self.clock = replace(self.clock, cost=codec_cost(self.peers[0]))
+            self.clock = replace(self.clock, cost=codec_cost(self.peers[0], cell.rounds - 1))
         self.rounds: list[Record] = []
         self.curve: list[Record] = []
         self.samples = self.joined = 0
@@ -125,7 +125,6 @@ class Run:
                 due = self.samples + self.cell.samples / self.cell.evaluations
         return {
             "numel": self.clock.numel,
-            "layout": self.peers[0].copy.replica.layout_of(0).total,
             "cost": list(self.clock.cost),
             "micro_batches": self.sizes,
             "rounds": self.rounds,
@@ -255,7 +254,8 @@ class Run:
 @cache
 def facts_of_method(method: Method) -> StrategyFacts:
     """The facts of its strategy, which its task does not change."""
-    return facts_of(run_spec(next(iter(TASKS.values())), 0, 1, GLOBAL_BATCH * method.batches, method.spec))
+    facts: StrategyFacts = facts_of(run_spec(TASKS["albert"], 0, 1, GLOBAL_BATCH * method.batches, method.spec))
+    return facts
 
 
 def is_overlapped(method: Method) -> bool:
