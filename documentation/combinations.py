@@ -21,7 +21,7 @@ from minga.training.combinations.refusals import (
     STRATEGY,
     UPLOAD,
 )
-from minga.training.combinations.rule import Rule, setting
+from minga.training.combinations.rule import Instead, setting
 
 Settings = dict[str, Any]
 """By their keys in the run spec."""
@@ -47,7 +47,7 @@ A run spec chooses a strategy, codecs for both directions, a sketch, and more. M
 The rules ask for facts (does this codec leave something out? what does this strategy send?) and not for names. So they
 hold for strategies, codecs and sketches of [other packages](extending.md), too. The tables show those of minga. A codec
 for uploads that leaves something out has a dense `averaging.download_codec` beside it here; where the optimizer matters
-it is AdamW or LAMB.
+it is AdamW or LAMB, but plain gradient descent for a strategy that brings its own.
 """
 
 TABLES: Final = (
@@ -61,9 +61,10 @@ TABLES: Final = (
 TAIL: Final = """
 ## What goes with everything
 
-**Plans.** Whether a round goes in two levels, through relays of sites, is for its leader to choose, whatever the run
-spec says. A relay keeps no residual; so the mean of a site travels on to the root by the codec of the means, which
-leaves nothing out that could be made up for.
+**Relays of sites.** Whether the parts of a round go through relays of sites is for its leader to choose, whatever the
+run spec says. A relay keeps no residual. So where uploads leave something out, the mean of a site travels on to the
+root by a codec that passes on all that its members sent: that of the means, or `union` where that one leaves out what
+senders take back.
 
 **Mixed precision.** `--precision bfloat16` and `float16` are each machine's own affair: gradients and parameters that
 travel are float32 before they are encoded. A micro-batch that overflows in float16 is dropped and counts for nothing.
@@ -75,10 +76,20 @@ With `security.verification = "byzantine"` a member that checks another one comp
 byte. A residual makes a contribution a function of all that its sender ever sent, which nobody else has. So do private
 optimizer moments of peers that step on their own. Means travel as contributions do, since members check both.
 
-A robust aggregator without checks is no choice of a run. Where honest peers send what nobody can recompute, it would
-bound less than it seems to: a sparse vector is nearly orthogonal to every other one, so honest ones look as far apart
-as hostile ones; what clipping cuts is neither applied nor returned, though the sender's residual books it as counted;
-and movements grow with the steps behind them, so their norms bound nothing.
+## Why robust aggregation comes with checks only
+
+`security.aggregator` is for checked runs. In a run without checks it would promise more than it keeps. These guarantees
+would be lost:
+
+| | guarantee | lost where |
+| --- | --- | --- |
+| G1 | others can tell whether a contribution came from honest work | peers step on their own |
+| G2 | honest vectors lie near each other, so one that lies far away is hostile | uploads are sparse: honest ones are \
+nearly orthogonal, and look as far apart as an attack |
+| G3 | the clipping radius is as small as honest gradients allow | uploads are rounded at random, which widens it |
+| G4 | what was left out is made up for | a residual books as counted what clipping has cut off |
+| G5 | a norm bounds what a sample may do | contributions grow with the steps that a peer took |
+| G6 | all contributions belong to the same parameters | contributions are older than the last round |
 """
 
 
@@ -129,7 +140,7 @@ def combinations_page() -> str:
     for title, column_key, row_keys in TABLES:
         parts.append(f"\n## {title}\n\n{_table(column_key, row_keys)}")
     parts.append("\n## Refusals\n\n| | what | instead |\n| --- | --- | --- |\n")
-    parts += [f"| {rule.code} | {rule.title} | {_advice(rule)} |\n" for rule in REFUSALS]
+    parts += [f"| {rule.code} | {rule.title} | {_advice(rule.instead)} |\n" for rule in REFUSALS]
     parts.append("\n## Warnings and lost guarantees\n\n| | what |\n| --- | --- |\n")
     parts += [f"| {rule.code} | {rule.title} |\n" for rule in CAUTIONS]
     return "".join([*parts, TAIL])
@@ -158,8 +169,8 @@ def _values(found: Sequence[Any]) -> str:
     return ", ".join(f"`{value}`" for value in found)
 
 
-def _advice(rule: Rule) -> str:
-    if callable(changes := rule.instead):
-        return "what the message names"
-    words = (f"without `{key}`" if value is None else f"`{setting(key, value)}`" for key, value in changes.items())
-    return " and ".join(words)
+def _advice(changes: Instead) -> str:
+    return " and ".join(
+        f"another `{key}`" if callable(value) else f"without `{key}`" if value is None else f"`{setting(key, value)}`"
+        for key, value in changes.items()
+    )

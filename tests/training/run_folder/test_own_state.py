@@ -167,7 +167,7 @@ def test_residuals_come_back_with_the_rounds_of_their_vector(monkeypatch: pytest
     assert residual is not None
     encoder = residual.seal(torch.linspace(-1, 1, 40), 2, 3)
     assert vectors.kept(4) is None, "a round runs"
-    encoder.commit((chunk, Fate.COUNTED) for chunk in layout.chunks(0, 40, 100))
+    encoder.commit([(chunk, Fate.COUNTED) for chunk in layout.chunks(0, 40, 100)], torch.zeros(40))
     assert vectors.kept(3) is None, "it goes with the state after the round"
     kept = vectors.kept(4)
     assert kept is not None
@@ -178,7 +178,7 @@ def test_residuals_come_back_with_the_rounds_of_their_vector(monkeypatch: pytest
     assert torch.equal(restored.mass, residual.mass)
     assert restored.step == 3
     other = RoundVectors(lambda _: layout, torch.zeros)
-    other.restore({layout.fingerprint: KeptResidual(3, torch.ones(41))})
+    other.restore({layout.subject: KeptResidual(3, torch.ones(41))})
     fresh = other.residual(4)
     assert fresh is not None
     assert not fresh.mass.any(), "it is of another length"

@@ -27,6 +27,7 @@ from minga.testing.strategy_suite import (
 )
 from minga.training.plugins_of_run import check_plugins
 from minga.training.strategy.delayed import Delayed
+from minga.training.strategy.demo import Demo
 from minga.training.strategy.elastic import Elastic
 from minga.training.strategy.interface import ContributionFate, Strategy
 from minga.training.strategy.leader import Leader
@@ -40,7 +41,7 @@ class Waiting(Delayed):
     facts = replace(Delayed.facts, max_in_flight=0)
 
 
-@pytest.mark.parametrize("kind", [Synchronous, Delayed, Waiting, Elastic, Leader])
+@pytest.mark.parametrize("kind", [Synchronous, Delayed, Waiting, Elastic, Leader, Demo])
 @pytest.mark.parametrize("check", STRATEGY_CHECKS, ids=lambda check: check.__name__)
 def test_conformance(check: Callable[[type[Strategy]], None], kind: type[Strategy]) -> None:
     check(kind)

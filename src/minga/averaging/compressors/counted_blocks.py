@@ -36,11 +36,11 @@ from minga.averaging.compressors.sparse_codec import (
     Bytes,
     Numbers,
     SparseCodec,
+    UploadSettings,
     Values,
     blocks_of,
     share_of_block,
 )
-from minga.core.errors import ConfigurationError
 
 _COUNT_BYTES: Final = 2
 _VALUES: Final = Float16Values()
@@ -68,7 +68,7 @@ class CountedBlocksCodec(SparseCodec):
     def _most_bytes(self, elements: int) -> int:
         return _COUNT_BYTES + _body_bytes(self._most(elements), elements)
 
-    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float) -> int:
+    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float, seed: int) -> int:  # noqa: ARG002
         require_magnitude(largest_magnitude(source), limit)
         written, values, at = raw.numpy(), source.numpy(), 0
         for first, blocks, elements in blocks_of(source.numel()):
@@ -119,11 +119,11 @@ class GaussianKCodec(CountedBlocksCodec):
     """The elements of a block of 4096 beyond a threshold that about `k` of normal values are beyond."""
 
     name = "gaussiank"
+    usual_download = "gtopk"
+    Settings = UploadSettings
 
-    def __init__(self, *, k: int = 64) -> None:
-        if not 1 <= k <= BLOCK_ELEMENTS:
-            raise ConfigurationError(f"{self.name}: k = {k} is none of 1 to {BLOCK_ELEMENTS} elements of a block")
-        self.k = k
+    def __init__(self, settings: UploadSettings) -> None:
+        self.settings, self.k = settings, settings.k
 
     def _most(self, elements: int) -> int:
         return min(elements, 4 * share_of_block(self.k, elements) // 3)

@@ -24,11 +24,11 @@ from minga.averaging.compressors.sparse_codec import (
     Bytes,
     Numbers,
     SparseCodec,
+    UploadSettings,
     Values,
     blocks_of,
     share_of_block,
 )
-from minga.core.errors import ConfigurationError
 
 SEED_BYTES: Final = 4
 _VALUES: Final = Float16Values()
@@ -38,11 +38,12 @@ class RandomKCodec(SparseCodec):
     """`k` elements of each block of 4096, the same of all peers."""
 
     name = "randomk"
+    usual_download = "union"
+    Settings = UploadSettings
+    recomputable = False
 
-    def __init__(self, *, k: int = 64) -> None:
-        if not 1 <= k <= BLOCK_ELEMENTS:
-            raise ConfigurationError(f"{self.name}: k = {k} is none of 1 to {BLOCK_ELEMENTS} elements of a block")
-        self.k = k
+    def __init__(self, settings: UploadSettings) -> None:
+        self.settings, self.k = settings, settings.k
 
     def max_encoded_bytes(self, numel: int) -> int:
         """A seed for each block begun, and two for each element that is sent."""
@@ -52,7 +53,7 @@ class RandomKCodec(SparseCodec):
     def _block_bytes(self, elements: int) -> int:
         return SEED_BYTES + _VALUES.encoded_bytes(share_of_block(self.k, elements))
 
-    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float, seed: int = 0) -> int:
+    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float, seed: int) -> int:
         require_magnitude(largest_magnitude(source), limit)
         written, values, at = raw.numpy(), source.numpy(), 0
         short = seed % (1 << 8 * SEED_BYTES)

@@ -21,38 +21,48 @@ Sparsification" (Shi et al. 2019), whose tree the all-reduce of minga replaces.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import torch
 
 from minga.averaging.codecs.interface import largest_magnitude, require_magnitude
+from minga.averaging.compressors.counted_blocks import UnionCodec
 from minga.averaging.compressors.elias_fano import increasing
-from minga.averaging.compressors.kept_values import KEPT_VALUES
+from minga.averaging.compressors.kept_values import KEPT_VALUES, KeptValues
 from minga.averaging.compressors.sparse_codec import (
     BLOCK_ELEMENTS,
     Bytes,
     Numbers,
     SparseCodec,
+    UploadSettings,
     Values,
     blocks_of,
+    elements_of_block,
     largest_of,
     magnitudes_of,
     share_of_block,
 )
-from minga.core.errors import ConfigurationError
+from minga.core.spec.fields import Section, choice
 
 
-class TopKCodec(SparseCodec):
-    """The `k` largest elements of each block of 4096; their values as "float16" or "2bit"."""
+class TopKSettings(UploadSettings):
+    """How much is sent of a contribution, and how exactly."""
 
-    name = "topk"
+    values: Literal["float16", "2bit"] = choice("float16", "how their values are sent", "float16", "2bit")
 
-    def __init__(self, *, k: int = 64, values: str = "float16") -> None:
-        if not 1 <= k <= BLOCK_ELEMENTS:
-            raise ConfigurationError(f"{self.name}: k = {k} is none of 1 to {BLOCK_ELEMENTS} elements of a block")
-        if values not in KEPT_VALUES:
-            raise ConfigurationError(f"{self.name}: values = {values!r} is none of {', '.join(KEPT_VALUES)}")
-        self.k, self._values = k, KEPT_VALUES[values]
+
+class GlobalTopKSettings(Section):
+    """How much is sent of a mean."""
+
+    k: int = elements_of_block(256, "elements that are sent of each block of 4096")
+
+
+class _LargestOfBlocks(SparseCodec):
+    """The `k` largest elements of each block of 4096."""
+
+    def __init__(self, settings: Section, k: int, values: KeptValues) -> None:
+        self.settings, self.k, self._values = settings, k, values
 
     def max_encoded_bytes(self, numel: int) -> int:
         """What the whole blocks take, and what the rest does."""
@@ -61,14 +71,14 @@ class TopKCodec(SparseCodec):
 
     def max_error(self, source: torch.Tensor) -> torch.Tensor:
         """An element that is not sent is off by all of it."""
-        blocks = [self._values.max_error(block) for block in source.split(BLOCK_ELEMENTS) if block.numel()]
+        blocks = [self._values.max_error(block) for block in torch.split(source, BLOCK_ELEMENTS) if block.numel()]
         return torch.cat(blocks) if blocks else source.double()
 
     def _block_bytes(self, elements: int) -> int:
         count = share_of_block(self.k, elements)
         return increasing(count, elements).encoded_bytes + self._values.encoded_bytes(count)
 
-    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float) -> int:
+    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float, seed: int) -> int:  # noqa: ARG002
         require_magnitude(largest_magnitude(source), limit)
         written, values, at = raw.numpy(), source.numpy(), 0
         for first, blocks, elements in blocks_of(source.numel()):
@@ -96,12 +106,30 @@ class TopKCodec(SparseCodec):
             at += blocks * size
 
 
-class GlobalTopKCodec(TopKCodec):
+class TopKCodec(_LargestOfBlocks):
+    """The `k` largest elements of each block of 4096; their values as "float16" or "2bit"."""
+
+    name = "topk"
+    usual_download = "gtopk"
+    Settings = TopKSettings
+
+    def __init__(self, settings: TopKSettings) -> None:
+        super().__init__(settings, settings.k, KEPT_VALUES[settings.values])
+
+
+class GlobalTopKCodec(_LargestOfBlocks):
     """The `k` largest elements of each block of a mean, as float16; senders take the others back."""
 
     name = "gtopk"
+    Settings = GlobalTopKSettings
     needs_residual = False
     returns = True
 
-    def __init__(self, *, k: int = 256) -> None:
-        super().__init__(k=k)
+    def __init__(self, settings: GlobalTopKSettings) -> None:
+        super().__init__(settings, settings.k, KEPT_VALUES["float16"])
+        self._of_sites = UnionCodec()
+
+    @property
+    def of_sites(self) -> UnionCodec:
+        """All of it: a relay that dropped values would drop them for good, for the root would not return them."""
+        return self._of_sites

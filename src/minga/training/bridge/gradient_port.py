@@ -263,6 +263,11 @@ class GradientPort(TrainingThread):
                     raise ValueError(f"it has no {name[:80]!r} that fits to the model")
             strategy.restored(strategy.shared_tensors(), strategy.replica.step, local)
 
+    def conclude(self) -> None:
+        """The run is over: the replica is left with what all share. For the training thread."""
+        with self._strategy.arithmetic:
+            self._strategy.conclude()
+
     def missed(self, rounds: int) -> Recovery:
         """What this peer does that missed so many rounds. For the training thread."""
         return self._strategy.missed(rounds)

@@ -21,12 +21,14 @@ class CodecFacts:
     leaves_out: whether senders have to keep what it leaves out, and add it to later contributions.
     recomputable: whether anybody who has the values can make the same bytes again, as many as for any other values.
     returns: whether, as a download codec, it gives back to the senders what of their contributions the mean left out.
+    is_sparse: whether most of what it decodes to is exactly 0.
     """
 
     choice: str
     leaves_out: bool
     recomputable: bool
     returns: bool
+    is_sparse: bool
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class RunFacts:
     """What follows from a run spec, the same on all peers.
 
     `own_download` says whether means travel by another codec than contributions. `has_moments`: whether the optimizer
-    divides by a mean of squared gradients; never if the program brings its own.
+    divides by a mean of squared gradients; never if the program brings its own. `is_plain_descent`: whether it is
+    gradient descent without momentum and clipping; always if the program brings its own, which is looked at later.
     """
 
     strategy_name: str
@@ -58,6 +61,7 @@ class RunFacts:
     is_verified: bool
     optimizer: str
     has_moments: bool
+    is_plain_descent: bool
     average_parameters_every: int
     target_batch_size: int | str
 
@@ -70,7 +74,8 @@ class RunFacts:
 def facts_of_run(spec: RunSpec) -> RunFacts:
     """The facts of this run. Raises `ConfigurationError` for a strategy, codec or sketch that is not installed."""
     averaging, training = spec.averaging, spec.training
-    brings_own = spec.model.recipe == "custom"
+    brings_own, optimizer = spec.model.recipe == "custom", spec.optimizer
+    is_plain = (optimizer.name, optimizer.momentum, optimizer.max_grad_norm) == ("sgd", 0.0, None)
     return RunFacts(
         strategy_name=training.strategy,
         strategy=facts_of(spec),
@@ -79,8 +84,9 @@ def facts_of_run(spec: RunSpec) -> RunFacts:
         own_download=averaging.download_codec is not None,
         sketch=sketch_facts(averaging.sketch),
         is_verified=spec.security.verification == "byzantine",
-        optimizer=spec.optimizer.name,
-        has_moments=not brings_own and spec.optimizer.name in MOMENT_OPTIMIZERS,
+        optimizer=optimizer.name,
+        has_moments=not brings_own and optimizer.name in MOMENT_OPTIMIZERS,
+        is_plain_descent=brings_own or is_plain,
         average_parameters_every=averaging.average_parameters_every,
         target_batch_size=training.target_batch_size,
     )
@@ -94,6 +100,7 @@ def codec_facts(choice: str) -> CodecFacts:
         leaves_out=any(each.needs_residual for each in found),
         recomputable=all(each.recomputable and each.has_fixed_size for each in found),
         returns=any(each.returns for each in found),
+        is_sparse=any(each.is_sparse for each in found),
     )
 
 
@@ -102,7 +109,7 @@ def sketch_facts(choice: str) -> SketchFacts:
     if choice == DEFAULT_SKETCH:
         return SketchFacts(choice, is_identity=True, leaves_out=False)
     found = make_sketch(choice, _SMALL)
-    return SketchFacts(choice, found.is_identity, leaves_out=not found.is_identity)
+    return SketchFacts(choice, found.is_identity, leaves_out=not found.is_lossless)
 
 
 _SMALL = VectorLayout(((4, 4),), "float32")

@@ -219,6 +219,7 @@ class Member:
             self._publisher.set_status("finished")
             if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
                 self.on_finished(await self._synchroniser.capture())
+            await self._port.request("conclude", self._port.conclude)
             await see_others_off(self.swarm_view, self.view, self.step)
             await self.receipts.flush(FLUSH_S)
             self._port.close(RunFinishedError(f"the run is complete after {self.step} steps"))
@@ -402,7 +403,11 @@ class Member:
         return asyncio.get_running_loop().run_in_executor(None, self._replica.fingerprint, self._result, name)
 
     def _limit_by(self, plan: Plan) -> int | None:
-        """At how many samples this peer stops in the next step, unless the leader of that says something else."""
+        """At how many samples this peer stops in the next step, unless the leader of that says something else; at none
+        if there is no next one.
+        """
+        if plan.step + 1 == self._last_step():
+            return 0
         me = [member.peer_id for member in plan.members].index(self._node.peer_id)
         return plan.limits[me] if plan.limits else None
 

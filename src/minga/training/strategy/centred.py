@@ -37,7 +37,8 @@ class Centred(Strategy):
     def __init__(self, condition: threading.Condition, *, unit: int, settings: Section | None = None) -> None:
         super().__init__(condition, unit=unit, settings=settings)
         self._sealed: torch.Tensor | None = None
-        self._is_lost = False  # the own parameters are not finite
+        self._is_apart = False  # it has parameters of its own
+        self._is_lost = False  # they are not finite
         self._contributors = 1
 
     def begin(self, replica: ReplicaInterface) -> None:
@@ -54,7 +55,9 @@ class Centred(Strategy):
         if self._is_lost:
             self._begin_at_centre()
             return False
-        return self.replica.inner_step()
+        taken = self.replica.inner_step()
+        self._is_apart = self._is_apart or taken
+        return taken
 
     def contribution(self) -> tuple[torch.Tensor | None, int]:
         """How far this peer is from the centre; see `Strategy`."""
@@ -85,6 +88,10 @@ class Centred(Strategy):
         self._sealed = None
         self._count_anew()
 
+    def conclude(self) -> None:
+        """The model of the run is the one at the centre."""
+        self.replica.write_values(self._centre)
+
     @abstractmethod
     def _moved(self, mean: torch.Tensor) -> torch.Tensor:
         """The centre after a round with this mean; averaged buffers move by their whole mean."""
@@ -105,7 +112,7 @@ class Centred(Strategy):
 
     def _begin_at_centre(self) -> None:
         """Go on from the centre, as a newcomer does."""
-        self._is_lost = False
+        self._is_apart = self._is_lost = False
         self.replica.write_values(self._centre)
         self.replica.put({name: torch.zeros_like(each) for name, each in self._moments().items()})
 
@@ -132,7 +139,8 @@ class Centred(Strategy):
         local: Mapping[str, torch.Tensor] | None,
     ) -> None:
         """Go on at the centre, or where the centre of now leaves the own parameters of earlier."""
-        self._centre, self._sealed, self._is_lost = self.replica.read_values(), None, False
+        self._centre, self._sealed = self.replica.read_values(), None
+        self._is_apart, self._is_lost = local is not None, False
         if local is not None:
             own = local[_OWN].clone()
             self.replica.write_values(own if int(local[_ROUND]) == round else self._rebased(own))
@@ -140,5 +148,5 @@ class Centred(Strategy):
         self._count_anew(0 if local is None else int(local[_SAMPLES]))
 
     def missed(self, rounds: int) -> Recovery:  # noqa: ARG002
-        """Its own parameters are as good as before: it keeps them."""
-        return Recovery.REBASE
+        """It keeps parameters of its own; a peer that has none yet begins at the centre."""
+        return Recovery.REBASE if self._is_apart else Recovery.FETCH

@@ -23,7 +23,7 @@ from typing import ClassVar
 
 import torch
 
-from minga.averaging.messages import Score
+from minga.averaging.messages import PeerScore
 from minga.averaging.strategy_choice import NoSettings, StrategyFacts
 from minga.core.spec.fields import Section
 from minga.training.replica.interface import ReplicaInterface
@@ -121,7 +121,7 @@ class Strategy(ABC):
             self._samples = samples
 
     @property
-    def score(self) -> Score | None:
+    def score(self) -> PeerScore | None:
         """How good this peer's contribution would be if it alone counted; None if there is none. Asked for where the
         facts say that rounds take that of the best.
         """
@@ -168,6 +168,11 @@ class Strategy(ABC):
         What peers share is to be a function of what they shared before, `mean` and `round` alone, whatever the `fate`
         of this peer's own contribution. `mean` is served to other peers and must not be changed.
         """
+
+    # ---- on the training thread, between two micro-batches
+
+    def conclude(self) -> None:  # noqa: B027
+        """The run is over: leave the replica with the parameters that all share, if they are not there anyway."""
 
     # ---- state: on the training thread, between two micro-batches
 
