@@ -206,6 +206,13 @@ CASES = (
         'averaging.sketch = "block_means"; set averaging.average_parameters_every = 0',
     ),
     Case(
+        "R15",
+        {**OWN, **SKETCHED},
+        'training.strategy = "own" sends one fragment after the other, and averaging.sketch = "block_means" maps the '
+        'whole vector; set averaging.sketch = "identity"',
+        {"fragments": 2},
+    ),
+    Case(
         "R14",
         {**LOUDEST, **SKETCHED},
         'averaging.codec = "loudest" and averaging.sketch = "block_means" both leave something out: one of them can '

@@ -230,6 +230,13 @@ OTHERS: Final = (
         {AVERAGE_PARAMETERS: 0},
     ),
     Rule(
+        "R15",
+        "fragments, and a sketch",
+        lambda run: run.strategy.fragments > 1 and not run.sketch.is_identity,
+        lambda run: f"{_strategy(run)} sends one fragment after the other, and {_sketch(run)} maps the whole vector",
+        WHOLE_VECTORS,
+    ),
+    Rule(
         "R14",
         "a codec and a sketch that both leave something out",
         lambda run: run.upload.leaves_out and run.sketch.leaves_out,
