@@ -74,10 +74,12 @@ def check_zeros_stay_zero(codec: Codec) -> None:
 
 
 def check_repeatable(codec: Codec) -> None:
-    """Encoding a decoded slice gives the same values again, and encoding twice gives the same bytes."""
+    """Encoding twice gives the same bytes; encoding a decoded slice, unless at random, gives the same values again."""
     for name, source in sample_vectors():
         encoded = encoded_of(codec, source)
         require(encoded == encoded_of(codec, source), codec, f"{name}: two encodings differ")
+        if codec.draws:
+            continue
         decoded = decoded_of(codec, encoded, source.numel())
         again = decoded_of(codec, encoded_of(codec, decoded), source.numel())
         require(torch.equal(decoded, again), codec, f"{name}: encoding the decoded values again changed them")
@@ -189,7 +191,9 @@ def check_tensors(codec: Codec) -> None:
 
 
 def check_cuts(codec: Codec) -> None:
-    """A vector cut anywhere at whole blocks decodes to the same values as in one piece."""
+    """A vector cut anywhere at whole blocks decodes to the same values as in one piece, unless it draws."""
+    if codec.draws:
+        return
     block = codec.block_elements
     for name, source in sample_vectors():
         whole = decoded_of(codec, encoded_of(codec, source), source.numel())
@@ -226,7 +230,7 @@ def check_processes(codec: Codec) -> None:
         return
     path = os.pathsep.join(filter(None, sys.path))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"}
-    arguments = [sys.executable, "-c", _ELSEWHERE, kind.__module__, kind.__qualname__, codec.name]
+    arguments = [sys.executable, "-c", _ELSEWHERE, kind.__module__, kind.__qualname__, codec.choice]
     ran = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
     require(ran.returncode == 0, codec, f"it does not work in another process: {ran.stderr[-300:]}")
     require(ran.stdout.strip() == digest_of_samples(codec), codec, "another process made other bytes")
@@ -236,12 +240,15 @@ _ELSEWHERE: Final = """
 import sys
 from importlib import import_module
 from minga.averaging.codecs.dense import codec
+from minga.core.errors import ConfigurationError
 from minga.testing.codec_cases import digest_of_samples
 kind = getattr(import_module(sys.argv[1]), sys.argv[2])
 try:
-    made = kind()
-except TypeError:  # it takes arguments, which its entry point knows
     made = codec(sys.argv[3])
+except ConfigurationError:  # no installed package brings it
+    made = kind()
+if type(made) is not kind:
+    made = kind()
 print(digest_of_samples(made))
 """
 

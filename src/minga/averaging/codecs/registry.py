@@ -30,7 +30,12 @@ CODECS: Final[Registry[Callable[..., Codec]]] = Registry(
         "float32": "minga.averaging.codecs.dense:float32",
         "float16": "minga.averaging.codecs.dense:float16",
         "bfloat16": "minga.averaging.codecs.dense:bfloat16",
-        "int8": "minga.averaging.codecs.dense:BlockwiseInt8Codec",
+        "int8": "minga.averaging.compressors.int8:BlockwiseInt8Codec",
+        "int4": "minga.averaging.compressors.int4:Int4Codec",
+        "float8": "minga.averaging.compressors.float8:Float8Codec",
+        "e3m0": "minga.averaging.compressors.powers:E3m0Codec",
+        "natural": "minga.averaging.compressors.powers:NaturalCodec",
+        "sign": "minga.averaging.compressors.sign:SignCodec",
     },
 )
 """What makes a codec: a class, or a function without arguments. A class with settings takes them as its argument."""
