@@ -1,4 +1,4 @@
-"""Which codecs and sketches a run can choose from: those that come with minga and those of other packages.
+"""Which codecs a run can choose from: those that come with minga and those of other packages.
 
 Only names are here, so that reading a run spec or a file of peers needs no torch.
 """
@@ -6,7 +6,7 @@ Only names are here, so that reading a run spec or a file of peers needs no torc
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Final, cast
 
 from pydantic import AfterValidator
 
@@ -15,7 +15,6 @@ from minga.core.spec.choices import canonical, parse_choice, settings_of, spelle
 from minga.core.spec.fields import Section, described, whole
 from minga.core.spec.plugins import Registry
 from minga.core.spec.problems import probably_meant
-from minga.core.spec.sections import DEFAULT_SKETCH
 
 if TYPE_CHECKING:
     from minga.averaging.codecs.interface import Codec
@@ -30,21 +29,20 @@ CODECS: Final[Registry[Callable[..., Codec]]] = Registry(
         "float32": "minga.averaging.codecs.dense:float32",
         "float16": "minga.averaging.codecs.dense:float16",
         "bfloat16": "minga.averaging.codecs.dense:bfloat16",
-        "int8": "minga.averaging.compressors.int8:BlockwiseInt8Codec",
-        "int4": "minga.averaging.compressors.int4:Int4Codec",
-        "float8": "minga.averaging.compressors.float8:Float8Codec",
-        "e3m0": "minga.averaging.compressors.powers:E3m0Codec",
-        "natural": "minga.averaging.compressors.powers:NaturalCodec",
-        "sign": "minga.averaging.compressors.sign:SignCodec",
+        "int8": "minga.averaging.quantizers.int8:BlockwiseInt8Codec",
+        "int4": "minga.averaging.quantizers.int4:Int4Codec",
+        "float8": "minga.averaging.quantizers.float8:Float8Codec",
+        "e3m0": "minga.averaging.quantizers.powers:E3m0Codec",
+        "natural": "minga.averaging.quantizers.powers:NaturalCodec",
+        "sign": "minga.averaging.quantizers.sign:SignCodec",
+        "topk": "minga.averaging.compressors.topk:TopKCodec",
+        "gtopk": "minga.averaging.compressors.topk:GlobalTopKCodec",
+        "union": "minga.averaging.compressors.counted_blocks:UnionCodec",
+        "gaussiank": "minga.averaging.compressors.counted_blocks:GaussianKCodec",
+        "randomk": "minga.averaging.compressors.randomk:RandomKCodec",
     },
 )
 """What makes a codec: a class, or a function without arguments. A class with settings takes them as its argument."""
-
-SKETCHES: Final[Registry[Any]] = Registry(
-    "minga.sketches", "sketch", {DEFAULT_SKETCH: "minga.averaging.codecs.sketch:IdentitySketch"}
-)
-"""What makes a `Sketch` of vectors of a layout: a class, or a function of the `VectorLayout`. A class with settings
-takes them as its second argument."""
 
 
 def codec_choices() -> tuple[str, ...]:
@@ -66,11 +64,6 @@ def canonical_codec(choice: object) -> str:
             f"{probably_meant(parsed.name, codec_choices())}"
         )
     return canonical(CODECS, choice)
-
-
-def canonical_sketch(choice: object) -> str:
-    """The canonical spelling of what a run names as its sketch; raises as `canonical_codec` does."""
-    return canonical(SKETCHES, choice)
 
 
 def _part_of_adaptive(choice: str) -> str:

@@ -1,11 +1,10 @@
-"""Codecs that take 1 to 9 bits an element: what they keep, their bytes, bounds and constants.
+"""Codecs that send a part of a vector: which elements, and their values.
 
-    float32 slice ─▶ blocks: a scale each, and codes ─▶ bytes      int8, int4, float8, e3m0
-                  └▶ a sign and a power of two each ─▶ bytes       natural
-                  └▶ signs, and a mean for each block ─▶ bytes     sign, with a residual
+    uploads    topk · gaussiank · randomk    leave most out and need a residual
+    downloads  union · gtopk                 take the mean of such uploads back
 
-Read: blocks (what the codecs with a scale for each block share), rounding (to nearest, or at random from a seed), int8,
-int4, float8, powers (e3m0 and natural), sign.
+Read: elias_fano (increasing numbers in few bits), sparse_codec (what these codecs share), kept_values (the values of
+the elements that are sent), topk (topk and gtopk), counted_blocks (union and gaussiank), randomk.
 
-Called through the registry of codecs alone. They import the codec seam, and nothing imports them.
+Made by name in codecs/registry; docs/compressors.md says which to choose.
 """

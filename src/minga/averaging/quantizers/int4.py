@@ -28,8 +28,8 @@ from typing import Final, Literal
 import torch
 
 from minga.averaging.codecs.interface import InvalidEncodingError
-from minga.averaging.compressors.blocks import SCALE_SLACK, BlockScaledCodec
-from minga.averaging.compressors.rounding import Noise, Rounding, add_noise, rounding_setting
+from minga.averaging.quantizers.blocks import SCALE_SLACK, BlockScaledCodec
+from minga.averaging.quantizers.rounding import Noise, Rounding, add_noise, rounding_setting
 from minga.core.spec.fields import Section, described
 
 LARGEST_LEVEL: Final = 7

@@ -19,7 +19,7 @@ import torch
 
 from minga.averaging.codecs.interface import FLOAT32_MAX, Codec, InvalidEncodingError, require_magnitude
 from minga.averaging.codecs.tensor_bytes import CACHED_ELEMENTS, load, scratch, store
-from minga.averaging.compressors.rounding import Noise, Rounding, noise_of
+from minga.averaging.quantizers.rounding import Noise, Rounding, noise_of
 
 SMALLEST_SCALE: Final = 2.0**-126
 SCALE_SLACK: Final = 2.0**-7

@@ -14,16 +14,17 @@ further ones (`registry.py`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
 
 from minga.averaging.codecs.layout import Shape, VectorLayout
-from minga.averaging.codecs.registry import SKETCHES
+from minga.averaging.sketches.registry import SKETCHES
 from minga.core.errors import ConfigurationError
 from minga.core.spec.choices import resolved, spelled
 from minga.core.spec.fields import Section
+from minga.core.spec.sections import DEFAULT_SKETCH
 
 
 class Sketch(ABC):
@@ -41,6 +42,9 @@ class Sketch(ABC):
     """Raised when the same name begins to stand for other numbers: peers with another version are refused."""
     is_identity: bool = False
     """Whether the values are the vector itself."""
+    is_lossless: bool = False
+    """Whether `expand` after `project` gives the vector again, up to rounding: then nothing is kept for later rounds,
+    and any codec may be used for the values."""
 
     def __init__(self, whole: VectorLayout, settings: Section | None = None) -> None:
         self.whole = whole
@@ -68,6 +72,20 @@ class Sketch(ABC):
             self._layouts[key] = VectorLayout(key[0], self.whole.codec_choice, self.whole.download_choice, label)
         return self._layouts[key]
 
+    def part_of(self, fragment: VectorLayout, tensors: Sequence[int]) -> Sketch:  # noqa: ARG002
+        """The same map of vectors of the layout `fragment`, which have some `tensors` of the whole, by their places.
+
+        It has what of the basis belongs to these, in the same memory. Its steps are the rounds of this fragment alone.
+        Raises `ConfigurationError` for a sketch with a basis that does not say how.
+        """
+        if self.basis():
+            raise ConfigurationError(
+                f'sketch: "{self.name}" has a basis of the whole vector, and this run averages fragments in turn; '
+                f'set averaging.sketch = "{DEFAULT_SKETCH}"'
+            )
+        kind = type(self)
+        return kind(fragment, self.settings) if kind.Settings.model_fields else kind(fragment)
+
     @abstractmethod
     def project(self, vector: torch.Tensor, step: int) -> torch.Tensor:
         """The values of `vector`, which stays as it is."""
@@ -89,6 +107,7 @@ class IdentitySketch(Sketch):
 
     name = "identity"
     is_identity = True
+    is_lossless = True
 
     def shapes(self, step: int) -> tuple[int | Shape, ...]:  # noqa: ARG002
         """Those of the vector."""
@@ -117,9 +136,9 @@ def make_sketch(choice: str, whole: VectorLayout) -> Sketch:
     sketch = found.maker(whole, found.settings) if found.has_settings else found.maker(whole)
     if not isinstance(sketch, Sketch) or sketch.choice != found.spelling:
         raise ConfigurationError(f"sketch: what an installed package brings as {found.spelling!r} is {sketch!r}")
-    if whole.needs_residual and not sketch.is_identity:
+    if whole.needs_residual and not sketch.is_lossless:
         raise ConfigurationError(
-            f'the codec "{whole.codec_choice}" and the sketch "{found.spelling}" both leave something out to make up '
-            'for it later: take one of them alone, with averaging.codec = "float16" or averaging.sketch = "identity"'
+            f'the codec "{whole.codec_choice}" and the sketch "{found.spelling}" both leave something out: one of '
+            "them can be made up for"
         )
     return sketch

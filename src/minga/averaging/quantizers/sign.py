@@ -29,7 +29,7 @@ from minga.averaging.codecs.interface import (
     require_magnitude,
 )
 from minga.averaging.codecs.tensor_bytes import load, scratch, store
-from minga.averaging.compressors.blocks import blocks_of
+from minga.averaging.quantizers.blocks import blocks_of
 
 BLOCK_ELEMENTS: Final = 256
 _LARGEST_MEAN: Final = float(torch.finfo(torch.bfloat16).max)
@@ -39,6 +39,7 @@ class SignCodec(Codec):
     """See the module."""
 
     name, block_elements, needs_residual = "sign", BLOCK_ELEMENTS, True
+    usual_download, fewest_elements = "int8", BLOCK_ELEMENTS
 
     def max_encoded_bytes(self, numel: int) -> int:
         """Two bytes for each block begun, and one bit for each element."""

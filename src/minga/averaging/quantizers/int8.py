@@ -27,8 +27,8 @@ import torch
 
 from minga.averaging.codecs.interface import FLOAT32_MAX, Codec, InvalidEncodingError, require_magnitude
 from minga.averaging.codecs.tensor_bytes import load, scratch, store
-from minga.averaging.compressors.blocks import SCALE_SLACK, SMALLEST_SCALE, blocks_of, rounded_up
-from minga.averaging.compressors.rounding import Rounding, add_noise, noise_of, rounding_setting
+from minga.averaging.quantizers.blocks import SCALE_SLACK, SMALLEST_SCALE, blocks_of, rounded_up
+from minga.averaging.quantizers.rounding import Rounding, add_noise, noise_of, rounding_setting
 from minga.core.spec.fields import Section
 
 BLOCK_ELEMENTS: Final = 256
