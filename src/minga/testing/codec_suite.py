@@ -74,10 +74,12 @@ def check_zeros_stay_zero(codec: Codec) -> None:
 
 
 def check_repeatable(codec: Codec) -> None:
-    """Encoding a decoded slice gives the same values again, and encoding twice gives the same bytes."""
+    """Encoding twice gives the same bytes; encoding a decoded slice, unless at random, gives the same values again."""
     for name, source in sample_vectors():
         encoded = encoded_of(codec, source)
         require(encoded == encoded_of(codec, source), codec, f"{name}: two encodings differ")
+        if codec.draws:
+            continue
         decoded = decoded_of(codec, encoded, source.numel())
         again = decoded_of(codec, encoded_of(codec, decoded), source.numel())
         require(torch.equal(decoded, again), codec, f"{name}: encoding the decoded values again changed them")
@@ -190,7 +192,9 @@ def check_tensors(codec: Codec) -> None:
 
 
 def check_cuts(codec: Codec) -> None:
-    """A vector cut anywhere at whole blocks decodes to the same values as in one piece."""
+    """A vector cut anywhere at whole blocks decodes to the same values as in one piece, unless it draws."""
+    if codec.draws:
+        return
     block = codec.block_elements
     for name, source in sample_vectors():
         whole = decoded_of(codec, encoded_of(codec, source), source.numel())
@@ -237,14 +241,17 @@ _ELSEWHERE: Final = """
 import sys
 from importlib import import_module
 from minga.averaging.codecs.dense import codec
+from minga.core.errors import ConfigurationError
 from minga.core.spec.choices import parse_choice, settings_of
 from minga.testing.codec_cases import digest_of_samples
 kind = getattr(import_module(sys.argv[1]), sys.argv[2])
 try:
+    made = codec(sys.argv[3])
+except ConfigurationError:  # no installed package brings it
     settings = settings_of(parse_choice(sys.argv[3]), kind.Settings, "codec")
     made = kind(settings) if kind.Settings.model_fields else kind()
-except TypeError:  # it takes arguments, which its entry point knows
-    made = codec(sys.argv[3])
+if type(made) is not kind:
+    made = kind()
 print(digest_of_samples(made))
 """
 
