@@ -63,9 +63,7 @@ class Projection:
         return None if self._mass is None else KeptResidual(self._step, self._mass.clone())
 
     def restore(self, kept: KeptResidual) -> None:
-        """Go on from what `kept` returned before. Raises `ValueError` if it is of another length."""
-        if kept.mass.numel() != self.sketch.whole.total:
-            raise ValueError(f"{kept.mass.numel()} elements were left out of none of {self.sketch.whole.total}")
+        """Go on from what `kept` returned before, of a vector of this length."""
         self._mass, self._step = kept.mass.clone(), kept.step
 
     def layout_of(self, step: int) -> VectorLayout:

@@ -25,6 +25,7 @@ class RoundProjections:
     def __init__(self, sketch: Sketch, *, keeps_uncounted: bool = False) -> None:
         self.sketch, self._keeps_uncounted = sketch, keeps_uncounted
         self._in_turn = [Projection(sketch, keeps_uncounted=keeps_uncounted)]
+        self._restored: dict[str, KeptResidual] = {}  # of an earlier process, until there is the fragment
 
     def divide(self, fragments: Sequence[VectorLayout], tensors: Sequence[Sequence[int]]) -> None:
         """From now on rounds average vectors of these layouts in turn, in the place of the whole one.
@@ -39,6 +40,7 @@ class RoundProjections:
             part = self.sketch.part_of(fragment, places)
             in_turn.append(Projection(part, keeps_uncounted=self._keeps_uncounted))
         self._in_turn = in_turn
+        self.restore(self._restored)
 
     def layout_of(self, step: int) -> VectorLayout:
         """The layout of what the round of `step` averages. Any thread may ask."""
@@ -66,16 +68,16 @@ class RoundProjections:
         return {name: kept for name, kept in found if kept is not None}
 
     def restore(self, kept: Mapping[str, KeptResidual]) -> None:
-        """Go on from what `kept` returned before; what is of other vectors is dropped.
-
-        Raises `ValueError` if one is of another length.
-        """
+        """Go on from what `kept` returned, in an earlier process too; what does not fit to its vector is dropped."""
+        self._restored = dict(kept)
         for projection in self._in_turn:
-            if (known := kept.get(projection.sketch.whole.fingerprint)) is not None:
+            known = kept.get(projection.sketch.whole.fingerprint)
+            if known is not None and known.mass.numel() == projection.sketch.whole.total:
                 projection.restore(known)
 
     def forget(self) -> None:
         """Rounds may have counted what this peer gave, and nobody can say: drop all that was left out and is sealed."""
+        self._restored = {}
         for projection in self._in_turn:
             projection.forget()
 

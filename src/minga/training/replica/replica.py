@@ -16,7 +16,7 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import KeptResidual
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.sketches.interface import make_sketch
-from minga.averaging.sketches.projection import Projection
+from minga.averaging.sketches.round_projections import RoundProjections
 from minga.averaging.strategy_choice import facts_of
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
@@ -68,7 +68,7 @@ class Replica:
         self.vector = self._new_vector(optimizer, spec)
         sketch = make_sketch(spec.averaging.sketch, self.vector.layout)
         keeps = facts_of(spec.training.strategy).keeps_uncounted
-        self._projection = Projection(sketch, keeps_uncounted=keeps)
+        self._projections = RoundProjections(sketch, keeps_uncounted=keeps)
         self._state = TrainingState(
             optimizer,
             model=model,
@@ -88,27 +88,27 @@ class Replica:
 
     def layout_of(self, step: int) -> VectorLayout:
         """The layout of the vector that the round of `step` averages. Any thread may ask."""
-        return self._projection.layout_of(step)
+        return self._projections.layout_of(step)
 
     def project(self, vector: torch.Tensor | None, weight: int, step: int, round_id: str) -> torch.Tensor | None:
         """What this peer gives to a round of `step`, for its mean gradient over `weight` samples. On any thread."""
-        return self._projection.contribution(vector, weight, step, round_id)
+        return self._projections.contribution(vector, weight, step, round_id)
 
     def expand(self, mean: torch.Tensor, step: int, *, counted_in: str | None) -> torch.Tensor:
-        """The mean gradient that the mean of the round of `step` stands for, which counts; see `Projection.absorb`."""
-        return self._projection.absorb(mean, step, counted_in=counted_in)
+        """The mean gradient that the mean of the round of `step` stands for, which counts; see `RoundProjections`."""
+        return self._projections.absorb(mean, step, counted_in=counted_in)
 
-    def left_out(self) -> KeptResidual | None:
-        """A copy of what the sketch left out so far; None if that is nothing."""
-        return self._projection.kept()
+    def left_out(self) -> dict[str, KeptResidual]:
+        """Copies of what the sketch left out so far, by the fingerprints of the vectors of which it was left out."""
+        return self._projections.kept()
 
-    def restore_left_out(self, kept: KeptResidual) -> None:
-        """Go on from what `left_out` returned before. Raises `ValueError` if it is of another vector."""
-        self._projection.restore(kept)
+    def restore_left_out(self, kept: Mapping[str, KeptResidual]) -> None:
+        """Go on from what `left_out` returned before; what does not fit to its vector is dropped."""
+        self._projections.restore(kept)
 
     def forget_left_out(self) -> None:
         """Drop what the sketch left out so far."""
-        self._projection.forget()
+        self._projections.forget()
 
     def collect(self, samples: int) -> int:
         """A micro-batch of `samples` samples is ready: how many does it have in all processes of this peer?
