@@ -7,8 +7,9 @@
 Read: optimizer (`minga.Optimizer`), peer (`minga.Peer`), join (`minga.join`), prospect (what a peer sees before it
 downloads), host (`minga.host`), session (assembles what lies below), own_state_keeper (what one peer alone has survives
 its process), own_access (a peer's own credentials), organiser (invite, admit, revoke), plugins_of_run (packages that a
-run names), record_kinds (records about training). Then the folders: state, replica, ranks, bridge, strategy, transfer,
-access, receipts, agreement, life, run_folder, status, archive, backup, availability.
+run names), record_kinds (records about training). Then the folders: combinations (of
+settings), state, replica, ranks, bridge, strategy, transfer, access, receipts, agreement, life, run_folder, status,
+archive, backup, availability.
 
 Called by programs, recipes, monitor, authority and cli. It knows any torch model, and no recipe.
 """
@@ -20,20 +21,39 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts
+    from minga.core.spec.fields import choice, described, real, whole
     from minga.training.strategy.delayed import Delayed
-    from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
+    from minga.training.strategy.interface import ContributionFate, Recovery, Settings, Strategy
     from minga.training.strategy.synchronous import Synchronous
 
-__all__ = ["STRATEGIES", "ContributionFate", "Delayed", "Recovery", "Strategy", "StrategyFacts", "Synchronous"]
+__all__ = [
+    "STRATEGIES",
+    "ContributionFate",
+    "Delayed",
+    "Recovery",
+    "Settings",
+    "Strategy",
+    "StrategyFacts",
+    "Synchronous",
+    "choice",
+    "described",
+    "real",
+    "whole",
+]
 
 _LATE = {  # imported when they are first asked for
     "ContributionFate": "minga.training.strategy.interface",
     "Delayed": "minga.training.strategy.delayed",
     "Recovery": "minga.training.strategy.interface",
     "STRATEGIES": "minga.averaging.strategy_choice",
+    "Settings": "minga.training.strategy.interface",
     "Strategy": "minga.training.strategy.interface",
     "StrategyFacts": "minga.averaging.strategy_choice",
     "Synchronous": "minga.training.strategy.synchronous",
+    "choice": "minga.core.spec.fields",
+    "described": "minga.core.spec.fields",
+    "real": "minga.core.spec.fields",
+    "whole": "minga.core.spec.fields",
 }
 
 

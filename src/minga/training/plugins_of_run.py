@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from minga.averaging.codecs.layout import needs_residual
 from minga.averaging.codecs.registry import CODECS, canonical_codec, codec_names
 from minga.averaging.sketches.registry import SKETCHES, canonical_sketch
-from minga.averaging.strategy_choice import STRATEGIES, facts_of
+from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.choices import parse_choice
 from minga.core.spec.plugins import Use, check_recorded, recorded
 from minga.core.spec.run_spec import RunSpec
-from minga.core.spec.sections import DEFAULT_SKETCH
 from minga.security.robust.registry import AGGREGATORS, verifiable_aggregator
+from minga.training.combinations.judgement import check_combinations
 
 
 def uses(spec: RunSpec) -> list[Use]:
@@ -32,21 +31,25 @@ def uses(spec: RunSpec) -> list[Use]:
 
 
 def with_origins(spec: RunSpec) -> RunSpec:
-    """The spec as the peer that starts the run publishes it: with the packages that bring what it names.
+    """The spec as the peer that starts the run publishes it: with the packages that bring what it names, and with all
+    settings of its strategy, since another version may have other defaults.
 
     Raises `ConfigurationError` if something is not installed here, or cannot be used in such a run.
     """
-    spelled = _with_canonical_choices(spec)
+    spelled = _with_all_strategy_settings(_with_canonical_choices(spec))
     complete = spelled.with_plugins(recorded(uses(spelled), spelled.plugins))
     check_plugins(complete)
     return complete
 
 
 def check_plugins(spec: RunSpec) -> None:
-    """Raise `ConfigurationError`, with what to install, unless this machine has what the run takes its names from."""
+    """Raise `ConfigurationError` unless this machine has what the run takes its names from, and they go together.
+
+    The message says what to install, or what to set instead.
+    """
     check_recorded(uses(spec), spec.plugins)
     _canonical_choices(spec)
-    _check_combination(spec)
+    check_combinations(spec)
     if spec.security.verification == "byzantine":
         verifiable_aggregator(spec.security.aggregator)
 
@@ -55,6 +58,12 @@ def _with_canonical_choices(spec: RunSpec) -> RunSpec:
     """The spec with one spelling of each codec and sketch, so that equal runs have equal settings."""
     changes = {key: text for key, text in _canonical_choices(spec).items() if text != getattr(spec.averaging, key)}
     return spec.amended({f"averaging.{key}": text for key, text in changes.items()}) if changes else spec
+
+
+def _with_all_strategy_settings(spec: RunSpec) -> RunSpec:
+    choice = StrategyChoice.of(spec)
+    settings = choice.settings.model_dump(mode="json", exclude_none=True)
+    return spec.with_strategy_settings(choice.name, settings) if settings else spec
 
 
 def _canonical_choices(spec: RunSpec) -> dict[str, str]:
@@ -73,26 +82,3 @@ def _canonical_choices(spec: RunSpec) -> dict[str, str]:
 
 
 _CANONICAL: Final = {"codec": canonical_codec, "download_codec": canonical_codec, "sketch": canonical_sketch}
-
-
-def _check_combination(spec: RunSpec) -> None:
-    """Raise `ConfigurationError` where the facts of the run's strategy rule out other settings."""
-    name, facts = spec.training.strategy, facts_of(spec.training.strategy)
-    if spec.averaging.average_parameters_every and facts.payload in ("pseudo-gradient", "parameters"):
-        raise ConfigurationError(
-            f"averaging.average_parameters_every: with strategy {name!r} peers share their parameters in every round; "
-            "set it to 0"
-        )
-    if spec.averaging.sketch != DEFAULT_SKETCH and facts.payload == "parameters":
-        raise ConfigurationError(
-            f"averaging.sketch: strategy {name!r} sends parameters, and {spec.averaging.sketch!r} would leave most "
-            f'out; set it to "{DEFAULT_SKETCH}"'
-        )
-    upload = spec.averaging.codec
-    if not needs_residual(upload):
-        return
-    if facts.payload == "parameters":
-        raise ConfigurationError(
-            f"averaging.codec: strategy {name!r} sends parameters, of which {upload!r} would set most to zero; choose "
-            "a codec that sends all"
-        )

@@ -18,7 +18,7 @@ from pathlib import Path
 from minga.averaging.link_reporter import LinkReporter
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
-from minga.averaging.strategy_choice import facts_of
+from minga.averaging.strategy_choice import facts_of, round_batch_range
 from minga.core.errors import ClosedError, ConfigurationError, MingaError, RejectedError, RemoteError, UnreachableError
 from minga.core.events.bus import EventBus
 from minga.core.events.network import PeerNotDialable
@@ -242,14 +242,16 @@ class Session:
         """Begin to take part in steps with a trainer behind `port`; `organiser` is whose key signed the run spec, and
         `directory` holds the files of the run.
         """
-        facts = facts_of(spec.training.strategy)
+        facts = facts_of(spec)
         settings = MemberSettings(
-            target_batch_sizes=spec.training.batch_range,
+            target_batch_sizes=round_batch_range(spec),
             aggregates=self.settings.role != "client",
             computes=self.settings.role != "auxiliary",
             overlapped=facts.max_in_flight > 0,
             keeps_uncounted=facts.keeps_uncounted,
             shares_parameters=facts.payload in ("pseudo-gradient", "parameters"),
+            contributors=facts.contributors,
+            weights=facts.weights,
             most_communication=spec.training.most_communication,
             wait_in_minority=spec.network.minority == "wait",
             digest_every=spec.state.digest_every,

@@ -163,6 +163,17 @@ def test_what_is_left_out_comes_later_and_a_round_that_came_to_nothing_changes_n
     assert torch.allclose(values, projection.sketch.project(vector + held / 2, 2))
 
 
+def test_each_round_keeps_a_share_of_what_it_leaves_out() -> None:
+    projection, vector = Projection(SomeElements(WHOLE), decay=0.75), normal(1)
+    for step, counted_in in enumerate(("a round", None)):
+        held = projection.left_out
+        values = projection.contribution(vector, 4, step, "a round")
+        assert values is not None
+        applied = projection.absorb(values, step, counted_in=counted_in)
+        rest = held + 4 * vector - (4 * applied if counted_in else 0.0)
+        torch.testing.assert_close(projection.left_out, 0.75 * rest)
+
+
 @pytest.mark.parametrize(("missed", "kept"), [(MOST_ROUNDS_KEPT, True), (MOST_ROUNDS_KEPT + 1, False), (-1, False)])
 def test_what_was_left_out_long_ago_is_forgotten(missed: int, kept: bool) -> None:
     projection, vector = Projection(SomeElements(WHOLE)), normal(1)
@@ -220,14 +231,8 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SKETCHES._builtin, "other", ENTRIES["block_means"])
     with pytest.raises(ConfigurationError, match="brings as 'other' is"):
         make_sketch("other", WHOLE)
-    with pytest.raises(ConfigurationError, match="take one of them alone"):
+    with pytest.raises(ConfigurationError, match="both leave something out"):
         make_sketch("block_means", VectorLayout((50,), "loudest", "float32"))
-    with pytest.raises(ConfigurationError, match=r'"byzantine" needs averaging\.sketch = "identity"'):
-        RunSpec.from_mapping(
-            {"name": "x", "averaging": {"sketch": "block_means"}, "security": {"verification": "byzantine"}}
-        )
-    with pytest.raises(ConfigurationError, match=r"needs averaging\.average_parameters_every = 0"):
-        make_spec(4, averaging={"sketch": "block_means", "average_parameters_every": 5})
     with pytest.raises(ConfigurationError, match="a ghost model has no numbers: the sketch"):
         SizeOnlyReplica(make_spec(4, averaging={"sketch": "block_means"}), SizeOnlyModel.of_size(100))
 
@@ -292,6 +297,43 @@ def test_a_run_with_a_sketch(sketch: str, codec: str, strategy: str) -> None:
             assert wrong < 0.2
             names = [entry.name for entry in newcomer.replica.capture().tensors if entry.name.startswith("sketch/")]
             assert names == (["sketch/left", "sketch/right"] if sketch.startswith("powersgd") else [])
+        finally:
+            await swarm.close()
+
+    main()
+
+
+def two_matrices(spec: RunSpec) -> Replica:
+    """A model with a matrix in each of two fragments."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 6), torch.nn.Linear(6, 7))
+    return Replica(spec, torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+
+
+@pytest.mark.parametrize(
+    ("sketch", "codec"), [("powersgd(rank=1, ratio=1.0, start=2)", "bfloat16"), ("dct64", "loudest")]
+)
+def test_a_run_whose_fragments_take_turns(sketch: str, codec: str) -> None:
+    """Each peer steps alone; every other round averages how far the same fragment moved. The second peer dies."""
+
+    @virtually
+    async def main() -> None:
+        averaging = {"sketch": sketch, "codec": codec, "download_codec": "float32"}
+        settings = {"fragments": 2, "outer_learning_rate": 1.0, "outer_momentum": 0.0}
+        spec = make_spec(8, averaging=averaging, training={"strategy": "local"}, strategy={"local": settings})
+        swarm = Swarm(spec, make_replica=two_matrices, gradient=pull_to_number, seed=11)
+        peers = [swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, 0.1)) for _ in range(3)]
+        try:
+            await swarm.run_until_step(9, limit_s=100)
+            await kill_in_a_round(swarm, peers[1])
+            newcomer = swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, 0.1))
+            await swarm.run_until_step(48, limit_s=600)
+            await assert_equal_states(swarm)
+            assert not offences(swarm)
+            layouts = {newcomer.replica.layout_of(step).fingerprint for step in range(40, 48)}
+            assert len(layouts) == (4 if sketch.startswith("powersgd") else 2)
+            wrong = float((newcomer.replica.read_values() - 3.0).norm() / 3.0 / 97**0.5)
+            assert wrong < 0.2
         finally:
             await swarm.close()
 

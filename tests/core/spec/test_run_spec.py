@@ -76,8 +76,10 @@ def specs(draw: st.DrawFn) -> RunSpec:
             "training": {
                 "target_batch_size": draw(st.just("auto") | st.integers(1, 2**24)),
                 "seed": draw(st.integers(0, 2**63 - 1)),
+                "strategy": "own",
                 "stop_after_steps": draw(st.none() | wholes),
             },
+            "strategy": {"own": table} if (table := draw(tables)) else {},
             "averaging": {"codec": draw(st.sampled_from(["adaptive", "int8"]))},
             "network": {"relay": draw(st.sampled_from(["none", "public"]) | st.lists(urls, min_size=1, max_size=8))},
             "files": draw(st.dictionaries(file_names, st.just(ENTRY), max_size=1)),
@@ -149,11 +151,6 @@ def test_moments_may_take_8_bits_and_old_specs_are_what_they_were() -> None:
     for wrong in ({"name": "sgd", "state_bits": 8}, {"name": "adamw", "debias": False}, {"state_bits": 16}):
         with pytest.raises(ConfigurationError):
             spec(optimizer=wrong)
-
-
-def test_a_byzantine_run_has_one_codec_for_both_directions() -> None:
-    with pytest.raises(ConfigurationError, match=r"leave averaging\.download_codec out"):
-        spec(averaging={"download_codec": "float16"}, security={"verification": "byzantine"})
 
 
 def test_the_run_id_depends_on_the_content_only() -> None:
@@ -336,6 +333,11 @@ BAD = [
     ("model.recipe", "G P T", "name of a recipe"),
     ("model.recipe", 5, "name of a recipe"),
     ("recipe", {"gpt": {}}, "settings of 'gpt', but model.recipe = \"albert\""),
+    ("strategy", {"delaid": {}}, "settings of 'delaid', but the run's strategy is \"synchronous\""),
+    ("strategy", {"synchronus": {}}, "did you mean synchronous"),
+    ("strategy.synchronous", 5, "table"),
+    ("strategy.synchronous", {"Bad-Key": 1}, "strategy.synchronous: 'Bad-Key' is no key"),
+    ("strategy.synchronous", {"a": None}, "neither text"),
     ("recipe.albert", 5, "table"),
     ("recipe.albert", {"Bad-Key": 1}, "is no key"),
     ("recipe.albert", {"a": math.inf}, "no finite number"),

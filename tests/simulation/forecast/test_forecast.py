@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import minga.cli
-from minga.averaging.strategy_choice import STRATEGIES
+from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.simulation.advice.advice import warnings
@@ -37,9 +37,14 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("minga.simulation.forecast.devices.table_path", lambda: tmp_path / "devices.json")
 
 
+BOTH = (StrategyChoice("synchronous"), StrategyChoice("delayed"))
+
+
 def plan(peers: str, batch: int = 4096, model: ModelFacts = SMALL, codec: str = "float16", **settings: Any) -> Forecast:
     volunteers = resolve(parse_peers(peers), model, "lamb", batch, precision="half")
-    return forecast(PlannedRun(volunteers, model, "lamb", batch, settings.get("strategy", "synchronous"), codec))
+    return forecast(
+        PlannedRun(volunteers, model, "lamb", batch, StrategyChoice(settings.get("strategy", "synchronous")), codec)
+    )
 
 
 # ---- models and devices
@@ -153,13 +158,26 @@ def test_traffic_memory_and_sync() -> None:
     assert auxiliary.sync_s < trainer.sync_s
 
 
+def test_ways_that_no_run_can_have_are_not_compared_and_a_price_is_told() -> None:
+    setting = plan("4x(t4, 100Mbit, samples_per_s=10, micro_batch=4)").setting
+    elastic = StrategyChoice("elastic")
+    found = compare(setting, (*BOTH, elastic), ("float16", "gtopk"))
+    assert [(each.setting.strategy.name, each.setting.codec) for each in found] == [
+        (each.name, "float16") for each in (*BOTH, elastic)
+    ]
+    with pytest.raises(
+        ConfigurationError, match=r'averaging\.codec = "gtopk" leaves out.*set averaging\.codec = "float16"'
+    ):
+        compare(setting, BOTH, ("gtopk",))
+
+
 def test_of_equally_good_ways_the_first_is_best() -> None:
     setting = plan("8x(t4, 1Gbit, samples_per_s=1, micro_batch=1)").setting
-    forecasts = compare(setting, STRATEGIES.names(), USUAL_CODECS)
+    forecasts = compare(setting, BOTH, USUAL_CODECS)
     assert len(forecasts) == 8
     assert best_of(forecasts) is forecasts[0]
-    slow = compare(plan("8x(t4, 5Mbit, samples_per_s=10, micro_batch=4)").setting, STRATEGIES.names(), USUAL_CODECS)
-    assert best_of(slow).setting.strategy == "delayed"
+    slow = compare(plan("8x(t4, 5Mbit, samples_per_s=10, micro_batch=4)").setting, BOTH, USUAL_CODECS)
+    assert best_of(slow).setting.strategy.name == "delayed"
 
 
 def test_a_single_peer_needs_no_round() -> None:
@@ -263,7 +281,11 @@ def test_the_command_for_people_and_for_programs(capfd: pytest.CaptureFixture[st
     assert code == 0
     assert last["steps_per_hour"] == pytest.approx(3600 / last["step_s"], rel=1e-3)
     assert last["target_batch_size"] == 512
-    assert (last["strategy"] in STRATEGIES.names(), last["codec"] in USUAL_CODECS, len(last["ways"])) == (True, True, 8)
+    assert (last["strategy"] in STRATEGIES.names(), last["codec"] in USUAL_CODECS, len(last["ways"])) == (
+        True,
+        True,
+        4 * len(STRATEGIES.names()),
+    )
     assert set(last["traffic"]) == set(last["memory_bytes"]) == {"t4", "a100"}
     assert set(last["traffic"]["t4"]) == {"upload_bytes_per_day", "download_bytes_per_day"}
     assert last["memory_bytes"]["t4"]["activations"] is None

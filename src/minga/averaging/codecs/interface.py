@@ -72,6 +72,24 @@ class Codec(ABC):
     needs_residual: bool = False
     """Whether what it leaves out has to be kept for the next round, since it would leave out the same again and again.
     Such a codec is for uploads only: what reduces has no residual. `max_error` may then be as large as the element."""
+    is_sparse: bool = False
+    """Whether most decoded elements are exactly 0."""
+    returns: bool = False
+    """Whether senders take back what they sent to a mean that travels by this codec, where it decodes to exactly 0.
+    Such a codec is for downloads: with it a mean leaves out what it has no room for, and no mass is lost."""
+    usual_download: str | None = None
+    """How means of what it sends travel where a run says nothing; None is by itself."""
+    fewest_elements: int = 1
+    """Tensors of fewer elements travel as float16: of so few it would send too little."""
+
+    def warming_up(self, share: float) -> str:  # noqa: ARG002
+        """What a run with this codec takes when this share of the rounds of its warm-up is over, from 0 to below 1."""
+        return "float16" if self.needs_residual else self.choice
+
+    @property
+    def of_sites(self) -> Codec:
+        """How the mean of a site travels on to the root where means travel by this codec: one that returns nothing."""
+        return self
 
     @property
     def choice(self) -> str:
@@ -167,7 +185,16 @@ class CodecPair:
     @property
     def relay(self) -> Codec:
         """How the mean of a site travels on to the root: a relay has no residual that it could keep."""
-        return self.download if self.upload.needs_residual else self.upload
+        return self.download.of_sites if self.upload.needs_residual else self.upload
+
+    @property
+    def encodes_own(self) -> bool:
+        """Whether the member that reduces a chunk counts its own as it would have sent it, and not as it is.
+
+        Whole, it would be exact; but the mean would have a value wherever that member has one, which a codec for the
+        means of sparse vectors has no room for.
+        """
+        return self.upload.is_sparse and self.download.is_sparse
 
 
 def _require_vector(tensor: torch.Tensor) -> None:

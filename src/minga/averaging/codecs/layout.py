@@ -11,11 +11,12 @@ one segment and takes at most `target_bytes` encoded (or one codec block, where 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Final, NamedTuple
 
 import blake3
@@ -23,7 +24,7 @@ import blake3
 from minga.averaging.codecs.dense import Codec, CodecPair, codec
 from minga.averaging.codecs.registry import ADAPTIVE, AdaptiveSettings, adaptive_settings, canonical_codec
 from minga.core.errors import ConfigurationError
-from minga.core.spec.choices import parse_choice
+from minga.core.spec.choices import parse_choice, spelled
 
 ADAPTIVE_INT8_MIN_ELEMENTS: Final = AdaptiveSettings().from_elements
 FINGERPRINT_BYTES: Final = 16
@@ -64,10 +65,10 @@ class VectorLayout:
     """The tensors of a vector, and the run's choice of codecs.
 
     Each of the `tensors` is given by its shape, or by its number of elements where only sizes matter: that is a shape
-    with one axis. Choices are kept in their canonical spelling. The mean travels by `download_choice`; None is as all
-    the rest. The `label` says what the vector is of, where a run averages several (such as "fragment 1 of 4"). Raises
-    `ConfigurationError` for an unknown codec, a negative size, no elements at all, or a label that is not one line of
-    ASCII.
+    with one axis. Choices are kept in their canonical spelling. The mean travels by `download_choice`; None is what the
+    codec says, and else as all the rest. The `label` says what the vector is of, where a run averages several (such as
+    "fragment 1 of 4"). Raises `ConfigurationError` for an unknown codec, a negative size, no elements at all, or a
+    label that is not one line of ASCII.
 
     Shapes are no part of the fingerprint: the bytes of a codec do not depend on them. What does depend on them has to
     name them in the label (`shapes_digest`).
@@ -82,8 +83,9 @@ class VectorLayout:
         tensors = (tuple(each) if isinstance(each, Sequence) else each for each in self.tensors)
         object.__setattr__(self, "tensors", tuple(tensors))
         object.__setattr__(self, "codec_choice", canonical_codec(self.codec_choice))
-        if self.download_choice is not None:
-            object.__setattr__(self, "download_choice", canonical_codec(self.download_choice))
+        download = self.download_choice or _parts_of(self.codec_choice).usual_download
+        if download is not None:
+            object.__setattr__(self, "download_choice", canonical_codec(download))
         axes = [axis for shape in self.shapes for axis in shape]
         if any(isinstance(axis, bool) or not isinstance(axis, int) or axis < 0 for axis in axes):
             raise ConfigurationError("the sizes of a vector's tensors must be integers and not negative")
@@ -95,8 +97,8 @@ class VectorLayout:
             raise ConfigurationError("the vector is empty: there is nothing to average")
         if needs_residual(self.download_choice or self.codec_choice):
             raise ConfigurationError(
-                f'the codec "{self.download_choice or self.codec_choice}" leaves out what it has to make up for later, '
-                "and means are not made up for: set averaging.download_codec to another one"
+                f'means cannot travel by the codec "{self.download_choice or self.codec_choice}": they have no '
+                "residual for what it leaves out"
             )
 
     @cached_property
@@ -122,8 +124,9 @@ class VectorLayout:
 
     @property
     def needs_residual(self) -> bool:
-        """Whether members have to keep what their uploads left out; see `residual.py`."""
-        return needs_residual(self.codec_choice)
+        """Whether members have to keep what uploads or means left out; see `residual.py`."""
+        download = _parts_of(self.download_choice or self.codec_choice)
+        return needs_residual(self.codec_choice) or download.large.returns or download.small.returns
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
@@ -150,6 +153,22 @@ class VectorLayout:
         if self.label:
             text += f"label {self.label}\n"
         return blake3.blake3(text.encode("ascii")).hexdigest(length=FINGERPRINT_BYTES)
+
+    @cached_property
+    def subject(self) -> str:
+        """32 hexadecimal digits that are equal for layouts of one vector, whichever codecs it travels by."""
+        sizes = ",".join(str(numel) for numel in self.numels)
+        text = f"minga vector 1\n{sizes}\n{self.label}\n"
+        return blake3.blake3(text.encode("ascii")).hexdigest(length=FINGERPRINT_BYTES)
+
+    def warming_up(self, share: float) -> VectorLayout:
+        """The same vector as it travels when this share of the rounds of the warm-up is over, from 0 to below 1."""
+        choice = self.codec_choice
+        if parse_choice(choice).name != ADAPTIVE:
+            return _with_codec(self, codec(choice).warming_up(share))
+        settings = adaptive_settings(choice)
+        parts = {part: codec(getattr(settings, part)).warming_up(share) for part in ("large", "small")}
+        return _with_codec(self, spelled(ADAPTIVE, settings.model_copy(update=parts)))
 
     def chunks(self, start: int, stop: int, target_bytes: int) -> tuple[Chunk, ...]:
         """Cut elements `start` to `stop` into chunks, in order and without gaps; none for an empty range.
@@ -205,15 +224,26 @@ class VectorLayout:
         return tuple(_overlaps(self.segments[first:], start, stop))
 
 
+@lru_cache(maxsize=64)
+def _with_codec(layout: VectorLayout, choice: str) -> VectorLayout:
+    return dataclasses.replace(layout, codec_choice=choice)
+
+
 def _codec_of(choice: str, numel: int) -> Codec:
     parts = _parts_of(choice)
-    return parts.small if numel < parts.from_elements else parts.large
+    chosen = parts.small if numel < parts.from_elements else parts.large
+    return chosen if numel >= chosen.fewest_elements else codec("float16")
+
+
+def codecs_of(choice: str) -> tuple[Codec, Codec]:
+    """What large tensors take by a choice, and what small ones do: two codecs only if it chooses by size."""
+    parts = _parts_of(choice)
+    return parts.large, parts.small
 
 
 def needs_residual(choice: str) -> bool:
     """Whether uploads of such a choice leave out what has to be kept for later; see `residual.py`."""
-    parts = _parts_of(choice)
-    return parts.large.needs_residual or parts.small.needs_residual
+    return any(each.needs_residual for each in codecs_of(choice))
 
 
 def _identity(choice: str) -> str:
@@ -229,6 +259,11 @@ class _Parts(NamedTuple):
     large: Codec
     small: Codec
     from_elements: int
+
+    @property
+    def usual_download(self) -> str | None:
+        """How means travel where nothing is said."""
+        return self.large.usual_download or self.small.usual_download
 
 
 @cache

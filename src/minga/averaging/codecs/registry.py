@@ -30,6 +30,11 @@ CODECS: Final[Registry[Callable[..., Codec]]] = Registry(
         "float16": "minga.averaging.codecs.dense:float16",
         "bfloat16": "minga.averaging.codecs.dense:bfloat16",
         "int8": "minga.averaging.codecs.dense:BlockwiseInt8Codec",
+        "topk": "minga.averaging.compressors.topk:TopKCodec",
+        "gtopk": "minga.averaging.compressors.topk:GlobalTopKCodec",
+        "union": "minga.averaging.compressors.counted_blocks:UnionCodec",
+        "gaussiank": "minga.averaging.compressors.counted_blocks:GaussianKCodec",
+        "randomk": "minga.averaging.compressors.randomk:RandomKCodec",
     },
 )
 """What makes a codec: a class, or a function without arguments. A class with settings takes them as its argument."""

@@ -68,7 +68,8 @@ class Sketch(ABC):
         """The layout of the values of the round of `step`: no peer with another sketch or other shapes has the same."""
         key = self.shapes(step), self.part(step)
         if key not in self._layouts:
-            label = f"{self.choice} {self.version} of {self.whole.shapes_digest} {key[1]}".rstrip()
+            words = (self.choice, str(self.version), "of", self.whole.shapes_digest, key[1], self.whole.label)
+            label = " ".join(word for word in words if word)
             self._layouts[key] = VectorLayout(key[0], self.whole.codec_choice, self.whole.download_choice, label)
         return self._layouts[key]
 
@@ -138,7 +139,7 @@ def make_sketch(choice: str, whole: VectorLayout) -> Sketch:
         raise ConfigurationError(f"sketch: what an installed package brings as {found.spelling!r} is {sketch!r}")
     if whole.needs_residual and not sketch.is_lossless:
         raise ConfigurationError(
-            f'the codec "{whole.codec_choice}" and the sketch "{found.spelling}" both leave something out to make up '
-            'for it later: take one of them alone, with averaging.codec = "float16" or averaging.sketch = "identity"'
+            f'the codec "{whole.codec_choice}" and the sketch "{found.spelling}" both leave something out: one of '
+            "them can be made up for"
         )
     return sketch

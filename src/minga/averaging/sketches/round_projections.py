@@ -10,6 +10,7 @@ has is part of the basis of the whole, which is one in the state of the run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -22,9 +23,10 @@ from minga.averaging.sketches.projection import Projection
 class RoundProjections:
     """What the rounds of one peer average, by its `sketch` of the whole vector; see `Projection`."""
 
-    def __init__(self, sketch: Sketch, *, keeps_uncounted: bool = False) -> None:
-        self.sketch, self._keeps_uncounted = sketch, keeps_uncounted
-        self._in_turn = [Projection(sketch, keeps_uncounted=keeps_uncounted)]
+    def __init__(self, sketch: Sketch, *, keeps_uncounted: bool = False, decay: float = 1.0) -> None:
+        self.sketch = sketch
+        self._new = partial(Projection, keeps_uncounted=keeps_uncounted, decay=decay)
+        self._in_turn = [self._new(sketch)]
         self._restored: dict[str, KeptResidual] = {}  # of an earlier process, until there is the fragment
 
     def divide(self, fragments: Sequence[VectorLayout], tensors: Sequence[Sequence[int]]) -> None:
@@ -37,8 +39,7 @@ class RoundProjections:
         for fragment, places in zip(fragments, tensors, strict=True):
             if fragment.shapes != tuple(self.sketch.whole.shapes[place] for place in places):
                 raise ValueError("a fragment does not consist of the tensors that it is said to have")
-            part = self.sketch.part_of(fragment, places)
-            in_turn.append(Projection(part, keeps_uncounted=self._keeps_uncounted))
+            in_turn.append(self._new(self.sketch.part_of(fragment, places)))
         self._in_turn = in_turn
         self.restore(self._restored)
 

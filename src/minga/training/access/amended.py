@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from minga.averaging.strategy_choice import round_batch_range
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.amendments import Regroup
 from minga.training.access.standing_orders import PAUSED, StandingOrders
@@ -74,7 +75,7 @@ class Amended:
         self.in_force = ids
         changes, spec = self._orders.changes(ids), self._orders.spec(ids)
         self._due = {key: value for key, value in changes.items() if key.startswith(OPTIMIZER)}
-        self._port.cap(spec.training.batch_range[1])
+        self._port.cap(round_batch_range(spec)[1])
         self.on_change(spec)
         return ", ".join(f"{key} = {value}" for key, value in sorted(changes.items()) if key != PAUSED)
 

@@ -17,6 +17,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
+from minga.averaging.strategy_choice import round_batch_range
 from minga.core.errors import ConfigurationError, ProtocolError
 from minga.core.spec.problems import suggestion
 from minga.core.spec.run_spec import RunSpec
@@ -93,8 +94,8 @@ class StandingOrders:
         return self._amendments.due(step)
 
     def batch_range(self, orders: Sequence[str]) -> tuple[int, int] | None:
-        """The smallest and the largest target batch size under these orders."""
-        return self.spec(orders).training.batch_range
+        """The smallest and the largest number of samples with which a round may close under these orders."""
+        return round_batch_range(self.spec(orders))
 
     async def obtain(self, orders: Sequence[str], peer: PeerId, step: int) -> None:
         """Get those that are not known here from `peer`, which wants them in force in the round of `step`.

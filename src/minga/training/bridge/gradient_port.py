@@ -30,20 +30,23 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import torch
 
 from minga.averaging.messages import Report
-from minga.core.errors import NonFiniteError
+from minga.averaging.strategy_choice import StrategyChoice
+from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.training.bridge.moving_average import MovingAverage
 from minga.training.bridge.thread_bridge import TrainingThread
 from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
-from minga.training.strategy.synchronous import Synchronous
 
 logger = logging.getLogger("minga.training")
+
+SYNCHRONOUS: Final = StrategyChoice("synchronous")
 
 
 class PortPhase(enum.Enum):
@@ -67,7 +70,7 @@ class GradientPort(TrainingThread):
         loop: asyncio.AbstractEventLoop,
         replica: ReplicaInterface,
         *,
-        strategy: type[Strategy] = Synchronous,
+        strategy: StrategyChoice = SYNCHRONOUS,
         target_batch_sizes: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(loop)
@@ -76,10 +79,11 @@ class GradientPort(TrainingThread):
         self.unit = target_batch_sizes[0] if target_batch_sizes else 1
         """Samples that have weight 1 in the vector."""
         self._target = target_batch_sizes[1] if target_batch_sizes else None
-        self._facts = strategy.facts
-        self._parks = strategy.facts.max_in_flight == 0
-        self._strategy = strategy(self.condition, unit=self.unit)
+        self._strategy: Strategy = strategy.kind(self.condition, unit=self.unit, settings=strategy.settings)
+        self._facts = self._strategy.facts
+        self._parks = self._facts.max_in_flight == 0
         self._strategy.begin(replica)
+        _take_over(self._strategy, replica.strategy_tensors())
         self._phase = PortPhase.OPEN
         self._limit: int | None = None
         self._next_limit: int | None = None
@@ -96,10 +100,11 @@ class GradientPort(TrainingThread):
 
     # ---- the training thread
 
-    def add(self, samples: int) -> bool:
+    def add(self, samples: int, loss: float | None = None) -> bool:
         """A micro-batch of `samples` ended, whose mean gradients the replica has: let the strategy take them up.
 
-        Returns False if it was dropped, because the step was closed without it or because it was not finite.
+        `loss` is its mean loss, if that is known. Returns False if the micro-batch was dropped, because the step was
+        closed without it or because it was not finite.
         """
         with self._strategy.arithmetic:
             with self.condition:
@@ -108,6 +113,7 @@ class GradientPort(TrainingThread):
                 taken = self._phase is not PortPhase.SEALED or self._facts.keeps_late_micro_batches
             if taken:
                 self._merge()
+                self._strategy.note_loss(loss)
                 taken = self._strategy.micro_batch(samples)
             with self.condition:
                 now = self._loop.time()
@@ -171,11 +177,12 @@ class GradientPort(TrainingThread):
             samples = self._strategy.complete_samples if parked else self._strategy.samples
             rate = 1.0 / self._speed.value if self._speed.value else 0.0
             is_idle = self._paused or self._resting or (self._boundary_s is None and not parked)
+            score = self._strategy.score
             if is_idle:
-                return Report(samples, rate, parked=parked, limit=self._limit)
+                return Report(samples, rate, parked=parked, limit=self._limit, score=score)
             busy_s = 0.0 if parked or self._boundary_s is None else max(0.0, self._loop.time() - self._boundary_s)
             last, each_s = self._last_samples, self._batch_time.value
-            return Report(samples, rate, last, busy_s, each_s, parked=parked, limit=self._limit)
+            return Report(samples, rate, last, busy_s, each_s, parked=parked, limit=self._limit, score=score)
 
     def limit(self, samples: int | None) -> None:
         """Stop at the first boundary with at least so many samples, at once if the thread does not compute; and go on
@@ -210,12 +217,14 @@ class GradientPort(TrainingThread):
         """The round came to nothing: what was sealed counts again, for the next group."""
         await self._loop.run_in_executor(None, self._unseal)
 
-    def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:
-        """The round that leads to global step `round` counted: let the strategy change the replica by its mean.
+    def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate, contributors: int = 1) -> None:
+        """The round that leads to global step `round` counted: let the strategy change the replica by its mean, which
+        is one of so many contributions.
 
         For the training thread; `reopen` comes after it.
         """
         with self._strategy.arithmetic:
+            self._strategy.note_contributors(contributors)
             self._strategy.absorb(round, mean, fate)
 
     def reopen(self, limit: int | None = None) -> None:
@@ -255,6 +264,11 @@ class GradientPort(TrainingThread):
                     raise ValueError(f"it has no {name[:80]!r} that fits to the model")
             strategy.restored(strategy.shared_tensors(), strategy.replica.step, local)
 
+    def conclude(self) -> None:
+        """The run is over: the replica is left with what all share. For the training thread."""
+        with self._strategy.arithmetic:
+            self._strategy.conclude()
+
     def missed(self, rounds: int) -> Recovery:
         """What this peer does that missed so many rounds. For the training thread."""
         return self._strategy.missed(rounds)
@@ -278,7 +292,8 @@ class GradientPort(TrainingThread):
     def _is_ahead(self) -> bool:
         """Whether there is enough for the next step already, as far as one knows."""
         if self._next_limit is not None:
-            return self._strategy.samples - self._strategy.complete_samples >= self._next_limit
+            further = self._strategy.samples - self._strategy.complete_samples
+            return further >= self._strategy.most_windows * self._next_limit
         return not self._strategy.complete_samples or self._strategy.is_ahead(self._last_samples)
 
     def _has_enough(self, samples: int) -> bool:
@@ -328,6 +343,23 @@ class GradientPort(TrainingThread):
                 self._phase = PortPhase.OPEN  # and parks at the next boundary, with what came since
                 self._next_limit = None
         self._wake()
+
+
+def _take_over(strategy: Strategy, kept: Mapping[str, torch.Tensor]) -> None:
+    """Have the strategy go on from its tensors in the checkpoint that the replica was restored to.
+
+    Raises `ConfigurationError` if they are those of another strategy.
+    """
+    if not kept:
+        return
+    shared = dict(strategy.shared_tensors())
+    for name in sorted(kept.keys() | {name for name in shared if name.startswith("strategy/")}):
+        one, other = kept.get(name), shared.get(name)
+        if one is None or other is None or (one.shape, one.dtype) != (other.shape, other.dtype):
+            raise ConfigurationError(
+                f"the checkpoint does not fit the strategy of this run: {name[:80]} is not in both"
+            )
+    strategy.restored({**shared, **kept}, strategy.replica.step, None)
 
 
 def _tensors_of(snapshot: StateSnapshot) -> dict[str, torch.Tensor]:

@@ -23,8 +23,13 @@ from typing import ClassVar
 
 import torch
 
-from minga.averaging.strategy_choice import StrategyFacts
+from minga.averaging.messages import PeerScore
+from minga.averaging.strategy_choice import NoSettings, StrategyFacts
+from minga.core.spec.fields import Section
 from minga.training.replica.interface import ReplicaInterface
+
+Settings = Section
+"""What the settings of a strategy derive from; fields are declared by `whole`, `real`, `choice` and `described`."""
 
 
 class ContributionFate(enum.Enum):
@@ -50,17 +55,31 @@ class Recovery(enum.Enum):
 
 
 class Strategy(ABC):
-    """What one peer sends and takes up. A contribution over `unit` samples has weight 1.
+    """What one peer sends and takes up, by its `settings`. A contribution over `unit` samples has weight 1.
 
     The defaults are those of a strategy whose trainer waits while a round runs.
     """
 
-    facts: ClassVar[StrategyFacts]
+    Settings: ClassVar[type[Section]] = NoSettings
+    """What [strategy.NAME] of a run spec may say, each with a default."""
+    most_windows: int = 1
+    """How many times the samples of a step may come while a round is in flight, before the trainer waits."""
+    facts: StrategyFacts
+    """Of the class where its settings change nothing about them, else of each strategy."""
 
-    def __init__(self, condition: threading.Condition, *, unit: int) -> None:
+    def __init__(self, condition: threading.Condition, *, unit: int, settings: Section | None = None) -> None:
+        self.settings = self.Settings() if settings is None else settings
+        self.facts = self.facts_for(self.settings)
         self.arithmetic = threading.Lock()
         self._condition, self._unit = condition, unit
         self._samples = 0
+
+    @classmethod
+    def facts_for(cls, settings: Section) -> StrategyFacts:  # noqa: ARG003
+        """What follows from these `Settings`, the same on all peers; each is within its own bounds. Raises
+        `ConfigurationError` for settings that do not go together.
+        """
+        return cls.facts
 
     def begin(self, replica: ReplicaInterface) -> None:
         """Work on `replica` from now on, which is at a global step; called once.
@@ -103,7 +122,20 @@ class Strategy(ABC):
         with self._condition:
             self._samples = samples
 
+    @property
+    def score(self) -> PeerScore | None:
+        """How good this peer's contribution would be if it alone counted; None if there is none. Asked for where the
+        facts say that rounds take that of the best.
+        """
+        return None
+
     # ---- under `arithmetic`
+
+    def note_loss(self, loss: float | None) -> None:  # noqa: B027
+        """The micro-batch that comes next has this mean loss; None if the program does not say it.
+
+        Raises `ConfigurationError` where the strategy cannot do without.
+        """
 
     @abstractmethod
     def micro_batch(self, samples: int) -> bool:
@@ -127,6 +159,9 @@ class Strategy(ABC):
     def take_back(self) -> None:
         """The round came to nothing: undo `contribution`, unless that is done already."""
 
+    def note_contributors(self, count: int) -> None:  # noqa: B027
+        """The mean that is absorbed next is one of so many contributions, as far as the plan of its round foresaw."""
+
     @abstractmethod
     def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:
         """The round that leads to global step `round` counted: bring the replica there, and forget what is complete,
@@ -135,6 +170,11 @@ class Strategy(ABC):
         What peers share is to be a function of what they shared before, `mean` and `round` alone, whatever the `fate`
         of this peer's own contribution. `mean` is served to other peers and must not be changed.
         """
+
+    # ---- on the training thread, between two micro-batches
+
+    def conclude(self) -> None:  # noqa: B027
+        """The run is over: leave the replica with the parameters that all share, if they are not there anyway."""
 
     # ---- state: on the training thread, between two micro-batches
 
