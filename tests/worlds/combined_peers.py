@@ -10,6 +10,7 @@ import torch
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import Encoder, Fate
 from minga.averaging.codecs.round_vectors import RoundVectors
+from minga.averaging.codecs.seeds import RoundSeeds
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.strategy_choice import STRATEGIES
 from minga.core.spec.run_spec import RunSpec
@@ -66,7 +67,10 @@ def take_step(peers: Sequence[CombinedPeer]) -> None:
         assert values is not None
         assert peer.replica.layout_of(step) == layout
         residual = peer.vectors.residual(step)
-        encoders.append(Encoder(values, samples) if residual is None else residual.seal(values, samples, step))
+        seeds = RoundSeeds(layout.fingerprint, step, str(len(encoders)))
+        encoders.append(
+            Encoder(values, samples, seeds=seeds) if residual is None else residual.seal(values, samples, step, seeds)
+        )
     mean = _reduce(layout, encoders)
     for peer in peers:
         whole = peer.replica.expand(mean.clone(), step, counted_in="round")
@@ -84,5 +88,5 @@ def _reduce(layout: VectorLayout, encoders: Sequence[Encoder]) -> torch.Tensor:
         size = chunk.codecs.download.encode(total / weight, as_bytes(encoded))
         chunk.codecs.download.decode(as_bytes(encoded)[:size], mean[chunk.start : chunk.stop])
     for encoder in encoders:
-        encoder.commit((chunk, Fate.COUNTED) for chunk in chunks)
+        encoder.commit([(chunk, Fate.COUNTED) for chunk in chunks], mean)
     return mean
