@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from documentation.combinations import Settings, run_with
-from minga.averaging.codecs.dense import BlockwiseInt8Codec
 from minga.averaging.codecs.registry import CODECS
+from minga.averaging.quantizers.int8 import BlockwiseInt8Codec
 from minga.averaging.sketches.registry import SKETCHES
 from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts
 from minga.core.errors import ConfigurationError
@@ -207,10 +207,15 @@ CASES = (
     ),
     Case(
         "R15",
-        {**OWN, **SKETCHED},
-        'training.strategy = "own" sends one fragment after the other, and averaging.sketch = "block_means" maps the '
-        'whole vector; set averaging.sketch = "identity"',
-        {"fragments": 2},
+        {"averaging.codec": "int8", "averaging.residual_decay": 0.95},
+        'averaging.residual_decay = 0.95 is for residuals, and averaging.codec = "int8" leaves none; set '
+        "averaging.residual_decay = 1.0",
+    ),
+    Case(
+        "R15",
+        {**SKETCHED, "averaging.codec": "int8", "averaging.residual_decay": 0.95, "averaging.warmup_rounds": 10},
+        'averaging.warmup_rounds = 10 is for codecs that leave something out, not averaging.codec = "int8"; set '
+        "averaging.warmup_rounds = 0",
     ),
     Case(
         "R14",

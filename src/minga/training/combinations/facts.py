@@ -63,6 +63,8 @@ class RunFacts:
     has_moments: bool
     is_plain_descent: bool
     average_parameters_every: int
+    residual_decay: float
+    warmup_rounds: int
     target_batch_size: int | str
 
     @property
@@ -89,6 +91,8 @@ def facts_of_run(spec: RunSpec) -> RunFacts:
         has_moments=not brings_own and optimizer.name in MOMENT_OPTIMIZERS,
         is_plain_descent=brings_own or is_plain,
         average_parameters_every=averaging.average_parameters_every,
+        residual_decay=averaging.residual_decay,
+        warmup_rounds=averaging.warmup_rounds,
         target_batch_size=training.target_batch_size,
     )
 

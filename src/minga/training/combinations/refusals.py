@@ -13,6 +13,8 @@ DOWNLOAD: Final = "averaging.download_codec"
 SKETCH: Final = "averaging.sketch"
 STRATEGY: Final = "training.strategy"
 AVERAGE_PARAMETERS: Final = "averaging.average_parameters_every"
+DECAY: Final = "averaging.residual_decay"
+WARM_UP: Final = "averaging.warmup_rounds"
 BATCH: Final = "training.target_batch_size"
 
 OPTIMIZER: Final = "optimizer.name"
@@ -230,18 +232,25 @@ OTHERS: Final = (
         {AVERAGE_PARAMETERS: 0},
     ),
     Rule(
-        "R15",
-        "fragments, and a sketch",
-        lambda run: run.strategy.fragments > 1 and not run.sketch.is_identity,
-        lambda run: f"{_strategy(run)} sends one fragment after the other, and {_sketch(run)} maps the whole vector",
-        WHOLE_VECTORS,
-    ),
-    Rule(
         "R14",
         "a codec and a sketch that both leave something out",
         lambda run: run.upload.leaves_out and run.sketch.leaves_out,
         lambda run: f"{_upload(run)} and {_sketch(run)} both leave something out: one of them can be made up for",
         ALL_OF_IT,
+    ),
+    Rule(
+        "R15",
+        "a decay of residuals, and nothing that is left out",
+        lambda run: run.residual_decay != 1.0 and not run.leaves_out,
+        lambda run: f"{setting(DECAY, run.residual_decay)} is for residuals, and {_upload(run)} leaves none",
+        {DECAY: 1.0},
+    ),
+    Rule(
+        "R15",
+        "a warm-up, and a codec that leaves nothing out",
+        lambda run: run.warmup_rounds > 0 and not run.upload.leaves_out,
+        lambda run: f"{setting(WARM_UP, run.warmup_rounds)} is for codecs that leave something out, not {_upload(run)}",
+        {WARM_UP: 0},
     ),
 )
 """What cannot be in any run."""
