@@ -353,6 +353,7 @@ class Member:
 
     async def _contribution(self, plan: Plan) -> tuple[torch.Tensor | None, int]:
         """What this peer brings to a round of the present step, and its samples."""
+        self.replica_step.begin(plan)
         vector, weight = await self._port.seal()
         loop, project = asyncio.get_running_loop(), self._replica.project
         vector = await loop.run_in_executor(None, project, vector, weight, self.step, plan.round_id)

@@ -145,6 +145,11 @@ class Strategy(ABC):
     def take_back(self) -> None:
         """The round came to nothing: undo `contribution`, unless that is done already."""
 
+    def counted_earlier(self, attempts: int) -> None:  # noqa: B027
+        """The mean that `absorb` gets next adopts a result, and has what `contribution` gave so many attempts before
+        the last one. By default the last one is taken for it.
+        """
+
     @abstractmethod
     def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:
         """The round that leads to global step `round` counted: bring the replica there, and forget what is complete,

@@ -23,6 +23,8 @@ from minga.training.strategy.local.settings import LocalSettings
 
 ANCHOR, MOMENTUM = "strategy/anchor", "strategy/momentum"
 _OPTIMIZER = "optimizer/"
+KEPT_ATTEMPTS = 2
+"""Contributions of rounds that came to nothing that are kept: a later round of the step may adopt such a result."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Local(Strategy):
         self._windows, self._steps = [0] * own.fragments, [0] * own.fragments
         self._pending = 0  # samples of gradients that wait for an inner step
         self._sealed: _Sealed | None = None
+        self._is_asked = False
+        self._earlier: list[_Sealed | None] = []  # of rounds of this step that came to nothing, the last ones
         self._late_steps = 0  # inner steps since the contribution was made
         self._is_broken = False
 
@@ -98,7 +102,7 @@ class Local(Strategy):
         if self._gradients is not None:
             self._gradients.zero_()
         with self._condition:
-            self._sealed, self._samples = None, 0
+            self._sealed, self._samples, self._earlier = None, 0, []
 
     # ---- inner steps
 
@@ -173,11 +177,16 @@ class Local(Strategy):
 
     def contribution(self) -> tuple[torch.Tensor | None, int]:
         """Δ = Θ - θ of the fragment whose turn it is; see `Strategy`."""
+        self._is_asked = True
         if self._sealed is None:
             self._seal()
         return (None, 0) if self._sealed is None else (self._sealed.delta, self._sealed.weight)
 
     def _seal(self) -> None:
+        if self._earlier and self._earlier[-1] is not None and not self._late_steps:
+            with self._condition:
+                self._sealed = self._earlier[-1]
+            return
         fragment = self._fragments.of(self.replica.step)
         window, steps = self._windows[fragment] - self._pending, self._steps[fragment]
         if self._samples <= 0 or window <= 0 or self._is_broken:
@@ -198,8 +207,18 @@ class Local(Strategy):
 
     def take_back(self) -> None:
         """See `Strategy`: θ was never changed, so nothing but the contribution is forgotten."""
+        if self._is_asked:
+            self._earlier = [*self._earlier[1 - KEPT_ATTEMPTS :], self._sealed]
+        self._is_asked = False
         with self._condition:
             self._sealed = None
+
+    def counted_earlier(self, attempts: int) -> None:
+        """What moved since that contribution was made goes on counting."""
+        if attempts <= len(self._earlier):
+            with self._condition:
+                self._sealed = self._earlier[-attempts]
+            self._late_steps += 1
 
     def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:
         """Take the outer step, and bring θ along; see `Strategy`."""
@@ -250,6 +269,7 @@ class Local(Strategy):
         gone = sealed
         if fate is ContributionFate.UNCOUNTED and not self.facts.keeps_uncounted:
             gone = self._sealed
+        self._earlier, self._is_asked = [], False
         with self._condition:
             self._sealed = None
             if gone is not None:
