@@ -24,10 +24,11 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minga.averaging.election import ranking
+from minga.averaging.strategy_choice import facts_of
 from minga.core.errors import LocalError
 from minga.core.events.bus import Event
 from minga.network.virtual.internet import HostSettings
@@ -72,15 +73,17 @@ class Scene:
     seed: int
     clients: int
     auxiliary: bool
-    training: Mapping[str, Any]
+    strategy: str
     codec: str
     moment: str
     step: int
     mishaps: tuple[Mishap, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of the strategy."""
 
     @classmethod
-    def drawn(cls, seed: int, local: Mapping[str, Any] | None = None) -> Scene:
-        """The scene of a seed; with the strategy local, by these settings of it, if there are some."""
+    def drawn(cls, seed: int) -> Scene:
+        """The scene of a seed."""
         rng = random.Random(f"minga fault search {seed}")
         mishaps = tuple(
             Mishap(rng.choice(KINDS), rng.choice(ROLES), delay_s, rng.uniform(0.5, LONGEST_S))
@@ -90,19 +93,12 @@ class Scene:
             seed,
             clients=rng.choice((0, 1, 2, 3)),
             auxiliary=rng.random() < 0.3,
-            training=_training("delayed" if rng.random() < 0.35 else "synchronous", local),
+            strategy="delayed" if rng.random() < 0.35 else "synchronous",
             codec=rng.choice(("float32", "float32", "float16", "int8")),
             moment=(moment := rng.choice(MOMENTS)),
             step=rng.choice((0, 1)) + (moment == "step.applied"),
             mishaps=mishaps,
         )
-
-
-def _training(strategy: str, local: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Sections of a run spec."""
-    if local is None:
-        return {"training": {"strategy": strategy}}
-    return {"training": {"strategy": "local"}, "strategy": {"local": dict(local)}}
 
 
 @dataclass(frozen=True)
@@ -129,8 +125,9 @@ class Play:
         """step -> digest -> peers that had it after that step."""
         self.unfinished: int | None = None
         """The step that was under way when all trained together again, which ended the play."""
-        spec = make_spec(BATCH, codec=scene.codec, **scene.training)
-        make = vector_replica(NUMEL, scene.training.get("strategy", {}).get("local", {}).get("fragments", 1))
+        settings = {scene.strategy: dict(scene.settings)} if scene.settings else {}
+        spec = make_spec(BATCH, codec=scene.codec, training={"strategy": scene.strategy}, strategy=settings)
+        make = vector_replica(NUMEL, scene.settings.get("fragments", 1))
         self.swarm = Swarm(spec, seed=scene.seed, make_replica=make, gradient=pull, checkpoint_every=2)
         for index in range(PEERS):
             auxiliary = scene.auxiliary and index == 1
@@ -263,7 +260,8 @@ def judge(play: Play) -> list[str]:
             wrong.append(f"step {step} was taken by several groups: { {k[:6]: sorted(v) for k, v in groups.items()} }")
     if (gap_s := longest_gap_s(swarm)) > GAP_S:
         wrong.append(f"no step for {gap_s:.1f} s")
-    return wrong + lost_steps(play)
+    takes_best = facts_of(swarm.spec).contributors == "best"  # with its only contributor a round is lost
+    return wrong + ([] if takes_best else lost_steps(play))
 
 
 def lost_steps(play: Play) -> list[str]:
@@ -301,14 +299,17 @@ def lost_steps(play: Play) -> list[str]:
     return wrong
 
 
-def play(seed: int, local: Mapping[str, Any] | None = None) -> Play:
-    """Play the swarm of a seed to its end; see `Scene.drawn`."""
+def play(seed: int, strategy: str | None = None, settings: Mapping[str, Any] | None = None) -> Play:
+    """Play the swarm of a seed to its end; with another `strategy` than the seed's, if one is named."""
     errors, played = _Errors(), None
     logging.getLogger().addHandler(errors)
 
     async def main() -> None:
         nonlocal played
-        played = Play(Scene.drawn(seed, local))
+        scene = Scene.drawn(seed)
+        if strategy is not None:
+            scene = replace(scene, strategy=strategy, settings=settings or {})
+        played = Play(scene)
         await played.run()
 
     gc.disable()  # it takes a quarter of the time, for garbage that is collected below
@@ -325,9 +326,9 @@ def play(seed: int, local: Mapping[str, Any] | None = None) -> Play:
     return played
 
 
-def search(seed: int, local: Mapping[str, Any] | None = None) -> list[str]:
-    """What was wrong with the swarm of a seed, if anything, and then what was done to it."""
-    played = play(seed, local)
+def search(seed: int, strategy: str | None = None, settings: Mapping[str, Any] | None = None) -> list[str]:
+    """What was wrong with the swarm of a seed, if anything, and then what was done to it; see `play`."""
+    played = play(seed, strategy, settings)
     wrong = judge(played)
     return [*wrong, f"({played.scene})", *(f"({told})" for told in played.told)] if wrong else []
 

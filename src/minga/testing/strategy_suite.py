@@ -59,9 +59,10 @@ class _Trainer:
         for value, samples in micro_batches:
             for tensor in self.tensors:
                 tensor.grad = torch.full_like(tensor, value)
-            self._take(samples)
+            self._take(samples, abs(value))
 
-    def _take(self, samples: int) -> None:
+    def _take(self, samples: int, loss: float) -> None:
+        self.strategy.note_loss(loss)
         if self.strategy.micro_batch(samples):
             self.strategy.count(samples)
         self.replica.zero_grad()
@@ -71,7 +72,7 @@ class _Trainer:
         for target, samples in micro_batches:
             for tensor in self.tensors:
                 tensor.grad = tensor.detach() - target
-            self._take(samples)
+            self._take(samples, float((self.values() - target).abs().sum()))
 
     def values(self) -> torch.Tensor:
         """All numbers of the model, as float32."""
@@ -206,7 +207,9 @@ def check_late_micro_batches(kind: type[Strategy], **settings: Any) -> None:
 
 
 def check_alone(kind: type[Strategy], **settings: Any) -> None:
-    """One peer, whose mean is its own contribution, comes down: sign and scale. With gradients, by hand's steps."""
+    """One peer, whose mean is its own contribution, comes down: sign and scale. With gradients of which the optimizer
+    makes steps, by hand's steps.
+    """
     facts = _facts(kind, settings)
     by_hand, trainer = torch.full((_NUMEL,), 8.0), _Trainer(kind, settings)
     for _ in range(20):
@@ -219,7 +222,7 @@ def check_alone(kind: type[Strategy], **settings: Any) -> None:
         _require(samples == 4, kind, f"alone it contributed {samples} of 4 samples")
         trainer.absorb(mean)
     through = trainer.values()
-    if _sends_gradients(facts):
+    if _sends_gradients(facts) and not facts.owns_optimizer:
         good = torch.allclose(by_hand, through, rtol=1e-6)
         _require(good, kind, f"alone it came to {through}, by hand to {by_hand}")
     _require(bool(((through - 1.5).abs() < 3.0).all()), kind, f"alone it came from 8 to {through}, not near 1 to 2")
@@ -371,6 +374,36 @@ def check_dtypes(kind: type[Strategy], **settings: Any) -> None:
     _require(source.replica.digest() == other.replica.digest(), kind, "with bfloat16 equal means lead apart")
 
 
+def check_score(kind: type[Strategy], **settings: Any) -> None:
+    """Where rounds take the best contribution, a peer has a score that is a number when it has one to give, and only
+    then.
+    """
+    trainer = _Trainer(kind, settings)
+    takes_best = trainer.strategy.facts.contributors == "best"
+    _require(trainer.strategy.score is None, kind, "it has a score, and nothing to give")
+    trainer.feed((2.0, 2))
+    score = trainer.strategy.score
+    has_one = score is not None and math.isfinite(score.value)
+    _require(has_one == takes_best, kind, f"its score is {score}")
+    mean = trainer.seal()[0].clone()
+    _require(trainer.strategy.score == score, kind, "its score changed while nothing was computed")
+    trainer.absorb(mean)
+    _require(trainer.strategy.score is None, kind, "it has a score after a round, and nothing to give")
+
+
+def check_conclusion(kind: type[Strategy], **settings: Any) -> None:
+    """At the end of a run the replica has the parameters that all share, and no state changes."""
+    trainer = _Trainer(kind, settings)
+    trainer.pull((1.0, 2))
+    trainer.absorb(trainer.seal()[0].clone())
+    digest = trainer.replica.digest()
+    trainer.strategy.conclude()
+    tensors = trainer.strategy.shared_tensors()
+    shared = torch.cat([tensor.float() for name, tensor in tensors.items() if name.startswith("model/")])
+    _require(torch.equal(trainer.values(), shared), kind, "a run ended with other parameters than those of all")
+    _require(trainer.replica.digest() == digest, kind, "the end of a run changed what peers share")
+
+
 def check_nothing(kind: type[Strategy], **settings: Any) -> None:
     """Without samples there is no contribution, of weight 0; and the round may count or come to nothing."""
     trainer = _Trainer(kind, settings)
@@ -456,6 +489,8 @@ STRATEGY_CHECKS: Final[tuple[Callable[..., None], ...]] = (
     check_parts_of_the_state,
     check_missed_rounds,
     check_dtypes,
+    check_score,
+    check_conclusion,
     check_nothing,
     check_not_finite,
     check_broken_sum,

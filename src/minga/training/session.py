@@ -250,6 +250,8 @@ class Session:
             overlapped=facts.max_in_flight > 0,
             keeps_uncounted=facts.keeps_uncounted,
             shares_parameters=facts.payload in ("pseudo-gradient", "parameters"),
+            contributors=facts.contributors,
+            weights=facts.weights,
             most_communication=spec.training.most_communication,
             wait_in_minority=spec.network.minority == "wait",
             digest_every=spec.state.digest_every,

@@ -93,12 +93,13 @@ class ReplicaStep:
         counted_in = outcome.plan.result_id if fate is ContributionFate.COUNTED else None
         known = counted_in in self._attempts
         earlier = len(self._attempts) - 1 - self._attempts.index(str(counted_in)) if known else 0
+        contributors = outcome.contributors
 
         def absorb() -> None:
             amended.apply()
             if replica.step != step - 1:
                 raise RuntimeError(f"the replica is at step {replica.step}, and the round led to step {step}")
-            port.absorb(step, replica.expand(mean, step - 1, counted_in=counted_in), fate, earlier)
+            port.absorb(step, replica.expand(mean, step - 1, counted_in=counted_in), fate, contributors, earlier)
             if on_absorbed is not None:
                 on_absorbed(step)
 

@@ -27,6 +27,7 @@ from minga.averaging.matchmaking.leader import OutOfSyncError
 from minga.averaging.messages import Plan
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
+from minga.averaging.strategy_choice import Contributors, Weights
 from minga.core.aio.hedging import racing
 from minga.core.aio.observers import Observers
 from minga.core.errors import RemoteError, RunFinishedError
@@ -82,10 +83,10 @@ class MemberSettings:
 
     Whether it can be dialled by all and so `aggregates` for them, and whether it `computes` gradients. Of the run: the
     smallest and the largest target batch size (equal where that is fixed; else it is chosen so that communication takes
-    no more than the share `most_communication`); `overlapped`, `keeps_uncounted` and `shares_parameters` (in each round
-    anyway) are facts of its strategy. `average_parameters_every` so many steps; 0 is as needed. `divide` says who
-    reduces what in the groups that it leads. Where half of a round's members are left, those with the `organiser` go
-    on.
+    no more than the share `most_communication`); `overlapped`, `keeps_uncounted`, `shares_parameters` (in each round
+    anyway), `contributors` and `weights` are facts of its strategy. `average_parameters_every` so many steps; 0 is as
+    needed. `divide` says who reduces what in the groups that it leads. Where half of a round's members are left, those
+    with the `organiser` go on.
     """
 
     target_batch_sizes: tuple[int, int]
@@ -94,6 +95,8 @@ class MemberSettings:
     overlapped: bool = False
     keeps_uncounted: bool = False
     shares_parameters: bool = False
+    contributors: Contributors = "all"
+    weights: Weights = "samples"
     most_communication: float = 0.1
     wait_in_minority: bool = True
     digest_every: int = 10
@@ -150,11 +153,12 @@ class Member:
             organiser=settings.organiser,
             orders=WITHOUT_ORDERS if orders is None else orders,
             averages_every=lambda step: self._states.choose_interval(step + 1, self._others()),
+            contributors=self._contributors,
             notes=self.receipts,
         )
         self._formation = GroupFormation(node, identity, group, self.swarm_view, port, settings.divide)
         self.receipts.epoch = lambda: self.epoch
-        self.receipts.last_step = lambda: self.amended.last_step(settings.stop_after_steps, self.step)
+        self.receipts.last_step = self._last_step
         self._all_reduce = AllReduce(node)
         self._publisher = ProgressPublisher(
             board,
@@ -215,6 +219,7 @@ class Member:
             self._publisher.set_status("finished")
             if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
                 self.on_finished(await self._synchroniser.capture())
+            await self._port.request("conclude", self._port.conclude)
             await see_others_off(self.swarm_view, self.view, self.step)
             await self.receipts.flush(FLUSH_S)
             self._port.close(RunFinishedError(f"the run is complete after {self.step} steps"))
@@ -302,7 +307,8 @@ class Member:
     async def _reduce(self, plan: Plan, begun_s: float) -> None:
         planned_s = asyncio.get_running_loop().time()
         self._port.limit_next(self._limit_by(plan))
-        vector, weight = await self._contribution(plan)
+        vector, samples = await self._contribution(plan)
+        weight = self._weight(plan, samples)
         self._publisher.set_status("averaging")
         self._node.events.emit(
             RoundBegun(
@@ -310,7 +316,7 @@ class Member:
                 round=plan.round_id,
                 leader=plan.members[0].peer_id,
                 members=len(plan.members),
-                samples=weight,
+                samples=samples,
                 waited_s=planned_s - begun_s,
                 parts=len(plan.parts),
                 sites=len(plan.sites),
@@ -348,16 +354,26 @@ class Member:
         if outcome.is_late and not outcome.lost:
             self._node.access_link.doubt()
         self._lost = tuple(outcome.lost)
-        await self._apply(outcome, weight, fate_of(vector, outcome))
+        await self._apply(outcome, samples, fate_of(vector, outcome))
         self._formation.batch.note(plan, asyncio.get_running_loop().time() - planned_s)
 
     async def _contribution(self, plan: Plan) -> tuple[torch.Tensor | None, int]:
-        """What this peer brings to a round of the present step, and its samples."""
+        """What this peer brings to a round of the present step, and the samples that it has for it."""
         self.replica_step.begin(plan)
-        vector, weight = await self._port.seal()
+        vector, samples = await self._port.seal()
+        if plan.scores and plan.rank_of(self._node.peer_id) not in plan.contributors:
+            return None, samples
         loop, project = asyncio.get_running_loop(), self._replica.project
-        vector = await loop.run_in_executor(None, project, vector, weight, self.step, plan.round_id)
-        return vector, weight if vector is not None else 0
+        vector = await loop.run_in_executor(None, project, vector, samples, self.step, plan.round_id)
+        return vector, samples if vector is not None else 0
+
+    def _weight(self, plan: Plan, samples: int) -> int:
+        """What a contribution with so many samples counts; a mean of one with weight 1 is not rounded."""
+        return min(1, samples) if plan.scores or self._settings.weights == "equal" else samples
+
+    def _contributors(self, step: int) -> Contributors:
+        """Whose contributions the round of `step` takes."""
+        return "all" if step + 1 == self._last_step() else self._settings.contributors
 
     async def _watch_whether_overtaken(self, plan: Plan) -> None:
         """Give a round up whose other members are done with the next one: they gave this peer up in this one."""
@@ -365,7 +381,7 @@ class Member:
             await asyncio.sleep(OVERTAKEN_PERIOD_S)
         self._all_reduce.give_up(plan, "its other members went on without us")
 
-    async def _apply(self, outcome: RoundOutcome, weight: int, fate: ContributionFate) -> None:
+    async def _apply(self, outcome: RoundOutcome, samples: int, fate: ContributionFate) -> None:
         plan, step, report = outcome.plan, self.step + 1, self._port.report()
         self.replica_step.follow(plan)
         hashing = self._hash_result(plan.result_id)
@@ -379,7 +395,7 @@ class Member:
         self._too_slow.note(plan, limit, report)
         self.step, self.in_doubt = step, False
         members = len(plan.members) - len(outcome.lost)
-        self._node.events.emit(StepApplied(step=step, samples=weight, members=members, batch=batch))
+        self._node.events.emit(StepApplied(step=step, samples=samples, members=members, batch=batch))
         self.on_step_ended.tell()
         if state is not None:
             self._states.publish(state)
@@ -388,7 +404,11 @@ class Member:
         return asyncio.get_running_loop().run_in_executor(None, self._replica.fingerprint, self._result, name)
 
     def _limit_by(self, plan: Plan) -> int | None:
-        """At how many samples this peer stops in the next step, unless the leader of that says something else."""
+        """At how many samples this peer stops in the next step, unless the leader of that says something else; at none
+        if there is no next one.
+        """
+        if plan.step + 1 == self._last_step():
+            return 0
         me = [member.peer_id for member in plan.members].index(self._node.peer_id)
         return plan.limits[me] if plan.limits else None
 
@@ -421,8 +441,11 @@ class Member:
     def _others(self) -> set[PeerId]:
         return set(self.swarm_view.alive()) - {self._node.peer_id}
 
+    def _last_step(self) -> int | None:
+        return self.amended.last_step(self._settings.stop_after_steps, self.step)
+
     def _is_finished(self) -> bool:
-        last = self.amended.last_step(self._settings.stop_after_steps, self.step)
+        last = self._last_step()
         return last is not None and self.step >= last and not self._catching_up.needs_state
 
 

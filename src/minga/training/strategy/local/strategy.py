@@ -281,6 +281,10 @@ class Local(Strategy):
         """Go on with what this peer moved, unless it is too old."""
         return Recovery.REBASE if rounds <= self._own.max_age * self._own.fragments else Recovery.FETCH
 
+    def conclude(self) -> None:
+        """The model of the run is Θ."""
+        self.replica.write_values(self._anchor)
+
     # ---- state
 
     def shared_tensors(self) -> Mapping[str, torch.Tensor]:
