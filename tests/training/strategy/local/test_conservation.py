@@ -57,6 +57,11 @@ class Account(Local):
         self.is_whole = self.is_whole and (local is not None or round == 0)
         super().restored(shared, round, local)
 
+    def conclude(self) -> None:
+        """The run is over: what is still here is dropped."""
+        self.moved -= (self._position() - self._anchor).double()
+        super().conclude()
+
     def missing(self) -> float:
         """How much of what it moved neither counted nor is here; or the surplus."""
         here = (self._position() - self._anchor).double()
