@@ -74,7 +74,7 @@ def test_more_fragments_than_tensors_are_refused() -> None:
 
 def test_a_batch_that_fragments_do_not_divide_is_refused() -> None:
     run = {"name": "x", "training": {"strategy": "local", "target_batch_size": 4096}}
-    with pytest.raises(ConfigurationError, match="target_batch_size 4096 is not a multiple of fragments 3"):
+    with pytest.raises(ConfigurationError, match="4096 is not a multiple of the 3 fragments"):
         check_plugins(RunSpec.from_mapping({**run, "strategy": {"local": {"fragments": 3}}}))
 
 

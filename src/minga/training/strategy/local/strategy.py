@@ -54,7 +54,7 @@ class Local(Strategy):
         super().__init__(condition, unit=unit, settings=settings)
         own = self._own = cast("LocalSettings", self.settings)
         self._outer = OuterOptimizer(own.outer_learning_rate, own.outer_momentum, own.nesterov)
-        self._merge_own = MERGES[own.merge]
+        self._merge = MERGES[own.merge]
         self._guess = Guess() if own.merge == "eager" else None
         self._windows, self._steps = [0] * own.fragments, [0] * own.fragments
         self._pending = 0  # samples of gradients that wait for an inner step
@@ -227,28 +227,24 @@ class Local(Strategy):
         sealed = self._sealed if fate is ContributionFate.COUNTED else None
         moved_on = sealed is None or self._late_steps > 0 or self._own.fragments > 1
         own = self._position() if moved_on else None
-        moved = None if own is None else self._moved(own, fragment, sealed)
+        if own is not None:
+            before = self.replica.rounded(self._anchor)
+            for run, part in self._fragments.slices(fragment):
+                self._merge.depart(own[run], before[run], None if sealed is None else sealed.delta[part])
         for run, part in self._fragments.slices(fragment):
             momentum = None if self._momentum is None else self._momentum[run]
             self._outer.step(self._anchor[run], momentum, mean[part])
         self._adopt(round, mean)
-        if own is not None and moved is not None:
-            self._merge(own, moved, fragment)
+        if own is not None:
+            for run, _ in self._fragments.slices(fragment):
+                self._merge.arrive(own[run], self._anchor[run], self._own.alpha)
+            self.replica.write_values(own)
         if self._guess is not None:
             self._guess.note(
                 mean, None if sealed is None else sealed.delta, 0.0 if sealed is None else self._share(sealed)
             )
             self._guess.jump = None
         self._settle_counts(fragment, sealed, fate)
-
-    def _moved(self, own: torch.Tensor, fragment: int, sealed: _Sealed | None) -> list[torch.Tensor]:
-        """By how much each slice of the fragment has moved since the contribution, or from Θ if there is none."""
-        before = self.replica.rounded(self._anchor)
-        found = []
-        for run, part in self._fragments.slices(fragment):
-            moved = own[run] - before[run]
-            found.append(moved if sealed is None else moved.add_(sealed.delta[part]))
-        return found
 
     def _adopt(self, round: int, mean: torch.Tensor) -> None:
         """Bring the replica to Θ at `round`, with the mean movements of buffers, by the rules of the model."""
@@ -258,11 +254,6 @@ class Local(Strategy):
         if adopted is not self._anchor:
             self._anchor[self._parameters] = adopted[self._parameters]
         self._anchor[tail].zero_()
-
-    def _merge(self, own: torch.Tensor, moved: list[torch.Tensor], fragment: int) -> None:
-        for (run, _), movement in zip(self._fragments.slices(fragment), moved, strict=True):
-            own[run] = self._merge_own(own[run], movement, self._anchor[run], self._own.alpha)
-        self.replica.write_values(own)
 
     def _settle_counts(self, fragment: int, sealed: _Sealed | None, fate: ContributionFate) -> None:
         """What counted counts no more; what did not, and what came later, does."""
