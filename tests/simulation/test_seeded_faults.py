@@ -25,14 +25,14 @@ LOCAL = {"blocking": {}, "overlapped": {"overlap": True}, "streaming": {"overlap
 
 @pytest.mark.parametrize(("kind", "seed"), [("blocking", 1), ("overlapped", 4), ("streaming", 5)])
 def test_a_swarm_that_steps_locally_survives_them_as_well(kind: str, seed: int) -> None:
-    if wrong := search(seed, LOCAL[kind]):
+    if wrong := search(seed, "local", LOCAL[kind]):
         pytest.fail("\n  ".join([f"seed {seed}, {kind}:", *wrong]), pytrace=False)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", LOCAL)
 def test_a_swarm_that_steps_locally_survives_any(kind: str, fault_seed: int) -> None:
-    if wrong := search(fault_seed, LOCAL[kind]):
+    if wrong := search(fault_seed, "local", LOCAL[kind]):
         pytest.fail("\n  ".join([f"seed {fault_seed}, {kind}:", *wrong]), pytrace=False)
 
 
