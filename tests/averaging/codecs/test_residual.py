@@ -41,7 +41,7 @@ def test_the_codec_of_these_tests_keeps_what_codecs_promise() -> None:
 
 def test_a_mean_cannot_travel_by_a_codec_that_needs_a_residual() -> None:
     for choices in (("loudest",), ("float32", "loudest")):
-        with pytest.raises(ConfigurationError, match="means are not made up for"):
+        with pytest.raises(ConfigurationError, match="they have no residual"):
             VectorLayout((NUMEL,), *choices)
 
 

@@ -158,6 +158,19 @@ def test_traffic_memory_and_sync() -> None:
     assert auxiliary.sync_s < trainer.sync_s
 
 
+def test_ways_that_no_run_can_have_are_not_compared_and_a_price_is_told() -> None:
+    setting = plan("4x(t4, 100Mbit, samples_per_s=10, micro_batch=4)").setting
+    elastic = StrategyChoice("elastic")
+    found = compare(setting, (*BOTH, elastic), ("float16", "gtopk"))
+    assert [(each.setting.strategy.name, each.setting.codec) for each in found] == [
+        (each.name, "float16") for each in (*BOTH, elastic)
+    ]
+    with pytest.raises(
+        ConfigurationError, match=r'averaging\.codec = "gtopk" leaves out.*set averaging\.codec = "float16"'
+    ):
+        compare(setting, BOTH, ("gtopk",))
+
+
 def test_of_equally_good_ways_the_first_is_best() -> None:
     setting = plan("8x(t4, 1Gbit, samples_per_s=1, micro_batch=1)").setting
     forecasts = compare(setting, BOTH, USUAL_CODECS)

@@ -171,6 +171,12 @@ CASES = (
     ),
     Case(
         "R9",
+        {"averaging.codec": "topk"},
+        'averaging.codec = "topk" leaves out of the means what nobody would make up for later: it is for '
+        'contributions; set averaging.download_codec = "gtopk"',
+    ),
+    Case(
+        "R9",
         {"averaging.download_codec": "loudest"},
         'averaging.download_codec = "loudest" leaves out of the means what nobody would make up for later: it is for '
         'contributions; set averaging.download_codec = "float16"',

@@ -21,12 +21,14 @@ class CodecFacts:
     leaves_out: whether senders have to keep what it leaves out, and add it to later contributions.
     recomputable: whether anybody who has the values can make the same bytes again, as many as for any other values.
     returns: whether, as a download codec, it gives back to the senders what of their contributions the mean left out.
+    is_sparse: whether most of what it decodes to is exactly 0.
     """
 
     choice: str
     leaves_out: bool
     recomputable: bool
     returns: bool
+    is_sparse: bool
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ def codec_facts(choice: str) -> CodecFacts:
         leaves_out=any(each.needs_residual for each in found),
         recomputable=all(each.recomputable and each.has_fixed_size for each in found),
         returns=any(each.returns for each in found),
+        is_sparse=any(each.is_sparse for each in found),
     )
 
 

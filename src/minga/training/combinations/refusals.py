@@ -59,6 +59,11 @@ def _nearest_multiple(run: RunFacts) -> int:
     return max(fragments, min(wanted + fragments // 2, MAX_BATCH) // fragments * fragments)
 
 
+def _codec_of_means(run: RunFacts) -> str:
+    """What the means of such contributions travel by."""
+    return "gtopk" if run.upload.is_sparse and run.upload.leaves_out else "float16"
+
+
 def _what(run: RunFacts) -> str:
     return "one peer's parameters once" if run.strategy.contributors == "best" else "parameters"
 
@@ -192,7 +197,7 @@ OTHERS: Final = (
         lambda run: (
             f"{_download(run)} leaves out of the means what nobody would make up for later: it is for contributions"
         ),
-        {DOWNLOAD: "float16"},
+        {DOWNLOAD: _codec_of_means},
     ),
     Rule(
         "R9",
