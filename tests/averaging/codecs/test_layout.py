@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minga.averaging.codecs.dense import CodecPair, codec
-from minga.averaging.codecs.layout import Segment, VectorLayout
+from minga.averaging.codecs.layout import Segment, VectorLayout, returns
 from minga.averaging.codecs.registry import codec_choices
 from minga.core.errors import ConfigurationError
 
@@ -51,10 +51,13 @@ def test_chunks_are_whole_blocks_of_about_the_target() -> None:
     ]
 
 
+UPLOADS = [choice for choice in codec_choices() if not returns(choice)]
+
+
 @settings(deadline=None, max_examples=100)
 @given(
     st.lists(st.one_of(st.integers(0, 600), st.integers(SMALL - 2, BIG + 2), st.integers(0, 300_000)), max_size=12),
-    st.sampled_from(codec_choices()),
+    st.sampled_from(UPLOADS),
     st.integers(1, 1 << 20),
     st.lists(st.floats(0, 1), max_size=4),
 )
@@ -100,7 +103,7 @@ def test_fingerprints_tell_layouts_apart() -> None:
     layouts = [
         VectorLayout(numels, choice)
         for numels in ((1, 23), (12, 3), (1, 2, 3), (24,), (1, 23, 0), (23, 1))
-        for choice in codec_choices()
+        for choice in UPLOADS
     ]
     assert len({layout.fingerprint for layout in layouts}) == len(layouts)
     assert all(len(layout.fingerprint) == 32 for layout in layouts)

@@ -206,6 +206,18 @@ CASES = (
         'averaging.sketch = "block_means"; set averaging.average_parameters_every = 0',
     ),
     Case(
+        "R9",
+        {"averaging.codec": "gtopk"},
+        'averaging.codec = "gtopk" leaves out of contributions what nobody would make up for later: it is for means; '
+        'set averaging.codec = "float16"',
+    ),
+    Case(
+        "R15",
+        {"averaging.codec": "int8", "averaging.residual_decay": 0.95, "averaging.warmup_rounds": 10},
+        'averaging.codec = "int8" has no residual to decay and nothing to warm up; set averaging.residual_decay = 1.0 '
+        "and set averaging.warmup_rounds = 0",
+    ),
+    Case(
         "R14",
         {**LOUDEST, **SKETCHED},
         'averaging.codec = "loudest" and averaging.sketch = "block_means" both leave something out: one of them can '

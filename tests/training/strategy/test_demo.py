@@ -185,7 +185,7 @@ def test_the_residual_is_the_momentum_of_the_paper() -> None:
 def test_a_peer_that_dies_in_the_middle_of_its_upload_leaves_the_others_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     @virtually
     async def main() -> None:
-        averaging = {"codec": "topk(k=32)", "sketch": "dct64"}
+        averaging = {"codec": "topk(k=32)", "sketch": "dct64", "residual_decay": 0.999}
         spec = make_spec(32, training={"strategy": "demo"}).amended({f"averaging.{k}": v for k, v in averaging.items()})
         swarm = Swarm(spec, make_replica=matrix_replica, gradient=pull, seed=4)
         for _ in range(4):

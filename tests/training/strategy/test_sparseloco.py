@@ -19,7 +19,7 @@ from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, p
 PRESET: dict[str, Any] = {
     "training": {"strategy": "local"},
     "strategy": {"local": {"outer_learning_rate": 1.0, "outer_momentum": 0.0}},
-    "averaging": {"codec": "topk(k=64, values=2bit)"},
+    "averaging": {"codec": "topk(k=64, values=2bit)", "residual_decay": 0.95},
 }
 
 
@@ -73,7 +73,9 @@ def test_the_preset_is_allowed_without_a_warning() -> None:
 def test_peers_of_speeds_1_to_4_to_16_agree_by_the_preset(speeds: tuple[float, ...]) -> None:
     @virtually
     async def main() -> None:
-        spec = make_spec(24, training=PRESET["training"], strategy=PRESET["strategy"], codec="topk(k=64, values=2bit)")
+        run = {"training": PRESET["training"], "strategy": PRESET["strategy"]}
+        averaging = {f"averaging.{key}": value for key, value in PRESET["averaging"].items()}
+        spec = make_spec(24, **run).amended(averaging)
         swarm = Swarm(spec, make_replica=vector_replica(9000), gradient=pull, seed=2)
         for seconds in speeds:
             swarm.add(HostSettings(latency_s=0.02), TrainerSettings(2, seconds))

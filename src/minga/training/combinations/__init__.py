@@ -6,7 +6,7 @@
 Nothing here knows a name of a strategy, codec or sketch: rules ask for facts, so they hold for those of other packages.
 A refusal says what to set instead, and what it says is allowed.
 
-Read: facts (what the rules ask about a run), rule (a rule, and how its message is worded), refusals (R1 to R14: what
+Read: facts (what the rules ask about a run), rule (a rule, and how its message is worded), refusals (R1 to R15: what
 cannot be), cautions (W1 and G3: what can be at a price), judgement (a run spec against all of them), overview (the
 table of the documentation).
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minga.averaging.codecs.layout import VectorLayout, codecs_of
+from minga.averaging.codecs.layout import VectorLayout, codecs_of, usual_download
 from minga.averaging.sketches.interface import make_sketch
 from minga.averaging.strategy_choice import StrategyFacts, facts_of
 from minga.core.spec.run_spec import RunSpec
@@ -63,6 +63,8 @@ class RunFacts:
     has_moments: bool
     is_plain_descent: bool
     average_parameters_every: int
+    residual_decay: float
+    warmup_rounds: int
     target_batch_size: int | str
 
     @property
@@ -80,7 +82,7 @@ def facts_of_run(spec: RunSpec) -> RunFacts:
         strategy_name=training.strategy,
         strategy=facts_of(spec),
         upload=codec_facts(averaging.codec),
-        download=codec_facts(averaging.download_codec or averaging.codec),
+        download=codec_facts(averaging.download_codec or usual_download(averaging.codec) or averaging.codec),
         own_download=averaging.download_codec is not None,
         sketch=sketch_facts(averaging.sketch),
         is_verified=spec.security.verification == "byzantine",
@@ -88,6 +90,8 @@ def facts_of_run(spec: RunSpec) -> RunFacts:
         has_moments=not brings_own and optimizer.name in MOMENT_OPTIMIZERS,
         is_plain_descent=brings_own or is_plain,
         average_parameters_every=averaging.average_parameters_every,
+        residual_decay=averaging.residual_decay,
+        warmup_rounds=averaging.warmup_rounds,
         target_batch_size=training.target_batch_size,
     )
 

@@ -13,6 +13,8 @@ DOWNLOAD: Final = "averaging.download_codec"
 SKETCH: Final = "averaging.sketch"
 STRATEGY: Final = "training.strategy"
 AVERAGE_PARAMETERS: Final = "averaging.average_parameters_every"
+DECAY: Final = "averaging.residual_decay"
+WARM_UP: Final = "averaging.warmup_rounds"
 BATCH: Final = "training.target_batch_size"
 
 OPTIMIZER: Final = "optimizer.name"
@@ -201,6 +203,13 @@ OTHERS: Final = (
     ),
     Rule(
         "R9",
+        "contributions by a codec for means",
+        lambda run: run.upload.returns,
+        lambda run: f"{_upload(run)} leaves out of contributions what nobody would make up for later: it is for means",
+        ALL_OF_IT,
+    ),
+    Rule(
+        "R9",
         "means that give back to senders, and a codec of uploads that keeps nothing",
         lambda run: run.own_download and run.download.returns and not run.upload.leaves_out,
         lambda run: (
@@ -235,6 +244,13 @@ OTHERS: Final = (
         lambda run: run.upload.leaves_out and run.sketch.leaves_out,
         lambda run: f"{_upload(run)} and {_sketch(run)} both leave something out: one of them can be made up for",
         ALL_OF_IT,
+    ),
+    Rule(
+        "R15",
+        "a decay of residuals or a warm-up, and a codec that leaves nothing out",
+        lambda run: not run.upload.leaves_out and (run.residual_decay != 1.0 or run.warmup_rounds > 0),
+        lambda run: f"{_upload(run)} has no residual to decay and nothing to warm up",
+        {DECAY: 1.0, WARM_UP: 0},
     ),
 )
 """What cannot be in any run."""
