@@ -257,13 +257,13 @@ class Local(Strategy):
                 self._windows[fragment] -= gone.window
                 self._steps[fragment] -= gone.steps
 
-    def conclude(self) -> None:
-        """The model of the run is Θ."""
-        self.replica.write_values(self._anchor)
-
     def missed(self, rounds: int) -> Recovery:
         """Go on with what this peer moved, unless it is too old."""
         return Recovery.REBASE if rounds <= self._own.max_age * self._own.fragments else Recovery.FETCH
+
+    def conclude(self) -> None:
+        """The model of the run is Θ."""
+        self.replica.write_values(self._anchor)
 
     # ---- state
 
