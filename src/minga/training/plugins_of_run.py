@@ -36,10 +36,18 @@ def with_origins(spec: RunSpec) -> RunSpec:
 
     Raises `ConfigurationError` if something is not installed here, or cannot be used in such a run.
     """
-    spelled = _with_all_strategy_settings(_with_canonical_choices(spec))
+    spelled = as_published(spec)
     complete = spelled.with_plugins(recorded(uses(spelled), spelled.plugins))
     check_plugins(complete)
     return complete
+
+
+def as_published(spec: RunSpec) -> RunSpec:
+    """The spec as it is written in a run: choices in their one spelling, and all settings of the strategy.
+
+    Raises `ConfigurationError` if something is not installed here, or takes no such settings.
+    """
+    return _with_all_strategy_settings(_with_canonical_choices(spec))
 
 
 def check_plugins(spec: RunSpec) -> None:
