@@ -12,11 +12,9 @@ import minga
 from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts, facts_of, round_batch_range
 from minga.core.spec.fields import Section, whole
 from minga.core.spec.plugins import Origin
-from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.security.robust.registry import AGGREGATORS
-from minga.training.host import differences
 from minga.training.plugins_of_run import check_plugins, with_origins
 from minga.training.run_folder.rejoin import SPEC_FILE
 from minga.training.strategy.synchronous import Synchronous
@@ -157,15 +155,3 @@ def test_each_codec_that_a_run_names_has_to_be_there() -> None:
     for averaging in ({"codec": "elsewhere"}, {"codec": "int8", "download_codec": "elsewhere"}):
         with pytest.raises(minga.ConfigurationError, match="codec: 'elsewhere' is none of"):
             check_plugins(minga.RunSpec.from_mapping({"name": "guard", "averaging": averaging}))
-
-
-def test_a_run_is_hosted_again_with_the_spec_that_began_it() -> None:
-    """What the spec of the run spells out, defaults of its strategy and choices of codecs, is no difference."""
-    given = RunSpec.from_mapping(
-        {"name": "a run", "training": {"strategy": "elastic"}, "averaging": {"codec": "topk( k = 41 )"}}
-    )
-    begun = with_origins(given).published({}).begin("a" * 64)
-    assert begun.strategy["elastic"]
-    assert differences(given, begun) == []
-    other = RunSpec.from_mapping({**given.model_dump(), "strategy": {"elastic": {"beta": 0.5}}})
-    assert differences(other, begun) == ["strategy"]

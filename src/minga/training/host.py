@@ -21,7 +21,7 @@ from minga.training.archive.targets import target_of
 from minga.training.join import Door, PeerOptions, checked_options, enter, network_settings
 from minga.training.own_access import RunAccess
 from minga.training.peer import Peer
-from minga.training.plugins_of_run import as_published, check_plugins, with_origins
+from minga.training.plugins_of_run import check_plugins, spelled_out, with_origins
 from minga.training.run_folder.host_lock import HostLock
 from minga.training.run_folder.known_runs import known_run
 from minga.training.run_folder.own_settings import OwnSettings
@@ -128,7 +128,7 @@ def _resumed(directory: Path, given: RunSpec | None, files: Mapping[str, Content
     run = _Run(known.signed, known.spec, directory)
     check_organiser(run.signed, identity)
     check_plugins(run.spec)
-    if given is not None and (wrong := differences(given, run.spec)):
+    if given is not None and (wrong := _differences(given, run.spec)):
         raise ConfigurationError(
             f"the run in {directory} was begun with other settings of {', '.join(wrong)}; a run keeps its settings: "
             "leave the spec out, or begin a new run without resume"
@@ -144,9 +144,9 @@ def _resumed(directory: Path, given: RunSpec | None, files: Mapping[str, Content
     return run
 
 
-def differences(given: RunSpec, spec: RunSpec) -> list[str]:
-    """The sections of `given` that are not as in `spec`, which the run was begun with."""
-    ours, theirs = (each.published().model_dump(mode="json") for each in (as_published(given), spec))
+def _differences(given: RunSpec, spec: RunSpec) -> list[str]:
+    """The sections of `given` that are not as in `spec`."""
+    ours, theirs = (each.published().model_dump(mode="json") for each in (spelled_out(given), spec))
     return sorted(name for name in ours if name not in _WRITTEN_BY_HOST and ours[name] != theirs[name])
 
 

@@ -362,6 +362,7 @@ class Member:
 
     async def _contribution(self, plan: Plan) -> tuple[torch.Tensor | None, int]:
         """What this peer brings to a round of the present step, and the samples that it has for it."""
+        self.replica_step.begin(plan)
         vector, samples = await self._port.seal()
         if plan.scores and plan.rank_of(self._node.peer_id) not in plan.contributors:
             return None, samples
