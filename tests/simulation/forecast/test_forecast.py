@@ -394,3 +394,12 @@ def test_only_recipes_can_be_measured(capfd: pytest.CaptureFixture[str]) -> None
     code, text = call(capfd, "bench-device", "--model", "gpt2")
     assert code == 2
     assert "the recipe has no such model; there are: albert-tiny" in " ".join(text.split())
+
+
+def test_a_round_with_one_contributor_is_foreseen_without_the_uploads_of_the_others() -> None:
+    peers = "8x(t4, up=20Mbit, down=100Mbit, samples_per_s=10, micro_batch=4); (aux, 1Gbit)"
+    leader, everybody = (plan(peers, strategy=name) for name in ("leader", "synchronous"))
+    assert leader.round_s <= everybody.round_s
+    of_homes = [found.classes[0].upload_bytes for found in (leader, everybody)]
+    assert of_homes[0] < 0.3 * of_homes[1]
+    assert leader.filling_s == everybody.filling_s

@@ -395,7 +395,7 @@ class Member:
         is_alone = not self.swarm_view.active()
         state = await self.replica_step.take(outcome, self._result, fate, limit, is_alone=is_alone)
         self._formation.previous = await hashing
-        self._too_slow.note(plan, limit, report)
+        self._too_slow.note(plan, report)
         self.step, self.in_doubt = step, False
         members = len(plan.members) - len(outcome.lost)
         self._node.events.emit(StepApplied(step=step, samples=samples, members=members, batch=batch))
