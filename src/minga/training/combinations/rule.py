@@ -63,7 +63,8 @@ def advice(changes: Changes) -> str:
     settings = [setting(key, value) for key, value in changes.items() if value is not None]
     without = [key for key, value in changes.items() if value is None]
     words = [f"set {_listed(settings)}"] if settings else []
-    return " and ".join([*words, f"leave {_listed(without)} out"] if without else words)
+    words += [f"leave {_listed(without)} out"] if without else []
+    return (", and " if len(settings) > 1 else " and ").join(words)
 
 
 def _listed(words: list[str]) -> str:
