@@ -167,7 +167,7 @@ class AveragingSection(Section):
     sketch: ChoiceText = described(
         DEFAULT_SKETCH,
         "linear map whose image is averaged in the place of the gradient",
-        'the name of a sketch, with settings or without: "identity" or an installed one',
+        'the name of a sketch, with settings or without: "identity", "powersgd", "dct64" or an installed one',
     )
     average_parameters_every: int = whole(
         0, 0, 1_000_000, "steps between two averagings of the parameters", special="; 0 is as needed"
