@@ -77,8 +77,30 @@ METHODS: Final = {
         Method("delayed", _strategy("delayed"), times=(1.0, 1.0, 10.0)),
         Method("int8", _averaging(codec="int8"), up_bits=INT8_BITS, down_bits=INT8_BITS, times=(1.05, 1.5, 6.0)),
         Method("adaptive", _averaging(codec="adaptive"), up_bits=None, down_bits=None),
-        Method("powersgd", _averaging(sketch="powersgd(rank=4, start={tenth})"), up_bits=None, down_bits=None),
-        Method("leader", _strategy("leader"), batches=64, variant=_strategy("leader", pull=0.2)),
+        Method(
+            "topk",
+            _averaging(codec="topk(k=41)", download_codec="gtopk"),
+            up_bits=0.246,
+            down_bits=1.375,
+            times=(1.0, 1.02, 1.17),
+            variant=_averaging(codec="topk(k=82)"),
+        ),
+        Method(
+            "topk-union",
+            _averaging(codec="topk(k=41)", download_codec="union"),
+            up_bits=0.246,
+            down_bits=None,
+            variant=_averaging(codec="topk(k=82)"),
+        ),
+        Method(
+            "powersgd",
+            _averaging(codec="float16", sketch="powersgd(rank=4, start={tenth})"),
+            up_bits=None,
+            down_bits=None,
+        ),
+        Method(
+            "leader", _strategy("leader"), batches=64, times=(1.0, 1.02, 1.16), variant=_strategy("leader", pull=0.2)
+        ),
         Method("elastic", _strategy("elastic"), batches=20, variant=_strategy("elastic", beta=0.9)),
     )
 }

@@ -215,7 +215,7 @@ class Run:
 
     def _fly(self, given: list[Sealed], now: float) -> Flight:
         step = self.peers[0].round
-        result = reduce(self.peers[0].copy.replica.layout_of(step), step, given)
+        result = reduce(self.peers[0].vectors.layout_of(step), step, given)
         steps, computed = [peer.steps for peer in self.peers], [peer.samples for peer in self.peers]
         for peer in self.peers:
             peer.samples = peer.steps = 0

@@ -18,6 +18,7 @@ from benchmarks._strategy_run import Cell, is_overlapped
 from benchmarks._strategy_series import KAPPAS, bytes_row, speeds_of
 from benchmarks._strategy_tasks import TASKS, Task
 from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.residual import Residual
 from minga.averaging.solver.division import Division, PartShare
 from minga.simulation.virtual_time import run_virtual
 from tests.worlds.recipe_text import GENESIS
@@ -61,22 +62,32 @@ def given(layout: VectorLayout, names: list[str]) -> list[Sealed]:
     ]
 
 
-@pytest.mark.parametrize("codec", ["float32", "float16", "int8"])
-def test_a_round_of_the_benchmark_is_a_round_of_the_network_bit_by_bit(codec: str) -> None:
-    layout = VectorLayout((5000, 300), codec)
+@pytest.mark.parametrize(
+    ("codec", "download"), [("float32", None), ("float16", None), ("int8", None), ("topk(k=41)", "gtopk")]
+)
+def test_a_round_of_the_benchmark_is_a_round_of_the_network_bit_by_bit(codec: str, download: str | None) -> None:
+    """What residuals keep of it, too."""
+    layout = VectorLayout((9000, 300), codec, download)
 
-    async def over_the_network() -> tuple[torch.Tensor, list[Sealed]]:
+    async def over_the_network() -> tuple[torch.Tensor, list[Sealed], list[Residual]]:
         world = World(4)
         await world.start()
         sealed = given(layout, [party.peer_id for party in world.parties[:3]])
         plan = world.divide(layout, Division((PartShare(1.0, 3),)))
+        residuals = [Residual(layout.total) for _ in world.parties]
         vectors = [*(each.vector for each in sealed), None]
-        results, _ = await world.reduce(plan, layout, vectors, [each.weight for each in sealed] + [0])
+        results, _ = await world.reduce(
+            plan, layout, vectors, [each.weight for each in sealed] + [0], residuals=residuals
+        )
         await world.close()
-        return results[0], sealed
+        return results[0], sealed, residuals
 
-    mean, sealed = run_virtual(over_the_network())
-    assert torch.equal(reduce(layout, 0, sealed).mean, mean)
+    mean, sealed, residuals = run_virtual(over_the_network())
+    ours = [each._replace(residual=Residual(layout.total)) for each in sealed]
+    assert torch.equal(reduce(layout, 0, ours).mean, mean)
+    for each, theirs in zip(ours, residuals, strict=False):
+        assert each.residual is not None
+        assert torch.equal(each.residual.mass, theirs.mass)
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS.values() if m.up_bits is not None], ids=lambda m: m.name)
