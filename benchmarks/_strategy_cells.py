@@ -57,7 +57,8 @@ class Results:
         note(f"{cell.task} {cell.method.name} seed {cell.seed} kappa {cell.kappa}: {seconds:.0f} s of computing")
 
     def _path(self, cell: Cell) -> Path:
-        said = json.dumps([VERSION, asdict(cell), asdict(TASKS[cell.task])], sort_keys=True)
+        method = {"spec": cell.method.spec, "batches": cell.method.batches}
+        said = json.dumps([VERSION, {**asdict(cell), "method": method}, asdict(TASKS[cell.task])], sort_keys=True)
         known = blake3(said.encode()).hexdigest(length=6)
         return self.folder / f"{cell.task}-{cell.method.name}-{cell.samples}-seed{cell.seed}-{known}.json"
 

@@ -66,6 +66,13 @@ def _strategy(name: str, averaging: Mapping[str, Any] | None = None, **settings:
     return {**tables, "strategy": {name: settings}} if settings else tables
 
 
+def _local(name: str, batches: int, averaging: Mapping[str, Any] | None = None, **settings: Any) -> Method:
+    """Local steps, an outer step every so many global batches. Tuning tries half of the outer rate, too."""
+    times = tuple(1.0 if settings.get("overlap") else 1.0 + kappa / batches for kappa in (0.1, 1.0, 10.0))
+    half = _strategy("local", averaging, outer_learning_rate=settings["outer_learning_rate"] / 2)
+    return Method(name, _strategy("local", averaging, **settings), batches, times=times, variant=half)
+
+
 INT8_BITS: Final = 8.0 + 16.0 / 256
 REFERENCE: Final = "float16"
 
@@ -98,12 +105,16 @@ METHODS: Final = {
             up_bits=None,
             down_bits=None,
         ),
-        Method(
-            "leader", _strategy("leader"), batches=64, times=(1.0, 1.02, 1.16), variant=_strategy("leader", pull=0.2)
-        ),
-        Method("elastic", _strategy("elastic"), batches=20, variant=_strategy("elastic", beta=0.9)),
+        _local("local-20", 20, outer_learning_rate=0.6, outer_momentum=0.5),
+        _local("local-20-m9", 20, outer_learning_rate=0.6, outer_momentum=0.9),
+        _local("local-20-batch", 20, outer_learning_rate=0.6, outer_momentum=0.5, weight="batch"),
+        _local("local-20-overlap", 20, outer_learning_rate=0.6, outer_momentum=0.5, overlap=True),
+        _local("local-20-eager", 20, outer_learning_rate=0.6, outer_momentum=0.5, overlap=True, merge="eager"),
+        _local("local-100", 100, outer_learning_rate=0.8),
+        Method("leader", _strategy("leader"), 64, times=(1.0, 1.02, 1.16), variant=_strategy("leader", pull=0.2)),
+        Method("elastic", _strategy("elastic"), 20, variant=_strategy("elastic", beta=0.9)),
     )
 }
 
-QUICK: Final = (REFERENCE, "delayed", "int8", "adaptive")
+QUICK: Final = (REFERENCE, "int8", "topk", "local-20")
 """What is compared in a few minutes."""
