@@ -43,6 +43,7 @@ from typing import Any
 
 from benchmarks._report import emit, finish, parser
 from benchmarks._strategy_cells import Results
+from benchmarks._strategy_gaps import write_gaps
 from benchmarks._strategy_methods import METHODS, QUICK
 from benchmarks._strategy_series import KAPPAS, Series, bytes_row, remarks, times_row
 from benchmarks._strategy_tasks import TASKS
@@ -89,6 +90,7 @@ def _options() -> Any:
     options.add_argument("--only-report", action="store_true", help="run nothing, report what the folder has")
     options.add_argument("--processes", type=int, default=2, help="runs at a time, of one thread each")
     options.add_argument("--plots", type=Path, help="folder for pictures of losses against time and bytes")
+    options.add_argument("--write-gaps", action="store_true", help="keep the gaps in the table of `minga plan`")
     options.add_argument(
         "--tune", type=int, default=0, metavar="SAMPLES", help="first try settings of each method on so few sequences"
     )
@@ -125,6 +127,8 @@ def main() -> int:
         emit(**row)
     sizes = {(run.cell.task, run.cell.method.name): made for run in runs if (made := bytes_row(run)) is not None}
     times = [made for run in runs if (made := times_row(run)) is not None]
+    if options.write_gaps:
+        write_gaps(found)
     if options.plots is not None:
         from benchmarks._strategy_plots import write_plots
 
