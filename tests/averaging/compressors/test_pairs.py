@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from minga.testing.codec_cases import decoded_of, encoded_of
 
 from minga.averaging.codecs.dense import codec
 from minga.averaging.codecs.interface import CodecPair
 from minga.averaging.compressors.topk import GlobalTopKCodec, GlobalTopKSettings, TopKCodec, TopKSettings
 from minga.testing import PAIR_CHECKS, PairViolation, check_pair
-from minga.testing.codec_cases import decoded_of, encoded_of
 
 PAIRS = [
     ("topk", "gtopk"),

@@ -8,14 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from minga.testing.codec_cases import decoded_of, encoded_of
+from minga.testing.codec_suite import check_processes
 
 from minga.averaging.codecs.dense import codec
 from minga.averaging.codecs.interface import Codec, InvalidEncodingError
 from minga.averaging.codecs.layout import VectorLayout
 from minga.core.errors import ConfigurationError
 from minga.testing import CODEC_CHECKS
-from minga.testing.codec_cases import decoded_of, encoded_of
-from minga.testing.codec_suite import check_processes
 
 CHOICES = ("topk(k=41, values=2bit)", "topk(k=4096)", "gtopk(k=1)")
 ONE_PROCESS = [check for check in CODEC_CHECKS if check is not check_processes]
