@@ -32,7 +32,7 @@ from minga.averaging.codecs.layout import Chunk
 from minga.averaging.codecs.residual import Fate, Residual
 from minga.averaging.codecs.tensor_bytes import bytes_of, store
 from minga.core.spec.plugins import NAME_PATTERN
-from minga.testing.codec_cases import (
+from minga.testing.codecs.cases import (
     SIZES,
     decoded_of,
     digest_of_samples,
@@ -41,7 +41,8 @@ from minga.testing.codec_cases import (
     require,
     sample_vectors,
 )
-from minga.testing.codec_defence import (
+from minga.testing.codecs.classes import check_contraction, check_error_feedback, check_unbiased
+from minga.testing.codecs.defence import (
     check_hostile_bytes,
     check_limit_is_consistent,
     check_local_non_finite,
@@ -243,7 +244,7 @@ from importlib import import_module
 from minga.averaging.codecs.dense import codec
 from minga.core.errors import ConfigurationError
 from minga.core.spec.choices import parse_choice, settings_of
-from minga.testing.codec_cases import digest_of_samples
+from minga.testing.codecs.cases import digest_of_samples
 kind = getattr(import_module(sys.argv[1]), sys.argv[2])
 try:
     made = codec(sys.argv[3])
@@ -317,6 +318,9 @@ CODEC_CHECKS: Final[tuple[Callable[[Codec], None], ...]] = (
     check_threads,
     check_processes,
     check_residual,
+    check_contraction,
+    check_unbiased,
+    check_error_feedback,
     check_facts,
 )
 """All checks, each taking the codec and raising `CodecViolation` if it fails."""

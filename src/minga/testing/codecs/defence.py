@@ -17,7 +17,7 @@ from minga.averaging.codecs.interface import (
     InvalidEncodingError,
 )
 from minga.core.errors import NonFiniteError
-from minga.testing.codec_cases import decoded_of, encoded_of, refuses, require
+from minga.testing.codecs.cases import decoded_of, encoded_of, refuses, require
 
 
 def check_local_non_finite(codec: Codec) -> None:
@@ -88,7 +88,10 @@ def check_hostile_bytes(codec: Codec) -> None:
         flipped[position] = 0xFF - flipped[position]
         cases.append(bytes(flipped))
     # Counts and lengths in the bytes, if there are any, at their largest in every place.
-    huge = [bytes(valid[:at]) + b"\xff" * 8 + bytes(valid[at + 8 :]) for at in range(0, len(valid) - 8, 5)]
+    huge = [
+        bytes(valid[:at]) + b"\xff" * 8 + bytes(valid[at + 8 :])
+        for at in range(0, len(valid) - 8, max(5, len(valid) // 200))
+    ]
     measured += [bytes(valid), *huge[:40], *huge[40::20]]
     for case in cases + huge:
         _decode_hostile(codec, case, size)
