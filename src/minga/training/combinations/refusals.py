@@ -207,7 +207,7 @@ OTHERS: Final = (
         lambda run: run.own_download and run.download.returns and not run.upload.leaves_out,
         lambda run: (
             f"{_download(run)} gives back to senders what means left out, which needs a sparse {UPLOAD}, not "
-            f"{_upload(run)}: nobody would keep it"
+            f"{_upload(run)}"
         ),
         {DOWNLOAD: "float16"},
     ),
