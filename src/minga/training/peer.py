@@ -273,7 +273,7 @@ class Peer:
         self.on_loop(check)
         if security.verification == "byzantine":
             return self.on_loop(start_secure)
-        strategy = STRATEGIES.get(training.strategy)
+        strategy = STRATEGIES.get(replica.strategy)
         port = GradientPort(self._thread.loop, replica, strategy=strategy, target_batch_sizes=training.batch_range)
         port.on_broken_sum = replica.look_closely
         own = self._own = OwnStateKeeper(self.directory, self._session.peer_id, self.spec, replica, port)

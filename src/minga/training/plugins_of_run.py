@@ -19,7 +19,8 @@ from minga.security.robust.registry import AGGREGATORS, verifiable_aggregator
 
 def uses(spec: RunSpec) -> list[Use]:
     """The seams and names that peers of this run need; without the recipe."""
-    found: list[Use] = [(STRATEGIES, spec.training.strategy), (SKETCHES, spec.averaging.sketch)]
+    found: list[Use] = [(STRATEGIES, name) for name in spec.training.strategies]
+    found.append((SKETCHES, spec.averaging.sketch))
     codecs = {spec.averaging.codec: None, spec.averaging.download_codec: None}
     found += [(CODECS, name) for name in codecs if name not in (None, ADAPTIVE)]
     if spec.security.verification == "byzantine":
@@ -40,7 +41,8 @@ def with_origins(spec: RunSpec) -> RunSpec:
 def check_plugins(spec: RunSpec) -> None:
     """Raise `ConfigurationError`, with what to install, unless this machine has what the run takes its names from."""
     check_recorded(uses(spec), spec.plugins)
-    _check_combination(spec)
+    for phase in spec.phases:
+        _check_combination(phase)
     if spec.security.verification == "byzantine":
         verifiable_aggregator(spec.security.aggregator)
 

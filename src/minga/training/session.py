@@ -18,7 +18,6 @@ from pathlib import Path
 from minga.averaging.link_reporter import LinkReporter
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
-from minga.averaging.strategy_choice import facts_of
 from minga.core.errors import ClosedError, ConfigurationError, MingaError, RejectedError, RemoteError, UnreachableError
 from minga.core.events.bus import EventBus
 from minga.core.events.network import PeerNotDialable
@@ -147,7 +146,7 @@ class Session:
         self.sync_progress: SyncProgress | None = None
         self.identity = identity
         self.orders: StandingOrders | None = None
-        """The organisers' amendments, once a trainer is attached in a run that can have some."""
+        """The organisers' amendments, once a trainer is attached."""
         self.state_epoch = 0
         """Of which epoch of the run the state is that a trainer brings: see `Member.epoch`."""
         self.on_amended: Callable[[RunSpec], None] = lambda _: None
@@ -242,26 +241,20 @@ class Session:
         """Begin to take part in steps with a trainer behind `port`; `organiser` is whose key signed the run spec, and
         `directory` holds the files of the run.
         """
-        facts = facts_of(spec.training.strategy)
         settings = MemberSettings(
             target_batch_sizes=spec.training.batch_range,
             aggregates=self.settings.role != "client",
             computes=self.settings.role != "auxiliary",
-            overlapped=facts.max_in_flight > 0,
-            keeps_uncounted=facts.keeps_uncounted,
-            shares_parameters=facts.payload in ("pseudo-gradient", "parameters"),
             most_communication=spec.training.most_communication,
             wait_in_minority=spec.network.minority == "wait",
             digest_every=spec.state.digest_every,
             average_parameters_every=spec.averaging.average_parameters_every,
-            stop_after_steps=spec.training.stop_after_steps,
             divide=self.settings.divide,
             organiser=None if organiser is None else PeerId(organiser),
         )
         watch, ledger = self._access_watch, self.admission.ledger
         orders = None if watch is None or ledger is None else watch.exchange.exchange
-        standing = None if ledger is None else StandingOrders(spec, ledger, orders)
-        self.orders = standing
+        self.orders = standing = StandingOrders(spec, ledger, orders)
         file = None if directory is None else BookFile(directory, self.peer_id)
         receipts = Receipts(self.node, self.identity, file, self.admission.credential_of)
         download_state = self._downloader(replica, port)

@@ -41,7 +41,7 @@ class Projection:
     """
 
     def __init__(self, sketch: Sketch, *, keeps_uncounted: bool = False) -> None:
-        self.sketch, self._keeps_uncounted = sketch, keeps_uncounted
+        self.sketch, self.keeps_uncounted = sketch, keeps_uncounted
         self._mass: torch.Tensor | None = None
         self._step = 0  # of the round that the mass was last brought up to date in
         self._sealed: _Sealed | None = None
@@ -115,7 +115,7 @@ class Projection:
         self._sealed, self._given = None, {}
         if counted_in is not None and (given is None or sealed is None):
             self._mass = None  # nobody can say what of it the mean has
-        elif sealed is not None and sealed.step == step and not (counted_in is None and self._keeps_uncounted):
+        elif sealed is not None and sealed.step == step and not (counted_in is None and self.keeps_uncounted):
             self._mass, self._step = sealed.whole * sealed.weight, step
             if given is not None:
                 weight, values = given

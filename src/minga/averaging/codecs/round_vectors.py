@@ -31,7 +31,7 @@ class RoundVectors:
         self, layout_of: LayoutOf, new: Callable[[int], torch.Tensor], *, keeps_uncounted: bool = False
     ) -> None:
         self.layout_of = layout_of
-        self._new, self._keeps_uncounted = new, keeps_uncounted
+        self._new, self.keeps_uncounted = new, keeps_uncounted
         self._results: dict[int, torch.Tensor] = {}
         self._residuals: dict[str, Residual] = {}
         self._restored: dict[str, KeptResidual] = {}  # of an earlier process, by layout, until a round asks for them
@@ -62,7 +62,7 @@ class RoundVectors:
                 layout.total,
                 device=self.result(step).device,
                 age=lambda a, b: self._rounds_of(name, a, b),
-                keeps_uncounted=self._keeps_uncounted,
+                keeps_uncounted=self.keeps_uncounted,
             )
             kept = self._restored.pop(name, None)
             if kept is not None and kept.mass.numel() == layout.total:
@@ -84,10 +84,14 @@ class RoundVectors:
         """Go on from what `kept` returned in an earlier process; what does not fit to its layout is dropped."""
         self._restored = dict(kept)
 
-    def forget(self) -> None:
-        """Rounds may have counted what this peer gave, and nobody can say: drop all residuals."""
+    def forget(self) -> int:
+        """Drop all residuals: rounds may have counted what this peer gave, and nobody can say; or another strategy goes
+        on. Returns of how many vectors something was left out.
+        """
+        masses = [each.mass for each in self._residuals.values()] + [each.mass for each in self._restored.values()]
         self._residuals.clear()
         self._restored.clear()
+        return sum(1 for mass in masses if mass.any())
 
     def _rounds_of(self, fingerprint: str, since: int, step: int) -> int:
         """How many rounds from `since` on, before `step`, are of this layout; it does not count beyond what matters."""

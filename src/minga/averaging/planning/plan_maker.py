@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from minga.averaging.clocking.registration import Registration
@@ -66,7 +66,7 @@ class PlanMaker:
 
     def __init__(self, node: Node, settings: GroupSettings, swarm_view: SwarmView, divide: Divide) -> None:
         self._node, self._settings, self._swarm_view, self._divide = node, settings, swarm_view, divide
-        self._work = StepWork(settings.vectors(0).encoded_bytes, settings.target_batch_size, settings.overlapped)
+        self._work = StepWork(settings.vectors(0).encoded_bytes, settings.target_batch_size, settings.overlapped())
         self._solved: _Solved | None = None
         self._asked = _Standby()
         self._agreed = _Standby()
@@ -75,7 +75,7 @@ class PlanMaker:
 
     def expect(self, step: int, batch: int) -> None:
         """It is `step` that is planned for, and it has so many samples."""
-        self._work = replace(self._work, batch=batch, vector_bytes=self._settings.vectors(step).encoded_bytes)
+        self._work = StepWork(self._settings.vectors(step).encoded_bytes, batch, self._settings.overlapped())
 
     # ---- the leader
 

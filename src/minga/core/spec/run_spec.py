@@ -131,7 +131,7 @@ class RunSpec(Section):
         training, prefix = self.training, 'security.verification = "byzantine" needs '
         if training.target_batch_size == "auto":
             raise ValueError(prefix + "a number as training.target_batch_size, since all compute equally much")
-        if training.strategy != "synchronous":
+        if training.strategies != ("synchronous",):
             raise ValueError(prefix + 'training.strategy = "synchronous"')
         if self.averaging.average_parameters_every:
             raise ValueError(prefix + "averaging.average_parameters_every = 0")
@@ -240,6 +240,8 @@ class RunSpec(Section):
             del values["averaging"]["download_codec"]
         if self.averaging.sketch == DEFAULT_SKETCH:  # and those that average whole vectors
             del values["averaging"]["sketch"]
+        if not self.training.strategy_changes:  # and those that keep to one strategy
+            del values["training"]["strategy_changes"]
         if self.model.init_from is None:  # and those that begin with random parameters
             values["model"].pop("init_from", None)
         for name in ("warmup_learning_rate", "final_learning_rate"):  # and those whose schedules begin and end at 0
@@ -308,6 +310,17 @@ class RunSpec(Section):
             section, _, name = key.partition(".")
             values[section] = {**values[section], name: value}
         return type(self).from_mapping(to_past(values) if self.is_old else values, "amended run spec")
+
+    def at(self, step: int) -> RunSpec:
+        """The spec as it holds in the round of `step`, with one strategy."""
+        if not self.training.strategy_changes:
+            return self
+        return self.model_copy(update={"training": self.training.at(step)})
+
+    @property
+    def phases(self) -> list[RunSpec]:
+        """The specs that hold one after the other, each with one strategy."""
+        return [self.at(step) for step in (0, *(each.from_step for each in self.training.strategy_changes))]
 
     def with_recipe_settings(self, settings: Mapping[str, Any]) -> RunSpec:
         """The spec with these settings of its recipe in place of those it has."""

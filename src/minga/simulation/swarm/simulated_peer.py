@@ -125,7 +125,7 @@ class SimulatedPeer:
 
     async def _train(self, task: TrainingTask) -> None:
         spec, checkpoint_every = task.spec, task.checkpoint_every
-        strategy = STRATEGIES.get(spec.training.strategy)
+        strategy = STRATEGIES.get(self.replica.strategy)
         self.port = port = GradientPort(asyncio.get_running_loop(), self.replica, strategy=strategy)
         member = self.session.attach(spec, self.replica, port, task.organiser)
         await self._serve(port, member.ready.is_set, checkpoint_every)

@@ -34,6 +34,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from minga.averaging.messages import Report
+from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts
 from minga.core.errors import NonFiniteError
 from minga.training.bridge.moving_average import MovingAverage
 from minga.training.bridge.thread_bridge import TrainingThread
@@ -73,13 +74,13 @@ class GradientPort(TrainingThread):
         super().__init__(loop)
         self.on_broken_sum: Callable[[], None] = lambda: None
         """Called on any thread when a sum had to be dropped because it was not finite."""
+        self.on_strategy: Callable[[int], None] = lambda _: None
+        """Called on the training thread when another strategy goes on, with the samples that the last one had left."""
         self.unit = target_batch_sizes[0] if target_batch_sizes else 1
         """Samples that have weight 1 in the vector."""
         self._target = target_batch_sizes[1] if target_batch_sizes else None
-        self._facts = strategy.facts
-        self._parks = strategy.facts.max_in_flight == 0
-        self._strategy = strategy(self.condition, unit=self.unit)
-        self._strategy.begin(replica)
+        self._replica = replica
+        self._begin(strategy, replica.strategy)
         self._phase = PortPhase.OPEN
         self._limit: int | None = None
         self._next_limit: int | None = None
@@ -88,6 +89,16 @@ class GradientPort(TrainingThread):
         self._last_samples = 0
         self._speed = MovingAverage()
         self._batch_time = MovingAverage()
+
+    @property
+    def facts(self) -> StrategyFacts:
+        """Those of the present strategy."""
+        return self._strategy.facts
+
+    @property
+    def strategy(self) -> str:
+        """The name of the present strategy, as the replica has it."""
+        return self._replica.strategy
 
     def cap(self, samples: int) -> None:
         """The largest target batch size of the run is another now. On any thread."""
@@ -105,7 +116,7 @@ class GradientPort(TrainingThread):
             with self.condition:
                 began_s, self._paused = self._boundary_s, False
                 self._boundary_s = self._loop.time() if began_s is None else began_s
-                taken = self._phase is not PortPhase.SEALED or self._facts.keeps_late_micro_batches
+                taken = self._phase is not PortPhase.SEALED or self.facts.keeps_late_micro_batches
             if taken:
                 self._merge()
                 taken = self._strategy.micro_batch(samples)
@@ -224,18 +235,33 @@ class GradientPort(TrainingThread):
             self._phase, self._limit, self._next_limit = PortPhase.OPEN, limit, None
         self._wake()
 
+    def change(self, strategy: str) -> None:
+        """Have the strategy of this name go on from the state that peers share now, and drop what is not shared.
+
+        For the training thread, between `absorb` and `reopen`.
+        """
+        with self._strategy.arithmetic:
+            if not self.facts.shares_optimizer:  # the parameters here may be others than the shared ones
+                self._replica.restore(self._replica.capture())
+            self._succeed(strategy)
+
     def restore(self, snapshot: StateSnapshot, recovery: Recovery, limit: int | None = None) -> None:
-        """Have the replica become what `snapshot` holds, and begin a new step, up to `limit` at first.
+        """Have the replica become what `snapshot` holds, and begin a new step, up to `limit` at first. A snapshot of
+        another strategy brings that along, and what this peer had of its own is dropped.
 
         For the training thread. Raises `ConfigurationError` if the snapshot is of another model or optimizer.
         """
-        strategy = self._strategy
-        with strategy.arithmetic:
+        before = self.strategy
+        with self._strategy.arithmetic:
             local = None
             if recovery is Recovery.REBASE:
-                local = {name: tensor.clone() for name, tensor in strategy.local_tensors().items()}
-            strategy.replica.restore(snapshot)
-            strategy.restored(_tensors_of(snapshot), snapshot.step, local)
+                local = {name: tensor.clone() for name, tensor in self._strategy.local_tensors().items()}
+            self._replica.restore(snapshot)
+            if self.strategy != before:
+                local = None
+                self._succeed(self.strategy)
+                self._replica.check(snapshot)
+            self._strategy.restored(_tensors_of(snapshot), snapshot.step, local)
         self.reopen(limit)
 
     def local_tensors(self) -> dict[str, torch.Tensor]:
@@ -260,6 +286,18 @@ class GradientPort(TrainingThread):
         return self._strategy.missed(rounds)
 
     # ---- inner workings
+
+    def _begin(self, kind: type[Strategy], name: str) -> None:
+        strategy = kind(self.condition, unit=self.unit)
+        self._replica.hand_over(name, keeps_uncounted=strategy.facts.keeps_uncounted)
+        strategy.begin(self._replica)
+        with self.condition:
+            self._strategy, self._parks = strategy, strategy.facts.max_in_flight == 0
+
+    def _succeed(self, name: str) -> None:
+        samples = self._strategy.samples
+        self._begin(STRATEGIES.get(name), name)
+        self.on_strategy(samples)
 
     def _park(self) -> None:
         """Under the condition: what was accumulated is complete for this step.

@@ -20,7 +20,6 @@ import torch
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.codecs.round_vectors import RoundVectors
-from minga.averaging.contracts import WITHOUT_ORDERS
 from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.former import GroupFormation
 from minga.averaging.matchmaking.leader import OutOfSyncError
@@ -53,6 +52,7 @@ from minga.training.agreement.averaging_interval import AveragingInterval
 from minga.training.agreement.comparison import StateComparison
 from minga.training.agreement.parameter_average import ParameterAverage
 from minga.training.agreement.replica_step import ReplicaStep
+from minga.training.agreement.strategy_switch import StrategySwitch
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.life.board_view import BoardView
 from minga.training.life.catching_up import CatchingUp
@@ -82,23 +82,18 @@ class MemberSettings:
 
     Whether it can be dialled by all and so `aggregates` for them, and whether it `computes` gradients. Of the run: the
     smallest and the largest target batch size (equal where that is fixed; else it is chosen so that communication takes
-    no more than the share `most_communication`); `overlapped`, `keeps_uncounted` and `shares_parameters` (in each round
-    anyway) are facts of its strategy. `average_parameters_every` so many steps; 0 is as needed. `divide` says who
-    reduces what in the groups that it leads. Where half of a round's members are left, those with the `organiser` go
-    on.
+    no more than the share `most_communication`). `average_parameters_every` so many steps; 0 is as needed. `divide`
+    says who reduces what in the groups that it leads. Where half of a round's members are left, those with the
+    `organiser` go on.
     """
 
     target_batch_sizes: tuple[int, int]
     aggregates: bool
     computes: bool = True
-    overlapped: bool = False
-    keeps_uncounted: bool = False
-    shares_parameters: bool = False
     most_communication: float = 0.1
     wait_in_minority: bool = True
     digest_every: int = 10
     average_parameters_every: int = 0
-    stop_after_steps: int | None = None
     divide: Divide = divide
     organiser: PeerId | None = None
 
@@ -116,7 +111,7 @@ class Member:
         replica: ReplicaInterface,
         port: GradientPort,
         download: Download,
-        orders: StandingOrders | None = None,
+        orders: StandingOrders,
         receipts: Receipts | None = None,
     ) -> None:
         self.receipts = Receipts(node, identity) if receipts is None else receipts
@@ -134,27 +129,30 @@ class Member:
         self._node, self._board, self._settings = node, board, settings
         self._port, self._replica = port, replica
         self._synchroniser = Synchroniser(replica, port, download)
-        is_useful = not (settings.shares_parameters or replica.rounds_alike)
-        interval = AveragingInterval(settings.average_parameters_every, settings.digest_every, is_useful=is_useful)
+        interval = AveragingInterval(
+            settings.average_parameters_every,
+            settings.digest_every,
+            is_useful=lambda: port.facts.shares_optimizer and not replica.rounds_alike,
+        )
         self._states = StateComparison(board, replica, settings.digest_every, interval)
-        self.vectors = RoundVectors(replica.layout_of, replica.vector.new, keeps_uncounted=settings.keeps_uncounted)
+        self.vectors = RoundVectors(replica.layout_of, replica.vector.new, keeps_uncounted=port.facts.keeps_uncounted)
         group = GroupSettings(
             settings.target_batch_sizes[0],
             self.vectors.described,
             settings.aggregates,
             computes=settings.computes,
             wait_in_minority=settings.wait_in_minority,
-            overlapped=settings.overlapped,
+            overlapped=lambda: port.facts.max_in_flight > 0,
             largest_batch_size=settings.target_batch_sizes[1],
             most_communication=settings.most_communication,
             organiser=settings.organiser,
-            orders=WITHOUT_ORDERS if orders is None else orders,
+            orders=orders,
             averages_every=lambda step: self._states.choose_interval(step + 1, self._others()),
             notes=self.receipts,
         )
         self._formation = GroupFormation(node, identity, group, self.swarm_view, port, settings.divide)
         self.receipts.epoch = lambda: self.epoch
-        self.receipts.last_step = lambda: self.amended.last_step(settings.stop_after_steps, self.step)
+        self.receipts.last_step = lambda: self.amended.last_step(self.step)
         self._all_reduce = AllReduce(node)
         self._publisher = ProgressPublisher(
             board,
@@ -166,10 +164,11 @@ class Member:
             epoch=lambda: self.epoch,
         )
         self._too_slow = TooSlowNotice(node)
-        self.amended = Amended(orders, replica, port)
+        self.amended = Amended(orders, replica)
         """The organisers' amendments, as this member goes by them."""
         average = ParameterAverage(self._all_reduce, replica, port)
-        self.replica_step = ReplicaStep(replica, port, self._states, average, self.amended, node.events)
+        self._switch = StrategySwitch(replica, port, self.vectors)
+        self.replica_step = ReplicaStep(replica, port, self._states, average, self.amended, self._switch, node.events)
         """Applies the mean of each round."""
         self._catching_up = CatchingUp(self._synchroniser, self.swarm_view, self._states, node.events, self._others)
         self._lost: tuple[PeerId, ...] = ()
@@ -197,6 +196,7 @@ class Member:
         minga's own.
         """
         self.step = step
+        self._port.cap(self.amended.at(step).training.batch_range[1])
         self._port.limit(0)  # nobody begins before a leader said how far to go
         publisher = asyncio.get_running_loop().create_task(self._publisher.run())
         try:
@@ -371,9 +371,11 @@ class Member:
         batch = self._formation.batch.present
         if said := self.amended.enter(plan.orders):
             self._node.events.emit(RunAmended(step=self.step, changes=said))
-        limit = self._limit_by(plan)
+        limit, goes_on = self._limit_by(plan), self.amended.at(step)
+        self._port.cap(goes_on.training.batch_range[1])
         is_alone = not self.swarm_view.active()
-        state = await self.replica_step.take(outcome, self._result, fate, limit, is_alone=is_alone)
+        strategy = goes_on.training.strategy
+        state = await self.replica_step.take(outcome, self._result, fate, limit, strategy, is_alone=is_alone)
         self._formation.previous = await hashing
         self._too_slow.note(plan, limit, report)
         self.step, self.in_doubt = step, False
@@ -413,6 +415,9 @@ class Member:
             self.in_doubt = False
         self._formation.come_back(self.swarm_view.settled())
         self.amended.come_back()
+        self._port.cap(self.amended.at(self.step).training.batch_range[1])
+        if changed := self._switch.said():
+            self._node.events.emit(changed)
         self._catching_up.finish(self.step)
         self.on_epoch(self.epoch)
         self._node.events.emit(SyncFinished(step=self.step, seconds=asyncio.get_running_loop().time() - begun_s))
@@ -421,7 +426,7 @@ class Member:
         return set(self.swarm_view.alive()) - {self._node.peer_id}
 
     def _is_finished(self) -> bool:
-        last = self.amended.last_step(self._settings.stop_after_steps, self.step)
+        last = self.amended.last_step(self.step)
         return last is not None and self.step >= last and not self._catching_up.needs_state
 
 
