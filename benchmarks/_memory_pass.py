@@ -17,6 +17,7 @@ from benchmarks._memory_peer import reset_peak, resident_bytes
 from benchmarks._processes import Workers
 from benchmarks._report import emit
 from benchmarks._worker import Channel
+from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.free_memory import give_back_free_memory
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.initial import new_model
@@ -100,7 +101,7 @@ def _predicted(case: Case) -> float:
     spec = spec_of(case)
     model = facts_of_recipe(spec, case.model)
     passes = counted_passes(spec, model, dtype=_dtype(case), checkpoints_activations=case.checkpoints)
-    return device_memory(model, spec.optimizer, spec.training.strategy, passes).of_pass(case.micro_batch)
+    return device_memory(model, spec.optimizer, StrategyChoice.of(spec), passes).of_pass(case.micro_batch)
 
 
 def _dtype(case: Case) -> torch.dtype | None:

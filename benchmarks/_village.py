@@ -17,6 +17,7 @@ from benchmarks._clocking_steps import Step
 from benchmarks._clocking_swarm import steps_of
 from benchmarks._links_virtual import LATENCY_S, TURN_S
 from benchmarks._processes import Workers
+from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
 from minga.network.virtual.internet import HostSettings
 from minga.simulation import run_virtual
@@ -102,7 +103,7 @@ def foresee() -> Forecast:
         classes.setdefault(Host("", host.up, host.down, None if host.nat is None else "any"), []).append(host)
     volunteers = tuple(_volunteers(kind, len(hosts)) for kind, hosts in classes.items())
     model = ModelFacts("vector", (NUMEL,), 1.0, 1, None, "")
-    return forecast(PlannedRun(volunteers, model, "sgd", TARGET_BATCH_SIZE, "synchronous", CODEC))
+    return forecast(PlannedRun(volunteers, model, "sgd", TARGET_BATCH_SIZE, StrategyChoice("synchronous"), CODEC))
 
 
 def _volunteers(kind: Host, count: int) -> Volunteers:

@@ -65,7 +65,7 @@ async def test_a_strategy_of_another_package_steps_on_each_peer_alone() -> None:
     """Peers whose parameters differ between rounds end in equal states, and so does one that joins meanwhile."""
     sections = tomllib.loads(BLOCKS["open.toml"])
     sections["training"]["strategy"] = "local_sgd"
-    sections["averaging"] = {"codec": "float16"}
+    sections["averaging"], sections["strategy"] = {"codec": "float16"}, {}
     spec = hosted(sections)
     assert spec.plugins["strategy:local_sgd"] == ORIGIN
     swarm = recipe_swarm(spec, {}, from_step=0)

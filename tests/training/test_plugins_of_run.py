@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import minga
+from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts, facts_of, round_batch_range
+from minga.core.spec.fields import Section, whole
 from minga.core.spec.plugins import Origin
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.security.robust.registry import AGGREGATORS
 from minga.training.plugins_of_run import check_plugins, with_origins
 from minga.training.run_folder.rejoin import SPEC_FILE
+from minga.training.strategy.synchronous import Synchronous
 from tests.worlds.plugin_packages import install, look_again
 
 KEY = "aggregator:half_clip"
@@ -110,6 +115,40 @@ def test_a_signed_spec_carries_the_packages(tmp_path: Path, monkeypatch: pytest.
     signed = SignedRunSpec.sign(with_origins(spec()).published({}), organiser)
     read = SignedRunSpec.decode(signed.encode()).verify(signed.run_id, organiser.peer_id)
     assert read.plugins[KEY].version == "2.0"
+
+
+def test_the_peer_that_starts_a_run_spells_out_the_settings_of_its_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Set(Synchronous):
+        class Settings(Section):
+            """Two of them."""
+
+            size: int = whole(3, 1, 9, "a size")
+            shape: int = whole(4, 1, 9, "a shape")
+
+        @classmethod
+        def facts_for(cls, settings: Section) -> StrategyFacts:
+            return replace(cls.facts, fragments=settings.size)  # type: ignore[attr-defined]
+
+    monkeypatch.setitem(STRATEGIES._builtin, "set", "in this module")
+    monkeypatch.setitem(STRATEGIES._loaded, "set", Set)
+
+    def set_run(batch: int = 12, **table: Any) -> minga.RunSpec:
+        return minga.RunSpec.from_mapping(
+            {"name": "x", "training": {"strategy": "set", "target_batch_size": batch}, "strategy": {"set": table}}
+        )
+
+    begun = with_origins(set_run(size=2))
+    assert begun.strategy == {"set": {"size": 2, "shape": 4}}
+    assert minga.RunSpec.from_toml(begun.to_toml()) == begun
+    assert with_origins(begun).run_id == begun.run_id != with_origins(set_run()).run_id
+    assert (facts_of(begun).fragments, round_batch_range(begun)) == (2, (6, 6))
+    for wrong, said in (
+        ({"sise": 1}, r"strategy\.set\.sise: unknown key; did you mean size\?"),
+        ({"size": 10}, r"strategy\.set\.size = 10: must be a whole number from 1 to 9"),
+        ({"size": 5}, 'strategy = "set": target_batch_size 12 is not a multiple of fragments 5'),
+    ):
+        with pytest.raises(minga.ConfigurationError, match=said):
+            check_plugins(set_run(**wrong))
 
 
 def test_each_codec_that_a_run_names_has_to_be_there() -> None:

@@ -5,13 +5,19 @@ Nobody but the strategy itself asks for its name: they ask for its facts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Protocol, get_args
+
+from pydantic import ValidationError
 
 from minga.core.errors import ConfigurationError
+from minga.core.spec.fields import Section
 from minga.core.spec.plugins import Registry
+from minga.core.spec.problems import explain
+from minga.core.spec.sections import TrainingSection
 
-Payload = Literal["gradient", "pseudo-gradient", "parameters"]
+Payload = Literal["gradient", "pseudo-gradient", "parameters", "coefficients"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +27,9 @@ class StrategyFacts:
     max_in_flight: rounds that may run while the trainer computes, 0 or 1. With 0 the trainer is parked meanwhile.
     keeps_late_micro_batches: one that ends after its step was sealed counts towards the next; else it is dropped.
     vectors: how many vectors as long as the averaged one it holds.
-    payload: the quantity whose mean is taken.
+    payload: the quantity whose mean is taken; "coefficients" are those of gradients or movements in another basis.
+    fragments: the parts of the model that rounds carry in turn. Each round closes with as great a part of the target
+        batch.
     keeps_uncounted: the strategy itself keeps a contribution that a round counted without, for a later one. Else it
         forgets it, and what keeps it is the residual of a codec or of a sketch that leaves something out, if there is
         one. So it never counts twice.
@@ -34,6 +42,7 @@ class StrategyFacts:
     vectors: int
     payload: Payload = "gradient"
     keeps_uncounted: bool = False
+    fragments: int = 1
 
     @property
     def shares_optimizer(self) -> bool:
@@ -45,6 +54,8 @@ class StrategyFacts:
             raise ConfigurationError(f"strategy: {self} has other than 0 or 1 rounds in flight, or less than 0 vectors")
         if self.payload not in get_args(Payload):
             raise ConfigurationError(f"strategy: {self} has an unknown payload")
+        if self.fragments < 1:
+            raise ConfigurationError(f"strategy: {self} has less than one fragment")
 
 
 STRATEGIES: Final[Registry[Any]] = Registry(
@@ -58,9 +69,75 @@ STRATEGIES: Final[Registry[Any]] = Registry(
 """Subclasses of `minga.training.strategy.interface.Strategy`."""
 
 
-def facts_of(name: str) -> StrategyFacts:
-    """The facts of the strategy called `name`. Raises `ConfigurationError` if no installed package brings it."""
-    facts = getattr(STRATEGIES.get(name), "facts", None)
-    if not isinstance(facts, StrategyFacts):
-        raise ConfigurationError(f"strategy: what an installed package brings as {name!r} is none")
-    return facts
+class NoSettings(Section):
+    """The settings of a strategy that has none."""
+
+
+class StrategyUser(Protocol):
+    """A run spec, or what else says how a run trains."""
+
+    @property
+    def training(self) -> TrainingSection:
+        """The section that names the strategy."""
+
+    @property
+    def strategy(self) -> Mapping[str, Mapping[str, Any]]:
+        """Tables of settings by the names of strategies."""
+
+
+@dataclass(frozen=True)
+class StrategyChoice:
+    """A strategy by its name, with the `table` of those settings that are not at their defaults.
+
+    What it says of the strategy raises `ConfigurationError` if no installed package brings it, or if the strategy does
+    not take its settings.
+    """
+
+    name: str
+    table: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: StrategyUser, name: str | None = None) -> StrategyChoice:
+        """That of a run spec: the one with which the run begins, or the one called `name`."""
+        chosen = name or run.training.strategy
+        return cls(chosen, run.strategy.get(chosen, {}))
+
+    @property
+    def kind(self) -> Any:
+        """The subclass of `minga.training.strategy.interface.Strategy`."""
+        kind = STRATEGIES.get(self.name)
+        if not callable(getattr(kind, "facts_for", None)):
+            raise ConfigurationError(f"strategy: what an installed package brings as {self.name!r} is none")
+        return kind
+
+    @property
+    def settings(self) -> Section:
+        """All settings of the strategy."""
+        kind: type[Section] = self.kind.Settings
+        try:
+            return kind.model_validate(dict(self.table))
+        except ValidationError as error:
+            raise ConfigurationError(explain(error, kind, "run spec", within=f"strategy.{self.name}")) from error
+
+    @property
+    def facts(self) -> StrategyFacts:
+        """What planners, displays and simulations may know of it."""
+        facts = self.kind.facts_for(self.settings)
+        if not isinstance(facts, StrategyFacts):
+            raise ConfigurationError(f"strategy: what an installed package brings as {self.name!r} has no facts")
+        return facts
+
+
+def facts_of(run: StrategyUser) -> StrategyFacts:
+    """The facts of a run's strategy, which follow from its settings, too. Raises as `StrategyChoice`."""
+    return StrategyChoice.of(run).facts
+
+
+def round_batch_range(run: StrategyUser) -> tuple[int, int]:
+    """The smallest and the largest number of samples with which a round of this run may close.
+
+    With fragments that is their part of the target batch, so that each fragment is averaged once for each batch.
+    """
+    fragments = facts_of(run).fragments
+    least, most = run.training.batch_range
+    return least // fragments, most // fragments

@@ -20,20 +20,39 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts
+    from minga.core.spec.fields import choice, described, real, whole
     from minga.training.strategy.delayed import Delayed
-    from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
+    from minga.training.strategy.interface import ContributionFate, Recovery, Settings, Strategy
     from minga.training.strategy.synchronous import Synchronous
 
-__all__ = ["STRATEGIES", "ContributionFate", "Delayed", "Recovery", "Strategy", "StrategyFacts", "Synchronous"]
+__all__ = [
+    "STRATEGIES",
+    "ContributionFate",
+    "Delayed",
+    "Recovery",
+    "Settings",
+    "Strategy",
+    "StrategyFacts",
+    "Synchronous",
+    "choice",
+    "described",
+    "real",
+    "whole",
+]
 
 _LATE = {  # imported when they are first asked for
     "ContributionFate": "minga.training.strategy.interface",
     "Delayed": "minga.training.strategy.delayed",
     "Recovery": "minga.training.strategy.interface",
     "STRATEGIES": "minga.averaging.strategy_choice",
+    "Settings": "minga.training.strategy.interface",
     "Strategy": "minga.training.strategy.interface",
     "StrategyFacts": "minga.averaging.strategy_choice",
     "Synchronous": "minga.training.strategy.synchronous",
+    "choice": "minga.core.spec.fields",
+    "described": "minga.core.spec.fields",
+    "real": "minga.core.spec.fields",
+    "whole": "minga.core.spec.fields",
 }
 
 

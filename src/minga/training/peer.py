@@ -8,12 +8,12 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from minga.averaging.strategy_choice import STRATEGIES
+from minga.averaging.strategy_choice import StrategyChoice, round_batch_range
 from minga.core.errors import ClosedError, ConfigurationError, StorageError
 from minga.core.events.bus import Event, EventData, Value
 from minga.core.events.catalogue import CATALOGUE
@@ -246,7 +246,7 @@ class Peer:
 
         Raises `ConfigurationError` for a second replica and for a monitor.
         """
-        training, security = self.spec.training, self.spec.security
+        security = self.spec.security
 
         def check() -> None:
             if self._session.member is not None:
@@ -273,8 +273,13 @@ class Peer:
         self.on_loop(check)
         if security.verification == "byzantine":
             return self.on_loop(start_secure)
-        strategy = STRATEGIES.get(replica.strategy)
-        port = GradientPort(self._thread.loop, replica, strategy=strategy, target_batch_sizes=training.batch_range)
+        port = GradientPort(
+            self._thread.loop,
+            replica,
+            strategy=StrategyChoice.of(self.spec, replica.strategy),
+            choose=partial(StrategyChoice.of, self.spec),
+            target_batch_sizes=round_batch_range(self.spec.at(replica.step)),
+        )
         port.on_broken_sum = replica.look_closely
         own = self._own = OwnStateKeeper(self.directory, self._session.peer_id, self.spec, replica, port)
         before = own.take_up()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from minga.averaging.codecs.dense import codec
 from minga.averaging.codecs.registry import ADAPTIVE, CODECS, SKETCHES
-from minga.averaging.strategy_choice import STRATEGIES, facts_of
+from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.plugins import Use, check_recorded, recorded
 from minga.core.spec.run_spec import RunSpec
@@ -29,11 +29,12 @@ def uses(spec: RunSpec) -> list[Use]:
 
 
 def with_origins(spec: RunSpec) -> RunSpec:
-    """The spec as the peer that starts the run publishes it: with the packages that bring what it names.
+    """The spec as the peer that starts the run publishes it: with the packages that bring what it names, and with all
+    settings of its strategy, since another version may have other defaults.
 
     Raises `ConfigurationError` if something is not installed here, or cannot be used in such a run.
     """
-    complete = spec.with_plugins(recorded(uses(spec), spec.plugins))
+    complete = _spelled_out(spec.with_plugins(recorded(uses(spec), spec.plugins)))
     check_plugins(complete)
     return complete
 
@@ -47,9 +48,22 @@ def check_plugins(spec: RunSpec) -> None:
         verifiable_aggregator(spec.security.aggregator)
 
 
+def _spelled_out(spec: RunSpec) -> RunSpec:
+    for name in spec.training.strategies:
+        settings = StrategyChoice.of(spec, name).settings.model_dump(mode="json", exclude_none=True)
+        spec = spec.with_strategy_settings(name, settings) if settings else spec
+    return spec
+
+
 def _check_combination(spec: RunSpec) -> None:
     """Raise `ConfigurationError` where the facts of the run's strategy rule out other settings."""
-    name, facts = spec.training.strategy, facts_of(spec.training.strategy)
+    choice = StrategyChoice.of(spec)
+    name, facts = choice.name, choice.facts
+    target = spec.training.target_batch_size
+    if target != "auto" and target % facts.fragments:
+        raise ConfigurationError(
+            f'strategy = "{name}": target_batch_size {target} is not a multiple of fragments {facts.fragments}'
+        )
     if spec.averaging.average_parameters_every and facts.payload in ("pseudo-gradient", "parameters"):
         raise ConfigurationError(
             f"averaging.average_parameters_every: with strategy {name!r} peers share their parameters in every round; "

@@ -18,6 +18,7 @@ from pathlib import Path
 from minga.averaging.link_reporter import LinkReporter
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
+from minga.averaging.strategy_choice import round_batch_range
 from minga.core.errors import ClosedError, ConfigurationError, MingaError, RejectedError, RemoteError, UnreachableError
 from minga.core.events.bus import EventBus
 from minga.core.events.network import PeerNotDialable
@@ -242,7 +243,7 @@ class Session:
         `directory` holds the files of the run.
         """
         settings = MemberSettings(
-            target_batch_sizes=spec.training.batch_range,
+            target_batch_sizes=round_batch_range(spec),
             aggregates=self.settings.role != "client",
             computes=self.settings.role != "auxiliary",
             most_communication=spec.training.most_communication,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import OptimizerSection
 from minga.optim import LAMB, MomentStorage
@@ -32,7 +33,7 @@ TINY = "causal-lm-tiny"
 def memory_of(**changed: bool) -> DeviceMemory:
     """1000 parameters, with 100 bytes a sample beside the gradients."""
     passes = PassMemory(((1, 4100.0), (8, 4800.0), (16, 5600.0)))
-    return device_memory(model_facts("1000"), OptimizerSection(), "synchronous", passes, **changed)
+    return device_memory(model_facts("1000"), OptimizerSection(), StrategyChoice("synchronous"), passes, **changed)
 
 
 @pytest.mark.parametrize("name", RECIPES.names())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from minga.averaging.strategy_choice import StrategyChoice
 from minga.network.virtual.internet import HostSettings
 from minga.simulation import run_virtual
 from minga.simulation.forecast.forecast import forecast
@@ -76,6 +77,8 @@ def measured_step_s(kinds: list[Kind], batch: int, strategy: str, first: int = 4
 def test_steps_take_as_long_as_foreseen(name: str) -> None:
     kinds, batch, strategy = SWARMS[name]
     model = ModelFacts("vector", (NUMEL,), 1.0, 1, None, "")
-    setting = PlannedRun(tuple(kind.volunteers for kind in kinds), model, "sgd", batch, strategy, "float32")
+    setting = PlannedRun(
+        tuple(kind.volunteers for kind in kinds), model, "sgd", batch, StrategyChoice(strategy), "float32"
+    )
     foreseen, measured_s = forecast(setting), measured_step_s(kinds, batch, strategy)
     assert foreseen.step_s == pytest.approx(measured_s, rel=0.15), (foreseen.round_s, foreseen.filling_s)

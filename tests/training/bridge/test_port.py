@@ -8,19 +8,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ClosedError, ConfigurationError
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
 from minga.training.state.snapshot import StateSnapshot
-from minga.training.strategy.delayed import Delayed
 from minga.training.strategy.interface import ContributionFate, Recovery
-from minga.training.strategy.synchronous import Synchronous
 from tests.worlds.ones_replica import OnesReplica
 from tests.worlds.swarm_tools import virtually
 
 
 def port(*, delayed: bool = False) -> GradientPort:
-    return GradientPort(asyncio.get_running_loop(), OnesReplica(), strategy=Delayed if delayed else Synchronous)
+    return GradientPort(
+        asyncio.get_running_loop(), OnesReplica(), strategy=StrategyChoice("delayed" if delayed else "synchronous")
+    )
 
 
 def ones_of(p: GradientPort) -> OnesReplica:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from minga.averaging.codecs.registry import CODECS, SKETCHES
-from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts, facts_of
+from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice, StrategyFacts
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.network.virtual.internet import HostSettings
@@ -113,7 +113,7 @@ def test_the_suite_finds_a_strategy_that_keeps_what_the_residual_keeps() -> None
 
 def test_the_facts_of_minga_s_own() -> None:
     assert STRATEGIES.names() == ("synchronous", "delayed")
-    assert [facts_of(name).max_in_flight for name in STRATEGIES.names()] == [0, 1]
+    assert [StrategyChoice(name).facts.max_in_flight for name in STRATEGIES.names()] == [0, 1]
 
 
 def test_a_run_needs_a_strategy_and_a_codec_that_are_installed() -> None:
@@ -126,7 +126,7 @@ def test_a_run_needs_a_strategy_and_a_codec_that_are_installed() -> None:
 def test_what_is_no_strategy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(STRATEGIES._builtin, "wrong", "minga.core.spec.run_spec:RunSpec")
     with pytest.raises(ConfigurationError, match="brings as 'wrong' is none"):
-        facts_of("wrong")
+        _ = StrategyChoice("wrong").facts
 
 
 @pytest.mark.parametrize(

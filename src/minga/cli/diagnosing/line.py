@@ -62,7 +62,7 @@ def check_line(link: Link, host: str | None) -> Finding | None:
             batch = peer.on_loop(lambda: target_batch_size(session.board, spec))
     except MingaError:
         return None  # the hops before say why
-    overlapped = facts_of(spec.training.strategy).max_in_flight > 0
+    overlapped = facts_of(spec).max_in_flight > 0
     paths = Counter(str(each.path) for each in facts if each is not None)
     return against_plan(live, StepWork(live.vector_bytes, batch, overlapped=overlapped), measured, paths)
 

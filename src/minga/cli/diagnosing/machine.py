@@ -93,7 +93,7 @@ def needed_bytes(spec: RunSpec) -> tuple[int, int] | None:
     except ConfigurationError:
         return None  # not installed here, or no model of its settings can be made; joining says so
     moments = MOMENTS[spec.optimizer.name]
-    vectors = 3 + facts_of(spec.training.strategy).vectors + moments
+    vectors = 3 + facts_of(spec).vectors + moments
     return PYTORCH_BYTES + 4 * parameters * vectors, 4 * parameters * (1 + moments) * (spec.checkpoints.keep + 1)
 
 

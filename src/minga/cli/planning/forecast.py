@@ -12,6 +12,7 @@ from minga.cli.terminal.context import Context
 from minga.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from minga.averaging.strategy_choice import StrategyChoice
     from minga.core.spec.run_spec import RunSpec
     from minga.simulation.advice.advised_batch import BatchLimits
     from minga.simulation.forecast.devices import Precision
@@ -54,12 +55,12 @@ def run_forecast(options: ForecastOptions, context: Context) -> None:
     context.output.summary(ok=True, **forecast_json(best, forecasts, found))
 
 
-def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[str], Sequence[str], BatchLimits | None]:
+def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[StrategyChoice], Sequence[str], BatchLimits | None]:
     """The setting with the first strategy and codec, all of either that are to be compared, and how the target batch
     size is chosen if the leaders do that.
     """
     from minga.averaging.codecs.registry import codec_choices
-    from minga.averaging.strategy_choice import STRATEGIES
+    from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
     from minga.simulation.advice.comparison import compared_codecs
     from minga.simulation.forecast.devices import THIS, read_measurements
     from minga.simulation.forecast.model_facts import STATE_BYTES, model_facts, recipe_spec
@@ -79,7 +80,9 @@ def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[str], Sequenc
     model = model_facts(options.model, options.tokens)
     measured = read_measurements() if any(each.device == THIS for each in classes) else ()
     peers = resolve(classes, model, optimizer, batch, precision=precision, measured=measured)
-    strategies = STRATEGIES.names() if strategy is None else (strategy,)
+    tables = {} if spec is None else spec.strategy
+    names = STRATEGIES.names() if strategy is None else (strategy,)
+    strategies = [StrategyChoice(name, tables.get(name, {})) for name in names]
     codecs = compared_codecs() if codec is None else (codec,)
     setting = PlannedRun(peers, model, optimizer, batch, strategies[0], codecs[0])
     return setting, strategies, codecs, auto

@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.table import Table
 
-from minga.averaging.strategy_choice import facts_of
 from minga.cli.terminal.output import plain_table
 from minga.core.units import format_duration, format_size
 from minga.simulation.advice.advised_batch import advised_batch
@@ -48,7 +47,7 @@ def _ways_table(best: Forecast, forecasts: Sequence[Forecast]) -> Table:
     table = plain_table("strategy", "codec", "round", "step", "steps an hour", "utilisation", "")
     for each in forecasts:
         table.add_row(
-            each.setting.strategy,
+            each.setting.strategy.name,
             each.setting.codec,
             format_duration(each.round_s),
             format_duration(each.step_s),
@@ -65,15 +64,15 @@ def forecast_text(best: Forecast, warnings: Sequence[str], precision: str) -> It
     yield (
         f"{best.steps_per_hour:.3g} steps an hour of {best.batch:,} samples: a step takes "
         f"{format_duration(best.step_s)}, of which {format_duration(best.filling_s)} computing"
-        + (" beside" if facts_of(setting.strategy).max_in_flight > 0 else ", then")
+        + (" beside" if setting.strategy.facts.max_in_flight > 0 else ", then")
         + f" {format_duration(best.forming_s)} of round trips, a round of {format_duration(best.round_s)} "
         f"({format_size(best.vector_bytes)}) and {format_duration(best.update_s)} for the update. "
         f"The machines compute {best.utilisation:.0%} of the time for steps that count."
     )
     yield f"The round waits for {binding_text(best.binding, names(setting.volunteers))}."
     yield (
-        f'Best: strategy = "{setting.strategy}", codec = "{setting.codec}". Communication takes at most a fifth of '
-        f"the time from a target batch of {advised_batch(best):,} on."
+        f'Best: strategy = "{setting.strategy.name}", codec = "{setting.codec}". Communication takes at most a fifth '
+        f"of the time from a target batch of {advised_batch(best):,} on."
     )
     estimated = sorted({str(each.peers.device) for each in setting.volunteers if each.speed_origin == "estimate"})
     if estimated:
@@ -109,7 +108,7 @@ def forecast_json(best: Forecast, forecasts: Sequence[Forecast], warnings: Seque
         "update_s": seconds_json(best.update_s),
         "batch": best.batch,
         "vector_bytes": best.vector_bytes,
-        "strategy": setting.strategy,
+        "strategy": setting.strategy.name,
         "codec": setting.codec,
         "target_batch_size": setting.target_batch_size,
         "advised_target_batch_size": advised_batch(best),
@@ -151,7 +150,7 @@ def _class_json(best: Forecast, place: int) -> dict[str, Any]:
 
 def _way_json(each: Forecast) -> dict[str, Any]:
     return {
-        "strategy": each.setting.strategy,
+        "strategy": each.setting.strategy.name,
         "codec": each.setting.codec,
         "round_s": seconds_json(each.round_s),
         "step_s": seconds_json(each.step_s),

@@ -217,7 +217,7 @@ def _task(prospect: Prospect, peer: PeerOptions, upload: float, download: float)
         return None
     own = PeerRates(upload, download, sends=peer.role != "auxiliary", aggregates=peer.role != "client")
     rates = replace(live.rates, peers=(*live.rates.peers, own))
-    overlapped = facts_of(spec.training.strategy).max_in_flight > 0
+    overlapped = facts_of(spec).max_in_flight > 0
     explained = explain(rates, StepWork(live.vector_bytes, prospect.batch, overlapped=overlapped))
     if not 0.0 < explained.step_s < math.inf:
         return None

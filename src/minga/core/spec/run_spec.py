@@ -11,7 +11,8 @@ organiser (`SignedRunSpec.verify`). So two runs of one id would need a collision
 same number twice; and no other key can claim the id of a run.
 
 The settings of the recipe, `[recipe.NAME]`, are hashed as they stand and understood by the recipe alone
-(`minga.recipes`). Specs of version 2 had them elsewhere and are read, hashed and written as they were.
+(`minga.recipes`), and those of the strategy, `[strategy.NAME]`, by the strategy. Specs of version 2 had the former
+elsewhere and are read, hashed and written as they were.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Printable, Section, described, without_private
 from minga.core.spec.plugins import MAX_PLUGINS, Origin
 from minga.core.spec.problems import explain
-from minga.core.spec.recipe_section import read_recipe_tables
 from minga.core.spec.run_spec_version_2 import (
     LAST_OLD_VERSION,
     is_old,
@@ -52,6 +52,7 @@ from minga.core.spec.sections import (
     TrainingSection,
     check_file_names,
 )
+from minga.core.spec.settings_tables import read_recipe_tables, read_strategy_tables
 from minga.core.spec.toml import render
 
 SPEC_VERSION = 3
@@ -86,6 +87,9 @@ class RunSpec(Section):
     )
     optimizer: OptimizerSection = OptimizerSection()
     training: TrainingSection = TrainingSection()
+    strategy: dict[str, dict[str, Any]] = described(
+        {}, "settings of the strategy", "one table [strategy.NAME] of the strategy that training.strategy names"
+    )
     averaging: AveragingSection = AveragingSection()
     state: StateSection = StateSection()
     checkpoints: CheckpointsSection = CheckpointsSection()
@@ -121,6 +125,13 @@ class RunSpec(Section):
         found = read_recipe_tables(self.recipe, self.model.recipe, is_old=self.is_old)
         self.recipe.clear()
         self.recipe.update(found)
+        return self
+
+    @model_validator(mode="after")
+    def _check_strategy(self) -> RunSpec:
+        found = read_strategy_tables(self.strategy, self.training.strategies)
+        self.strategy.clear()
+        self.strategy.update(found)
         return self
 
     @model_validator(mode="after")
@@ -234,6 +245,8 @@ class RunSpec(Section):
         del values["security"]
         if security := self.security.canonical():  # open runs keep the id, and the peers, of before there was a choice
             values["security"] = security
+        if not self.strategy:  # and those whose strategy has no settings
+            del values["strategy"]
         if not self.plugins:  # and so do runs that need nothing but minga
             del values["plugins"]
         if self.averaging.download_codec is None:  # and those whose means travel as all the rest
@@ -309,6 +322,8 @@ class RunSpec(Section):
         for key, value in changes.items():
             section, _, name = key.partition(".")
             values[section] = {**values[section], name: value}
+        if "training.strategy" in changes:
+            values["strategy"] = {name: table for name, table in self.strategy.items() if name in _strategies(values)}
         return type(self).from_mapping(to_past(values) if self.is_old else values, "amended run spec")
 
     def at(self, step: int) -> RunSpec:
@@ -327,12 +342,19 @@ class RunSpec(Section):
         values = {**self.model_dump(mode="json"), "recipe": {self.model.recipe: dict(settings)}}
         return type(self).from_mapping(to_past(values) if self.is_old else values, "run spec")
 
+    def with_strategy_settings(self, name: str, settings: Mapping[str, Any]) -> RunSpec:
+        """The spec with these settings of the strategy called `name`."""
+        values = {**self.model_dump(mode="json"), "strategy": {**self.strategy, name: dict(settings)}}
+        return type(self).from_mapping(to_past(values) if self.is_old else values, "run spec")
+
     def to_toml(self) -> str:
         """TOML from which `from_toml` makes an equal spec."""
+        tables = {f"strategy.{name}": table for name, table in self.strategy.items()}
         if self.is_old:
             written = self._as_written()
-            return render(self, comments=False, plain={name: written[name] for name in ("model", "data")})
-        return render(self, comments=False, plain={f"recipe.{name}": table for name, table in self.recipe.items()})
+            return render(self, comments=False, plain={name: written[name] for name in ("model", "data")} | tables)
+        tables |= {f"recipe.{name}": table for name, table in self.recipe.items()}
+        return render(self, comments=False, plain=tables)
 
     @classmethod
     def example_toml(cls, spec: RunSpec | None = None) -> str:
@@ -343,6 +365,11 @@ class RunSpec(Section):
         """All tables, in the places of the spec's version."""
         values = self.model_dump(mode="json")
         return to_past(values) if self.is_old else values
+
+
+def _strategies(values: Mapping[str, Any]) -> set[str]:
+    training = values["training"]
+    return {training["strategy"], *(each["strategy"] for each in training["strategy_changes"])}
 
 
 def run_id_of(canonical: bytes) -> str:

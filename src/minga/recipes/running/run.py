@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from minga.averaging.strategy_choice import round_batch_range
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.init_from import load_initial
@@ -175,7 +176,7 @@ class RecipeRun:
         spec = self.peer.spec
         if self._of_run is not None:
             return _micro_batch_size_of_run(wished, self._of_run)
-        most, _ = spec.training.batch_range
+        most, _ = round_batch_range(spec)
         if wished is not None:
             if not 1 <= wished <= most:
                 raise ConfigurationError(

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Final
 
 from minga.averaging.matchmaking.join_window import longest_hold_s
-from minga.averaging.strategy_choice import facts_of
 from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration, format_size
 from minga.simulation.advice.advised_batch import IDLE_SHARE, advised_batch
@@ -90,7 +89,7 @@ def _idle(found: Forecast) -> Iterator[str]:
     if found.idle <= IDLE_SHARE + 0.005:
         return
     advice = f"raise the target batch to {advised_batch(found):,}, which brings that down to {IDLE_SHARE:.0%}"
-    if facts_of(found.setting.strategy).max_in_flight == 0:
+    if found.setting.strategy.facts.max_in_flight == 0:
         advice += ', or take strategy = "delayed"'
     yield f"communication takes {found.idle:.0%} of each step: {advice}"
 

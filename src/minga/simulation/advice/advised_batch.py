@@ -7,7 +7,6 @@ from typing import Final
 
 from minga.averaging.clocking.batch_choice import smallest_batch
 from minga.averaging.solver.planner import divide
-from minga.averaging.strategy_choice import facts_of
 from minga.simulation.forecast.forecast import Forecast, forecast
 from minga.simulation.forecast.planned_run import PlannedRun, swarm_rates
 
@@ -36,9 +35,10 @@ def advised_batch(found: Forecast, limits: BatchLimits = BatchLimits()) -> int:
     round_s = divide(rates, found.vector_bytes).predicted_s or 0.0
     speed = sum(peer.samples_per_second for peer in rates.peers)
     communication_s = found.communication_s - found.round_s + round_s
-    overlapped = facts_of(setting.strategy).max_in_flight > 0
-    allowed = limits.least, limits.most
-    return smallest_batch(speed, communication_s, limits.idle_share, allowed, overlapped=overlapped)
+    overlapped = setting.strategy.facts.max_in_flight > 0
+    fragments = setting.strategy.facts.fragments
+    allowed = limits.least // fragments, limits.most // fragments
+    return fragments * smallest_batch(speed, communication_s, limits.idle_share, allowed, overlapped=overlapped)
 
 
 def with_advised_batch(setting: PlannedRun, limits: BatchLimits) -> PlannedRun:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from minga.averaging.codecs.registry import CODECS
+from minga.averaging.strategy_choice import StrategyChoice
 from minga.simulation.advice.advised_batch import BatchLimits, with_advised_batch
 from minga.simulation.forecast.forecast import Forecast, forecast
 from minga.simulation.forecast.planned_run import PlannedRun
@@ -24,7 +25,7 @@ def compared_codecs() -> tuple[str, ...]:
 
 
 def compare(
-    setting: PlannedRun, strategies: Sequence[str], codecs: Sequence[str], auto: BatchLimits | None = None
+    setting: PlannedRun, strategies: Sequence[StrategyChoice], codecs: Sequence[str], auto: BatchLimits | None = None
 ) -> tuple[Forecast, ...]:
     """The forecasts of all these ways, in the order strategies, codecs.
 
@@ -41,4 +42,4 @@ def best_of(forecasts: Sequence[Forecast]) -> Forecast:
 
 
 def _sample_s(found: Forecast) -> float:
-    return found.step_s / found.setting.target_batch_size
+    return found.step_s / found.setting.round_batch_size

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from minga.averaging.strategy_choice import facts_of
+from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import OptimizerSection
 from minga.simulation.forecast.model_facts import STATE_BYTES, WITH_SCRATCH, ModelFacts
@@ -112,7 +112,12 @@ class DeviceMemory:
 
 
 def device_memory(
-    model: ModelFacts, optimizer: OptimizerSection, strategy: str, passes: PassMemory, *, offload: bool = False
+    model: ModelFacts,
+    optimizer: OptimizerSection,
+    strategy: StrategyChoice,
+    passes: PassMemory,
+    *,
+    offload: bool = False,
 ) -> DeviceMemory:
     """The memory of a machine that trains `model`, whose passes take `passes`."""
     size = 4 * model.parameters
@@ -123,7 +128,7 @@ def device_memory(
         gradients=size,
         moments=moment_bytes(model, optimizer),
         scratch=scratch if optimizer.name in WITH_SCRATCH else 0,
-        averaging=size * (facts_of(strategy).vectors + 1),
+        averaging=size * (strategy.facts.vectors + 1),
         passes=passes,
         offload=offload,
     )

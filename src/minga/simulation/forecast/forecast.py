@@ -27,7 +27,6 @@ from minga.averaging.planning.contributor_choice import StepWork, resting, with_
 from minga.averaging.solver.division import Binding, Division, SwarmRates
 from minga.averaging.solver.planner import divide
 from minga.averaging.solver.prediction import Prediction, predict
-from minga.averaging.strategy_choice import facts_of
 from minga.core.errors import ConfigurationError
 from minga.simulation.forecast.model_facts import STATE_BYTES, ModelFacts, OptimizerName
 from minga.simulation.forecast.planned_run import PlannedRun, swarm_rates
@@ -104,16 +103,16 @@ def forecast(setting: PlannedRun) -> Forecast:
     Raises `ConfigurationError` if nobody computes, or nobody can reduce.
     """
     given = _checked(setting)
-    vector_bytes = encoded_bytes(setting.model, setting.codec)
-    overlapped = facts_of(setting.strategy).max_in_flight > 0
-    work = StepWork(vector_bytes, setting.target_batch_size, overlapped)
+    vector_bytes = math.ceil(encoded_bytes(setting.model, setting.codec) / setting.strategy.facts.fragments)
+    overlapped = setting.strategy.facts.max_in_flight > 0
+    work = StepWork(vector_bytes, setting.round_batch_size, overlapped)
     rests = resting(given, work)
     rates = with_resting(given, rests)
     division = divide(rates, vector_bytes)
     foreseen = predict(division, rates, vector_bytes)
     rested = _count_by_class(setting, rests)
     paces = _paces(setting, rested)
-    filling = fill(paces, setting.target_batch_size)
+    filling = fill(paces, setting.round_batch_size)
     forming_s = FORMING_TRIPS * _round_trip_s(setting)
     update_s = max(each.update_s for each in setting.volunteers)
     communication_s = forming_s + foreseen.seconds + update_s
@@ -181,11 +180,11 @@ def _computing(setting: PlannedRun, paces: Sequence[PeerPace], filling: StepFill
     With the delayed strategy members that stop go on into the next step, so all that have part in a step compute all
     the time, and since they get out of step those with the smallest micro-batches make it just full.
     """
-    if facts_of(setting.strategy).max_in_flight == 0 or not filling.seconds < math.inf:
+    if setting.strategy.facts.max_in_flight == 0 or not filling.seconds < math.inf:
         return filling.seconds, sum(filling.samples)
     heard = [pace for pace, samples in zip(paces, filling.samples, strict=True) if samples]
     least = min(pace.micro_batch for pace in heard)
-    batch = least * math.ceil(setting.target_batch_size / least)
+    batch = least * math.ceil(setting.round_batch_size / least)
     return batch / sum(pace.samples_per_s for pace in heard), batch
 
 

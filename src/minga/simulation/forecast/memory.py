@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minga.averaging.strategy_choice import facts_of
 from minga.simulation.forecast.forecast import Forecast, state_bytes
 from minga.simulation.forecast.model_facts import STATE_BYTES, WITH_SCRATCH, ModelFacts, OptimizerName
 from minga.simulation.forecast.planned_run import Volunteers
@@ -67,7 +66,7 @@ def footprint(forecast: Forecast, place: int) -> Footprint:
         optimizer=model.parameters * STATE_BYTES[setting.optimizer],
         scratch=_scratch_bytes(model, setting.optimizer),
         activations=activations if each.computes else 0,
-        accumulators=size * facts_of(setting.strategy).vectors,
+        accumulators=size * setting.strategy.facts.vectors,
         result=size,
         # And of each sender a few chunks on their way, below 1 % of the vector.
         wire=round(forecast.classes[place].reduces * forecast.vector_bytes),

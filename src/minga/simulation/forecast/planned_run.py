@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minga.averaging.solver.division import PeerRates, SwarmRates
+from minga.averaging.strategy_choice import StrategyChoice
 from minga.simulation.forecast.model_facts import ModelFacts, OptimizerName
 from minga.simulation.forecast.peer_text import PeerClass
 
@@ -41,8 +42,13 @@ class PlannedRun:
     model: ModelFacts
     optimizer: OptimizerName
     target_batch_size: int
-    strategy: str
+    strategy: StrategyChoice
     codec: str
+
+    @property
+    def round_batch_size(self) -> int:
+        """Samples with which a round closes: with fragments, the part of one in the target batch."""
+        return max(1, self.target_batch_size // self.strategy.facts.fragments)
 
 
 def swarm_rates(volunteers: Sequence[Volunteers]) -> SwarmRates:

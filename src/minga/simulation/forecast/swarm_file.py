@@ -32,7 +32,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from minga.averaging.codecs.registry import codec_choices
 from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.solver.division import PeerRates, SwarmRates
-from minga.averaging.strategy_choice import STRATEGIES, facts_of
+from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Printable, Real, Section, choice, described, real, whole
 from minga.core.spec.problems import explain
@@ -146,7 +146,7 @@ def parse_swarm(values: Mapping[str, Any], source: str) -> SwarmFile:
         for each in classes
         for number in range(1, each.count + 1)
     ]
-    overlapped = facts_of(head.strategy).max_in_flight > 0
+    overlapped = StrategyChoice(head.strategy).facts.max_in_flight > 0
     work = StepWork(_vector_bytes(head, source), head.target_batch_size, overlapped=overlapped)
     return SwarmFile(tuple(names), SwarmRates(tuple(peers), pairs), work)
 

@@ -85,8 +85,10 @@ def _not_usable(scenario: Scenario) -> Iterator[str]:
     """Which codec, strategy or aggregator is not installed, or cannot be used in such a run."""
     try:
         spec = scenario.run_spec()
-    except ConfigurationError:
-        return  # told by `_wrong_security`
+    except ConfigurationError as error:
+        if scenario.security.verification != "byzantine":  # else `_wrong_security` tells it
+            yield from (line.removeprefix(f"{scenario.name}: ") for line in str(error).splitlines())
+        return
     try:
         with_origins(spec)
     except ConfigurationError as error:

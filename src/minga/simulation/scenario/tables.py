@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, field_validator
 
@@ -53,6 +53,9 @@ class ScenarioTables(Section):
     model: ModelTable = ModelTable()
     optimizer: OptimizerSection = OptimizerSection()
     training: TrainingSection = TrainingSection()
+    strategy: dict[str, dict[str, Any]] = described(
+        {}, "settings of the strategy", "one table [strategy.NAME] of the strategy that training.strategy names"
+    )
     averaging: AveragingSection = AveragingSection()
     state: StateSection = StateSection()
     network: NetworkSection = NetworkSection(relay="none")
@@ -89,7 +92,7 @@ class ScenarioTables(Section):
     @property
     def memory_bytes(self) -> int:
         """What a peer needs at least: parameters, gradients, two or three vectors of averaging, moments; float32."""
-        vectors = 3 + facts_of(self.training.strategy).vectors + MOMENTS[self.optimizer.name]
+        vectors = 3 + facts_of(self).vectors + MOMENTS[self.optimizer.name]
         return 4 * self.parameters * vectors
 
     def relay_of(self, kind: PeerTable) -> RelayTable | None:
@@ -115,6 +118,7 @@ class ScenarioTables(Section):
                 "model": {"recipe": "custom"},
                 "optimizer": self.optimizer.model_dump(mode="json"),
                 "training": {**self.training.model_dump(mode="json"), "seed": self.seed},
+                "strategy": self.strategy,
                 "averaging": self.averaging.model_dump(mode="json"),
                 "state": self.state.model_dump(mode="json"),
                 "network": self.network.model_dump(mode="json"),

@@ -20,7 +20,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
-from minga.averaging.strategy_choice import facts_of
+from minga.averaging.strategy_choice import facts_of, round_batch_range
 from minga.core.errors import ConfigurationError, ProtocolError
 from minga.core.spec.problems import suggestion
 from minga.core.spec.run_spec import RunSpec
@@ -83,7 +83,7 @@ def check_changes(spec: RunSpec, changes: dict[str, Any]) -> None:
         )
     if not isinstance(changes.get(PAUSED, False), bool):
         raise ConfigurationError("paused is true or false")
-    facts_of(_amended(spec, changes).training.strategy)
+    facts_of(_amended(spec, changes))
 
 
 def _amended(spec: RunSpec, changes: Mapping[str, Any]) -> RunSpec:
@@ -116,8 +116,8 @@ class StandingOrders:
         return self._amendments.due(step, EARLY)
 
     def batch_range(self, orders: Sequence[str], step: int) -> tuple[int, int] | None:
-        """The smallest and the largest target batch size of `step` under these orders."""
-        return self.spec(orders).at(step).training.batch_range
+        """The smallest and the largest number of samples with which a round of `step` may close under these orders."""
+        return round_batch_range(self.spec(orders).at(step))
 
     async def obtain(self, orders: Sequence[str], peer: PeerId, step: int) -> None:
         """Get those that are not known here from `peer`, which wants them in force in the round of `step`.

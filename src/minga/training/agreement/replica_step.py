@@ -13,6 +13,7 @@ import torch
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import RoundAbortedError
 from minga.averaging.messages import Plan
+from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.events.bus import EventBus
 from minga.core.events.training import ParametersDrift, ParametersNotAveraged
 from minga.core.thread_guard import loop_bound
@@ -56,7 +57,7 @@ class ReplicaStep:
         mean: torch.Tensor,
         fate: ContributionFate,
         limit: int | None,
-        strategy: str,
+        strategy: StrategyChoice,
         *,
         is_alone: bool,
     ) -> StateInfo | None:
@@ -90,7 +91,7 @@ class ReplicaStep:
     # ---- inner workings
 
     def _absorption(
-        self, outcome: RoundOutcome, mean: torch.Tensor, fate: ContributionFate, strategy: str
+        self, outcome: RoundOutcome, mean: torch.Tensor, fate: ContributionFate, strategy: StrategyChoice
     ) -> Callable[[], None]:
         """What the training thread has to do to bring the replica to the next step by this round's mean."""
         replica, port, amended, on_absorbed = self._replica, self._port, self._amended, self.on_absorbed

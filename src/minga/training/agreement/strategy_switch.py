@@ -9,6 +9,7 @@ is dropped: samples that were collected beside the round, and what codecs and sk
 from __future__ import annotations
 
 from minga.averaging.codecs.round_vectors import RoundVectors
+from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.events.training import StrategyChanged
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.replica.interface import ReplicaInterface
@@ -22,9 +23,9 @@ class StrategySwitch:
         self._changed: StrategyChanged | None = None
         port.on_strategy = self._note
 
-    def to(self, strategy: str) -> None:
+    def to(self, strategy: StrategyChoice) -> None:
         """Have this one go on, unless it is the present one. For the training thread, between two rounds."""
-        if strategy != self._port.strategy:
+        if strategy.name != self._port.strategy:
             self._port.change(strategy)
 
     def said(self) -> StrategyChanged | None:

@@ -30,11 +30,12 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import torch
 
 from minga.averaging.messages import Report
-from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts
+from minga.averaging.strategy_choice import StrategyChoice, StrategyFacts
 from minga.core.errors import NonFiniteError
 from minga.training.bridge.moving_average import MovingAverage
 from minga.training.bridge.thread_bridge import TrainingThread
@@ -42,9 +43,10 @@ from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
-from minga.training.strategy.synchronous import Synchronous
 
 logger = logging.getLogger("minga.training")
+
+SYNCHRONOUS: Final = StrategyChoice("synchronous")
 
 
 class PortPhase(enum.Enum):
@@ -60,7 +62,8 @@ class GradientPort(TrainingThread):
 
     With `target_batch_sizes` (the smallest and the largest B of the run) the trainer never goes on beyond the largest,
     and its vector holds gradients times samples / B instead of times samples, B being the smallest; where that is the
-    only one, this keeps the gradient of a whole batch as it is, to the last bit.
+    only one, this keeps the gradient of a whole batch as it is, to the last bit. `choose` gives strategies by their
+    names, for states that bring another one.
     """
 
     def __init__(
@@ -68,7 +71,8 @@ class GradientPort(TrainingThread):
         loop: asyncio.AbstractEventLoop,
         replica: ReplicaInterface,
         *,
-        strategy: type[Strategy] = Synchronous,
+        strategy: StrategyChoice = SYNCHRONOUS,
+        choose: Callable[[str], StrategyChoice] = StrategyChoice,
         target_batch_sizes: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(loop)
@@ -79,8 +83,8 @@ class GradientPort(TrainingThread):
         self.unit = target_batch_sizes[0] if target_batch_sizes else 1
         """Samples that have weight 1 in the vector."""
         self._target = target_batch_sizes[1] if target_batch_sizes else None
-        self._replica = replica
-        self._begin(strategy, replica.strategy)
+        self._replica, self._choose = replica, choose
+        self._begin(strategy)
         self._phase = PortPhase.OPEN
         self._limit: int | None = None
         self._next_limit: int | None = None
@@ -235,8 +239,8 @@ class GradientPort(TrainingThread):
             self._phase, self._limit, self._next_limit = PortPhase.OPEN, limit, None
         self._wake()
 
-    def change(self, strategy: str) -> None:
-        """Have the strategy of this name go on from the state that peers share now, and drop what is not shared.
+    def change(self, strategy: StrategyChoice) -> None:
+        """Have another strategy go on from the state that peers share now, and drop what is not shared.
 
         For the training thread, between `absorb` and `reopen`.
         """
@@ -259,7 +263,7 @@ class GradientPort(TrainingThread):
             self._replica.restore(snapshot)
             if self.strategy != before:
                 local = None
-                self._succeed(self.strategy)
+                self._succeed(self._choose(self.strategy))
                 self._replica.check(snapshot)
             self._strategy.restored(_tensors_of(snapshot), snapshot.step, local)
         self.reopen(limit)
@@ -287,16 +291,16 @@ class GradientPort(TrainingThread):
 
     # ---- inner workings
 
-    def _begin(self, kind: type[Strategy], name: str) -> None:
-        strategy = kind(self.condition, unit=self.unit)
-        self._replica.hand_over(name, keeps_uncounted=strategy.facts.keeps_uncounted)
+    def _begin(self, choice: StrategyChoice) -> None:
+        strategy: Strategy = choice.kind(self.condition, unit=self.unit, settings=choice.settings)
+        self._replica.hand_over(choice.name, keeps_uncounted=strategy.facts.keeps_uncounted)
         strategy.begin(self._replica)
         with self.condition:
             self._strategy, self._parks = strategy, strategy.facts.max_in_flight == 0
 
-    def _succeed(self, name: str) -> None:
+    def _succeed(self, choice: StrategyChoice) -> None:
         samples = self._strategy.samples
-        self._begin(STRATEGIES.get(name), name)
+        self._begin(choice)
         self.on_strategy(samples)
 
     def _park(self) -> None:

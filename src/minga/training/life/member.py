@@ -26,6 +26,7 @@ from minga.averaging.matchmaking.leader import OutOfSyncError
 from minga.averaging.messages import Plan
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
+from minga.averaging.strategy_choice import StrategyChoice, round_batch_range
 from minga.core.aio.hedging import racing
 from minga.core.aio.observers import Observers
 from minga.core.errors import RemoteError, RunFinishedError
@@ -196,7 +197,7 @@ class Member:
         minga's own.
         """
         self.step = step
-        self._port.cap(self.amended.at(step).training.batch_range[1])
+        self._port.cap(round_batch_range(self.amended.at(step))[1])
         self._port.limit(0)  # nobody begins before a leader said how far to go
         publisher = asyncio.get_running_loop().create_task(self._publisher.run())
         try:
@@ -372,9 +373,9 @@ class Member:
         if said := self.amended.enter(plan.orders):
             self._node.events.emit(RunAmended(step=self.step, changes=said))
         limit, goes_on = self._limit_by(plan), self.amended.at(step)
-        self._port.cap(goes_on.training.batch_range[1])
+        self._port.cap(round_batch_range(goes_on)[1])
         is_alone = not self.swarm_view.active()
-        strategy = goes_on.training.strategy
+        strategy = StrategyChoice.of(goes_on)
         state = await self.replica_step.take(outcome, self._result, fate, limit, strategy, is_alone=is_alone)
         self._formation.previous = await hashing
         self._too_slow.note(plan, limit, report)
@@ -415,7 +416,7 @@ class Member:
             self.in_doubt = False
         self._formation.come_back(self.swarm_view.settled())
         self.amended.come_back()
-        self._port.cap(self.amended.at(self.step).training.batch_range[1])
+        self._port.cap(round_batch_range(self.amended.at(self.step))[1])
         if changed := self._switch.said():
             self._node.events.emit(changed)
         self._catching_up.finish(self.step)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from minga.averaging.planning.contributor_choice import StepWork
-from minga.averaging.strategy_choice import facts_of
+from minga.averaging.strategy_choice import facts_of, round_batch_range
 from minga.core.spec.run_spec import RunSpec
 from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo
@@ -142,7 +142,7 @@ def read_status(board: Board, node: Node, spec: RunSpec, losses: LossMeter) -> R
 
 def target_batch_size(board: Board, spec: RunSpec) -> int:
     """The value of most peers at the newest step, within the bounds of the run spec."""
-    least, most = spec.training.batch_range
+    least, most = round_batch_range(spec)
     known = [item.payload for item in board.items(Progress)]
     step = max((progress.step for progress in known), default=0)
     told = [progress.target_batch_size for progress in known if progress.step == step]
@@ -152,7 +152,7 @@ def target_batch_size(board: Board, spec: RunSpec) -> int:
 def live_work(board: Board, spec: RunSpec) -> tuple[LiveRates, StepWork]:
     """The rates on the board, and what a step of the run carries: what a plan is made of. On the event loop only."""
     live, batch = live_rates(board), target_batch_size(board, spec)
-    return live, StepWork(live.vector_bytes, batch, overlapped=facts_of(spec.training.strategy).max_in_flight > 0)
+    return live, StepWork(live.vector_bytes, batch, overlapped=facts_of(spec).max_in_flight > 0)
 
 
 def _ages(board: Board) -> dict[PeerId, float]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from minga.averaging.strategy_choice import StrategyFacts
+from minga.core.spec.fields import Section
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.strategy.gradient_sums import GradientSums
 
@@ -17,8 +18,8 @@ class Delayed(GradientSums):
 
     facts = StrategyFacts(max_in_flight=1, keeps_late_micro_batches=True, vectors=2)
 
-    def __init__(self, condition: threading.Condition, *, unit: int) -> None:
-        super().__init__(condition, unit=unit)
+    def __init__(self, condition: threading.Condition, *, unit: int, settings: Section | None = None) -> None:
+        super().__init__(condition, unit=unit, settings=settings)
         self._aside_samples = 0
 
     def begin(self, replica: ReplicaInterface) -> None:

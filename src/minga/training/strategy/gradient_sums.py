@@ -10,6 +10,7 @@ import torch
 
 from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, is_finite
 from minga.core.errors import NonFiniteError
+from minga.core.spec.fields import Section
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.strategy.interface import ContributionFate, Strategy
 
@@ -20,8 +21,8 @@ class GradientSums(Strategy):
     A contribution that no mean has in it is forgotten as well: it is a gradient of parameters that are gone.
     """
 
-    def __init__(self, condition: threading.Condition, *, unit: int) -> None:
-        super().__init__(condition, unit=unit)
+    def __init__(self, condition: threading.Condition, *, unit: int, settings: Section | None = None) -> None:
+        super().__init__(condition, unit=unit, settings=settings)
         self._is_contributed = False  # what is complete is a mean at present, no sum
 
     def begin(self, replica: ReplicaInterface) -> None:

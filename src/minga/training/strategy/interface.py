@@ -23,8 +23,12 @@ from typing import ClassVar
 
 import torch
 
-from minga.averaging.strategy_choice import StrategyFacts
+from minga.averaging.strategy_choice import NoSettings, StrategyFacts
+from minga.core.spec.fields import Section
 from minga.training.replica.interface import ReplicaInterface
+
+Settings = Section
+"""What the settings of a strategy derive from; fields are declared by `whole`, `real`, `choice` and `described`."""
 
 
 class ContributionFate(enum.Enum):
@@ -50,17 +54,29 @@ class Recovery(enum.Enum):
 
 
 class Strategy(ABC):
-    """What one peer sends and takes up. A contribution over `unit` samples has weight 1.
+    """What one peer sends and takes up, by its `settings`. A contribution over `unit` samples has weight 1.
 
     The defaults are those of a strategy whose trainer waits while a round runs.
     """
 
-    facts: ClassVar[StrategyFacts]
+    Settings: ClassVar[type[Section]] = NoSettings
+    """What [strategy.NAME] of a run spec may say, each with a default."""
+    facts: StrategyFacts
+    """Of the class where its settings change nothing about them, else of each strategy."""
 
-    def __init__(self, condition: threading.Condition, *, unit: int) -> None:
+    def __init__(self, condition: threading.Condition, *, unit: int, settings: Section | None = None) -> None:
+        self.settings = self.Settings() if settings is None else settings
+        self.facts = self.facts_for(self.settings)
         self.arithmetic = threading.Lock()
         self._condition, self._unit = condition, unit
         self._samples = 0
+
+    @classmethod
+    def facts_for(cls, settings: Section) -> StrategyFacts:  # noqa: ARG003
+        """What follows from these `Settings`, the same on all peers; each is within its own bounds. Raises
+        `ConfigurationError` for settings that do not go together.
+        """
+        return cls.facts
 
     def begin(self, replica: ReplicaInterface) -> None:
         """Work on `replica` from now on, which is at a global step; called once.

@@ -1,12 +1,14 @@
-"""The settings of a recipe as the run spec keeps them: a bounded table, the meaning of which only the recipe knows."""
+"""The settings of recipes and strategies as the run spec keeps them: bounded tables, which only they understand."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
+
+from minga.core.spec.problems import probably_meant
 
 MAX_DEPTH: Final = 6
 MAX_TABLE_BYTES: Final = 64 << 10
@@ -17,22 +19,37 @@ _MAX_WHOLE: Final = 2**63 - 1
 def read_recipe_tables(tables: Mapping[str, Any], recipe: str, *, is_old: bool = False) -> dict[str, dict[str, Any]]:
     """The tables with each value in its one spelling; raises `ValueError` unless `recipe` has the only one, if any.
 
-    Values are printable texts, finite numbers, whole numbers of 64 bits, true or false, lists and tables with keys of
-    a-z, 0-9 and _, of bounded depth and size. Specs of version 2 (`is_old`) may hold null, which TOML cannot spell,
-    and are bounded by the size of the whole spec.
+    Specs of version 2 (`is_old`) may hold null, which TOML cannot spell, and are bounded by the size of the whole spec.
     """
     for name in tables:
         if name != recipe:
             raise ValueError(f'there are settings of {str(name)[:60]!r}, but model.recipe = "{recipe}"')
-    if recipe not in tables:
-        return {}
-    if not isinstance(tables[recipe], Mapping):
-        raise ValueError(f"recipe.{recipe} must be a table of settings")
-    table: dict[str, Any] = _read(tables[recipe], f"recipe.{recipe}", MAX_DEPTH, is_old)
-    size = len(json.dumps(table, allow_nan=False))
+    return {name: _read_table(table, f"recipe.{name}", is_old) for name, table in tables.items()}
+
+
+def read_strategy_tables(tables: Mapping[str, Any], strategies: Collection[str]) -> dict[str, dict[str, Any]]:
+    """The tables with each value in its one spelling; raises `ValueError` for one of another than these strategies."""
+    for name in tables:
+        if name not in strategies:
+            used = " and ".join(f'"{each}"' for each in strategies)
+            raise ValueError(
+                f"there are settings of {str(name)[:60]!r}, but the run's strategy is {used}"
+                f"{probably_meant(name, strategies)}"
+            )
+    return {name: _read_table(table, f"strategy.{name}", is_old=False) for name, table in tables.items()}
+
+
+def _read_table(table: Any, where: str, is_old: bool) -> dict[str, Any]:
+    """Values are printable texts, finite numbers, whole numbers of 64 bits, true or false, lists and tables with keys
+    of a-z, 0-9 and _, of bounded depth and size.
+    """
+    if not isinstance(table, Mapping):
+        raise ValueError(f"{where} must be a table of settings")
+    found: dict[str, Any] = _read(table, where, MAX_DEPTH, is_old)
+    size = len(json.dumps(found, allow_nan=False))
     if size > MAX_TABLE_BYTES and not is_old:
-        raise ValueError(f"recipe.{recipe} takes {size} bytes; the limit is {MAX_TABLE_BYTES}")
-    return {recipe: table}
+        raise ValueError(f"{where} takes {size} bytes; the limit is {MAX_TABLE_BYTES}")
+    return found
 
 
 def _read(value: Any, where: str, depth: int, is_old: bool) -> Any:
