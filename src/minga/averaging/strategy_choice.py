@@ -133,6 +133,11 @@ def facts_of(run: StrategyUser) -> StrategyFacts:
     return StrategyChoice.of(run).facts
 
 
+def largest_strategy(run: StrategyUser) -> StrategyChoice:
+    """Of all strategies that a run has one after the other, the one that holds most vectors."""
+    return max((StrategyChoice.of(run, name) for name in run.training.strategies), key=lambda each: each.facts.vectors)
+
+
 def round_batch_range(run: StrategyUser) -> tuple[int, int]:
     """The smallest and the largest number of samples with which a round of this run may close.
 
