@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from documentation.changelog import changelog_page
+from documentation.combinations import combinations_page
 from documentation.commands import commands_page
 from documentation.exit_codes import exit_codes_page
 from documentation.metrics import metrics_page
@@ -19,6 +20,7 @@ from minga.notebook.notebook_file import to_ipynb
 DOCS: Final = Path(__file__).parent.parent / "docs"
 NOTEBOOKS: Final = DOCS.parent / "notebooks"
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
+    "combinations.md": combinations_page,
     "events.md": event_page,
     "reference/changelog.md": changelog_page,
     "reference/commands.md": commands_page,

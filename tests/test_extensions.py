@@ -45,18 +45,18 @@ async def test_runs_use_them_all() -> None:
     """Two runs, since a secure one takes no strategy but the usual one, and others have no aggregator to choose."""
     spec = hosted(SECURE)
     assert RunSpec.from_toml(BLOCKS["secure.toml"] + BLOCKS["plugins.toml"]).plugins.items() <= spec.plugins.items()
-    assert spec.plugins == dict.fromkeys(("codec:int4", "recipe:corners", "aggregator:tight_clip"), ORIGIN)
+    assert spec.plugins == dict.fromkeys(("codec:nibble", "recipe:corners", "aggregator:tight_clip"), ORIGIN)
     swarm = recipe_swarm(spec, {"p2": "freeloader"}, from_step=3)
     peers = [swarm.add(name=f"p{number}") for number in range(5)]
-    await all_end(swarm, [peer for peer in peers if peer.name != "p2"])
+    await all_end(swarm, [peer for peer in peers if peer.name != "p2"], steps=16)
     banned = {str(event.fields["peer"]) for _, event in swarm.log.of("secure.banned")}
     assert banned == {peers[2].network.peer_id}
     await swarm.close()
 
     spec = hosted(tomllib.loads(BLOCKS["open.toml"]))
-    assert spec.plugins == dict.fromkeys(("codec:int4", "sketch:halves", "recipe:corners", "strategy:capped"), ORIGIN)
+    assert spec.plugins == dict.fromkeys(("codec:nibble", "sketch:halves", "recipe:corners", "strategy:capped"), ORIGIN)
     swarm = recipe_swarm(spec, {}, from_step=0)
-    await all_end(swarm, [swarm.add() for _ in range(3)])
+    await all_end(swarm, [swarm.add() for _ in range(3)], steps=24)
     await swarm.close()
 
 
@@ -80,20 +80,20 @@ async def test_a_strategy_of_another_package_steps_on_each_peer_alone() -> None:
     look()
     await swarm.run_until_step(4, limit_s=300)
     peers.append(swarm.add())
-    await all_end(swarm, peers, least=0.0)
+    await all_end(swarm, peers, steps=24, least=0.0)
     assert max(spread) >= 3, "between rounds each has its own parameters"
     assert not swarm.log.of("member.diverged")
     await swarm.close()
 
 
-async def all_end(swarm: Swarm, peers: list[SimulatedPeer], *, least: float | None = None) -> None:
+async def all_end(swarm: Swarm, peers: list[SimulatedPeer], *, steps: int, least: float | None = None) -> None:
     """Wait until these peers have taken all steps; they are in one state, better than the first or than `least`."""
     replica = peers[0].replica
     assert isinstance(replica, RecipeReplica)
     before = replica.figures()["heldout_accuracy"] if least is None else least
     for peer in peers:
         await peer.ended.wait()
-    assert [(peer.error, peer.replica.step) for peer in peers] == [(None, 16)] * len(peers)
+    assert [(peer.error, peer.replica.step) for peer in peers] == [(None, steps)] * len(peers)
     assert len(set(swarm.digests([peer.name for peer in peers]).values())) == 1
     assert replica.figures()["heldout_accuracy"] > max(0.7, before)
 
@@ -102,7 +102,9 @@ def test_peers_without_the_package_are_told_to_install_it() -> None:
     spec = hosted(SECURE)
     check_plugins(spec)
     other = spec.with_plugins(dict.fromkeys(spec.plugins, Origin(package="minga-extras", version="1.1")))
-    with pytest.raises(ConfigurationError, match=r"(?s)codec: .*'int4'.*aggregator: .*pip install minga-extras==1\.1"):
+    with pytest.raises(
+        ConfigurationError, match=r"(?s)codec: .*'nibble'.*aggregator: .*pip install minga-extras==1\.1"
+    ):
         check_plugins(other)
 
 

@@ -25,7 +25,7 @@ class LoudestCodec(Codec):
         """All of it."""
         return source.double().abs()
 
-    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float) -> int:
+    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float, seed: int) -> int:
         require_magnitude(largest_magnitude(source), limit)
         rows = torch.nn.functional.pad(source, (0, -source.numel() % BLOCK)).view(-1, BLOCK)
         where = rows.abs().argmax(1)

@@ -25,7 +25,7 @@ class NonzeroCodec(Codec):
         """It is exact."""
         return torch.zeros_like(source, dtype=torch.float64)
 
-    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float) -> int:
+    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float, seed: int) -> int:
         require_magnitude(largest_magnitude(source), limit)
         values = source.numpy()
         body = np.packbits(values != 0).tobytes() + values[values != 0].astype("<f4").tobytes()

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import minga
-from minga.averaging.codecs.registry import SKETCHES
+from minga.averaging.sketches.registry import SKETCHES
 from minga.averaging.strategy_choice import STRATEGIES
 from tests.worlds import sketches
 from tests.worlds.extension_world import EXTRAS
@@ -73,15 +73,20 @@ def train(optimizer: minga.Optimizer, model: torch.nn.Module, stop: int) -> None
                 optimizer.zero_grad()
 
 
+def train_with_checkpoints(peer: minga.Peer, optimizer: minga.Optimizer, model: torch.nn.Module, stop: int) -> None:
+    """Up to step `stop`, with each checkpoint that is due: while one is written, the next would be left out."""
+    for step in range(1, stop + 1):
+        train(optimizer, model, step)
+        if peer._saving is not None:
+            peer._saving.join()
+
+
 def main(folder: str, kind: str, stop: str) -> None:
     """Train up to step `stop`, which has a checkpoint, and one step more; then be killed."""
     install()
     torch.set_num_threads(1)
     peer, optimizer, model = begin(Path(folder), kind)
-    for step in range(1, int(stop) + 1):
-        train(optimizer, model, step)
-        if peer._saving is not None:  # while one is written, no other checkpoint is due
-            peer._saving.join()
+    train_with_checkpoints(peer, optimizer, model, int(stop))
     train(optimizer, model, int(stop) + 1)
     os.kill(os.getpid(), signal.SIGKILL)
 

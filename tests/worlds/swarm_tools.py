@@ -45,11 +45,12 @@ def vector_replica(numel: int) -> Callable[[RunSpec], Replica]:
     return make
 
 
-def pull(peer: SimulatedPeer, samples: int) -> None:
-    """The gradient of the distance to one random number; cheap for long vectors."""
+def pull(peer: SimulatedPeer, samples: int) -> float:
+    """The gradient of the distance to one random number; returns half its square. Cheap for long vectors."""
     generator = torch.Generator().manual_seed(peer.samples_done * 1009 + int(peer.network.peer_id[:8], 16))
     (weight,) = peer.replica.vector.parameters()
     weight.grad = weight.detach() - torch.randn(1, generator=generator)
+    return 0.5 * float(weight.grad.square().sum())
 
 
 def later(seconds: float, action: Callable[[], object]) -> None:

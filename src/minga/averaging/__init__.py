@@ -6,7 +6,8 @@
 Read: messages (what peers say to form a group, up to the plan), contracts (the seam to whatever produces the vectors),
 group (what group formation is told), election (who leads), apportionment (fractions to whole elements),
 strategy_choice (what strategies promise, and which are installed), link_record and link_reporter (what peers tell each
-other of their lines). Then codecs, solver, clocking, planning, allreduce, matchmaking: each uses only those before it.
+other of their lines). Then codecs, compressors, sketches, solver, clocking, planning, allreduce, matchmaking: each uses
+only those before it.
 
 Called by training/life. It knows vectors and samples, but no models, data or optimizers.
 """
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
         require_magnitude,
     )
     from minga.averaging.codecs.layout import VectorLayout
-    from minga.averaging.codecs.registry import CODECS, SKETCHES
-    from minga.averaging.codecs.sketch import Sketch
+    from minga.averaging.codecs.registry import CODECS
+    from minga.averaging.sketches.interface import Sketch
+    from minga.averaging.sketches.registry import SKETCHES
 
 __all__ = [
     "CODECS",
@@ -45,8 +47,8 @@ _LATE = {  # imported when they are first asked for
     "Codec": "minga.averaging.codecs.interface",
     "FLOAT32_MAX": "minga.averaging.codecs.interface",
     "InvalidEncodingError": "minga.averaging.codecs.interface",
-    "SKETCHES": "minga.averaging.codecs.registry",
-    "Sketch": "minga.averaging.codecs.sketch",
+    "SKETCHES": "minga.averaging.sketches.registry",
+    "Sketch": "minga.averaging.sketches.interface",
     "VectorLayout": "minga.averaging.codecs.layout",
     "largest_magnitude": "minga.averaging.codecs.interface",
     "require_magnitude": "minga.averaging.codecs.interface",

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from minga.averaging.contracts import WITHOUT_NOTES, WITHOUT_ORDERS, RoundNotes, RunOrders
 from minga.averaging.link_record import Links
+from minga.averaging.strategy_choice import Contributors
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.changes import Observer
 from minga.network.interface import Address, PeerId
@@ -87,4 +88,5 @@ class GroupSettings:
     organiser: PeerId | None = None
     orders: RunOrders = WITHOUT_ORDERS
     averages_every: Callable[[int], int] = lambda _: 0
+    contributors: Callable[[int], Contributors] = lambda _: "all"
     notes: RoundNotes = WITHOUT_NOTES

@@ -22,6 +22,7 @@ MAX_CHUNKS = 1 << 17
 MAX_TERM = 1000
 MAX_BALLOT = 1 << 32
 MAX_INTERVAL = 1 << 30
+MAX_SCORE = 1e30
 MAX_JOIN_NOTE_BYTES, MAX_PLAN_NOTE_BYTES = 1 << 10, 1 << 15
 LONGEST_S = 1e9
 
@@ -40,13 +41,24 @@ OrderIds = Annotated[tuple[Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\
 Ballot = Annotated[int, msgspec.Meta(ge=0, le=MAX_BALLOT)]
 
 
+class PeerScore(msgspec.Struct, frozen=True, array_like=True):
+    """How good the parameters of one peer are by its own word: the lower the `value` is, the better.
+
+    One that is `early` is of too few micro-batches to be compared; it counts where no member has another.
+    """
+
+    value: Annotated[float, msgspec.Meta(ge=-MAX_SCORE, le=MAX_SCORE)]
+    early: bool = False
+
+
 class Report(msgspec.Struct, frozen=True):
     """How far one peer is within the step.
 
     `samples` accumulated so far; `rate` in samples per second; the micro-batch under way has `micro_batch` samples
     (0 when none is, or nothing is known of them), began `busy_s` seconds ago and takes `micro_batch_s` seconds as a
     rule. `parked`: this peer stopped at a boundary because it has as many samples as its `limit` (None: it has none)
-    says; its next micro-batch would have `micro_batch` samples.
+    says; its next micro-batch would have `micro_batch` samples. In runs whose rounds take the contribution of the best
+    member alone, `score` says how good this one's would be (None: it has nothing to give).
     """
 
     samples: Samples = 0
@@ -56,6 +68,7 @@ class Report(msgspec.Struct, frozen=True):
     micro_batch_s: Seconds = 0.0
     parked: bool = False
     limit: Samples | None = None
+    score: PeerScore | None = None
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -193,6 +206,10 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     `holders` have it, and the `view`, its members, is what counts for the next step. `orders` are the organisers'
     amendments by which all members take this step, with an adopted result those of the attempt that made it. After a
     step whose number `averages_every` divides, the members average their parameters, too; 0 is never.
+
+    The `contributors` are the members that are expected to give something to the mean. With `scores` (one for each
+    member; None where one has nothing to give) the round has one contributor, the member with the best, and all others
+    give nothing: see `minga.averaging.planning.best_contributor`.
     """
 
     round_id: RoundId
@@ -218,6 +235,8 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     view: Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
     orders: OrderIds = ()
     averages_every: Annotated[int, msgspec.Meta(ge=0, le=MAX_INTERVAL)] = 0
+    contributors: Members = ()
+    scores: Annotated[tuple[PeerScore | None, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
 
     @property
     def ids(self) -> tuple[PeerId, ...]:

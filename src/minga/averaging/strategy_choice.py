@@ -18,6 +18,8 @@ from minga.core.spec.problems import explain
 from minga.core.spec.sections import TrainingSection
 
 Payload = Literal["gradient", "pseudo-gradient", "parameters", "coefficients"]
+Contributors = Literal["all", "best"]
+Weights = Literal["samples", "equal"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class StrategyFacts:
     keeps_uncounted: the strategy itself keeps a contribution that a round counted without, for a later one. Else it
         forgets it, and what keeps it is the residual of a codec or of a sketch that leaves something out, if there is
         one. So it never counts twice.
+    contributors: whose contributions a round takes: those of all, or that of the member with the best score alone (see
+        `Strategy.score`), while all others only receive. The last round of a run takes those of all.
+    weights: what a contribution counts in a mean of several: its samples, or as much as any other.
+    owns_optimizer: the strategy decides how a mean changes parameters; the optimizer is to be plain gradient descent,
+        without momentum or clipping.
 
     Raises `ConfigurationError` for values out of range.
     """
@@ -42,6 +49,9 @@ class StrategyFacts:
     vectors: int
     payload: Payload = "gradient"
     keeps_uncounted: bool = False
+    contributors: Contributors = "all"
+    weights: Weights = "samples"
+    owns_optimizer: bool = False
     fragments: int = 1
 
     @property
@@ -54,6 +64,8 @@ class StrategyFacts:
             raise ConfigurationError(f"strategy: {self} has other than 0 or 1 rounds in flight, or less than 0 vectors")
         if self.payload not in get_args(Payload):
             raise ConfigurationError(f"strategy: {self} has an unknown payload")
+        if self.contributors not in get_args(Contributors) or self.weights not in get_args(Weights):
+            raise ConfigurationError(f"strategy: {self} takes other contributions or weights than there are")
         if self.fragments < 1:
             raise ConfigurationError(f"strategy: {self} has less than one fragment")
 
@@ -64,6 +76,9 @@ STRATEGIES: Final[Registry[Any]] = Registry(
     {
         "synchronous": "minga.training.strategy.synchronous:Synchronous",
         "delayed": "minga.training.strategy.delayed:Delayed",
+        "leader": "minga.training.strategy.leader:Leader",
+        "elastic": "minga.training.strategy.elastic:Elastic",
+        "demo": "minga.training.strategy.demo:Demo",
     },
 )
 """Subclasses of `minga.training.strategy.interface.Strategy`."""

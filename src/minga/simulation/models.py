@@ -39,17 +39,20 @@ def replica_maker(scenario: Scenario) -> Callable[[RunSpec], ReplicaInterface]:
     return lambda spec: SizeOnlyReplica(spec, ghost)
 
 
-def gradient_of(scenario: Scenario) -> Callable[[SimulatedPeer, int], None]:
+def gradient_of(scenario: Scenario) -> Callable[[SimulatedPeer, int], float | None]:
     """What computes the gradients of a micro-batch."""
     return partial(classify, scenario.seed) if scenario.model.kind == "classifier" else no_gradient
 
 
-def classify(seed: int, peer: SimulatedPeer, samples: int) -> None:
-    """Set the gradients of a micro-batch: every peer draws its own samples, and others after it was restarted."""
+def classify(seed: int, peer: SimulatedPeer, samples: int) -> float | None:
+    """Set the gradients of a micro-batch: every peer draws its own samples, and others after it was restarted. Returns
+    its mean loss.
+    """
     replica = peer.replica
-    if isinstance(replica, ClassifierReplica):
-        chosen = random.Random(f"minga samples {seed} {peer.name} {replica.step} {peer.samples_done}")
-        replica.task.backward([chosen.randrange(SAMPLES) for _ in range(samples)])
+    if not isinstance(replica, ClassifierReplica):
+        return None
+    chosen = random.Random(f"minga samples {seed} {peer.name} {replica.step} {peer.samples_done}")
+    return replica.task.backward([chosen.randrange(SAMPLES) for _ in range(samples)])
 
 
 def classify_publicly(peer: SimulatedPeer, batch: PublicBatch) -> None:

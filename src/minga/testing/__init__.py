@@ -4,7 +4,8 @@
 
 Read: suite (what the network's suites share), network_suite (Network), stream_suite (Stream), bulk_suite (streams
 for bulk), codec_suite (Codec), with codec_defence (what a codec never lets through) and codec_cases (vectors that are
-hard on codecs), sketch_suite (Sketch), aggregator_suite (Aggregator), strategy_suite (Strategy), recipe_suite (Recipe).
+hard on codecs), pair_suite (CodecPair, with the residual), sketch_suite (Sketch), aggregator_suite (Aggregator),
+strategy_suite (Strategy), recipe_suite (Recipe).
 `guard_threads()` makes what belongs to a peer's event loop raise where it is used on another thread.
 
 Called by tests, also those of other packages; nothing in minga imports it.
@@ -17,6 +18,7 @@ from minga.testing.aggregator_suite import AGGREGATOR_CHECKS, AggregatorViolatio
 from minga.testing.codec_cases import CodecViolation
 from minga.testing.codec_suite import CODEC_CHECKS, check_codec
 from minga.testing.network_suite import NETWORK_CHECKS, check_network
+from minga.testing.pair_suite import PAIR_CHECKS, PairViolation, check_pair
 from minga.testing.recipe_suite import RECIPE_CHECKS, RecipeCase, RecipeViolation, check_recipe
 from minga.testing.sketch_suite import SKETCH_CHECKS, SketchViolation, check_sketch
 from minga.testing.strategy_suite import STRATEGY_CHECKS, StrategyViolation, check_strategy
@@ -26,12 +28,14 @@ __all__ = [
     "AGGREGATOR_CHECKS",
     "CODEC_CHECKS",
     "NETWORK_CHECKS",
+    "PAIR_CHECKS",
     "RECIPE_CHECKS",
     "SKETCH_CHECKS",
     "STRATEGY_CHECKS",
     "AggregatorViolation",
     "CodecViolation",
     "MakeNetwork",
+    "PairViolation",
     "RecipeCase",
     "RecipeViolation",
     "SketchViolation",
@@ -39,6 +43,7 @@ __all__ = [
     "check_aggregator",
     "check_codec",
     "check_network",
+    "check_pair",
     "check_recipe",
     "check_sketch",
     "check_strategy",

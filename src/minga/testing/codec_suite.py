@@ -148,8 +148,9 @@ def check_buffers(codec: Codec) -> None:
         require(room[:offset] + room[offset + size :] == b"\xaa" * 16, codec, "encode wrote outside its target")
         tensor = torch.full((size + 16,), 0xAA, dtype=torch.uint8)
         codec.encode(source, tensor[offset : offset + size])
-        require(bytes(tensor[offset : offset + size].tolist()) == wanted, codec, "a tensor got other bytes")
-        for buffer in (view, tensor[offset : offset + size], bytes(view), memoryview(bytes(room))[offset:][:size]):
+        view, tensor = view[:took], tensor[offset : offset + took]
+        require(bytes(tensor.tolist()) == wanted, codec, "a tensor got other bytes")
+        for buffer in (view, tensor, bytes(view), memoryview(bytes(room))[offset:][:took]):
             target = torch.zeros(1003)
             codec.decode(buffer, target)
             require(torch.equal(target, values), codec, f"a source at offset {offset} decoded to other values")
@@ -178,7 +179,7 @@ def check_tensors(codec: Codec) -> None:
         refuses(codec, ValueError, f"a {name} target", codec.decode, buffer, tensor)
         refuses(codec, ValueError, f"a {name} sum", codec.decode_add, buffer, tensor, 1.0)
     tracked = torch.ones(8, requires_grad=True)
-    codec.encode(tracked, buffer)
+    buffer = buffer[: codec.encode(tracked, buffer)]
     codec.decode(buffer, tracked)
     codec.decode_add(buffer, tracked, 1.0)
     require(
@@ -226,7 +227,7 @@ def check_processes(codec: Codec) -> None:
         return
     path = os.pathsep.join(filter(None, sys.path))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"}
-    arguments = [sys.executable, "-c", _ELSEWHERE, kind.__module__, kind.__qualname__, codec.name]
+    arguments = [sys.executable, "-c", _ELSEWHERE, kind.__module__, kind.__qualname__, codec.choice]
     ran = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
     require(ran.returncode == 0, codec, f"it does not work in another process: {ran.stderr[-300:]}")
     require(ran.stdout.strip() == digest_of_samples(codec), codec, "another process made other bytes")
@@ -236,10 +237,12 @@ _ELSEWHERE: Final = """
 import sys
 from importlib import import_module
 from minga.averaging.codecs.dense import codec
+from minga.core.spec.choices import parse_choice, settings_of
 from minga.testing.codec_cases import digest_of_samples
 kind = getattr(import_module(sys.argv[1]), sys.argv[2])
 try:
-    made = kind()
+    settings = settings_of(parse_choice(sys.argv[3]), kind.Settings, "codec")
+    made = kind(settings) if kind.Settings.model_fields else kind()
 except TypeError:  # it takes arguments, which its entry point knows
     made = codec(sys.argv[3])
 print(digest_of_samples(made))
@@ -274,7 +277,7 @@ def check_residual(codec: Codec) -> None:
         taken = {Fate.COUNTED: sent, Fate.WHOLE: sealed.values(chunk), Fate.LEFT_OUT: torch.zeros(numel)}[fate]
         applied += weight * taken.double()
         brought += weight * mean.double()
-        sealed.commit([(chunk, fate)])
+        sealed.commit([(chunk, fate)], taken)
     lost = float((brought - applied - residual.mass.double()).norm() / brought.norm())
     require(lost < 1e-5, codec, f"{lost:.1e} of what was brought was neither applied nor kept")
 

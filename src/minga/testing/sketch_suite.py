@@ -9,14 +9,15 @@ Each check raises `SketchViolation` with what failed. All data come from fixed s
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Final
 
 import torch
 
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.projection import Projection
-from minga.averaging.codecs.sketch import Sketch
+from minga.averaging.sketches.interface import Sketch
+from minga.averaging.sketches.projection import Projection
 
 MakeSketch = Callable[[VectorLayout], Sketch]
 
@@ -156,7 +157,7 @@ def check_conservation(make: MakeSketch) -> None:
                 if values is None:
                     raise SketchViolation(f"{projection.sketch.name}: step {step}: an ordinary vector was left out")
                 sent.append((weight, values))
-            adopted = 0 if step % 4 == 1 and not projection.sketch.is_identity else len(sent) - 1
+            adopted = 0 if step % 4 == 1 and not projection.sketch.is_lossless else len(sent) - 1
             given += weight * vector.double()
             mean = projection.absorb(sent[adopted][1], step, counted_in=f"round {adopted}")
             applied += sent[adopted][0] * mean.double()
@@ -165,12 +166,65 @@ def check_conservation(make: MakeSketch) -> None:
         _require(held, projection.sketch, "what was left out does not add up")
 
 
+def check_conservation_among_peers(make: MakeSketch) -> None:
+    """Of peers that come, go and die: what 200 rounds applied and what they hold back is what all of them contributed.
+
+    Weights differ. A peer may have no part in a round, give only to its first attempt, or not be counted. What the
+    dead held back is lost with them, and nothing else is.
+    """
+    for whole in _WHOLES[::2]:
+        if make(whole).is_lossless:
+            continue  # it holds nothing back
+        chance = random.Random(7)
+        peers = [Projection(make(whole)) for _ in range(4)]
+        given, applied, lost = torch.zeros(3, whole.total, dtype=torch.float64)
+        for step in range(4 * _ROUNDS):
+            if step % 23 == 22:  # one dies, and a newcomer takes over the basis of another
+                lost += peers.pop(chance.randrange(len(peers))).left_out
+                peers.append(Projection(make(whole)))
+                for name, tensor in peers[-1].sketch.basis().items():
+                    tensor.copy_(peers[0].sketch.basis()[name])
+            fates: dict[Projection, str | None] = {}
+            masses, samples = [], 0
+            for number, peer in enumerate(peers):
+                fates[peer] = None
+                if chance.random() < 0.2:
+                    peer.contribution(None, 0, step, "the round")
+                    continue
+                weight, vector = chance.randint(1, 64), _normal(whole, 10 * step + number)
+                values = peer.contribution(vector, weight, step, "the round")
+                if values is None:
+                    raise SketchViolation(f"{peer.sketch.name}: step {step}: an ordinary vector was left out")
+                given += weight * vector.double()
+                if number == 0 or chance.random() < 0.8:
+                    fates[peer] = "the round"
+                    masses.append(values.double() * weight)
+                    samples += weight
+            if not samples:
+                masses, samples = [torch.zeros(peers[0].layout_of(step).total, dtype=torch.float64)], 1
+            mean = (torch.stack(masses).sum(0) / samples).float()
+            images = [peer.absorb(mean, step, counted_in=fate) for peer, fate in fates.items()]
+            _require(all(torch.equal(each, images[0]) for each in images), peers[0].sketch, "peers expand differently")
+            applied += samples * images[0].double()
+        held = sum((peer.left_out.double() for peer in peers), torch.zeros(whole.total, dtype=torch.float64))
+        rest = float((given - applied - held - lost).norm())
+        _require(rest <= 1e-5 * float(given.norm()), peers[0].sketch, "what peers left out does not add up")
+
+
 def check_hard_vectors(make: MakeSketch) -> None:
-    """Zeros, equal columns, one element alone, and magnitudes from the smallest to 2**90 stay finite in all rounds."""
+    """Zeros, equal columns, one element alone, one that is huge among others, and magnitudes from the smallest to 2**90
+    stay finite in all rounds.
+    """
     for whole in _WHOLES:
         alone = torch.zeros(whole.total)
         alone[-1] = 1.0
-        hard = [torch.zeros(whole.total), torch.ones(whole.total), alone, alone * 2.0**90]
+        hard = [
+            torch.zeros(whole.total),
+            torch.ones(whole.total),
+            alone,
+            alone * 2.0**90,
+            _normal(whole, 4) + alone * 2.0**60,
+        ]
         hard += [_normal(whole, 3) * scale for scale in (2.0**-140, 2.0**-100, 2.0**80)]
         sketch = make(whole)
         for step, vector in enumerate(hard * 2):
@@ -183,6 +237,14 @@ def check_hard_vectors(make: MakeSketch) -> None:
             sketch.absorb(values, step)
             basis_is_finite = all(bool(tensor.isfinite().all()) for tensor in sketch.basis().values())
             _require(basis_is_finite, sketch, f"step {step}: the basis is not finite any more")
+
+
+def check_lossless(make: MakeSketch) -> None:
+    """A sketch that says so gives each vector back, but for rounding."""
+    for sketch, step in _rounds(make):
+        vector = _normal(sketch.whole, step)
+        wrong = _distance(_image(sketch, vector, step), vector, float(vector.norm()))
+        _require(wrong < 1e-6 or not sketch.is_lossless, sketch, f"step {step}: it loses {wrong:.1e} of a vector")
 
 
 def check_residual_gets_through(make: MakeSketch) -> None:
@@ -205,6 +267,7 @@ def check_facts(make: MakeSketch) -> None:
     vector = _normal(sketch.whole, 1)
     values = sketch.project(vector, 0)
     _require(sketch.is_identity == (values is vector), sketch, f"is_identity is {sketch.is_identity}")
+    _require(sketch.is_lossless or not sketch.is_identity, sketch, "it is the identity, and not lossless")
     tensors = sketch.basis().values()
     fits = all(tensor.device.type == "cpu" and not tensor.requires_grad for tensor in tensors)
     _require(fits, sketch, "the basis is to be of CPU tensors without gradients")
@@ -221,6 +284,8 @@ SKETCH_CHECKS: Final[tuple[Callable[[MakeSketch], None], ...]] = (
     check_projection,
     check_basis,
     check_conservation,
+    check_conservation_among_peers,
+    check_lossless,
     check_hard_vectors,
     check_residual_gets_through,
     check_facts,

@@ -53,6 +53,7 @@ class _Trainer:
         """Micro-batches by the value of their mean gradients and their samples."""
         for value, samples in micro_batches:
             self.weight.grad = torch.full_like(self.weight, value)
+            self.strategy.note_loss(abs(value))
             if self.strategy.micro_batch(samples):
                 self.strategy.count(samples)
             self.replica.zero_grad()
@@ -178,7 +179,9 @@ def check_late_micro_batches(kind: type[Strategy]) -> None:
 
 
 def check_alone(kind: type[Strategy]) -> None:
-    """One peer, whose mean is its own contribution, comes down: sign and scale. With gradients, by hand's steps."""
+    """One peer, whose mean is its own contribution, comes down: sign and scale. With gradients of which the optimizer
+    makes steps, by hand's steps.
+    """
     by_hand, trainer = torch.full((_NUMEL,), 8.0), _Trainer(kind)
     for _ in range(20):
         micro_batches = [(1.0, 1), (2.0, 3)]  # targets, samples
@@ -189,7 +192,7 @@ def check_alone(kind: type[Strategy]) -> None:
         _require(samples == 4, kind, f"alone it contributed {samples} of 4 samples")
         trainer.absorb(mean)
     through = trainer.weight.detach().flatten()
-    if _sends_gradients(kind):
+    if _sends_gradients(kind) and not kind.facts.owns_optimizer:
         good = torch.allclose(by_hand, through, rtol=1e-6)
         _require(good, kind, f"alone it came to {through}, by hand to {by_hand}")
     _require(bool(((through - 1.5).abs() < 3.0).all()), kind, f"alone it came from 8 to {through}, not near 1 to 2")
@@ -338,6 +341,35 @@ def check_dtypes(kind: type[Strategy]) -> None:
     _require(source.replica.digest() == other.replica.digest(), kind, "with bfloat16 equal means lead apart")
 
 
+def check_score(kind: type[Strategy]) -> None:
+    """Where rounds take the best contribution, a peer has a score that is a number when it has one to give, and only
+    then.
+    """
+    trainer = _Trainer(kind)
+    takes_best = trainer.strategy.facts.contributors == "best"
+    _require(trainer.strategy.score is None, kind, "it has a score, and nothing to give")
+    trainer.feed((2.0, 2))
+    score = trainer.strategy.score
+    has_one = score is not None and math.isfinite(score.value)
+    _require(has_one == takes_best, kind, f"its score is {score}")
+    mean = trainer.seal()[0].clone()
+    _require(trainer.strategy.score == score, kind, "its score changed while nothing was computed")
+    trainer.absorb(mean)
+    _require(trainer.strategy.score is None, kind, "it has a score after a round, and nothing to give")
+
+
+def check_conclusion(kind: type[Strategy]) -> None:
+    """At the end of a run the replica has the parameters that all share, and no state changes."""
+    trainer = _Trainer(kind)
+    trainer.pull((1.0, 2))
+    trainer.absorb(trainer.seal()[0].clone())
+    digest = trainer.replica.digest()
+    trainer.strategy.conclude()
+    shared = trainer.strategy.shared_tensors()["model/weight"]
+    _require(torch.equal(trainer.weight, shared), kind, "a run ended with other parameters than those of all")
+    _require(trainer.replica.digest() == digest, kind, "the end of a run changed what peers share")
+
+
 def check_nothing(kind: type[Strategy]) -> None:
     """Without samples there is no contribution, of weight 0; and the round may count or come to nothing."""
     trainer = _Trainer(kind)
@@ -421,6 +453,8 @@ STRATEGY_CHECKS: Final[tuple[Callable[[type[Strategy]], None], ...]] = (
     check_parts_of_the_state,
     check_missed_rounds,
     check_dtypes,
+    check_score,
+    check_conclusion,
     check_nothing,
     check_not_finite,
     check_broken_sum,

@@ -143,10 +143,11 @@ class Optimizer(torch.optim.Optimizer):
         """Count the gradients of one micro-batch of `samples` samples; see the class. Returns the closure's result.
 
         Without `samples` the number is what the constructor was told by `samples_per_step`. The gradients are taken:
-        they are None afterwards. `loss` is for displays only.
+        they are None afterwards. `loss` is for displays, and for strategies that compare peers by it.
 
         Raises the `LocalError` that ended this peer, if any; other peers' faults never surface here. Raises
-        `ConfigurationError` where nothing says how many samples there were.
+        `ConfigurationError` where nothing says how many samples there were, or what the loss was if the run's strategy
+        needs it.
         """
         given = samples if samples is not None else self._samples_per_step
         count = 0 if callable(given) else _count(given)
@@ -270,13 +271,13 @@ class Optimizer(torch.optim.Optimizer):
         port, peer = self._port, self.peer
         if port is None or peer is None:
             return
+        value = None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         if isinstance(port, GradientPort):
-            is_taken = port.add(samples)
+            is_taken = port.add(samples, value)
         else:
             is_taken = port.add(lambda vector: self._replica.accumulate(vector, samples / port.unit), samples)
         if is_taken:
-            value = math.nan if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-            peer.count(samples, value if math.isfinite(value) else None)
+            peer.count(samples, value if value is not None and math.isfinite(value) else None)
         else:
             self.dropped_micro_batches += 1
             peer.note(MicroBatchDropped(step=self.global_step, samples=samples))

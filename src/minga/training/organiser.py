@@ -28,7 +28,7 @@ from minga.identity.links.grant import LinkAccess
 from minga.identity.links.links import Link
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.training.access.access_files import AccessFiles
-from minga.training.access.standing_orders import OPTIMIZER, STRATEGY, StandingOrders, check_changes
+from minga.training.access.standing_orders import OPTIMIZER, STRATEGY, StandingOrders, amended_spec, check_changes
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins
@@ -262,7 +262,7 @@ class Organiser:
             raise ConfigurationError(
                 f"{STRATEGY} changes at the end of a round, and {others[0]} within one: amend them one after the other"
             )
-        check_plugins(self._amended(step).amended({**changes, "training.strategy_changes": []}))
+        check_plugins(amended_spec(self._amended(step), changes))
 
     def _check_for_members(self) -> None:
         if self.ledger.is_open:

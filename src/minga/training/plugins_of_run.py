@@ -7,22 +7,25 @@ it (`minga.recipes`). A monitor neither decodes nor aggregates, so it needs none
 
 from __future__ import annotations
 
-from minga.averaging.codecs.dense import codec
-from minga.averaging.codecs.registry import ADAPTIVE, CODECS, SKETCHES
+from typing import Final
+
+from minga.averaging.codecs.registry import CODECS, canonical_codec, codec_names
+from minga.averaging.sketches.registry import SKETCHES, canonical_sketch
 from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.errors import ConfigurationError
+from minga.core.spec.choices import parse_choice
 from minga.core.spec.plugins import Use, check_recorded, recorded
 from minga.core.spec.run_spec import RunSpec
-from minga.core.spec.sections import DEFAULT_SKETCH
 from minga.security.robust.registry import AGGREGATORS, verifiable_aggregator
+from minga.training.combinations.judgement import check_combinations
 
 
 def uses(spec: RunSpec) -> list[Use]:
     """The seams and names that peers of this run need; without the recipe."""
     found: list[Use] = [(STRATEGIES, name) for name in spec.training.strategies]
-    found.append((SKETCHES, spec.averaging.sketch))
-    codecs = {spec.averaging.codec: None, spec.averaging.download_codec: None}
-    found += [(CODECS, name) for name in codecs if name not in (None, ADAPTIVE)]
+    found.append((SKETCHES, parse_choice(spec.averaging.sketch).name))
+    chosen = [choice for choice in (spec.averaging.codec, spec.averaging.download_codec) if choice is not None]
+    found += [(CODECS, name) for name in {name: None for choice in chosen for name in codec_names(choice)}]
     if spec.security.verification == "byzantine":
         found.append((AGGREGATORS, spec.security.aggregator))
     return found
@@ -34,51 +37,56 @@ def with_origins(spec: RunSpec) -> RunSpec:
 
     Raises `ConfigurationError` if something is not installed here, or cannot be used in such a run.
     """
-    complete = _spelled_out(spec.with_plugins(recorded(uses(spec), spec.plugins)))
+    spelled = _with_all_strategy_settings(_with_canonical_choices(spec))
+    complete = spelled.with_plugins(recorded(uses(spelled), spelled.plugins))
     check_plugins(complete)
     return complete
 
 
 def check_plugins(spec: RunSpec) -> None:
-    """Raise `ConfigurationError`, with what to install, unless this machine has what the run takes its names from."""
+    """Raise `ConfigurationError` unless this machine has what the run takes its names from, and they go together.
+
+    The message says what to install, or what to set instead.
+    """
     check_recorded(uses(spec), spec.plugins)
+    _canonical_choices(spec)
+    if spec.training.strategy_changes and spec.security.verification == "byzantine":
+        raise ConfigurationError(
+            'security.verification = "byzantine" needs one strategy and one target batch size to the end of the run: '
+            "leave training.strategy_changes out"
+        )
     for phase in spec.phases:
-        _check_combination(phase)
+        check_combinations(phase)
     if spec.security.verification == "byzantine":
         verifiable_aggregator(spec.security.aggregator)
 
 
-def _spelled_out(spec: RunSpec) -> RunSpec:
+def _with_canonical_choices(spec: RunSpec) -> RunSpec:
+    """The spec with one spelling of each codec and sketch, so that equal runs have equal settings."""
+    changes = {key: text for key, text in _canonical_choices(spec).items() if text != getattr(spec.averaging, key)}
+    return spec.amended({f"averaging.{key}": text for key, text in changes.items()}) if changes else spec
+
+
+def _with_all_strategy_settings(spec: RunSpec) -> RunSpec:
     for name in spec.training.strategies:
         settings = StrategyChoice.of(spec, name).settings.model_dump(mode="json", exclude_none=True)
         spec = spec.with_strategy_settings(name, settings) if settings else spec
     return spec
 
 
-def _check_combination(spec: RunSpec) -> None:
-    """Raise `ConfigurationError` where the facts of the run's strategy rule out other settings."""
-    choice = StrategyChoice.of(spec)
-    name, facts = choice.name, choice.facts
-    target = spec.training.target_batch_size
-    if target != "auto" and target % facts.fragments:
-        raise ConfigurationError(
-            f'strategy = "{name}": target_batch_size {target} is not a multiple of fragments {facts.fragments}'
-        )
-    if spec.averaging.average_parameters_every and facts.payload in ("pseudo-gradient", "parameters"):
-        raise ConfigurationError(
-            f"averaging.average_parameters_every: with strategy {name!r} peers share their parameters in every round; "
-            "set it to 0"
-        )
-    if spec.averaging.sketch != DEFAULT_SKETCH and facts.payload == "parameters":
-        raise ConfigurationError(
-            f"averaging.sketch: strategy {name!r} sends parameters, and {spec.averaging.sketch!r} would leave most "
-            f'out; set it to "{DEFAULT_SKETCH}"'
-        )
-    upload = spec.averaging.codec
-    if upload == ADAPTIVE or not codec(upload).needs_residual:
-        return
-    if facts.payload == "parameters":
-        raise ConfigurationError(
-            f"averaging.codec: strategy {name!r} sends parameters, of which {upload!r} would set most to zero; choose "
-            "a codec that sends all"
-        )
+def _canonical_choices(spec: RunSpec) -> dict[str, str]:
+    """By setting. Raises `ConfigurationError`, with a line for each problem, for choices that cannot be made."""
+    found, problems = {}, []
+    for key, canonical in _CANONICAL.items():
+        choice = getattr(spec.averaging, key)
+        try:
+            if choice is not None:
+                found[key] = canonical(choice)
+        except ConfigurationError as error:
+            problems += [f"averaging.{key}: {line}" for line in str(error).splitlines()]
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+    return found
+
+
+_CANONICAL: Final = {"codec": canonical_codec, "download_codec": canonical_codec, "sketch": canonical_sketch}

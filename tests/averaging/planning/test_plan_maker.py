@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +14,12 @@ import pytest
 from minga.averaging.clocking.registration import Registration
 from minga.averaging.group import GroupSettings
 from minga.averaging.link_record import LinkRow, Links, link_key
-from minga.averaging.messages import GroupMember, Join, Part, Plan, Report
+from minga.averaging.messages import GroupMember, Join, Part, PeerScore, Plan, Report
 from minga.averaging.planning.plan_check import unfair_parts
 from minga.averaging.planning.plan_maker import PlanMaker
 from minga.averaging.solver.division import Division, PartShare, SwarmRates
 from minga.averaging.solver.planner import divide
+from minga.averaging.strategy_choice import Contributors
 from minga.core.errors import RejectedError
 from minga.core.events.bus import Event, EventBus
 from minga.core.refusal_code import RefusalCode
@@ -59,14 +60,16 @@ class Board:
 class Desk(PlanMaker):
     """A plan_maker that counts how often it solves, and notes its events."""
 
-    def __init__(self, me: PeerId, upload: Mapping[PeerId, float]) -> None:
+    def __init__(
+        self, me: PeerId, upload: Mapping[PeerId, float], contributors: Callable[[int], Contributors] = lambda _: "all"
+    ) -> None:
         self.events: list[Event] = []
         self.solved = 0
         bus = EventBus(asyncio.get_running_loop().time)
         bus.subscribe(self.events.append)
         network = SimpleNamespace(wall_time=lambda: 1.7e9)
         node: Any = SimpleNamespace(peer_id=me, run_id="run", events=bus, network=network, spawn=asyncio.ensure_future)
-        settings = GroupSettings(100_000, one_vector(NUMEL), aggregates=True)
+        settings = GroupSettings(100_000, one_vector(NUMEL), aggregates=True, contributors=contributors)
         board: Any = Board(me, upload)
         self.board = board
         super().__init__(node, settings, board, self._count)
@@ -185,3 +188,29 @@ async def test_slow_paths_are_a_reason_for_a_long_round_and_not_the_leaders_faul
     assert unfair_parts(plan, links, AccessRates(4 * slow, 4 * slow), me, 4.0 * NUMEL) is None
     fast = {peer: Links(int(rate), int(rate)) for peer in PEERS}
     assert unfair_parts(plan, fast, AccessRates(4 * slow, 4 * slow), me, 4.0 * NUMEL) is not None
+
+
+@virtually
+async def test_a_plan_with_one_contributor_is_solved_for_one_sender() -> None:
+    rates = dict.fromkeys(PEERS[:4], 1e6)
+    there = registrations(rates)
+    for place, peer in enumerate(PEERS[:4]):
+        there[peer].report = msgspec.structs.replace(there[peer].report, score=PeerScore(4.0 - place))
+    best, all_of_them = Desk(PEERS[0], rates, lambda _: "best"), Desk(PEERS[0], rates)
+    for desk in (best, all_of_them):
+        desk.expect(3, 100)
+    plan, usual = await best.plan(3, there), await all_of_them.plan(3, there)
+    assert [plan.ids[index] for index in plan.contributors] == [PEERS[3]]
+    assert [score and score.value for score in plan.scores] == [4.0 - PEERS.index(peer) for peer in plan.ids]
+    assert (len(usual.contributors), usual.scores) == (4, ())
+    assert plan.predicted_s is not None
+    assert usual.predicted_s is not None
+    assert plan.predicted_s < 0.8 * usual.predicted_s
+    member = Desk(PEERS[2], rates, lambda _: "best")
+    member.expect(3, 100)
+    member.check(plan, {PeerScore(2.0)})
+    for said, other in (({PeerScore(1.5)}, plan), ({PeerScore(2.0)}, usual)):
+        with pytest.raises(RejectedError, match="score"):
+            member.check(other, said)
+    with pytest.raises(RejectedError, match="one contributor in a round of all"):
+        all_of_them.check(plan)

@@ -1,7 +1,7 @@
 """Does each plug-in keep what its interface promises?    pip install . pytest && pytest check_extras.py"""
 
 from minga_extras.aggregator import TightClip
-from minga_extras.codec import Int4
+from minga_extras.codec import Nibble
 from minga_extras.local_sgd import LocalSGD
 from minga_extras.sketch import Halves
 from minga_extras.strategy import Capped
@@ -10,7 +10,7 @@ from minga.testing import check_aggregator, check_codec, check_recipe, check_ske
 
 
 def test_codec():
-    check_codec(Int4())
+    check_codec(Nibble())
 
 
 def test_sketch():

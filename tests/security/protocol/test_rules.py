@@ -19,8 +19,8 @@ class RandomlyRounded(BlockwiseInt8Codec):
 
     name, recomputable = "random", False
 
-    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float) -> int:
-        return super()._encode(source + 1e-3 * torch.rand_like(source), raw, limit)
+    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float, seed: int) -> int:
+        return super()._encode(source + 1e-3 * torch.rand_like(source), raw, limit, seed)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_codec_that_others_cannot_recompute_is_refused(
     name: str, entry: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(CODECS._builtin, name, entry)
-    with pytest.raises(ConfigurationError, match=f'bytes others can make again, not "{name}": use "float16" or "int8"'):
+    with pytest.raises(ConfigurationError, match=f'cannot make the bytes of the codec "{name}" again'):
         Rules.of(VectorLayout((100,), name, "float32"), SecureSettings())
 
 

@@ -158,6 +158,19 @@ def test_traffic_memory_and_sync() -> None:
     assert auxiliary.sync_s < trainer.sync_s
 
 
+def test_ways_that_no_run_can_have_are_not_compared_and_a_price_is_told() -> None:
+    setting = plan("4x(t4, 100Mbit, samples_per_s=10, micro_batch=4)").setting
+    elastic = StrategyChoice("elastic")
+    found = compare(setting, (*BOTH, elastic), ("float16", "gtopk"))
+    assert [(each.setting.strategy.name, each.setting.codec) for each in found] == [
+        (each.name, "float16") for each in (*BOTH, elastic)
+    ]
+    with pytest.raises(
+        ConfigurationError, match=r'averaging\.codec = "gtopk" leaves out.*set averaging\.codec = "float16"'
+    ):
+        compare(setting, BOTH, ("gtopk",))
+
+
 def test_of_equally_good_ways_the_first_is_best() -> None:
     setting = plan("8x(t4, 1Gbit, samples_per_s=1, micro_batch=1)").setting
     forecasts = compare(setting, BOTH, USUAL_CODECS)
@@ -268,7 +281,11 @@ def test_the_command_for_people_and_for_programs(capfd: pytest.CaptureFixture[st
     assert code == 0
     assert last["steps_per_hour"] == pytest.approx(3600 / last["step_s"], rel=1e-3)
     assert last["target_batch_size"] == 512
-    assert (last["strategy"] in STRATEGIES.names(), last["codec"] in USUAL_CODECS, len(last["ways"])) == (True, True, 8)
+    assert (last["strategy"] in STRATEGIES.names(), last["codec"] in USUAL_CODECS, len(last["ways"])) == (
+        True,
+        True,
+        4 * len(STRATEGIES.names()),
+    )
     assert set(last["traffic"]) == set(last["memory_bytes"]) == {"t4", "a100"}
     assert set(last["traffic"]["t4"]) == {"upload_bytes_per_day", "download_bytes_per_day"}
     assert last["memory_bytes"]["t4"]["activations"] is None
@@ -320,7 +337,7 @@ def test_the_leaders_own_choice_of_the_batch(tmp_path: Path, capfd: pytest.Captu
         (["--model", "gpt2", "--memory", "8GB", "--checkpoint-activations"], "only a recipe says"),
         (["x.toml", "--codec", "int8", "--tokens", "5"], "--codec, --tokens: only with --model"),
         (["--model", "resnet-50", "--peers", PEERS, "--tokens", "5"], "--tokens: samples of resnet-50 are images"),
-        (["--model", "18M", "--peers", PEERS, "--codec", "int4"], "--codec 'int4': it must be one of float32"),
+        (["--model", "18M", "--peers", PEERS, "--codec", "int5"], "--codec 'int5': 'int5' is none of float32"),
         (
             ["--model", "18M", "--peers", PEERS, "--strategy", "x"],
             "--strategy 'x': it must be one of synchronous, delayed",

@@ -75,9 +75,9 @@ async def train(
     taken = GradientPort.add
     by_port: dict[int, str] = {}
 
-    def add(port: GradientPort, samples: int) -> bool:
+    def add(port: GradientPort, samples: int, loss: float | None = None) -> bool:
         name = by_port.setdefault(id(port), next(n for n, p in swarm.peers.items() if p.port is port))
-        kept = taken(port, samples)
+        kept = taken(port, samples, loss)
         if not kept:
             ledger.computed[name].pop()
         return kept

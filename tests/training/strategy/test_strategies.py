@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from minga.averaging.codecs.registry import CODECS, SKETCHES
 from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice, StrategyFacts
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
@@ -28,9 +27,11 @@ from minga.testing.strategy_suite import (
 )
 from minga.training.plugins_of_run import check_plugins
 from minga.training.strategy.delayed import Delayed
+from minga.training.strategy.demo import Demo
+from minga.training.strategy.elastic import Elastic
 from minga.training.strategy.interface import ContributionFate, Strategy
+from minga.training.strategy.leader import Leader
 from minga.training.strategy.synchronous import Synchronous
-from tests.worlds.loudest_codec import ENTRY
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, virtually
 
 
@@ -40,7 +41,7 @@ class Waiting(Delayed):
     facts = replace(Delayed.facts, max_in_flight=0)
 
 
-@pytest.mark.parametrize("kind", [Synchronous, Delayed, Waiting])
+@pytest.mark.parametrize("kind", [Synchronous, Delayed, Waiting, Elastic, Leader, Demo])
 @pytest.mark.parametrize("check", STRATEGY_CHECKS, ids=lambda check: check.__name__)
 def test_conformance(check: Callable[[type[Strategy]], None], kind: type[Strategy]) -> None:
     check(kind)
@@ -112,8 +113,9 @@ def test_the_suite_finds_a_strategy_that_keeps_what_the_residual_keeps() -> None
 
 
 def test_the_facts_of_minga_s_own() -> None:
-    assert STRATEGIES.names() == ("synchronous", "delayed")
-    assert [StrategyChoice(name).facts.max_in_flight for name in STRATEGIES.names()] == [0, 1]
+    names = ("synchronous", "delayed")
+    assert STRATEGIES.names()[:2] == names
+    assert [StrategyChoice(name).facts.max_in_flight for name in names] == [0, 1]
 
 
 def test_a_run_needs_a_strategy_and_a_codec_that_are_installed() -> None:
@@ -127,28 +129,6 @@ def test_what_is_no_strategy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(STRATEGIES._builtin, "wrong", "minga.core.spec.run_spec:RunSpec")
     with pytest.raises(ConfigurationError, match="brings as 'wrong' is none"):
         _ = StrategyChoice("wrong").facts
-
-
-@pytest.mark.parametrize(
-    ("facts", "averaging", "message"),
-    [
-        ({"payload": "parameters"}, {"average_parameters_every": 4}, "average_parameters_every: with strategy 'own'"),
-        ({"payload": "pseudo-gradient"}, {"average_parameters_every": 4}, "share their parameters in every round"),
-        ({"payload": "parameters"}, {"sketch": "odd"}, "'odd' would leave most out"),
-        ({"payload": "parameters"}, {"codec": "loudest", "download_codec": "float16"}, "would set most to zero"),
-    ],
-)
-def test_facts_that_rule_out_other_settings_of_a_run(
-    facts: dict[str, Any], averaging: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = type("Own", (Synchronous,), {"facts": replace(Synchronous.facts, **facts)})
-    monkeypatch.setitem(STRATEGIES._builtin, "own", "minga.training.strategy.synchronous:Synchronous")
-    monkeypatch.setitem(STRATEGIES._loaded, "own", own)
-    monkeypatch.setitem(CODECS._builtin, "loudest", ENTRY)
-    monkeypatch.setitem(SKETCHES._builtin, "odd", "minga.averaging.codecs.sketch:IdentitySketch")
-    run = {"name": "a run", "training": {"strategy": "own"}, "averaging": averaging}
-    with pytest.raises(ConfigurationError, match=message):
-        check_plugins(RunSpec.from_mapping(run))
 
 
 @pytest.mark.parametrize("wrong", [{"max_in_flight": 2}, {"payload": "moments"}])

@@ -26,6 +26,7 @@ from minga.averaging.allreduce.waiting import WaitDeadlines
 from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, FLOAT32_MAX, WEIGHT_LIMIT, Codec, is_finite
 from minga.averaging.codecs.encoded_chunks import receive_encoded
 from minga.averaging.codecs.layout import Chunk
+from minga.averaging.codecs.residual import Encoder
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.errors import NonFiniteError, ProtocolError, RejectedError, RemoteError, SilentError
 from minga.core.events.averaging import RoundSenderDropped
@@ -168,7 +169,7 @@ class Reducer:
             if samples:
                 if weight is None:
                     behind = self._round.routes.behind(self._assignment, child)
-                    members = await receive_counted(round, index, stream) & behind
+                    members = await receive_counted(round, stream) & behind
                 body = await receive_encoded(stream, codec, body)
                 round.bytes_received += len(body)
             if round.aborted:
@@ -217,9 +218,17 @@ class Reducer:
                 accumulator.zero_()
                 self._weights[index], self._counted[index] = 0.0, frozenset()
             else:
-                torch.mul(round.own.values(round.chunks[index]), float(round.weight), out=accumulator)
+                torch.mul(self._own_share(round.own, index), float(round.weight), out=accumulator)
                 self._weights[index], self._counted[index] = float(round.weight), frozenset({round.me})
         return accumulator
+
+    def _own_share(self, own: Encoder, index: int) -> torch.Tensor:
+        """What a chunk's mean has of this member's own."""
+        try:
+            return own.own_share(self._round.chunks[index])
+        except NonFiniteError as error:
+            self._round.abort(f"this member's part cannot be counted: {error}")
+            return own.values(self._round.chunks[index])
 
     # ---- finishing
 
@@ -232,7 +241,7 @@ class Reducer:
             round.abort("nobody's samples reached this aggregator")
             return
         if round.own is not None and self._weights[index] == round.weight:
-            values.copy_(round.own.values(round.chunks[index]))  # alone: else it would be rounded twice
+            values.copy_(self._own_share(round.own, index))  # alone: else it would be rounded twice
         elif self._weights[index]:
             values.div_(self._weights[index])
         try:
@@ -256,13 +265,15 @@ class Reducer:
     def _encode(self, index: int, values: torch.Tensor) -> Buffer:
         """The bytes to send; a root takes over what they decode to, as all others will."""
         chunk, limit = self._round.chunks[index], CONTRIBUTION_LIMIT if self._is_relay else FLOAT32_MAX
+        seeds = self._round.seeds
         codec = chunk.codecs.relay if self._is_relay else chunk.codecs.download
+        seed = seeds.upload(chunk) if self._is_relay else seeds.download(chunk)
         if codec.is_identity:
             if not is_finite(values, limit):
                 raise NonFiniteError("the chunk cannot be sent")
             return as_bytes(values)
         room = self._round.buffer(codec.max_encoded_bytes(chunk.numel))
-        body = room[: codec.encode(values, room, limit=limit)]
+        body = room[: codec.encode(values, room, seed=seed, limit=limit)]
         if not self._is_relay:
             codec.decode(body, values)
         return body
@@ -308,7 +319,7 @@ class Reducer:
                 if round.aborted:
                     return
                 await self._ready.wait()
-            await send_reduced(round, index, self._encoded[index], stream)
+            await send_reduced(round, self._encoded[index], stream)
             self._settle({child}, (index,))
 
     def _settle(self, children: set[int], indices: Iterable[int]) -> None:

@@ -36,6 +36,7 @@ from minga.averaging.allreduce.routes import Routes
 from minga.averaging.allreduce.send_order import SendOrder
 from minga.averaging.codecs.layout import Chunk, VectorLayout
 from minga.averaging.codecs.residual import Encoder, Fate, Residual
+from minga.averaging.codecs.seeds import RoundSeeds
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.election import Electorate
 from minga.averaging.messages import Plan
@@ -76,6 +77,12 @@ class RoundOutcome:
     heard: Mapping[PeerId, int] = field(default_factory=dict)
 
     @property
+    def contributors(self) -> int:
+        """How many members gave something to the result, as far as the plan foresaw and this member knows."""
+        ids = self.plan.ids
+        return max(1, sum(ids[index] not in self.lost for index in self.plan.contributors))
+
+    @property
     def is_late(self) -> bool:
         """Whether it took much longer than the plan predicted, if it predicted anything."""
         expected_s = self.plan.predicted_s
@@ -107,6 +114,9 @@ class Round:
         self.routes = Routes(plan.sites)
         sizes = [chunk.numel for chunk in self.chunks]
         self._residual = residual
+        self.tells_counted = layout.needs_residual
+        """Whether members are told whose chunks are in each mean: they have to keep what is not."""
+        self.seeds = RoundSeeds(layout.fingerprint, plan.step, node.peer_id)
         self.own = self._seal(local, residual)
         """This member's contribution; None if it has none."""
         self.fates = [Fate.COUNTED] * len(self.chunks)
@@ -179,16 +189,16 @@ class Round:
         if local is None or self.weight == 0:
             return None
         if residual is None:
-            return Encoder(local, self.weight)
-        return residual.seal(local, self.weight, self.plan.step)
+            return Encoder(local, self.weight, seeds=self.seeds)
+        return residual.seal(local, self.weight, self.plan.step, self.seeds)
 
     def keep_residual(self) -> None:
         """The result is committed: keep what it left out of this member's contribution. Blocks; on any thread."""
         if not self.plan.adopts:
             if self.own is not None:
-                self.own.commit(zip(self.chunks, self.fates, strict=True))
+                self.own.commit(zip(self.chunks, self.fates, strict=True), self.result)
         elif self.own is not None:
-            self.own.commit_adopted(self.plan.adopts, counted=self.is_counted)
+            self.own.commit_adopted(self.plan.adopts, self.result, counted=self.is_counted)
         elif self.is_counted and self._residual is not None:  # what was given then is not here any more
             self._residual.forget()
 
@@ -203,10 +213,10 @@ class Round:
             self.own.take_back()
 
     def note_fate(self, index: int, counted: Collection[int], *, encoded: bool) -> None:
-        """The result of a chunk has the chunks of the members `counted` in it; this member's own was `encoded`, or
-        not.
+        """The result of a chunk has the chunks of the members `counted` in it; this member's own was `encoded` to be
+        sent, or it summed it up itself.
         """
-        taken = Fate.COUNTED if encoded else Fate.WHOLE
+        taken = Fate.COUNTED if encoded or self.chunks[index].codecs.encodes_own else Fate.WHOLE
         self.fates[index] = taken if self.me in counted else Fate.LEFT_OUT
 
     def note_heard(self, member: int, samples: int) -> None:

@@ -167,12 +167,12 @@ async def _send_site(round: Round, assignment: Assignment, stream: MessageStream
         is_last = index == assignment.chunks[-1]
         await stream.send(ChunkWeight(weight, relay.samples_behind() if is_last else ()))
         if weight:
-            await send_reduced(round, index, mean, stream)
+            await send_reduced(round, mean, stream)
 
 
-async def send_reduced(round: Round, index: int, mean: Reduced, stream: MessageStream) -> None:
+async def send_reduced(round: Round, mean: Reduced, stream: MessageStream) -> None:
     """Send a mean, and before it whose it is, if that matters to the members that get it."""
-    if round.chunks[index].codecs.upload.needs_residual:
+    if round.tells_counted:
         counted = (member in mean.members for member in range(len(round.members)))
         await stream.send(CountedMembers(pack_bitmap(counted)))
     await stream.send_bulk(mean.body)
@@ -182,9 +182,9 @@ async def send_reduced(round: Round, index: int, mean: Reduced, stream: MessageS
 # ---- receiving
 
 
-async def receive_counted(round: Round, index: int, stream: MessageStream) -> frozenset[int]:
+async def receive_counted(round: Round, stream: MessageStream) -> frozenset[int]:
     """The members whose chunks are in the mean that comes next; nobody is named where it does not matter."""
-    if not round.chunks[index].codecs.upload.needs_residual:
+    if not round.tells_counted:
         return frozenset()
     bits = (await stream.receive(CountedMembers)).members
     return frozenset(member for member, bit in enumerate(unpack_bitmap(bits, len(round.members))) if bit)
@@ -198,7 +198,7 @@ async def _receive_reduced(
     buffer = round.buffer(max(sizes, default=0))  # for one encoded chunk after the other
     for index, chunk in zip(assignment.chunks, chunks, strict=True):
         target, codec = round.reduced[index], chunk.codecs.download
-        counted = await receive_counted(round, index, stream)
+        counted = await receive_counted(round, stream)
         if codec.is_identity:
             body = as_bytes(target)
             await stream.receive_bulk_into(body)
@@ -210,7 +210,7 @@ async def _receive_reduced(
         round.bytes_received += body.nbytes
         if relay is not None:
             relay.pass_on(index, Reduced(body, counted))
-        if chunk.codecs.upload.needs_residual:  # else nobody says whose chunks are in the mean
+        if round.tells_counted:
             round.note_fate(index, counted, encoded=relay is None)
         round.got(index)
         round.turns.returned(assignment.key)

@@ -46,6 +46,11 @@ class Registration:
         return bool(self.report.micro_batch) and not self.report.parked
 
     @property
+    def gives(self) -> bool:
+        """Whether it is expected to give something to the round that is closed now."""
+        return self.join.computes and bool(self.report.samples or self.goes_on)
+
+    @property
     def limit(self) -> int | None:
         """The samples at which it stops, as soon as it has heard of it."""
         return self.report.limit if self.ordered is None else self.ordered

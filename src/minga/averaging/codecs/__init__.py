@@ -3,11 +3,11 @@
     tensor ─▶ layout (segments, chunks) ─▶ interface: encode ─▶ bytes ─▶ interface: decode_add ─▶ tensor
                                               └─ dense: float32, float16, int8 …
 
-Read: interface (the codec seam), dense (the codecs that come with minga, their bytes and error bounds), layout
-(which codec each element takes, and the chunks), residual (what lossy uploads leave out, kept for the next round),
-sketch (the sketch seam: a linear image is averaged in the place of the vector), projection (one peer's sketch at
-work), round_vectors (which vector each round averages), registry (codecs and sketches by name), encoded_chunks (frames
-of a bounded length), tensor_bytes (bytes as tensors without copies).
+Read: interface (the codec seam), dense (the codecs that come with minga, their bytes and error bounds), layout (which
+codec each element takes, and the chunks), seeds (what codecs may draw from), residual (what lossy uploads leave out,
+kept for the next round), round_vectors (which vector each round averages), registry (codecs by name), encoded_chunks
+(frames of a bounded length), tensor_bytes (bytes as tensors without copies).
 
-Called by allreduce, security/parts and training/replica. Bytes of others are checked before an element is written.
+Called by allreduce, sketches, security/parts and training/replica. Bytes of others are checked before an element is
+written.
 """

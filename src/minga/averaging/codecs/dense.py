@@ -39,6 +39,7 @@ from minga.averaging.codecs.interface import (
 from minga.averaging.codecs.registry import CODECS
 from minga.averaging.codecs.tensor_bytes import CACHED_ELEMENTS, load, scratch, store
 from minga.core.errors import ConfigurationError
+from minga.core.spec.choices import canonical, resolved
 
 __all__ = [
     "CONTRIBUTION_LIMIT",
@@ -82,7 +83,7 @@ class CastCodec(Codec):
         half_unit = (magnitude * info.eps / 2).clamp(min=info.smallest_normal * info.eps / 2)
         return torch.maximum(half_unit, magnitude - self._largest)
 
-    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float) -> int:
+    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float, seed: int) -> int:  # noqa: ARG002
         largest = largest_magnitude(source)
         require_magnitude(largest, limit)
         if largest <= self._largest:
@@ -136,7 +137,7 @@ class BlockwiseInt8Codec(Codec):
         scales = (largest / 127 * (1 + 2.0**-8)).clamp(min=_SMALLEST_SCALE)
         return (scales * 0.50001).repeat_interleave(self.block_elements)[: source.numel()]
 
-    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float) -> int:
+    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float, seed: int) -> int:  # noqa: ARG002
         scales = torch.empty(_blocks(source.numel()), dtype=torch.float32)
         for start, rows in _rows(source):
             out = scales[start : start + len(rows)]
@@ -204,16 +205,17 @@ bfloat16: Final = partial(CastCodec, "bfloat16", torch.bfloat16)
 _made: Final[dict[str, Codec]] = {}
 
 
-def codec(name: str) -> Codec:
-    """The codec called `name`, always the same object.
+def codec(choice: str) -> Codec:
+    """The codec of a choice such as "int8" or "int4(block=32)", always the same object for the same canonical spelling.
 
-    Raises `ConfigurationError` if no installed package brings it, or if what it brings goes by another name.
+    Raises `ConfigurationError` if no installed package brings it, if what it brings goes by another name, or if it
+    cannot have these settings.
     """
-    if name not in CODECS.names():
-        raise ConfigurationError(f"codec: {name!r} is none of {', '.join(CODECS.names())}")
-    if name not in _made:
-        made = CODECS.get(name)()
-        if not isinstance(made, Codec) or made.name != name:
-            raise ConfigurationError(f"codec: what an installed package brings as {name!r} is {made!r}")
-        _made.setdefault(name, made)
-    return _made[name]
+    spelling = choice if isinstance(choice, str) and choice in _made else canonical(CODECS, choice)
+    if spelling not in _made:
+        found = resolved(CODECS, spelling)
+        made = found.maker(found.settings) if found.has_settings else found.maker()
+        if not isinstance(made, Codec) or made.choice != spelling:
+            raise ConfigurationError(f"codec: what an installed package brings as {spelling!r} is {made!r}")
+        _made.setdefault(spelling, made)
+    return _made[spelling]

@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
 
 from minga.averaging.codecs.tensor_bytes import Buffer, bytes_of
 from minga.core.errors import NonFiniteError
+from minga.core.spec.choices import spelled
+from minga.core.spec.fields import Section
 
 FLOAT32_MAX: Final = torch.finfo(torch.float32).max
 CONTRIBUTION_LIMIT: Final = 2.0**96
@@ -50,6 +52,10 @@ class Codec(ABC):
     meta bytes, only sizes are checked: it has no numbers.
     """
 
+    Settings: ClassVar[type[Section]] = Section
+    """What a run may write in the parentheses of its choice, all with defaults; none here. A class with settings takes
+    an instance of them as its only argument, and keeps it as `settings`."""
+    settings: Section = Section()
     name: str
     version: int = 1
     """Raised when the same name begins to stand for other bytes: peers with another version are refused."""
@@ -60,10 +66,35 @@ class Codec(ABC):
     has_fixed_size: bool = True
     """Whether all slices of one length take exactly `max_encoded_bytes`."""
     recomputable: bool = True
-    """Whether anybody who has the values can make the same bytes again, as runs with checks need."""
+    """Whether anybody who has the values, and no seed, can make the same bytes again, as runs with checks need."""
+    differs_by_peer: bool = False
+    """Whether each peer has seeds of its own, so that their errors are independent; see `seeds.py`."""
     needs_residual: bool = False
     """Whether what it leaves out has to be kept for the next round, since it would leave out the same again and again.
     Such a codec is for uploads only: what reduces has no residual. `max_error` may then be as large as the element."""
+    is_sparse: bool = False
+    """Whether most decoded elements are exactly 0."""
+    returns: bool = False
+    """Whether senders take back what they sent to a mean that travels by this codec, where it decodes to exactly 0.
+    Such a codec is for downloads: with it a mean leaves out what it has no room for, and no mass is lost."""
+    usual_download: str | None = None
+    """How means of what it sends travel where a run says nothing; None is by itself."""
+    fewest_elements: int = 1
+    """Tensors of fewer elements travel as float16: of so few it would send too little."""
+
+    def warming_up(self, share: float) -> str:  # noqa: ARG002
+        """What a run with this codec takes when this share of the rounds of its warm-up is over, from 0 to below 1."""
+        return "float16" if self.needs_residual else self.choice
+
+    @property
+    def of_sites(self) -> Codec:
+        """How the mean of a site travels on to the root where means travel by this codec: one that returns nothing."""
+        return self
+
+    @property
+    def choice(self) -> str:
+        """The canonical spelling of this codec with its settings."""
+        return spelled(self.name, self.settings)
 
     @abstractmethod
     def max_encoded_bytes(self, numel: int) -> int:
@@ -73,21 +104,22 @@ class Codec(ABC):
     def max_error(self, source: torch.Tensor) -> torch.Tensor:
         """Per element of the finite float32 `source`, the documented bound of |decoded - source|, in float64."""
 
-    def encode(self, source: torch.Tensor, target: Buffer, *, limit: float = FLOAT32_MAX) -> int:
+    def encode(self, source: torch.Tensor, target: Buffer, *, seed: int = 0, limit: float = FLOAT32_MAX) -> int:
         """Write `source` to the beginning of `target`, which has exactly `max_encoded_bytes(source.numel())` bytes.
 
-        Returns how many bytes it took. Raises `NonFiniteError`, with `target` untouched, if an element is NaN or has a
-        magnitude above `limit`; `ValueError` for a wrong kind of tensor or a wrong size.
+        What a codec draws is a function of `seed`, a number of 64 bits; decoding needs none. Returns how many bytes it
+        took. Raises `NonFiniteError`, with `target` untouched, if an element is NaN or has a magnitude above `limit`;
+        `ValueError` for a wrong kind of tensor or a wrong size.
         """
         _require_vector(source)
         raw = bytes_of(target, writable=True)
         if raw.numel() != self.max_encoded_bytes(source.numel()):
             raise ValueError(
-                f"{source.numel()} elements take {self.max_encoded_bytes(source.numel())} bytes as {self.name}; "
+                f"{source.numel()} elements take {self.max_encoded_bytes(source.numel())} bytes as {self.choice}; "
                 f"the target has {raw.numel()}"
             )
         if source.numel() and _has_numbers(source, raw):
-            return self._encode(source.detach(), raw, limit)
+            return self._encode(source.detach(), raw, limit, seed)
         return raw.numel()
 
     def decode(self, source: Buffer, target: torch.Tensor, *, limit: float = FLOAT32_MAX) -> None:
@@ -121,14 +153,14 @@ class Codec(ABC):
         if raw.numel() > most or (raw.numel() != most and (self.has_fixed_size or not raw.numel())):
             words = "instead of the" if self.has_fixed_size else "where there must be some, and at most the"
             raise InvalidEncodingError(
-                f"{raw.numel()} bytes {words} {most} that {target.numel()} elements take as {self.name}"
+                f"{raw.numel()} bytes {words} {most} that {target.numel()} elements take as {self.choice}"
             )
         if raw.numel() and _has_numbers(target, raw):
             self._check(raw, target.numel(), limit)
         return raw
 
     @abstractmethod
-    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float) -> int: ...
+    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float, seed: int) -> int: ...
 
     @abstractmethod
     def _check(self, raw: torch.Tensor, numel: int, limit: float) -> None: ...
@@ -140,7 +172,7 @@ class Codec(ABC):
     def _decode_add(self, raw: torch.Tensor, accumulator: torch.Tensor, weight: float) -> None: ...
 
     def __repr__(self) -> str:
-        return f"<codec {self.name}>"
+        return f"<codec {self.choice}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +185,16 @@ class CodecPair:
     @property
     def relay(self) -> Codec:
         """How the mean of a site travels on to the root: a relay has no residual that it could keep."""
-        return self.download if self.upload.needs_residual else self.upload
+        return self.download.of_sites if self.upload.needs_residual else self.upload
+
+    @property
+    def encodes_own(self) -> bool:
+        """Whether the member that reduces a chunk counts its own as it would have sent it, and not as it is.
+
+        Whole, it would be exact; but the mean would have a value wherever that member has one, which a codec for the
+        means of sparse vectors has no room for.
+        """
+        return self.upload.is_sparse and self.download.is_sparse
 
 
 def _require_vector(tensor: torch.Tensor) -> None:

@@ -2,7 +2,8 @@
 
 The vector is the concatenation of a run's tensors. A run names one codec for all of them or says "adaptive": int8 for
 tensors of at least 65 537 elements and float16 for smaller ones, where a few bytes saved are worth less than the
-precision. The choice depends on the whole tensor, never on the part of it that an aggregator holds.
+precision, or others as its settings say, "adaptive(large=int4, from_elements=4096)". The choice depends on the whole
+tensor, never on the part of it that an aggregator holds.
 The mean may travel by another codec than what it is made from: a `CodecPair` names both.
 Neighbours with one pair form a *segment*. A *chunk* is what is sent and reduced at once: it lies in one part and
 one segment and takes at most `target_bytes` encoded (or one codec block, where that is larger).
@@ -10,20 +11,22 @@ one segment and takes at most `target_bytes` encoded (or one codec block, where 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Final
+from functools import cache, cached_property, lru_cache
+from typing import Final, NamedTuple
 
 import blake3
 
 from minga.averaging.codecs.dense import Codec, CodecPair, codec
-from minga.averaging.codecs.registry import ADAPTIVE, check_codec_choice
+from minga.averaging.codecs.registry import ADAPTIVE, AdaptiveSettings, adaptive_settings, canonical_codec
 from minga.core.errors import ConfigurationError
+from minga.core.spec.choices import parse_choice, spelled
 
-ADAPTIVE_INT8_MIN_ELEMENTS: Final = 65_537
+ADAPTIVE_INT8_MIN_ELEMENTS: Final = AdaptiveSettings().from_elements
 FINGERPRINT_BYTES: Final = 16
 MAX_LABEL_CHARACTERS: Final = 200
 Shape = tuple[int, ...]
@@ -62,9 +65,10 @@ class VectorLayout:
     """The tensors of a vector, and the run's choice of codecs.
 
     Each of the `tensors` is given by its shape, or by its number of elements where only sizes matter: that is a shape
-    with one axis. The mean travels by `download_choice`; None is as all the rest. The `label` says what the vector is
-    of, where a run averages several (such as "fragment 1 of 4"). Raises `ConfigurationError` for an unknown codec, a
-    negative size, no elements at all, or a label that is not one line of ASCII.
+    with one axis. Choices are kept in their canonical spelling. The mean travels by `download_choice`; None is what the
+    codec says, and else as all the rest. The `label` says what the vector is of, where a run averages several (such as
+    "fragment 1 of 4"). Raises `ConfigurationError` for an unknown codec, a negative size, no elements at all, or a
+    label that is not one line of ASCII.
 
     Shapes are no part of the fingerprint: the bytes of a codec do not depend on them. What does depend on them has to
     name them in the label (`shapes_digest`).
@@ -78,9 +82,10 @@ class VectorLayout:
     def __post_init__(self) -> None:
         tensors = (tuple(each) if isinstance(each, Sequence) else each for each in self.tensors)
         object.__setattr__(self, "tensors", tuple(tensors))
-        check_codec_choice(self.codec_choice)
-        if self.download_choice is not None:
-            check_codec_choice(self.download_choice)
+        object.__setattr__(self, "codec_choice", canonical_codec(self.codec_choice))
+        download = self.download_choice or _parts_of(self.codec_choice).usual_download
+        if download is not None:
+            object.__setattr__(self, "download_choice", canonical_codec(download))
         axes = [axis for shape in self.shapes for axis in shape]
         if any(isinstance(axis, bool) or not isinstance(axis, int) or axis < 0 for axis in axes):
             raise ConfigurationError("the sizes of a vector's tensors must be integers and not negative")
@@ -90,10 +95,10 @@ class VectorLayout:
             )
         if not any(self.numels):
             raise ConfigurationError("the vector is empty: there is nothing to average")
-        if _needs_residual(self.download_choice or self.codec_choice):
+        if needs_residual(self.download_choice or self.codec_choice):
             raise ConfigurationError(
-                f'the codec "{self.download_choice or self.codec_choice}" leaves out what it has to make up for later, '
-                "and means are not made up for: set averaging.download_codec to another one"
+                f'means cannot travel by the codec "{self.download_choice or self.codec_choice}": they have no '
+                "residual for what it leaves out"
             )
 
     @cached_property
@@ -119,8 +124,9 @@ class VectorLayout:
 
     @property
     def needs_residual(self) -> bool:
-        """Whether members have to keep what their uploads left out; see `residual.py`."""
-        return _needs_residual(self.codec_choice)
+        """Whether members have to keep what uploads or means left out; see `residual.py`."""
+        download = _parts_of(self.download_choice or self.codec_choice)
+        return needs_residual(self.codec_choice) or download.large.returns or download.small.returns
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
@@ -147,6 +153,22 @@ class VectorLayout:
         if self.label:
             text += f"label {self.label}\n"
         return blake3.blake3(text.encode("ascii")).hexdigest(length=FINGERPRINT_BYTES)
+
+    @cached_property
+    def subject(self) -> str:
+        """32 hexadecimal digits that are equal for layouts of one vector, whichever codecs it travels by."""
+        sizes = ",".join(str(numel) for numel in self.numels)
+        text = f"minga vector 1\n{sizes}\n{self.label}\n"
+        return blake3.blake3(text.encode("ascii")).hexdigest(length=FINGERPRINT_BYTES)
+
+    def warming_up(self, share: float) -> VectorLayout:
+        """The same vector as it travels when this share of the rounds of the warm-up is over, from 0 to below 1."""
+        choice = self.codec_choice
+        if parse_choice(choice).name != ADAPTIVE:
+            return _with_codec(self, codec(choice).warming_up(share))
+        settings = adaptive_settings(choice)
+        parts = {part: codec(getattr(settings, part)).warming_up(share) for part in ("large", "small")}
+        return _with_codec(self, spelled(ADAPTIVE, settings.model_copy(update=parts)))
 
     def chunks(self, start: int, stop: int, target_bytes: int) -> tuple[Chunk, ...]:
         """Cut elements `start` to `stop` into chunks, in order and without gaps; none for an empty range.
@@ -202,20 +224,54 @@ class VectorLayout:
         return tuple(_overlaps(self.segments[first:], start, stop))
 
 
+@lru_cache(maxsize=64)
+def _with_codec(layout: VectorLayout, choice: str) -> VectorLayout:
+    return dataclasses.replace(layout, codec_choice=choice)
+
+
 def _codec_of(choice: str, numel: int) -> Codec:
-    if choice != ADAPTIVE:
-        return codec(choice)
-    return codec("int8" if numel >= ADAPTIVE_INT8_MIN_ELEMENTS else "float16")
+    parts = _parts_of(choice)
+    chosen = parts.small if numel < parts.from_elements else parts.large
+    return chosen if numel >= chosen.fewest_elements else codec("float16")
 
 
-def _needs_residual(choice: str) -> bool:
-    return choice != ADAPTIVE and codec(choice).needs_residual
+def codecs_of(choice: str) -> tuple[Codec, Codec]:
+    """What large tensors take by a choice, and what small ones do: two codecs only if it chooses by size."""
+    parts = _parts_of(choice)
+    return parts.large, parts.small
+
+
+def needs_residual(choice: str) -> bool:
+    """Whether uploads of such a choice leave out what has to be kept for later; see `residual.py`."""
+    return any(each.needs_residual for each in codecs_of(choice))
 
 
 def _identity(choice: str) -> str:
     """What peers have to agree on: a later version of a codec is another one."""
-    version = 1 if choice == ADAPTIVE else codec(choice).version
-    return choice if version == 1 else f"{choice} {version}"
+    parts = _parts_of(choice)
+    versions = {part.name: part.version for part in (parts.large, parts.small) if part.version != 1}
+    return " ".join((choice, *map(str, versions.values())))
+
+
+class _Parts(NamedTuple):
+    """What a choice stands for: two codecs, which are one unless it chooses by size."""
+
+    large: Codec
+    small: Codec
+    from_elements: int
+
+    @property
+    def usual_download(self) -> str | None:
+        """How means travel where nothing is said."""
+        return self.large.usual_download or self.small.usual_download
+
+
+@cache
+def _parts_of(choice: str) -> _Parts:
+    if parse_choice(choice).name != ADAPTIVE:
+        return _Parts(codec(choice), codec(choice), 0)
+    settings = adaptive_settings(choice)
+    return _Parts(codec(settings.large), codec(settings.small), settings.from_elements)
 
 
 def _overlaps(segments: Iterable[Segment], start: int, stop: int) -> Iterator[Segment]:

@@ -10,6 +10,13 @@ contributes (n g + e) / n; what of that mass no mean takes up becomes the next e
 Between seal and commit e is only read, so a repair sends the same bytes again. Nothing is lost but by rounding:
 what all rounds applied and what all residuals hold is what all peers contributed.
 
+The mean may leave out some of what was counted, too (`Codec.returns`). Where it is exactly 0 nothing was applied, and
+each peer takes back what it sent there. All peers have the same bytes of the mean, so all agree on what that is. This
+is why sums that cancel out, or that are too small for the mean's codec, lose nothing either.
+
+With a `decay` below 1 a residual forgets that share of itself in each round, on purpose: what it holds was computed
+for a model of long ago. A crash loses all of it that the peer's own checkpoint does not have, and nothing else.
+
 A round that came to nothing here may have a result elsewhere, which a later round of the step adopts. What that counted
 is what was sent in the first round, and not what was sealed since. So the bytes that were sent are set aside with the
 round's id, until a round of the step is committed.
@@ -30,11 +37,15 @@ import torch
 
 from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT
 from minga.averaging.codecs.layout import Chunk
+from minga.averaging.codecs.seeds import RoundSeeds
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.errors import NonFiniteError
 
 MOST_ROUNDS_KEPT: Final = 10
 """A residual that was last committed longer ago than so many rounds is forgotten: the model is elsewhere by now."""
+
+NO_SEEDS: Final = RoundSeeds()
+"""For contributions of no round: all peers draw the same."""
 
 MOST_ATTEMPTS_KEPT: Final = 16
 """Of so many rounds of a step that came to nothing a peer knows what it sent."""
@@ -83,7 +94,8 @@ class Residual:
     """The residual of one peer, for vectors of `numel` elements. Use it in one round at a time.
 
     `age` tells how many rounds there are for its vector from one step on until another one: where several vectors take
-    turns, not each step has one. With `keeps_uncounted` the strategy keeps what a round counts without.
+    turns, not each step has one. With `keeps_uncounted` the strategy keeps what a round counts without. Each commit
+    multiplies what is left by `decay`.
     """
 
     def __init__(
@@ -93,18 +105,21 @@ class Residual:
         device: torch.device | str = "cpu",
         age: Callable[[int, int], int] = rounds_between,
         keeps_uncounted: bool = False,
+        decay: float = 1.0,
     ) -> None:
         self.mass = torch.zeros(numel, dtype=torch.float32, device=device)
         self.step = 0
         """The step whose round was committed last."""
         self.keeps_uncounted = keeps_uncounted
-        self._age = age
+        self._age, self._decay = age, decay
         self._sealed: int | None = None  # the step of the contribution that is neither committed nor taken back
         self._aside: dict[str, list[_Sent]] = {}  # what was sent in rounds that came to nothing, by their ids
         self._aside_step = 0
 
-    def seal(self, vector: torch.Tensor, weight: int, step: int) -> Encoder:
+    def seal(self, vector: torch.Tensor, weight: int, step: int, seeds: RoundSeeds = NO_SEEDS) -> Encoder:
         """The contribution of `step`: a mean over `weight` samples, neither to be changed before commit or take_back.
+
+        Its chunks are encoded with these `seeds`.
 
         Raises `RuntimeError` if the one before was neither committed nor taken back.
         """
@@ -115,7 +130,7 @@ class Residual:
         if step != self._aside_step:
             self._aside, self._aside_step = {}, step
         self._sealed = step
-        return Encoder(vector, weight, self)
+        return Encoder(vector, weight, self, seeds)
 
     def set_aside(self, round_id: str, sent: list[_Sent]) -> None:
         """Keep what was sent in a round that came to nothing here."""
@@ -148,32 +163,44 @@ class Residual:
         if committed and self._sealed is not None:
             self.step = self._sealed
             self._aside = {}
+            if self._decay != 1.0:
+                self.mass.mul_(self._decay)
         self._sealed = None
 
 
 class Encoder:
     """One contribution: its chunks as values and as bytes. Without a `residual` these are those of the vector alone."""
 
-    def __init__(self, vector: torch.Tensor, weight: int, residual: Residual | None = None) -> None:
+    def __init__(
+        self, vector: torch.Tensor, weight: int, residual: Residual | None = None, seeds: RoundSeeds = NO_SEEDS
+    ) -> None:
         self.weight = weight
-        self._vector, self._residual = vector, residual
+        self._vector, self._residual, self._seeds = vector, residual, seeds
+
+    def own_share(self, chunk: Chunk) -> torch.Tensor:
+        """What a sum that this peer makes itself has of it; not to be changed. Raises `NonFiniteError`."""
+        return self._sent(chunk) if chunk.codecs.encodes_own else self.values(chunk)
 
     def values(self, chunk: Chunk) -> torch.Tensor:
         """The mean that this peer stands for, what was left out before included; not to be changed."""
         mean = self._vector[chunk.start : chunk.stop]
         if self._residual is None:
             return mean
-        return torch.add(mean, self._residual.mass[chunk.start : chunk.stop], alpha=1.0 / self.weight)
+        return torch.add(mean, self._residual.mass[chunk.start : chunk.stop], alpha=1.0 / self.weight).float()
 
     def encode(self, chunk: Chunk, buffer: memoryview) -> memoryview:
         """The bytes to upload, in `buffer` or in place; the same however often. Raises `NonFiniteError`."""
         codec, values = chunk.codecs.upload, self.values(chunk)
         if codec.is_identity:
             return as_bytes(values)
-        return buffer[: codec.encode(values, buffer[: chunk.upload_bytes], limit=CONTRIBUTION_LIMIT)]
+        seed, room = self._seeds.upload(chunk), buffer[: chunk.upload_bytes]
+        return buffer[: codec.encode(values, room, seed=seed, limit=CONTRIBUTION_LIMIT)]
 
-    def commit(self, fates: Iterable[tuple[Chunk, Fate]]) -> None:
-        """The round has a result: keep what of each chunk it left out. Takes as long as encoding everything."""
+    def commit(self, fates: Iterable[tuple[Chunk, Fate]], mean: torch.Tensor) -> None:
+        """The round has the result `mean`, as all decode it: keep what of each chunk it left out.
+
+        Takes as long as encoding everything.
+        """
         if self._residual is None:
             return
         known = list(fates)
@@ -182,17 +209,18 @@ class Encoder:
             known = []
         for chunk, fate in known:
             mass = self._residual.mass[chunk.start : chunk.stop]
-            if fate is Fate.WHOLE:
-                mass.zero_()
-                continue
             sent = self._sent(chunk) if fate is Fate.COUNTED else None
             mass.add_(self._vector[chunk.start : chunk.stop], alpha=self.weight)
-            if sent is not None:
-                mass.sub_(sent, alpha=self.weight)
+            if fate is Fate.WHOLE:
+                mass.sub_(_taken(mass, chunk, mean))
+            elif sent is not None:
+                mass.sub_(_taken(sent, chunk, mean), alpha=self.weight)
         self._residual.close(committed=True)
 
-    def commit_adopted(self, round_id: str, *, counted: bool) -> None:
-        """The round ended with the result of an earlier one, which `counted` what this peer sent in that, or not."""
+    def commit_adopted(self, round_id: str, mean: torch.Tensor, *, counted: bool) -> None:
+        """The round ended with the result `mean` of an earlier one, which `counted` what this peer sent in that, or
+        not.
+        """
         residual = self._residual
         if residual is None:
             return
@@ -204,7 +232,8 @@ class Encoder:
         else:
             residual.mass.add_(self._vector, alpha=self.weight)
             for each in sent:
-                residual.mass[each.chunk.start : each.chunk.stop].sub_(self._values_of(each), alpha=each.weight)
+                taken = _taken(self._values_of(each), each.chunk, mean)
+                residual.mass[each.chunk.start : each.chunk.stop].sub_(taken, alpha=each.weight)
         residual.close(committed=True)
 
     def set_aside(self, round_id: str, fates: Iterable[tuple[Chunk, Fate]]) -> None:
@@ -251,3 +280,10 @@ class Encoder:
         decoded = torch.empty_like(self._vector[chunk.start : chunk.stop])
         chunk.codecs.upload.decode(encoded, decoded)
         return decoded
+
+
+def _taken(sent: torch.Tensor, chunk: Chunk, mean: torch.Tensor) -> torch.Tensor:
+    """What the mean of a whole vector took up of what was sent of a chunk."""
+    if not chunk.codecs.download.returns:
+        return sent
+    return sent.masked_fill(mean[chunk.start : chunk.stop] == 0.0, 0.0)

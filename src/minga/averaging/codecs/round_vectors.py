@@ -2,13 +2,18 @@
 
 A run averages one vector in all rounds, or several in turn: fragments of the model, or the factors of a matrix. Which
 one it is follows from the round's number alone, so that all peers agree on it without a word. Each round has one
-layout, and with it a plan and a commit of its own; what a layout's uploads left out is made up for in the next round
-of that layout.
+layout, and with it a plan and a commit of its own; what uploads of a vector left out is made up for in the next round
+of that vector, even if it travels by another codec then.
+
+So it is in a *warm-up*: in a run's first rounds a codec that leaves out most sends more, since gradients are large and
+change fast then. How much follows from the round's number, too. Each kind of round has a layout of its own, so bytes
+are as bounded as in any round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -21,6 +26,16 @@ LayoutOf = Callable[[int], VectorLayout]
 """From the number of a round to the layout of its vector: the same on all peers, and quick. Few of them differ."""
 
 
+@dataclass(frozen=True, slots=True)
+class LossySettings:
+    """How a run makes up for what its codecs leave out: each residual keeps the share `residual_decay` of itself, and
+    the first `warmup_rounds` send more.
+    """
+
+    residual_decay: float = 1.0
+    warmup_rounds: int = 0
+
+
 class RoundVectors:
     """The vectors of one peer's rounds. `new` makes a zeroed vector of so many elements, where they are averaged.
 
@@ -28,13 +43,24 @@ class RoundVectors:
     """
 
     def __init__(
-        self, layout_of: LayoutOf, new: Callable[[int], torch.Tensor], *, keeps_uncounted: bool = False
+        self,
+        layout_of: LayoutOf,
+        new: Callable[[int], torch.Tensor],
+        lossy: LossySettings = LossySettings(),
+        *,
+        keeps_uncounted: bool = False,
     ) -> None:
-        self.layout_of = layout_of
+        self._layout_of, self._lossy = layout_of, lossy
         self._new, self.keeps_uncounted = new, keeps_uncounted
         self._results: dict[int, torch.Tensor] = {}
         self._residuals: dict[str, Residual] = {}
-        self._restored: dict[str, KeptResidual] = {}  # of an earlier process, by layout, until a round asks for them
+        self._restored: dict[str, KeptResidual] = {}  # of an earlier process, by vector, until a round asks for them
+
+    def layout_of(self, step: int) -> VectorLayout:
+        """The layout of the vector of the round of `step`; see `LayoutOf`."""
+        layout = self._layout_of(step)
+        rounds = self._lossy.warmup_rounds
+        return layout.warming_up(step / rounds) if step < rounds else layout
 
     def described(self, step: int) -> RoundVector:
         """The vector of the round of `step`, as group formation wants to know it."""
@@ -56,13 +82,14 @@ class RoundVectors:
         layout = self.layout_of(step)
         if not layout.needs_residual:
             return None
-        name = layout.fingerprint
+        name = layout.subject
         if name not in self._residuals:
             self._residuals[name] = Residual(
                 layout.total,
                 device=self.result(step).device,
                 age=lambda a, b: self._rounds_of(name, a, b),
                 keeps_uncounted=self.keeps_uncounted,
+                decay=self._lossy.residual_decay,
             )
             kept = self._restored.pop(name, None)
             if kept is not None and kept.mass.numel() == layout.total:
@@ -70,8 +97,8 @@ class RoundVectors:
         return self._residuals[name]
 
     def kept(self, step: int) -> dict[str, KeptResidual] | None:
-        """Copies of all residuals that hold anything, by the fingerprints of their layouts, which go with the state of
-        `step`; None if a round changes one, or changed one for a later state.
+        """Copies of all residuals that hold anything, by what their vectors are of, which go with the state of `step`;
+        None if a round changes one, or changed one for a later state.
         """
         kept = dict(self._restored)
         for name, residual in list(self._residuals.items()):
@@ -93,11 +120,11 @@ class RoundVectors:
         self._restored.clear()
         return sum(1 for mass in masses if mass.any())
 
-    def _rounds_of(self, fingerprint: str, since: int, step: int) -> int:
-        """How many rounds from `since` on, before `step`, are of this layout; it does not count beyond what matters."""
+    def _rounds_of(self, subject: str, since: int, step: int) -> int:
+        """How many rounds from `since` on, before `step`, are of this vector; it does not count beyond what matters."""
         count = 0
         for earlier in range(since, step):
-            count += self.layout_of(earlier).fingerprint == fingerprint
+            count += self._layout_of(earlier).subject == subject
             if count > MOST_ROUNDS_KEPT:
                 break
         return count

@@ -11,7 +11,18 @@ from minga.averaging.clocking.registration import UPDATE_PERIOD_S
 from minga.averaging.contracts import Contributor
 from minga.averaging.matchmaking.acceptor import Acceptor
 from minga.averaging.matchmaking.leader import OutOfSyncError
-from minga.averaging.messages import FromLeader, Join, Limit, Plan, Prepare, Redirect, Report, SignedPlan, Update
+from minga.averaging.messages import (
+    FromLeader,
+    Join,
+    Limit,
+    PeerScore,
+    Plan,
+    Prepare,
+    Redirect,
+    Report,
+    SignedPlan,
+    Update,
+)
 from minga.averaging.planning.signed_plan import accept_plan
 from minga.core.aio.hedging import racing
 from minga.core.errors import RejectedError, RemoteError, SilentError
@@ -30,10 +41,11 @@ step for newcomers as long as the step took, before and after it waited for the 
 
 
 class FollowedPlan(NamedTuple):
-    """The plan of a leader, and the note that came with it."""
+    """The plan of a leader, the note that came with it, and the scores that this peer told of itself before."""
 
     plan: Plan
     note: bytes
+    said: frozenset[PeerScore | None]
 
 
 async def ask_around(node: Node, peers: Sequence[PeerId], join: Join) -> Address | None:
@@ -76,9 +88,9 @@ async def follow(
         await node.dial(leader)
     async with node.open(peer, JOIN) as stream:
         await stream.send(join)
-        loop = asyncio.get_running_loop()
-        updates = loop.create_task(_send_updates(stream, contributor))
-        listening = loop.create_task(_listen(stream, contributor, acceptor))
+        loop, said = asyncio.get_running_loop(), {join.report.score}
+        updates = loop.create_task(_send_updates(stream, contributor, said))
+        listening = loop.create_task(_listen(stream, contributor, acceptor, said))
         watching = loop.create_task(_watch(stream, contributor, is_due))
         try:
             await asyncio.wait({listening, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -88,7 +100,7 @@ async def follow(
             if isinstance(answer, Redirect):
                 return answer.leader
             plan = accept_plan(answer, leader=peer, step=join.step, numel=numel, me=node.peer_id)
-            return FollowedPlan(plan, answer.note)
+            return FollowedPlan(plan, answer.note, frozenset(said))
         except RejectedError as error:
             if error.code in (RefusalCode.BEHIND, RefusalCode.DIVERGED):
                 raise OutOfSyncError(error.message, code=error.code, peer=peer, round=join.step) from error
@@ -99,13 +111,17 @@ async def follow(
             await asyncio.gather(updates, listening, watching, return_exceptions=True)
 
 
-async def _listen(stream: MessageStream, contributor: Contributor, acceptor: Acceptor) -> Redirect | SignedPlan:
+async def _listen(
+    stream: MessageStream, contributor: Contributor, acceptor: Acceptor, said: set[PeerScore | None]
+) -> Redirect | SignedPlan:
     while True:
         message: FromLeader = await stream.receive_one_of(FromLeader)
         if isinstance(message, Limit):
             contributor.limit(message.samples)
         elif isinstance(message, Prepare):
-            await stream.send(Update(contributor.report(), acceptor.raise_to(stream.peer, message.ballot)))
+            report = contributor.report()
+            said.add(report.score)
+            await stream.send(Update(report, acceptor.raise_to(stream.peer, message.ballot)))
         else:
             return message
 
@@ -121,7 +137,7 @@ async def _watch(stream: MessageStream, contributor: Contributor, is_due: Callab
     raise SilentError("it leads, but does not close its group", peer=stream.peer)
 
 
-async def _send_updates(stream: MessageStream, contributor: Contributor) -> None:
+async def _send_updates(stream: MessageStream, contributor: Contributor, said: set[PeerScore | None]) -> None:
     """Tell the leader of each change: at once if this peer parked or paused, else every `UPDATE_PERIOD_S`, or as often
     as it would send signs of life, which is more rarely in a large group.
     """
@@ -130,6 +146,7 @@ async def _send_updates(stream: MessageStream, contributor: Contributor) -> None
         report = contributor.report()
         urgent = due_s < 0 or (report.parked, not report.micro_batch) != (sent.parked, not sent.micro_batch)
         if urgent or (report.samples != sent.samples and loop.time() >= due_s - 1e-3):
+            said.add(report.score)
             await stream.send(Update(report))
             sent, due_s = report, loop.time() + max(UPDATE_PERIOD_S, stream.pause_s - LEAST_PAUSE_S)
         else:

@@ -215,7 +215,7 @@ class GroupFormation:
             plan = outcome.plan
             await self._settings.orders.obtain(plan.orders, leader.peer_id, self._step)
             self.batch.check(plan)
-            self._plan_maker.check(plan)
+            self._plan_maker.check(plan, outcome.said)
             self._succession.enter(plan)
             self._settings.notes.take(plan, outcome.note)
             return plan

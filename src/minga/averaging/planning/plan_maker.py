@@ -12,15 +12,18 @@ A member refuses a plan that is unfair to it, see `plan_check.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
+
+from msgspec.structs import replace as with_fields
 
 from minga.averaging.clocking.registration import Registration
 from minga.averaging.election import ranking
 from minga.averaging.group import GroupSettings, SwarmView
-from minga.averaging.messages import Plan
+from minga.averaging.messages import PeerScore, Plan
 from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
+from minga.averaging.planning.best_contributor import best_contributor, wrong_choice
 from minga.averaging.planning.contributor_choice import StepWork, resting
 from minga.averaging.planning.plan_check import unfair_parts
 from minga.averaging.planning.signed_plan import PlanNeeds, make_plan, member_of
@@ -67,6 +70,7 @@ class PlanMaker:
     def __init__(self, node: Node, settings: GroupSettings, swarm_view: SwarmView, divide: Divide) -> None:
         self._node, self._settings, self._swarm_view, self._divide = node, settings, swarm_view, divide
         self._work = StepWork(settings.vectors(0).encoded_bytes, settings.target_batch_size, settings.overlapped())
+        self._step = 0
         self._solved: _Solved | None = None
         self._asked = _Standby()
         self._agreed = _Standby()
@@ -75,6 +79,7 @@ class PlanMaker:
 
     def expect(self, step: int, batch: int) -> None:
         """It is `step` that is planned for, and it has so many samples."""
+        self._step = step
         self._work = StepWork(self._settings.vectors(step).encoded_bytes, batch, self._settings.overlapped())
 
     # ---- the leader
@@ -96,12 +101,17 @@ class PlanMaker:
         needs = PlanNeeds(step, vector.numel, vector.encoded_bytes)
         rests = next((r.peers for r in (self._asked, self._agreed) if r.order == solved.order), frozenset())
         members = [member_of(registrations[peer].join) for peer in order]
-        return make_plan(name, needs, members, division, [i for i, peer in enumerate(order) if peer in rests])
+        plan = make_plan(name, needs, members, division, [i for i, peer in enumerate(order) if peer in rests])
+        gives = self._contributors(registrations)
+        scores = tuple(registrations[peer].report.score for peer in order) if self._takes_best else ()
+        return with_fields(plan, contributors=tuple(i for i, peer in enumerate(order) if peer in gives), scores=scores)
 
     async def prepare(self, registrations: Mapping[PeerId, Registration]) -> None:
         """Have what `plan` needs at hand for the peers that are registered now."""
         solved = await self._solve(registrations)
         age_s = asyncio.get_running_loop().time() - self._rested_s
+        if self._takes_best:
+            return  # nobody's upload is saved if another one rests
         if age_s > RESTING_PERIOD_S or (solved.order != self._asked.order and age_s > REGROUPED_S):
             rates = await self._rates(solved.order, registrations, able=True)
             self._rested_s = asyncio.get_running_loop().time()
@@ -128,16 +138,36 @@ class PlanMaker:
     async def _rates(
         self, order: Sequence[PeerId], registrations: Mapping[PeerId, Registration], *, able: bool = False
     ) -> SwarmRates:
-        claims = [_claim(registrations[peer], able=able) for peer in order]
+        gives = order if able else self._contributors(registrations)
+        claims = [_claim(registrations[peer], able=able, gives=peer in gives) for peer in order]
         return await _aside(swarm_rates, order, claims, dict(self._swarm_view.links()))
+
+    @property
+    def _takes_best(self) -> bool:
+        """Whether the round of the step has one contributor, the member with the best score."""
+        return self._settings.contributors(self._step) == "best"
+
+    def _contributors(self, registrations: Mapping[PeerId, Registration]) -> Collection[PeerId]:
+        """The members that are expected to give something to the mean."""
+        if self._takes_best:
+            scores = {peer: registration.report.score for peer, registration in registrations.items()}
+            best = best_contributor(self._node.run_id, self._step, scores)
+            return () if best is None else (best,)
+        return {peer for peer, registration in registrations.items() if registration.gives}
 
     # ---- the member
 
-    def check(self, plan: Plan) -> None:
-        """Raise `RejectedError`, naming the leader, if the plan is unfair by all that this peer knows."""
+    def check(self, plan: Plan, said: Collection[PeerScore | None] = ()) -> None:
+        """Raise `RejectedError`, naming the leader, if the plan is unfair by all that this peer knows, which `said`
+        these scores of itself.
+        """
         links, own = dict(self._swarm_view.links()), self._swarm_view.rates()
         me = plan.rank_of(self._node.peer_id)
         why = unfair_parts(plan, links, own, me, self._work.vector_bytes)
+        if self._takes_best:
+            why = why or wrong_choice(self._node.run_id, plan, me, said)
+        elif plan.scores:
+            why = why or "it names one contributor in a round of all"
         if why is not None:
             leader = plan.members[0].peer_id
             self._node.events.emit(PlanRefused(peer=leader, step=plan.step, why=why))
@@ -155,16 +185,16 @@ def _who_rests(rates: SwarmRates, work: StepWork) -> tuple[int, ...]:
     return resting(rates, work) if known else ()
 
 
-def _claim(registration: Registration, *, able: bool) -> RateClaim:
-    """What a member says of itself. It sends what it accumulates, or if only that counts, what it is `able` to."""
+def _claim(registration: Registration, *, able: bool, gives: bool) -> RateClaim:
+    """What a member says of itself. It sends what it `gives` to the round, or if only that counts, what it is `able`
+    to.
+    """
     join, report = registration.join, registration.report
-    going_on = bool(report.micro_batch) and not report.parked
-    computes = bool(report.samples or going_on or (able and report.rate))
     return RateClaim(
         upload=join.upload,
         download=join.download,
         samples_per_second=report.rate,
-        sends=join.computes and computes,
+        sends=gives and (registration.gives or (able and join.computes and bool(report.rate))),
         aggregates=join.aggregates,
         upload_shown=join.upload_shown,
         download_shown=join.download_shown,

@@ -59,7 +59,6 @@ def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[StrategyChoic
     """The setting with the first strategy and codec, all of either that are to be compared, and how the target batch
     size is chosen if the leaders do that.
     """
-    from minga.averaging.codecs.registry import codec_choices
     from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
     from minga.simulation.advice.comparison import compared_codecs
     from minga.simulation.forecast.devices import THIS, read_measurements
@@ -71,7 +70,7 @@ def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[StrategyChoic
     spec = recipe_spec(options.model, options.tokens) if options.model.lower().endswith(".toml") else None
     precision = cast("Precision", _one_of("--precision", options.precision, PRECISIONS))
     strategy = _one_of("--strategy", options.strategy or _of(spec, "training", "strategy"), STRATEGIES.names())
-    codec = _one_of("--codec", options.codec or _of(spec, "averaging", "codec"), codec_choices())
+    codec = _codec_choice(options.codec or _of(spec, "averaging", "codec"))
     wanted = options.optimizer or _of(spec, "optimizer", "name") or "lamb"
     optimizer = cast("OptimizerName", _one_of("--optimizer", wanted, tuple(STATE_BYTES)))
     auto = _limits_of(spec) if spec and options.target_batch_size is None else None
@@ -99,6 +98,15 @@ def _limits_of(spec: RunSpec) -> BatchLimits | None:
 
 def _of(spec: RunSpec | None, section: str, key: str) -> str | None:
     return None if spec is None else str(getattr(getattr(spec, section), key))
+
+
+def _codec_choice(text: str | None) -> str | None:
+    from minga.averaging.codecs.registry import canonical_codec
+
+    try:
+        return None if text is None else canonical_codec(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--codec {text!r}: {str(error).removeprefix('codec: ')}") from error
 
 
 def _one_of(option: str, value: str | None, allowed: Sequence[str]) -> str | None:

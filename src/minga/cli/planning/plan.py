@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from rich.markup import escape
 
 from minga.cli.planning.plan_view import plan_table
+from minga.cli.terminal.cautions import tell_cautions
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError, UnreachableError
@@ -54,6 +56,8 @@ def _live(link: str, options: PeerOptions, context: Context) -> SwarmFile:
                 "in this run members do not trust each other, so all reduce equal parts and there is no plan to "
                 "explain; `minga status` shows who takes part"
             )
+        with contextlib.suppress(ConfigurationError):  # who only looks on need not have all packages of the run
+            tell_cautions(spec, context.output)
         until, (live, work) = time.monotonic() + LOOK_S, joined.on_loop(lambda: live_work(session.board, spec))
         while time.monotonic() < until:
             time.sleep(POLL_S)

@@ -17,6 +17,7 @@ from minga.cli.taking_part.landing_page import write_landing_page
 from minga.cli.taking_part.link_view import LinkWatch, reach_lines, relay_line, who_can_join
 from minga.cli.taking_part.prepared_files import prepared_files
 from minga.cli.taking_part.status_view import PlainTrouble, organiser_lines, organiser_view, run_figures
+from minga.cli.terminal.cautions import tell_cautions
 from minga.cli.terminal.context import Context, collect_again
 from minga.cli.terminal.exit_codes import done_so_far
 from minga.cli.terminal.last_checkpoint import LastCheckpoint
@@ -107,6 +108,7 @@ def run_host(
         hosting = host(spelled_out(spec), peer, files=prepared_files(spec, peer.runs_directory))
     with hosting as hosted:
         wire(context, hosted)
+        tell_cautions(hosted.spec, output)
         watch = LinkWatch(hosted, output, lambda link: show_link(hosted, link, output, links))
 
         def tell() -> None:

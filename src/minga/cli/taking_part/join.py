@@ -17,6 +17,7 @@ from minga.cli.taking_part.first_screen import require_recipe, show_and_ask
 from minga.cli.taking_part.graceful_leave import GracefulLeave
 from minga.cli.taking_part.login import LoginOptions, PersonAtTerminal
 from minga.cli.taking_part.status_view import OwnPart, PlainTrouble, volunteer_figures, volunteer_lines, volunteer_view
+from minga.cli.terminal.cautions import tell_cautions
 from minga.cli.terminal.context import Context, collect_again
 from minga.cli.terminal.exit_codes import done_so_far
 from minga.cli.terminal.peer_options import WorkOptions, apply_threads, wire
@@ -81,6 +82,8 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
         if peer.role != "monitor":
             require_recipe(prospect.spec)
         if not done.sessions:  # the owner of this machine is asked once
+            if peer.role != "monitor":
+                tell_cautions(prospect.spec, context.output)
             show_and_ask(
                 prospect,
                 peer,

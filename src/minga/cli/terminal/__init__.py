@@ -6,7 +6,7 @@
 
 Read: command_groups (the order of `minga --help`), context (made first), options (that several commands have),
 peer_options (those of a peer), output (what is shown), exit_codes (and what is said when a command fails), interrupt,
-last_checkpoint (what a host does with its last second), parent_watch.
+cautions (warnings about the settings of a run), last_checkpoint (what a host does with its last second), parent_watch.
 
-Called by every command. Only last_checkpoint knows a run.
+Called by every command. Only cautions and last_checkpoint know a run.
 """

@@ -134,34 +134,6 @@ class RunSpec(Section):
         self.strategy.update(found)
         return self
 
-    @model_validator(mode="after")
-    def _check_byzantine(self) -> RunSpec:
-        """A member that checks others computes what they computed: nothing may depend on one machine alone."""
-        if self.security.verification != "byzantine":
-            return self
-        training, prefix = self.training, 'security.verification = "byzantine" needs '
-        if training.target_batch_size == "auto":
-            raise ValueError(prefix + "a number as training.target_batch_size, since all compute equally much")
-        if training.strategies != ("synchronous",):
-            raise ValueError(prefix + 'training.strategy = "synchronous"')
-        if self.averaging.average_parameters_every:
-            raise ValueError(prefix + "averaging.average_parameters_every = 0")
-        if self.averaging.download_codec is not None:
-            raise ValueError(prefix + "one codec for both directions: leave averaging.download_codec out")
-        if self.averaging.sketch != DEFAULT_SKETCH:
-            raise ValueError(prefix + f'averaging.sketch = "{DEFAULT_SKETCH}": members check whole gradients')
-        return self
-
-    @model_validator(mode="after")
-    def _check_sketch(self) -> RunSpec:
-        """The parameters are averaged by the plan of the round before, which has to be for as many elements."""
-        if self.averaging.sketch != DEFAULT_SKETCH and self.averaging.average_parameters_every:
-            raise ValueError(
-                f'averaging.sketch = "{self.averaging.sketch}" needs averaging.average_parameters_every = 0, since '
-                "rounds are planned for the image of the vector"
-            )
-        return self
-
     @property
     def is_old(self) -> bool:
         """Whether this is a spec of version 2 or before, which has the settings of its recipe in other places."""
@@ -369,7 +341,8 @@ class RunSpec(Section):
 
 def _strategies(values: Mapping[str, Any]) -> set[str]:
     training = values["training"]
-    return {training["strategy"], *(each["strategy"] for each in training["strategy_changes"])}
+    later = [each["strategy"] for each in training["strategy_changes"] if isinstance(each, dict)]
+    return {training["strategy"], *later} if isinstance(training["strategy"], str) else set()
 
 
 def run_id_of(canonical: bytes) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, StrictInt, field_validator, model_validator
 
+from minga.core.spec.choices import ChoiceText
 from minga.core.spec.fields import MAX_STEPS, Real, Section, choice, described, real, whole
 from minga.core.spec.plugins import NAME_PATTERN
 from minga.core.urls import MAX_URL_CHARACTERS, is_https_url, parse_announced
@@ -199,18 +200,21 @@ class TrainingSection(Section):
         return self.model_copy(update={**changes, "strategy_changes": ()})
 
 
-_A_CODEC: Final = 'the name of a codec: "adaptive", "float32", "float16", "bfloat16", "int8" or an installed one'
+_A_CODEC: Final = (
+    'the name of a codec, with settings or without: "adaptive", "float16", "int8", "int4(block=32)" or another one of '
+    "docs/compressors.md or of an installed package"
+)
 
 
 class AveragingSection(Section):
     """How vectors travel."""
 
-    codec: PluginName = described("adaptive", "wire format; adaptive chooses by the size of a tensor", _A_CODEC)
-    download_codec: PluginName | None = described(None, "wire format of the means, if it is another one", _A_CODEC)
-    sketch: PluginName = described(
+    codec: ChoiceText = described("adaptive", "wire format; adaptive chooses by the size of a tensor", _A_CODEC)
+    download_codec: ChoiceText | None = described(None, "wire format of the means, if it is another one", _A_CODEC)
+    sketch: ChoiceText = described(
         DEFAULT_SKETCH,
         "linear map whose image is averaged in the place of the gradient",
-        'the name of a sketch: "identity" or an installed one',
+        'the name of a sketch, with settings or without: "identity" or an installed one',
     )
     average_parameters_every: int = whole(
         0, 0, 1_000_000, "steps between two averagings of the parameters", special="; 0 is as needed"

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.core.errors import ConfigurationError
+from minga.core.spec.choices import MAX_CHOICE_CHARACTERS
 from minga.core.spec.plugins import Origin
 from minga.core.spec.sections import DEFAULT_AGGREGATOR
 from minga.security.protocol.settings import MAX_PROBATION_STEPS, SecureSettings
@@ -58,7 +59,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
     before there was a choice.
     """
 
-    codec: Annotated[str, msgspec.Meta(max_length=32)]
+    codec: Annotated[str, msgspec.Meta(max_length=MAX_CHOICE_CHARACTERS)]
     numels: Annotated[tuple[Numel, ...], msgspec.Meta(max_length=MAX_TENSORS)]
     directions: Annotated[int, msgspec.Meta(ge=1, le=64)]
     peers_per_validator: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
@@ -71,10 +72,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
         """The rules of a run. Raises `ConfigurationError` for codecs whose bytes others cannot make again."""
         for codec in (segment.codecs.upload for segment in layout.segments):
             if codec.needs_residual or not (codec.recomputable and codec.has_fixed_size):
-                raise ConfigurationError(
-                    f'security.verification = "byzantine" needs a codec of fixed size whose bytes others can make '
-                    f'again, not "{codec.name}": use "float16" or "int8"'
-                )
+                raise ConfigurationError(f'members cannot make the bytes of the codec "{codec.choice}" again')
         thresholds, is_usual = settings.thresholds, settings.aggregator == DEFAULT_AGGREGATOR
         return cls(
             layout.codec_choice,

@@ -15,8 +15,9 @@ from minga.simulation.forecast.explanation import AUXILIARY_RATE
 from minga.simulation.forecast.forecast import Forecast, forecast
 from minga.simulation.forecast.memory import footprint
 from minga.simulation.forecast.peer_text import PeerClass
-from minga.simulation.forecast.planned_run import Volunteers
+from minga.simulation.forecast.planned_run import Volunteers, spec_of
 from minga.simulation.forecast.volunteers import ROOM
+from minga.training.combinations.judgement import cautions
 
 OVERSHOOT: Final = 1.1
 """How many times longer than without whole micro-batches filling may take before the organiser is told."""
@@ -38,8 +39,13 @@ def warnings(found: Forecast) -> tuple[str, ...]:
     """What an organiser about to start this run should know, the worst first."""
     if not found.step_s < math.inf:
         return ("no step would ever end: nobody gets all of the batch, or the vector, to the others",)
-    kinds = (_newcomers, _memory, _unheard, _idle, _binding, _resting, _coarse, _traffic, _helper)
+    kinds = (_cautions, _newcomers, _memory, _unheard, _idle, _binding, _resting, _coarse, _traffic, _helper)
     return tuple(text for kind in kinds for text in kind(found))
+
+
+def _cautions(found: Forecast) -> Iterator[str]:
+    for each in cautions(spec_of(found.setting)):
+        yield each.reason
 
 
 def _newcomers(found: Forecast) -> Iterator[str]:

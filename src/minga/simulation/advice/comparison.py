@@ -10,7 +10,8 @@ from minga.averaging.codecs.registry import CODECS
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.simulation.advice.advised_batch import BatchLimits, with_advised_batch
 from minga.simulation.forecast.forecast import Forecast, forecast
-from minga.simulation.forecast.planned_run import PlannedRun
+from minga.simulation.forecast.planned_run import PlannedRun, spec_of
+from minga.training.combinations.judgement import check_combinations, refusals
 
 USUAL_CODECS: Final = ("adaptive", "float16", "int8", "float32")
 """Those of minga's own that are compared, the usual one first; bfloat16 takes as many bytes as float16."""
@@ -27,11 +28,15 @@ def compared_codecs() -> tuple[str, ...]:
 def compare(
     setting: PlannedRun, strategies: Sequence[StrategyChoice], codecs: Sequence[str], auto: BatchLimits | None = None
 ) -> tuple[Forecast, ...]:
-    """The forecasts of all these ways, in the order strategies, codecs.
+    """The forecasts of all these ways, in the order strategies, codecs, but for those that no run can have.
 
     With `auto` each has the target batch size within these limits that its leaders would choose.
+    Raises `ConfigurationError`, with the nearest way that runs can have, if none is left.
     """
-    ways = [replace(setting, strategy=strategy, codec=codec) for strategy in strategies for codec in codecs]
+    every = [replace(setting, strategy=strategy, codec=codec) for strategy in strategies for codec in codecs]
+    ways = [way for way in every if not refusals(spec_of(way))]
+    if not ways:
+        check_combinations(spec_of(every[0]))
     return tuple(forecast(way if auto is None else with_advised_batch(way, auto)) for way in ways)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.averaging.strategy_choice import StrategyChoice
+from minga.core.spec.run_spec import RunSpec
 from minga.simulation.forecast.model_facts import ModelFacts, OptimizerName
 from minga.simulation.forecast.peer_text import PeerClass
 
@@ -49,6 +51,17 @@ class PlannedRun:
     def round_batch_size(self) -> int:
         """Samples with which a round closes: with fragments, the part of one in the target batch."""
         return max(1, self.target_batch_size // self.strategy.facts.fragments)
+
+
+def spec_of(planned: PlannedRun) -> RunSpec:
+    """A run spec with what is fixed, for the rules of what may be combined."""
+    sections: dict[str, Any] = {
+        "training": {"strategy": planned.strategy.name},
+        "strategy": {planned.strategy.name: dict(planned.strategy.table)} if planned.strategy.table else {},
+        "averaging": {"codec": planned.codec},
+        "optimizer": {"name": planned.optimizer},
+    }
+    return RunSpec.from_mapping({"name": "planned", **sections})
 
 
 def swarm_rates(volunteers: Sequence[Volunteers]) -> SwarmRates:

@@ -29,7 +29,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from minga.averaging.codecs.registry import codec_choices
+from minga.averaging.codecs.registry import canonical_codec, codec_choices
 from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
@@ -63,9 +63,10 @@ def _check_no_word(text: str) -> str:
 
 
 def _check_codec(name: str) -> str:
-    if name not in codec_choices():
-        raise ValueError(f"must be one of {', '.join(codec_choices())}")
-    return name
+    try:
+        return canonical_codec(name)
+    except ConfigurationError as error:
+        raise ValueError(str(error)) from error
 
 
 def _check_strategy(name: str) -> str:

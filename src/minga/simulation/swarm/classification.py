@@ -59,11 +59,13 @@ class Classification:
         self.optimizer: torch.optim.Optimizer = made[0]
         self.scheduler: LRScheduler = made[1]
 
-    def backward(self, samples: Sequence[int]) -> None:
-        """Set the gradients of the mean loss of these samples."""
+    def backward(self, samples: Sequence[int]) -> float:
+        """Set the gradients of the mean loss of these samples, and return it."""
         chosen = torch.tensor(samples)
         labels = CLASSES - 1 - self._y[chosen] if self.flips_labels else self._y[chosen]
-        torch.autograd.backward(cross_entropy(self.model(self._x[chosen]), labels))
+        loss = cross_entropy(self.model(self._x[chosen]), labels)
+        torch.autograd.backward(loss)
+        return float(loss.detach())
 
     @torch.no_grad()
     def held_out_loss(self) -> float:

@@ -46,13 +46,13 @@ class TrainerSettings:
 @dataclass(frozen=True)
 class TrainingTask:
     """What all peers of a swarm train: `gradient(peer, samples)` sets the gradients of a micro-batch on the peer's
-    model; in a run whose members check each other `public_gradient(peer, batch)` sets those of a public batch, and
-    `organiser` is the id of the peer whose key signs who its founders are. With `checkpoint_every` each peer keeps a
-    copy of its state at multiples of that many steps.
+    model and returns its mean loss, if that is known; in a run whose members check each other
+    `public_gradient(peer, batch)` sets those of a public batch, and `organiser` is the id of the peer whose key signs
+    who its founders are. With `checkpoint_every` each peer keeps a copy of its state at multiples of that many steps.
     """
 
     spec: RunSpec
-    gradient: Callable[[SimulatedPeer, int], None]
+    gradient: Callable[[SimulatedPeer, int], float | None]
     public_gradient: Callable[[SimulatedPeer, PublicBatch], None]
     checkpoint_every: int | None
     organiser: str
@@ -139,8 +139,8 @@ class SimulatedPeer:
                 continue
             micro_batch = self.settings.micro_batch
             await self._compute(self.settings, self.settings.micro_batch_s)
-            task.gradient(self, micro_batch)
-            if port.add(micro_batch):
+            loss = task.gradient(self, micro_batch)
+            if port.add(micro_batch, loss):
                 self.samples_done += micro_batch
             self.replica.zero_grad()
             await self._serve(port, lambda: True, checkpoint_every)

@@ -236,8 +236,9 @@ class SizeOnlyReplica:
             raise ConfigurationError("the state does not fit this ghost model: it is of another model")
 
 
-def no_gradient(peer: SimulatedPeer, samples: int) -> None:
-    """The gradient of a ghost model, for `Swarm`: there is nothing to compute."""
+def no_gradient(peer: SimulatedPeer, samples: int) -> float:  # noqa: ARG001
+    """The gradient of a ghost model, for `Swarm`: there is nothing to compute, and all losses are alike."""
+    return 0.0
 
 
 def _snapshot(model: SizeOnlyModel, step: int, history: str, strategy: str | None) -> StateSnapshot:

@@ -79,7 +79,8 @@ class SwarmLog:
 class Swarm:
     """Peers of one run on one virtual internet, from one seed. Make it on a running (virtual) loop.
 
-    `gradient(peer, samples)` sets the gradients of a micro-batch on the peer's model, `public_gradient(peer, batch)` in
+    `gradient(peer, samples)` sets the gradients of a micro-batch on the peer's model (and may return its mean loss, for
+    strategies that compare peers by it), `public_gradient(peer, batch)` in
     a run whose members check each other; the defaults minimise the distance of a small linear model to random targets.
     There the first peer is the organiser. With `checkpoint_every`
     each peer keeps a copy of its state at multiples of that many steps. `divide` says who reduces what, `turn_s` how
@@ -93,7 +94,7 @@ class Swarm:
         *,
         seed: int = 0,
         make_replica: Callable[[RunSpec], ReplicaInterface] | None = None,
-        gradient: Callable[[SimulatedPeer, int], None] | None = None,
+        gradient: Callable[[SimulatedPeer, int], float | None] | None = None,
         public_gradient: Callable[[SimulatedPeer, PublicBatch], None] | None = None,
         checkpoint_every: int | None = None,
         divide: Divide = divide,
@@ -291,9 +292,9 @@ def small_replica(spec: RunSpec) -> Replica:
     return Replica(spec, SGD(model.parameters(), lr=0.1), model=model)
 
 
-def pull_to_target(peer: SimulatedPeer, samples: int) -> None:
-    """The gradient of the distance to a random target that is the same for equal peer and count."""
-    _pull(peer, samples, peer.samples_done * 1_000_003 + int(peer.network.peer_id[:8], 16))
+def pull_to_target(peer: SimulatedPeer, samples: int) -> float:
+    """The gradient of the distance to a random target that is the same for equal peer and count; half its square."""
+    return _pull(peer, samples, peer.samples_done * 1_000_003 + int(peer.network.peer_id[:8], 16))
 
 
 def pull_by_batch(peer: SimulatedPeer, batch: PublicBatch) -> None:
@@ -301,10 +302,13 @@ def pull_by_batch(peer: SimulatedPeer, batch: PublicBatch) -> None:
     _pull(peer, batch.size, batch.number >> 1)
 
 
-def _pull(peer: SimulatedPeer, samples: int, seed: int) -> None:
+def _pull(peer: SimulatedPeer, samples: int, seed: int) -> float:
     generator = torch.Generator().manual_seed(seed)
     if not isinstance(peer.replica, Replica):
         raise ConfigurationError("a ghost model has no parameters to pull: give the swarm a gradient of its own")
+    loss = 0.0
     for parameter in peer.replica.vector.parameters():
         target = torch.randn(parameter.shape, generator=generator) / samples**0.5
         parameter.grad = parameter.detach() - target
+        loss += 0.5 * float(parameter.grad.square().sum())
+    return loss

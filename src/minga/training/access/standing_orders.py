@@ -83,16 +83,20 @@ def check_changes(spec: RunSpec, changes: dict[str, Any]) -> None:
         )
     if not isinstance(changes.get(PAUSED, False), bool):
         raise ConfigurationError("paused is true or false")
-    facts_of(_amended(spec, changes))
+    facts_of(amended_spec(spec, changes))
 
 
-def _amended(spec: RunSpec, changes: Mapping[str, Any]) -> RunSpec:
-    """The spec with these changes. What they say overrules the strategies and batch sizes of `strategy_changes`."""
+def amended_spec(spec: RunSpec, changes: Mapping[str, Any]) -> RunSpec:
+    """The spec with these changes, which overrule what `strategy_changes` says of the same. Raises
+    `ConfigurationError`.
+    """
     values = {key: value for key, value in changes.items() if key != PAUSED}
-    scheduled = [] if STRATEGY in values else spec.training.model_dump(mode="json")["strategy_changes"]
-    if BATCH in values:
-        scheduled = [{**each, "target_batch_size": None} for each in scheduled]
-    return spec.amended({**values, "training.strategy_changes": scheduled}) if values else spec
+    scheduled = spec.training.model_dump(mode="json")["strategy_changes"]
+    overruled = {"strategy": values[STRATEGY]} if STRATEGY in values else {}
+    overruled |= {"target_batch_size": None} if BATCH in values else {}
+    if scheduled and overruled:
+        values["training.strategy_changes"] = [{**each, **overruled} for each in scheduled]
+    return spec.amended(values) if values else spec
 
 
 @loop_bound
@@ -159,7 +163,7 @@ class StandingOrders:
             changes = self.changes(name)
             if len(self._specs) > 2 * len(AMENDABLE):
                 self._specs.clear()
-            self._specs[name] = _amended(self._spec, changes)
+            self._specs[name] = amended_spec(self._spec, changes)
         return self._specs[name]
 
     def regroup(self, epoch: int) -> Regroup | None:

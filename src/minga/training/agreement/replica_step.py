@@ -98,12 +98,13 @@ class ReplicaStep:
         switch = self._switch
         step = outcome.plan.step + 1
         counted_in = outcome.plan.result_id if fate is ContributionFate.COUNTED else None
+        contributors = outcome.contributors
 
         def absorb() -> None:
             amended.apply()
             if replica.step != step - 1:
                 raise RuntimeError(f"the replica is at step {replica.step}, and the round led to step {step}")
-            port.absorb(step, replica.expand(mean, step - 1, counted_in=counted_in), fate)
+            port.absorb(step, replica.expand(mean, step - 1, counted_in=counted_in), fate, contributors)
             switch.to(strategy)
             if on_absorbed is not None:
                 on_absorbed(step)

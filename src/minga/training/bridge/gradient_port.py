@@ -111,10 +111,11 @@ class GradientPort(TrainingThread):
 
     # ---- the training thread
 
-    def add(self, samples: int) -> bool:
+    def add(self, samples: int, loss: float | None = None) -> bool:
         """A micro-batch of `samples` ended, whose mean gradients the replica has: let the strategy take them up.
 
-        Returns False if it was dropped, because the step was closed without it or because it was not finite.
+        `loss` is its mean loss, if that is known. Returns False if the micro-batch was dropped, because the step was
+        closed without it or because it was not finite.
         """
         with self._strategy.arithmetic:
             with self.condition:
@@ -123,6 +124,7 @@ class GradientPort(TrainingThread):
                 taken = self._phase is not PortPhase.SEALED or self.facts.keeps_late_micro_batches
             if taken:
                 self._merge()
+                self._strategy.note_loss(loss)
                 taken = self._strategy.micro_batch(samples)
             with self.condition:
                 now = self._loop.time()
@@ -186,11 +188,12 @@ class GradientPort(TrainingThread):
             samples = self._strategy.complete_samples if parked else self._strategy.samples
             rate = 1.0 / self._speed.value if self._speed.value else 0.0
             is_idle = self._paused or self._resting or (self._boundary_s is None and not parked)
+            score = self._strategy.score
             if is_idle:
-                return Report(samples, rate, parked=parked, limit=self._limit)
+                return Report(samples, rate, parked=parked, limit=self._limit, score=score)
             busy_s = 0.0 if parked or self._boundary_s is None else max(0.0, self._loop.time() - self._boundary_s)
             last, each_s = self._last_samples, self._batch_time.value
-            return Report(samples, rate, last, busy_s, each_s, parked=parked, limit=self._limit)
+            return Report(samples, rate, last, busy_s, each_s, parked=parked, limit=self._limit, score=score)
 
     def limit(self, samples: int | None) -> None:
         """Stop at the first boundary with at least so many samples, at once if the thread does not compute; and go on
@@ -225,12 +228,14 @@ class GradientPort(TrainingThread):
         """The round came to nothing: what was sealed counts again, for the next group."""
         await self._loop.run_in_executor(None, self._unseal)
 
-    def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:
-        """The round that leads to global step `round` counted: let the strategy change the replica by its mean.
+    def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate, contributors: int = 1) -> None:
+        """The round that leads to global step `round` counted: let the strategy change the replica by its mean, which
+        is one of so many contributions.
 
         For the training thread; `reopen` comes after it.
         """
         with self._strategy.arithmetic:
+            self._strategy.note_contributors(contributors)
             self._strategy.absorb(round, mean, fate)
 
     def reopen(self, limit: int | None = None) -> None:
@@ -284,6 +289,11 @@ class GradientPort(TrainingThread):
                 if name not in local or (local[name].shape, local[name].dtype) != (tensor.shape, tensor.dtype):
                     raise ValueError(f"it has no {name[:80]!r} that fits to the model")
             strategy.restored(strategy.shared_tensors(), strategy.replica.step, local)
+
+    def conclude(self) -> None:
+        """The run is over: the replica is left with what all share. For the training thread."""
+        with self._strategy.arithmetic:
+            self._strategy.conclude()
 
     def missed(self, rounds: int) -> Recovery:
         """What this peer does that missed so many rounds. For the training thread."""

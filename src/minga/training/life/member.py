@@ -26,7 +26,7 @@ from minga.averaging.matchmaking.leader import OutOfSyncError
 from minga.averaging.messages import Plan
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
-from minga.averaging.strategy_choice import StrategyChoice, round_batch_range
+from minga.averaging.strategy_choice import Contributors, StrategyChoice, round_batch_range
 from minga.core.aio.hedging import racing
 from minga.core.aio.observers import Observers
 from minga.core.errors import RemoteError, RunFinishedError
@@ -149,6 +149,7 @@ class Member:
             organiser=settings.organiser,
             orders=orders,
             averages_every=lambda step: self._states.choose_interval(step + 1, self._others()),
+            contributors=self._contributors,
             notes=self.receipts,
         )
         self._formation = GroupFormation(node, identity, group, self.swarm_view, port, settings.divide)
@@ -216,6 +217,7 @@ class Member:
             self._publisher.set_status("finished")
             if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
                 self.on_finished(await self._synchroniser.capture())
+            await self._port.request("conclude", self._port.conclude)
             await see_others_off(self.swarm_view, self.view, self.step)
             await self.receipts.flush(FLUSH_S)
             self._port.close(RunFinishedError(f"the run is complete after {self.step} steps"))
@@ -303,7 +305,8 @@ class Member:
     async def _reduce(self, plan: Plan, begun_s: float) -> None:
         planned_s = asyncio.get_running_loop().time()
         self._port.limit_next(self._limit_by(plan))
-        vector, weight = await self._contribution(plan)
+        vector, samples = await self._contribution(plan)
+        weight = self._weight(plan, samples)
         self._publisher.set_status("averaging")
         self._node.events.emit(
             RoundBegun(
@@ -311,7 +314,7 @@ class Member:
                 round=plan.round_id,
                 leader=plan.members[0].peer_id,
                 members=len(plan.members),
-                samples=weight,
+                samples=samples,
                 waited_s=planned_s - begun_s,
                 parts=len(plan.parts),
                 sites=len(plan.sites),
@@ -349,15 +352,25 @@ class Member:
         if outcome.is_late and not outcome.lost:
             self._node.access_link.doubt()
         self._lost = tuple(outcome.lost)
-        await self._apply(outcome, weight, fate_of(vector, outcome))
+        await self._apply(outcome, samples, fate_of(vector, outcome))
         self._formation.batch.note(plan, asyncio.get_running_loop().time() - planned_s)
 
     async def _contribution(self, plan: Plan) -> tuple[torch.Tensor | None, int]:
-        """What this peer brings to a round of the present step, and its samples."""
-        vector, weight = await self._port.seal()
+        """What this peer brings to a round of the present step, and the samples that it has for it."""
+        vector, samples = await self._port.seal()
+        if plan.scores and plan.rank_of(self._node.peer_id) not in plan.contributors:
+            return None, samples
         loop, project = asyncio.get_running_loop(), self._replica.project
-        vector = await loop.run_in_executor(None, project, vector, weight, self.step, plan.round_id)
-        return vector, weight if vector is not None else 0
+        vector = await loop.run_in_executor(None, project, vector, samples, self.step, plan.round_id)
+        return vector, samples if vector is not None else 0
+
+    def _weight(self, plan: Plan, samples: int) -> int:
+        """What a contribution with so many samples counts; a mean of one with weight 1 is not rounded."""
+        return min(1, samples) if plan.scores or self._port.facts.weights == "equal" else samples
+
+    def _contributors(self, step: int) -> Contributors:
+        """Whose contributions the round of `step` takes."""
+        return "all" if step + 1 == self.amended.last_step(self.step) else self._port.facts.contributors
 
     async def _watch_whether_overtaken(self, plan: Plan) -> None:
         """Give a round up whose other members are done with the next one: they gave this peer up in this one."""
@@ -365,7 +378,7 @@ class Member:
             await asyncio.sleep(OVERTAKEN_PERIOD_S)
         self._all_reduce.give_up(plan, "its other members went on without us")
 
-    async def _apply(self, outcome: RoundOutcome, weight: int, fate: ContributionFate) -> None:
+    async def _apply(self, outcome: RoundOutcome, samples: int, fate: ContributionFate) -> None:
         plan, step, report = outcome.plan, self.step + 1, self._port.report()
         self.replica_step.follow(plan)
         hashing = self._hash_result(plan.result_id)
@@ -381,7 +394,7 @@ class Member:
         self._too_slow.note(plan, limit, report)
         self.step, self.in_doubt = step, False
         members = len(plan.members) - len(outcome.lost)
-        self._node.events.emit(StepApplied(step=step, samples=weight, members=members, batch=batch))
+        self._node.events.emit(StepApplied(step=step, samples=samples, members=members, batch=batch))
         self.on_step_ended.tell()
         if state is not None:
             self._states.publish(state)
@@ -390,7 +403,11 @@ class Member:
         return asyncio.get_running_loop().run_in_executor(None, self._replica.fingerprint, self._result, name)
 
     def _limit_by(self, plan: Plan) -> int | None:
-        """At how many samples this peer stops in the next step, unless the leader of that says something else."""
+        """At how many samples this peer stops in the next step, unless the leader of that says something else; at none
+        if there is no next one.
+        """
+        if plan.step + 1 == self.amended.last_step(self.step):
+            return 0
         me = [member.peer_id for member in plan.members].index(self._node.peer_id)
         return plan.limits[me] if plan.limits else None
 

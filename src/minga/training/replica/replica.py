@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -10,14 +9,14 @@ from typing import Any, Final
 
 import torch
 from blake3 import blake3
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.projection import Projection
 from minga.averaging.codecs.residual import KeptResidual
-from minga.averaging.codecs.sketch import make_sketch
 from minga.averaging.codecs.tensor_bytes import as_bytes
-from minga.averaging.strategy_choice import STRATEGIES
+from minga.averaging.sketches.interface import make_sketch
+from minga.averaging.sketches.projection import Projection
+from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.optim.norms import clip_by_global_norm
@@ -26,6 +25,7 @@ from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.build_optimizer import set_learning_rate
 from minga.training.replica.flat_vector import ParameterVector
 from minga.training.replica.host_memory import HostMemory
+from minga.training.replica.optimizer_check import check_optimizer, check_plain_descent, check_scheduler
 from minga.training.replica.update_rules import RuledModel, UpdateRules
 from minga.training.state.manifest import Manifest
 from minga.training.state.scalars import strategy_of
@@ -58,6 +58,9 @@ class Replica:
     ) -> None:
         check_optimizer(optimizer)
         check_scheduler(scheduler, optimizer)
+        for name in spec.training.strategies:
+            if StrategyChoice.of(spec, name).facts.owns_optimizer:
+                check_plain_descent(name, optimizer, max_grad_norm)
         self.optimizer, self.scheduler, self.max_grad_norm = optimizer, scheduler, max_grad_norm
         self._ruled = RuledModel(rules, model)
         self.step = 0
@@ -305,25 +308,3 @@ class Replica:
 
     def _epoch(self) -> int:
         return UNKNOWN if self.scheduler is None else int(getattr(self.scheduler, "last_epoch", UNKNOWN))
-
-
-def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Raise `ConfigurationError` unless `optimizer` can step by dense gradients alone."""
-    name = type(optimizer).__name__
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise ConfigurationError(f"{name} needs sparse gradients, and averaged ones are dense; use Adam")
-    if inspect.signature(optimizer.step).parameters.get("closure", _OPTIONAL).default is inspect.Parameter.empty:
-        raise ConfigurationError(f"{name} evaluates the loss several times per step, which peers cannot do together")
-
-
-def check_scheduler(scheduler: LRScheduler | None, optimizer: torch.optim.Optimizer) -> None:
-    """Raise `ConfigurationError` unless `scheduler` depends on nothing but the number of steps of `optimizer`."""
-    if scheduler is None:
-        return
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise ConfigurationError("ReduceLROnPlateau needs a metric, on which peers would not agree; use a schedule")
-    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
-        raise ConfigurationError("the scheduler belongs to another optimizer: make it with the one that is wrapped")
-
-
-_OPTIONAL = inspect.Parameter("closure", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)

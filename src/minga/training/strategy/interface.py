@@ -23,6 +23,7 @@ from typing import ClassVar
 
 import torch
 
+from minga.averaging.messages import PeerScore
 from minga.averaging.strategy_choice import NoSettings, StrategyFacts
 from minga.core.spec.fields import Section
 from minga.training.replica.interface import ReplicaInterface
@@ -119,7 +120,20 @@ class Strategy(ABC):
         with self._condition:
             self._samples = samples
 
+    @property
+    def score(self) -> PeerScore | None:
+        """How good this peer's contribution would be if it alone counted; None if there is none. Asked for where the
+        facts say that rounds take that of the best.
+        """
+        return None
+
     # ---- under `arithmetic`
+
+    def note_loss(self, loss: float | None) -> None:  # noqa: B027
+        """The micro-batch that comes next has this mean loss; None if the program does not say it.
+
+        Raises `ConfigurationError` where the strategy cannot do without.
+        """
 
     @abstractmethod
     def micro_batch(self, samples: int) -> bool:
@@ -143,6 +157,9 @@ class Strategy(ABC):
     def take_back(self) -> None:
         """The round came to nothing: undo `contribution`, unless that is done already."""
 
+    def note_contributors(self, count: int) -> None:  # noqa: B027
+        """The mean that is absorbed next is one of so many contributions, as far as the plan of its round foresaw."""
+
     @abstractmethod
     def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:
         """The round that leads to global step `round` counted: bring the replica there, and forget what is complete,
@@ -151,6 +168,11 @@ class Strategy(ABC):
         What peers share is to be a function of what they shared before, `mean` and `round` alone, whatever the `fate`
         of this peer's own contribution. `mean` is served to other peers and must not be changed.
         """
+
+    # ---- on the training thread, between two micro-batches
+
+    def conclude(self) -> None:  # noqa: B027
+        """The run is over: leave the replica with the parameters that all share, if they are not there anyway."""
 
     # ---- state: on the training thread, between two micro-batches
 

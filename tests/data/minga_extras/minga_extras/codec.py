@@ -8,8 +8,8 @@ BLOCK, LEVELS = 64, 7
 SMALLEST, LARGEST = 2.0**-126, float(torch.tensor(FLOAT32_MAX / LEVELS * (1 - 2.0**-7)).bfloat16())
 
 
-class Int4(Codec):
-    name, block_elements = "int4", BLOCK
+class Nibble(Codec):
+    name, block_elements = "nibble", BLOCK
 
     def max_encoded_bytes(self, numel):
         return 2 * -(-numel // BLOCK) + -(-numel // 2)
@@ -17,7 +17,7 @@ class Int4(Codec):
     def max_error(self, source):  # half a step, and what the largest scale cuts off
         return (0.51 * scales_of(rows_of(source)).double()).repeat_interleave(BLOCK)[: source.numel()]
 
-    def _encode(self, source, raw, limit):
+    def _encode(self, source, raw, limit, seed):
         require_magnitude(largest_magnitude(source), limit)
         rows = rows_of(source)
         scales = scales_of(rows)

@@ -14,13 +14,17 @@ further ones (`registry.py`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 
 from minga.averaging.codecs.layout import Shape, VectorLayout
-from minga.averaging.codecs.registry import SKETCHES
+from minga.averaging.sketches.registry import SKETCHES
 from minga.core.errors import ConfigurationError
+from minga.core.spec.choices import resolved, spelled
+from minga.core.spec.fields import Section
+from minga.core.spec.sections import DEFAULT_SKETCH
 
 
 class Sketch(ABC):
@@ -31,15 +35,26 @@ class Sketch(ABC):
     Vectors are flat float32 CPU tensors. `project` may run on any thread, but not at the same time as `absorb`.
     """
 
+    Settings: ClassVar[type[Section]] = Section
+    """What a run may write in the parentheses of its choice, all with defaults; none here."""
     name: str
     version: int = 1
     """Raised when the same name begins to stand for other numbers: peers with another version are refused."""
     is_identity: bool = False
     """Whether the values are the vector itself."""
+    is_lossless: bool = False
+    """Whether `expand` after `project` gives the vector again, up to rounding: then nothing is kept for later rounds,
+    and any codec may be used for the values."""
 
-    def __init__(self, whole: VectorLayout) -> None:
+    def __init__(self, whole: VectorLayout, settings: Section | None = None) -> None:
         self.whole = whole
+        self.settings = self.Settings() if settings is None else settings
         self._layouts: dict[tuple[tuple[int | Shape, ...], str], VectorLayout] = {}
+
+    @property
+    def choice(self) -> str:
+        """The canonical spelling of this sketch with its settings."""
+        return spelled(self.name, self.settings)
 
     @abstractmethod
     def shapes(self, step: int) -> tuple[int | Shape, ...]:
@@ -53,9 +68,23 @@ class Sketch(ABC):
         """The layout of the values of the round of `step`: no peer with another sketch or other shapes has the same."""
         key = self.shapes(step), self.part(step)
         if key not in self._layouts:
-            label = f"{self.name} {self.version} of {self.whole.shapes_digest} {key[1]}".rstrip()
+            label = f"{self.choice} {self.version} of {self.whole.shapes_digest} {key[1]}".rstrip()
             self._layouts[key] = VectorLayout(key[0], self.whole.codec_choice, self.whole.download_choice, label)
         return self._layouts[key]
+
+    def part_of(self, fragment: VectorLayout, tensors: Sequence[int]) -> Sketch:  # noqa: ARG002
+        """The same map of vectors of the layout `fragment`, which have some `tensors` of the whole, by their places.
+
+        It has what of the basis belongs to these, in the same memory. Its steps are the rounds of this fragment alone.
+        Raises `ConfigurationError` for a sketch with a basis that does not say how.
+        """
+        if self.basis():
+            raise ConfigurationError(
+                f'sketch: "{self.name}" has a basis of the whole vector, and this run averages fragments in turn; '
+                f'set averaging.sketch = "{DEFAULT_SKETCH}"'
+            )
+        kind = type(self)
+        return kind(fragment, self.settings) if kind.Settings.model_fields else kind(fragment)
 
     @abstractmethod
     def project(self, vector: torch.Tensor, step: int) -> torch.Tensor:
@@ -78,6 +107,7 @@ class IdentitySketch(Sketch):
 
     name = "identity"
     is_identity = True
+    is_lossless = True
 
     def shapes(self, step: int) -> tuple[int | Shape, ...]:  # noqa: ARG002
         """Those of the vector."""
@@ -96,18 +126,19 @@ class IdentitySketch(Sketch):
         return values
 
 
-def make_sketch(name: str, whole: VectorLayout) -> Sketch:
-    """The sketch called `name` of vectors of the layout `whole`.
+def make_sketch(choice: str, whole: VectorLayout) -> Sketch:
+    """The sketch of a choice such as "identity" or "powersgd(rank=4)", of vectors of the layout `whole`.
 
-    Raises `ConfigurationError` if no installed package brings it, if what it brings goes by another name, or if it
-    cannot be used with the codec of the layout.
+    Raises `ConfigurationError` if no installed package brings it, if what it brings goes by another name, if it cannot
+    have these settings, or if it cannot be used with the codec of the layout.
     """
-    sketch = SKETCHES.get(name)(whole)
-    if not isinstance(sketch, Sketch) or sketch.name != name:
-        raise ConfigurationError(f"sketch: what an installed package brings as {name!r} is {sketch!r}")
-    if whole.needs_residual and not sketch.is_identity:
+    found = resolved(SKETCHES, choice)
+    sketch = found.maker(whole, found.settings) if found.has_settings else found.maker(whole)
+    if not isinstance(sketch, Sketch) or sketch.choice != found.spelling:
+        raise ConfigurationError(f"sketch: what an installed package brings as {found.spelling!r} is {sketch!r}")
+    if whole.needs_residual and not sketch.is_lossless:
         raise ConfigurationError(
-            f'the codec "{whole.codec_choice}" and the sketch "{name}" both leave something out to make up for it '
-            'later: take one of them alone, with averaging.codec = "float16" or averaging.sketch = "identity"'
+            f'the codec "{whole.codec_choice}" and the sketch "{found.spelling}" both leave something out: one of '
+            "them can be made up for"
         )
     return sketch

@@ -1,6 +1,6 @@
 """One peer's sketch at work: what its rounds average, and what of its contributions the sketch has left out so far.
 
-What is left out is counted as mass, values times samples, as in `residual.py`:
+What is left out is counted as mass, values times samples, as in `averaging/codecs/residual.py`:
 
     vector g of n samples, residual e ──▶ u = g + e / n ──▶ project ──▶ the round ──▶ e = n (u - expand(project(u)))
 
@@ -8,6 +8,11 @@ A round may count without this peer's contribution: then e = n u, unless the pee
 may adopt the result of an earlier one: then the values of that round are subtracted, not those of this one. The
 residual changes when the mean of the round is absorbed, not before: a round that came to nothing leaves it as it was.
 It takes as much memory as the vector does, and as much again while a round runs.
+
+Values are rounded as the codec of the round rounds them, before anything else is done with them. So the residual also
+takes up what the codec rounds away: encoded again, they are the same.
+
+Where the sketch loses nothing, nothing is kept here. Then a codec may leave something out, and keeps that itself.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ import torch
 from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT, is_finite
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT, KeptResidual, forget_oldest
-from minga.averaging.codecs.sketch import Sketch
+from minga.averaging.sketches.interface import Sketch
 
 logger = logging.getLogger("minga.averaging")
 
@@ -87,11 +92,13 @@ class Projection:
         if self._mass is not None and not 0 <= step - self._step <= MOST_ROUNDS_KEPT:
             self._mass = None
         whole = vector if self._mass is None else torch.add(vector, self._mass, alpha=1.0 / weight)
-        values = self.sketch.project(whole, step)
-        if not is_finite(values, CONTRIBUTION_LIMIT):
+        values = self._as_sent(self.sketch.project(whole, step), step)
+        if values is None:
             logger.warning("left out of step: the sketch of the gradients of %d samples is not finite", weight)
             self._mass = None
             return None
+        if self.sketch.is_lossless:
+            return values
         self._sealed = _Sealed(step, weight, whole, values)
         self._given[round_id] = weight, values.clone()
         forget_oldest(self._given)
@@ -106,9 +113,21 @@ class Projection:
         if self.sketch.is_identity:
             return mean
         vector = self.sketch.expand(mean, step)
-        self._settle(step, counted_in)
+        if not self.sketch.is_lossless:
+            self._settle(step, counted_in)
         self.sketch.absorb(mean, step)
         return vector
+
+    def _as_sent(self, values: torch.Tensor, step: int) -> torch.Tensor | None:
+        """`values` as others will decode them; None if they cannot be sent."""
+        if not is_finite(values, CONTRIBUTION_LIMIT):
+            return None
+        for segment in () if self.sketch.is_lossless else self.sketch.layout(step).segments:
+            codec, piece = segment.codecs.upload, values[segment.start : segment.stop]
+            if not codec.is_identity:
+                room = torch.empty(codec.max_encoded_bytes(piece.numel()), dtype=torch.uint8, device="cpu")
+                codec.decode(room[: codec.encode(piece, room)], piece)
+        return values
 
     def _settle(self, step: int, counted_in: str | None) -> None:
         sealed, given = self._sealed, self._given.get(counted_in or "")

@@ -1,0 +1,176 @@
+"""The page on what may be combined: tables that are judged setting by setting, and the rules behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from minga.averaging.codecs.registry import ADAPTIVE, CODECS
+from minga.averaging.sketches.registry import SKETCHES
+from minga.averaging.strategy_choice import STRATEGIES
+from minga.core.spec.plugins import Registry
+from minga.core.spec.run_spec import RunSpec
+from minga.training.combinations.cautions import CAUTIONS
+from minga.training.combinations.judgement import cautions, nearest_allowed, refusals
+from minga.training.combinations.refusals import (
+    AVERAGE_PARAMETERS,
+    BATCH,
+    DOWNLOAD,
+    REFUSALS,
+    SKETCH,
+    STRATEGY,
+    UPLOAD,
+)
+from minga.training.combinations.rule import Instead, setting
+
+Settings = dict[str, Any]
+"""By their keys in the run spec."""
+
+VERIFICATION: Final = "security.verification"
+OPTIMIZER: Final = "optimizer.name"
+ALLOWED: Final = "✓"
+
+HEAD: Final = """\
+# What may be combined
+
+<!-- Made by `make docs` from `minga.training.combinations`. -->
+
+A run spec chooses a strategy, codecs for both directions, a sketch, and more. Most of it goes together. `minga host`,
+`minga join`, `minga plan` and `minga sim` read the same rules before anything else happens:
+
+* **✓** is allowed.
+* **W** is allowed with a warning, **G** with the loss of a guarantee: these commands print a line that begins with `!`,
+  and with `--json` an event `run.caution` with `code` and `why`.
+* **R** is refused. The message names the settings as the run spec spells them, says why, and ends with the nearest
+  choice that is allowed.
+
+The rules ask for facts (does this codec leave something out? what does this strategy send?) and not for names. So they
+hold for strategies, codecs and sketches of [other packages](extending.md), too. The tables show those of minga. A codec
+for uploads that leaves something out has a dense `averaging.download_codec` beside it here; where the optimizer matters
+it is AdamW or LAMB, but plain gradient descent for a strategy that brings its own.
+"""
+
+TABLES: Final = (
+    ("Strategies", STRATEGY, (UPLOAD, DOWNLOAD, SKETCH, VERIFICATION, AVERAGE_PARAMETERS)),
+    ("Codecs of uploads", UPLOAD, (DOWNLOAD, SKETCH, VERIFICATION, OPTIMIZER)),
+    ("Checked runs", VERIFICATION, (DOWNLOAD, SKETCH, AVERAGE_PARAMETERS, BATCH)),
+    ("Averaged parameters", AVERAGE_PARAMETERS, (UPLOAD, DOWNLOAD, SKETCH)),
+)
+"""Title, the setting of the columns, and those of the rows."""
+
+TAIL: Final = """
+## What goes with everything
+
+**Relays of sites.** Whether the parts of a round go through relays of sites is for its leader to choose, whatever the
+run spec says. A relay keeps no residual. So where uploads leave something out, the mean of a site travels on to the
+root by a codec that passes on all that its members sent: that of the means, or `union` where that one leaves out what
+senders take back.
+
+**Mixed precision.** `--precision bfloat16` and `float16` are each machine's own affair: gradients and parameters that
+travel are float32 before they are encoded. A micro-batch that overflows in float16 is dropped and counts for nothing.
+Runs with checks are the exception, since all members have to compute the same: `security.precision` is theirs.
+
+## Why checked runs are strict
+
+With `security.verification = "byzantine"` a member that checks another one computes the same gradient again, byte for
+byte. A residual makes a contribution a function of all that its sender ever sent, which nobody else has. So do private
+optimizer moments of peers that step on their own. Means travel as contributions do, since members check both.
+
+## Why robust aggregation comes with checks only
+
+`security.aggregator` is for checked runs. In a run without checks it would promise more than it keeps. These guarantees
+would be lost:
+
+| | guarantee | lost where |
+| --- | --- | --- |
+| G1 | others can tell whether a contribution came from honest work | peers step on their own |
+| G2 | honest vectors lie near each other, so one that lies far away is hostile | uploads are sparse: honest ones are \
+nearly orthogonal, and look as far apart as an attack |
+| G3 | the clipping radius is as small as honest gradients allow | uploads are rounded at random, which widens it |
+| G4 | what was left out is made up for | a residual books as counted what clipping has cut off |
+| G5 | a norm bounds what a sample may do | contributions grow with the steps that a peer took |
+| G6 | all contributions belong to the same parameters | contributions are older than the last round |
+"""
+
+
+def own_names(registry: Registry[Any]) -> tuple[str, ...]:
+    """What comes with minga."""
+    return tuple(name for name in registry.names() if registry.origin(name) is None)
+
+
+def choices() -> dict[str, tuple[Any, ...]]:
+    """The values of each setting that the rules ask about, as far as they come with minga."""
+    codecs = (*own_names(CODECS), ADAPTIVE)
+    return {
+        STRATEGY: own_names(STRATEGIES),
+        UPLOAD: codecs,
+        DOWNLOAD: codecs,
+        SKETCH: own_names(SKETCHES),
+        AVERAGE_PARAMETERS: (0, 4),
+        VERIFICATION: ("none", "byzantine"),
+        BATCH: (4096, "auto"),
+        OPTIMIZER: ("sgd", "adamw", "lamb"),
+    }
+
+
+def run_with(settings: Settings) -> RunSpec:
+    """A run with these settings, and otherwise the usual ones."""
+    return RunSpec.from_mapping({"name": "combined"}).amended(settings)
+
+
+def with_company(pair: Settings) -> Settings | None:
+    """The settings, with others that they need to be allowed; None if some of them exclude each other."""
+    settings = {**pair, **nearest_allowed(run_with(pair))}
+    return settings if pair.items() <= settings.items() else None
+
+
+def judged(pair: Settings) -> str:
+    """The cell of a table: a tick, or the codes of what applies."""
+    settings = with_company(pair)
+    if settings is None:
+        found = [each for each in refusals(run_with(pair)) if not pair.keys().isdisjoint(each.instead)]
+    else:
+        found = list(cautions(run_with(settings)))
+    return " ".join(dict.fromkeys(each.code for each in found)) or ALLOWED
+
+
+def combinations_page() -> str:
+    """The page, as Markdown."""
+    parts = [HEAD]
+    for title, column_key, row_keys in TABLES:
+        parts.append(f"\n## {title}\n\n{_table(column_key, row_keys)}")
+    parts.append("\n## Refusals\n\n| | what | instead |\n| --- | --- | --- |\n")
+    parts += [f"| {rule.code} | {rule.title} | {_advice(rule.instead)} |\n" for rule in REFUSALS]
+    parts.append("\n## Warnings and lost guarantees\n\n| | what |\n| --- | --- |\n")
+    parts += [f"| {rule.code} | {rule.title} |\n" for rule in CAUTIONS]
+    return "".join([*parts, TAIL])
+
+
+def _table(column_key: str, row_keys: Sequence[str]) -> str:
+    """One row and one column for each value; values whose cells are equal share a row, or a column."""
+    values = choices()
+    rows: dict[tuple[str, tuple[str, ...]], list[Any]] = {}
+    for key in row_keys:
+        for value in values[key]:
+            cells = tuple(judged({column_key: column, key: value}) for column in values[column_key])
+            rows.setdefault((key, cells), []).append(value)
+    columns: dict[tuple[str, ...], list[int]] = {}
+    for number in range(len(values[column_key])):
+        columns.setdefault(tuple(cells[number] for _, cells in rows), []).append(number)
+    shown = [numbers[0] for numbers in columns.values()]
+    heads = [_values([values[column_key][number] for number in numbers]) for numbers in columns.values()]
+    lines = [f"| `{column_key}` | | {' | '.join(heads)} |", "| --- | --- |" + " --- |" * len(heads)]
+    for (key, cells), found in rows.items():
+        lines.append(f"| `{key}` | {_values(found)} | {' | '.join(cells[number] for number in shown)} |")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _values(found: Sequence[Any]) -> str:
+    return ", ".join(f"`{value}`" for value in found)
+
+
+def _advice(changes: Instead) -> str:
+    return " and ".join(
+        f"another `{key}`" if callable(value) else f"without `{key}`" if value is None else f"`{setting(key, value)}`"
+        for key, value in changes.items()
+    )

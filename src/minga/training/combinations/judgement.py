@@ -1,0 +1,53 @@
+"""A run spec against all rules."""
+
+from __future__ import annotations
+
+from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
+from minga.training.combinations.cautions import CAUTIONS
+from minga.training.combinations.facts import facts_of_run
+from minga.training.combinations.refusals import REFUSALS, STRATEGY
+from minga.training.combinations.rule import Changes, Ruling, advice, find
+
+
+def refusals(spec: RunSpec) -> tuple[Ruling, ...]:
+    """Why this run cannot be; empty if it can. Raises `ConfigurationError` for what is not installed."""
+    return find(REFUSALS, facts_of_run(spec))
+
+
+def cautions(spec: RunSpec) -> tuple[Ruling, ...]:
+    """What an organiser should know about this run: warnings and lost guarantees; raises as `refusals` does."""
+    return find(CAUTIONS, facts_of_run(spec))
+
+
+def check_combinations(spec: RunSpec) -> None:
+    """Raise `ConfigurationError`, with all reasons and a choice that is allowed, if such a run cannot be."""
+    found = refusals(spec)
+    if not found:
+        return
+    reasons = [each.reason for each in found]
+    changes = nearest_allowed(spec)
+    way_out = advice(changes)
+    if STRATEGY in changes and spec.strategy:
+        way_out += f" and leave [strategy.{spec.training.strategy}] out"
+    if len(reasons) == 1:
+        raise ConfigurationError(f"{reasons[0]}; {way_out}")
+    raise ConfigurationError("\n".join([*reasons, f"for all of this: {way_out}"]))
+
+
+def nearest_allowed(spec: RunSpec) -> Changes:
+    """The settings to change for an allowed run, one rule after the other; `with_changes` takes them."""
+    changes: dict[str, object] = {}
+    for _ in REFUSALS:  # a change takes one refusal back at least, so there are never more of them
+        found = refusals(with_changes(spec, changes))
+        if not found:
+            break
+        changes.update(found[0].instead)
+    return changes
+
+
+def with_changes(spec: RunSpec, changes: Changes) -> RunSpec:
+    """The spec with these settings; with another strategy, without the settings of the one before."""
+    if changes.get(STRATEGY, spec.training.strategy) != spec.training.strategy:
+        spec = spec.model_copy(update={"strategy": {}})
+    return spec.amended(changes)

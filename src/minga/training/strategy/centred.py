@@ -1,0 +1,152 @@
+"""Strategies whose peers train parameters of their own, drawn to a *centre* that all share.
+
+    micro_batch: an optimizer step of this peer alone
+    a round:     each contributes how far it is from the centre ──▶ the mean moves the centre, and the centre draws the
+                 peers
+
+The centre is what peers compare, serve and keep in checkpoints. A peer's own parameters and the moments of its
+optimizer are its own affair: a newcomer begins at the centre without them.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT, is_finite
+from minga.core.errors import NonFiniteError
+from minga.core.spec.fields import Section
+from minga.training.replica.interface import ReplicaInterface
+from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
+
+_OWN: Final = "own/parameters"
+_ROUND: Final = "own/round"
+_SAMPLES: Final = "own/samples"
+
+
+class Centred(Strategy):
+    """What `Elastic` and `Leader` share; they say how the centre moves, and how it draws a peer.
+
+    It holds two vectors: the centre, and the contribution while a round runs.
+    """
+
+    def __init__(self, condition: threading.Condition, *, unit: int, settings: Section | None = None) -> None:
+        super().__init__(condition, unit=unit, settings=settings)
+        self._sealed: torch.Tensor | None = None
+        self._is_apart = False  # it has parameters of its own
+        self._is_lost = False  # they are not finite
+        self._contributors = 1
+
+    def begin(self, replica: ReplicaInterface) -> None:
+        """See `Strategy`."""
+        super().begin(replica)
+        self._centre = replica.read_values()
+
+    def note_contributors(self, count: int) -> None:
+        """See `Strategy`."""
+        self._contributors = count
+
+    def micro_batch(self, samples: int) -> bool:  # noqa: ARG002
+        """Take an optimizer step; see `Strategy`. Parameters that were lost give way to the centre instead."""
+        if self._is_lost:
+            self._begin_at_centre()
+            return False
+        taken = self.replica.inner_step()
+        self._is_apart = self._is_apart or taken
+        return taken
+
+    def contribution(self) -> tuple[torch.Tensor | None, int]:
+        """How far this peer is from the centre; see `Strategy`."""
+        if not self.samples:
+            return None, 0
+        if self._sealed is None:
+            distance = self.replica.read_values().sub_(self._centre)
+            if not is_finite(distance, CONTRIBUTION_LIMIT):
+                self._is_lost = True
+                self._count_anew()
+                raise NonFiniteError("this peer's parameters are not finite: it begins again at those of all")
+            self._sealed = distance
+        return self._sealed, self.samples
+
+    def take_back(self) -> None:
+        """See `Strategy`."""
+        self._sealed = None
+
+    def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:  # noqa: ARG002
+        """Move the centre, whatever became of the own contribution, and let it draw this peer."""
+        before, own = self._centre, self.replica.read_values()
+        self.replica.adopt(self._moved(mean), round)
+        self._centre = self.replica.read_values()
+        if self._is_lost:
+            self._begin_at_centre()
+        else:
+            self.replica.write_values(self._drawn(own, before))
+        self._sealed = None
+        self._count_anew()
+
+    def conclude(self) -> None:
+        """The model of the run is the one at the centre."""
+        self.replica.write_values(self._centre)
+
+    @abstractmethod
+    def _moved(self, mean: torch.Tensor) -> torch.Tensor:
+        """The centre after a round with this mean; averaged buffers move by their whole mean."""
+
+    @abstractmethod
+    def _drawn(self, own: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        """Where a round leaves a peer with its `own` parameters, which may be changed; `before` was the centre."""
+
+    @abstractmethod
+    def _rebased(self, own: torch.Tensor) -> torch.Tensor:
+        """Where the centre leaves a peer that missed rounds, with its `own` parameters, which may be changed."""
+
+    def _draw(self, values: torch.Tensor, target: torch.Tensor, share: float) -> torch.Tensor:
+        """Move parameters by a share of their way to others, in place; equal ones stay as they are."""
+        size = self.replica.vector.parameters_numel
+        values[:size].lerp_(target[:size], share)
+        return values
+
+    def _begin_at_centre(self) -> None:
+        """Go on from the centre, as a newcomer does."""
+        self._is_apart = self._is_lost = False
+        self.replica.write_values(self._centre)
+        self.replica.put({name: torch.zeros_like(each) for name, each in self._moments().items()})
+
+    def _moments(self) -> dict[str, torch.Tensor]:
+        return {name: each for name, each in self.replica.tensors().items() if name.startswith("optimizer/")}
+
+    # ---- state
+
+    def shared_tensors(self) -> Mapping[str, torch.Tensor]:
+        """The model at the centre."""
+        moments = self._moments().keys()
+        own = {name: each for name, each in self.replica.tensors().items() if name not in moments}
+        return {**own, **self.replica.named(self._centre)}
+
+    def local_tensors(self) -> Mapping[str, torch.Tensor]:
+        """The own parameters, the moments of the optimizer, and what is counted."""
+        counts = {_ROUND: torch.tensor(self.replica.step), _SAMPLES: torch.tensor(self.samples)}
+        return self._moments() | counts | {_OWN: self.replica.read_values()}
+
+    def restored(
+        self,
+        shared: Mapping[str, torch.Tensor],  # noqa: ARG002
+        round: int,
+        local: Mapping[str, torch.Tensor] | None,
+    ) -> None:
+        """Go on at the centre, or where the centre of now leaves the own parameters of earlier."""
+        self._centre, self._sealed = self.replica.read_values(), None
+        self._is_apart, self._is_lost = local is not None, False
+        if local is not None:
+            own = local[_OWN].clone()
+            self.replica.write_values(own if int(local[_ROUND]) == round else self._rebased(own))
+            self.replica.put({name: each for name, each in local.items() if name.startswith("optimizer/")})
+        self._count_anew(0 if local is None else int(local[_SAMPLES]))
+
+    def missed(self, rounds: int) -> Recovery:  # noqa: ARG002
+        """It keeps parameters of its own; a peer that has none yet begins at the centre."""
+        return Recovery.REBASE if self._is_apart else Recovery.FETCH

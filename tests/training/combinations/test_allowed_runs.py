@@ -1,0 +1,50 @@
+"""Each allowed pair of minga's own choices trains: two steps of three peers, with real numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from documentation.combinations import Settings, run_with, with_company
+from minga.training.combinations.judgement import check_combinations, nearest_allowed, refusals, with_changes
+from tests.worlds.combined_peers import CombinedPeer, take_step
+from tests.worlds.run_choices import pairs, words
+
+PAIRS = list(pairs())
+ALLOWED = [settings for pair in PAIRS if (settings := with_company(pair)) is not None]
+"""Each with what it needs besides, as a dense download codec."""
+REFUSED = [pair for pair in PAIRS if refusals(run_with(pair))]
+
+
+def arithmetic(settings: Settings) -> Settings:
+    """The settings that rounds depend on."""
+    return {key: value for key, value in settings.items() if key.startswith(("averaging.", "training.strategy"))}
+
+
+RUNS = list({words(wanted): wanted for wanted in map(arithmetic, ALLOWED)}.values())
+
+
+@pytest.mark.parametrize("settings", RUNS, ids=words)
+def test_an_allowed_pair_takes_two_steps(settings: Settings) -> None:
+    company = with_company(settings)
+    assert company is not None
+    spec = run_with(company)
+    check_combinations(spec)
+    peers = [CombinedPeer(spec, number) for number in range(3)]
+    before, first = peers[0].replica.digest(), peers[0].loss()
+    for _ in range(2):
+        take_step(peers)
+        assert len({peer.replica.digest() for peer in peers}) == 1
+    assert peers[0].replica.step == 2
+    assert peers[0].replica.digest() != before
+    assert math.isfinite(peers[0].loss())
+    if not peers[0].facts.owns_optimizer:  # by the signs of few numbers two steps say nothing
+        assert peers[0].loss() < first
+
+
+@pytest.mark.parametrize("pair", REFUSED, ids=words)
+def test_a_refused_pair_is_refused_with_a_choice_that_is_allowed(pair: Settings) -> None:
+    changes = nearest_allowed(run_with(pair))
+    assert changes
+    check_combinations(with_changes(run_with(pair), changes))
