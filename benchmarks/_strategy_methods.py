@@ -27,6 +27,17 @@ class Method:
     times: tuple[float, ...] = ()
     variant: Tables = field(default_factory=dict)
 
+    @property
+    def codec(self) -> str:
+        """How contributions travel."""
+        return str(self.spec.get("averaging", {}).get("codec", "adaptive"))
+
+    @property
+    def download_codec(self) -> str | None:
+        """How means travel; None is as contributions do."""
+        found: str | None = self.spec.get("averaging", {}).get("download_codec")
+        return found
+
     def trials(self, learning_rate: float) -> list[Method]:
         """What is tried to tune it, at most six: three learning rates, with its settings and with their variant."""
         tried = [self.spec, *([_laid_over(self.spec, self.variant)] if self.variant else [])]
@@ -66,6 +77,9 @@ METHODS: Final = {
         Method("delayed", _strategy("delayed"), times=(1.0, 1.0, 10.0)),
         Method("int8", _averaging(codec="int8"), up_bits=INT8_BITS, down_bits=INT8_BITS, times=(1.05, 1.5, 6.0)),
         Method("adaptive", _averaging(codec="adaptive"), up_bits=None, down_bits=None),
+        Method("powersgd", _averaging(sketch="powersgd(rank=4, start={tenth})"), up_bits=None, down_bits=None),
+        Method("leader", _strategy("leader"), batches=64, variant=_strategy("leader", pull=0.2)),
+        Method("elastic", _strategy("elastic"), batches=20, variant=_strategy("elastic", beta=0.9)),
     )
 }
 

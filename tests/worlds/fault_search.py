@@ -23,7 +23,9 @@ import logging
 import math
 import random
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from minga.averaging.election import ranking
 from minga.averaging.strategy_choice import facts_of
@@ -76,6 +78,8 @@ class Scene:
     moment: str
     step: int
     mishaps: tuple[Mishap, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of the strategy."""
 
     @classmethod
     def drawn(cls, seed: int) -> Scene:
@@ -121,8 +125,10 @@ class Play:
         """step -> digest -> peers that had it after that step."""
         self.unfinished: int | None = None
         """The step that was under way when all trained together again, which ended the play."""
-        spec = make_spec(BATCH, codec=scene.codec, training={"strategy": scene.strategy})
-        self.swarm = Swarm(spec, seed=scene.seed, make_replica=vector_replica(NUMEL), gradient=pull, checkpoint_every=2)
+        settings = {scene.strategy: dict(scene.settings)} if scene.settings else {}
+        spec = make_spec(BATCH, codec=scene.codec, training={"strategy": scene.strategy}, strategy=settings)
+        make = vector_replica(NUMEL, scene.settings.get("fragments", 1))
+        self.swarm = Swarm(spec, seed=scene.seed, make_replica=make, gradient=pull, checkpoint_every=2)
         for index in range(PEERS):
             auxiliary = scene.auxiliary and index == 1
             self._add(dialable=index < PEERS - scene.clients, auxiliary=auxiliary)
@@ -293,7 +299,7 @@ def lost_steps(play: Play) -> list[str]:
     return wrong
 
 
-def play(seed: int, strategy: str | None = None) -> Play:
+def play(seed: int, strategy: str | None = None, settings: Mapping[str, Any] | None = None) -> Play:
     """Play the swarm of a seed to its end; with another `strategy` than the seed's, if one is named."""
     errors, played = _Errors(), None
     logging.getLogger().addHandler(errors)
@@ -301,7 +307,9 @@ def play(seed: int, strategy: str | None = None) -> Play:
     async def main() -> None:
         nonlocal played
         scene = Scene.drawn(seed)
-        played = Play(scene if strategy is None else replace(scene, strategy=strategy))
+        if strategy is not None:
+            scene = replace(scene, strategy=strategy, settings=settings or {})
+        played = Play(scene)
         await played.run()
 
     gc.disable()  # it takes a quarter of the time, for garbage that is collected below
@@ -318,9 +326,9 @@ def play(seed: int, strategy: str | None = None) -> Play:
     return played
 
 
-def search(seed: int, strategy: str | None = None) -> list[str]:
-    """What was wrong with the swarm of a seed, if anything, and then what was done to it."""
-    played = play(seed, strategy)
+def search(seed: int, strategy: str | None = None, settings: Mapping[str, Any] | None = None) -> list[str]:
+    """What was wrong with the swarm of a seed, if anything, and then what was done to it; see `play`."""
+    played = play(seed, strategy, settings)
     wrong = judge(played)
     return [*wrong, f"({played.scene})", *(f"({told})" for told in played.told)] if wrong else []
 

@@ -76,6 +76,7 @@ STRATEGIES: Final[Registry[Any]] = Registry(
     {
         "synchronous": "minga.training.strategy.synchronous:Synchronous",
         "delayed": "minga.training.strategy.delayed:Delayed",
+        "local": "minga.training.strategy.local.strategy:Local",
         "leader": "minga.training.strategy.leader:Leader",
         "elastic": "minga.training.strategy.elastic:Elastic",
         "demo": "minga.training.strategy.demo:Demo",

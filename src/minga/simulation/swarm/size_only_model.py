@@ -119,6 +119,7 @@ class SizeOnlyReplica:
         """64 hexadecimal digits that stand for all rounds applied so far."""
         self.strategy = self._first_strategy = spec.training.strategy
         self._vector = SizeOnlyVector(model, spec.averaging.codec, spec.averaging.download_codec)
+        self._layout_of: Callable[[int], VectorLayout] = lambda _: self._vector.layout
         self._mean = ""
 
     @property
@@ -131,9 +132,13 @@ class SizeOnlyReplica:
         """There is nothing to round."""
         return True
 
-    def layout_of(self, step: int) -> VectorLayout:  # noqa: ARG002
-        """All rounds average the whole vector."""
-        return self._vector.layout
+    def layout_of(self, step: int) -> VectorLayout:
+        """All rounds average the whole vector, unless the strategy says something else."""
+        return self._layout_of(step)
+
+    def define_layouts(self, layout_of: Callable[[int], VectorLayout]) -> None:
+        """Average vectors of these layouts."""
+        self._layout_of = layout_of
 
     def project(
         self,
@@ -175,13 +180,22 @@ class SizeOnlyReplica:
         """There is nothing to change."""
         return True
 
-    def adopt(self, values: torch.Tensor, step: int) -> None:
+    def step_by(self, gradients: torch.Tensor) -> bool:  # noqa: ARG002
+        """There is nothing to change."""
+        return True
+
+    def adopt(self, values: torch.Tensor, step: int) -> torch.Tensor:
         """Note that the mean of the last round led to `step`."""
         self.apply(values, step)
+        return values
 
     def read_values(self) -> torch.Tensor:
         """A vector without numbers."""
         return self._vector.new()
+
+    def rounded(self, values: torch.Tensor) -> torch.Tensor:
+        """There is nothing to round."""
+        return values
 
     def write_values(self, values: torch.Tensor) -> None:
         """There is nothing to set."""
@@ -203,6 +217,10 @@ class SizeOnlyReplica:
 
     def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """There is nothing to put back."""
+
+    def strategy_tensors(self) -> dict[str, torch.Tensor]:
+        """None."""
+        return {}
 
     def capture(self) -> StateSnapshot:
         """The state after the last step: its sizes and the history."""

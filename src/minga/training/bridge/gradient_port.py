@@ -36,7 +36,7 @@ import torch
 
 from minga.averaging.messages import Report
 from minga.averaging.strategy_choice import StrategyChoice, StrategyFacts
-from minga.core.errors import NonFiniteError
+from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.training.bridge.moving_average import MovingAverage
 from minga.training.bridge.thread_bridge import TrainingThread
 from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
@@ -85,6 +85,7 @@ class GradientPort(TrainingThread):
         self._target = target_batch_sizes[1] if target_batch_sizes else None
         self._replica, self._choose = replica, choose
         self._begin(strategy)
+        _take_over(self._strategy, replica.strategy_tensors())
         self._phase = PortPhase.OPEN
         self._limit: int | None = None
         self._next_limit: int | None = None
@@ -330,7 +331,8 @@ class GradientPort(TrainingThread):
     def _is_ahead(self) -> bool:
         """Whether there is enough for the next step already, as far as one knows."""
         if self._next_limit is not None:
-            return self._strategy.samples - self._strategy.complete_samples >= self._next_limit
+            further = self._strategy.samples - self._strategy.complete_samples
+            return further >= self._strategy.most_windows * self._next_limit
         return not self._strategy.complete_samples or self._strategy.is_ahead(self._last_samples)
 
     def _has_enough(self, samples: int) -> bool:
@@ -380,6 +382,23 @@ class GradientPort(TrainingThread):
                 self._phase = PortPhase.OPEN  # and parks at the next boundary, with what came since
                 self._next_limit = None
         self._wake()
+
+
+def _take_over(strategy: Strategy, kept: Mapping[str, torch.Tensor]) -> None:
+    """Have the strategy go on from its tensors in the checkpoint that the replica was restored to.
+
+    Raises `ConfigurationError` if they are those of another strategy.
+    """
+    if not kept:
+        return
+    shared = dict(strategy.shared_tensors())
+    for name in sorted(kept.keys() | {name for name in shared if name.startswith("strategy/")}):
+        one, other = kept.get(name), shared.get(name)
+        if one is None or other is None or (one.shape, one.dtype) != (other.shape, other.dtype):
+            raise ConfigurationError(
+                f"the checkpoint does not fit the strategy of this run: {name[:80]} is not in both"
+            )
+    strategy.restored({**shared, **kept}, strategy.replica.step, None)
 
 
 def _tensors_of(snapshot: StateSnapshot) -> dict[str, torch.Tensor]:

@@ -68,6 +68,12 @@ class ReplicaInterface(Protocol):
         strategy goes on.
         """
 
+    def define_layouts(self, layout_of: Callable[[int], VectorLayout]) -> None:
+        """From now on rounds average vectors of these layouts, by their steps, in the place of the whole vector.
+
+        `contribution` and `absorb` of the strategy have them, too. Raises `ConfigurationError` in a run with a sketch.
+        """
+
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
         """Add the present mean gradients, `weight` times, to an accumulator; False if they are not finite."""
 
@@ -90,13 +96,19 @@ class ReplicaInterface(Protocol):
         nothing changed, if the gradients are not finite.
         """
 
-    def adopt(self, values: torch.Tensor, step: int) -> None:
+    def step_by(self, gradients: torch.Tensor) -> bool:
+        """The same by the gradients in an accumulator, which are finite; averaged buffers stay this peer's."""
+
+    def adopt(self, values: torch.Tensor, step: int) -> torch.Tensor:
         """Come to global step `step` with these parameters, as `read_values` has them, instead of by an optimizer step;
-        learning-rate schedules go on.
+        learning-rate schedules go on. Returns them as the model's rules changed them, or `values` itself.
         """
 
     def read_values(self) -> torch.Tensor:
         """The parameters as a vector, with the movements of averaged buffers since the last global step."""
+
+    def rounded(self, values: torch.Tensor) -> torch.Tensor:
+        """What `read_values` gives after such a vector was written, in parameters of fewer bits; or `values` itself."""
 
     def write_values(self, values: torch.Tensor) -> None:
         """Set the parameters from such a vector."""
@@ -118,11 +130,14 @@ class ReplicaInterface(Protocol):
 
     def hand_over(self, strategy: str, *, keeps_uncounted: bool) -> None:
         """The strategy of this name goes on from this state, and the state says so, if it is not the one with which
-        the run began. Whether it `keeps_uncounted` contributions is a fact of it.
+        the run began. Whether it `keeps_uncounted` contributions is a fact of it; it may `define_layouts`.
         """
 
     def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Put some of the tensors that `tensors` had back in place."""
+
+    def strategy_tensors(self) -> Mapping[str, torch.Tensor]:
+        """Those named `strategy/…` of the state that was restored before a strategy said what is shared, for once."""
 
     def capture(self) -> StateSnapshot:
         """A copy of the whole shared state after the last step."""

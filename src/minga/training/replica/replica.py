@@ -19,6 +19,7 @@ from minga.averaging.sketches.projection import Projection
 from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import DEFAULT_SKETCH
 from minga.optim.norms import clip_by_global_norm
 from minga.optim.reproducible import ReproducibleOptimizer
 from minga.training.replica.buffers import SharedBuffers
@@ -72,6 +73,7 @@ class Replica:
         self.vector = self._new_vector(optimizer, spec)
         sketch = make_sketch(spec.averaging.sketch, self.vector.layout)
         self._projection = Projection(sketch)
+        self._layout_of: Callable[[int], VectorLayout] = self._projection.layout_of
         self._state = TrainingState(
             optimizer,
             model=model,
@@ -92,7 +94,16 @@ class Replica:
 
     def layout_of(self, step: int) -> VectorLayout:
         """The layout of the vector that the round of `step` averages. Any thread may ask."""
-        return self._projection.layout_of(step)
+        return self._layout_of(step)
+
+    def define_layouts(self, layout_of: Callable[[int], VectorLayout]) -> None:
+        """Average vectors of these layouts in the place of the whole one; see `ReplicaInterface`."""
+        if not self._projection.sketch.is_identity:
+            raise ConfigurationError(
+                f'averaging.sketch = "{self._projection.sketch.name}" maps the whole vector, and the strategy of this '
+                f'run sends one fragment after the other: set averaging.sketch = "{DEFAULT_SKETCH}"'
+            )
+        self._layout_of = layout_of
 
     def project(self, vector: torch.Tensor | None, weight: int, step: int, round_id: str) -> torch.Tensor | None:
         """What this peer gives to a round of `step`, for its mean gradient over `weight` samples. On any thread."""
@@ -179,7 +190,11 @@ class Replica:
             set_learning_rate(self.optimizer, self.scheduler, float(changes["optimizer.learning_rate"]))
 
     def inner_step(self) -> bool:
-        """Take an optimizer step of this peer alone by the present gradients, clipped; see `ReplicaInterface`."""
+        """Take an optimizer step of this peer alone by the present gradients, clipped; see `ReplicaInterface`.
+
+        Such a step cannot be undone, so all gradients are looked at before.
+        """
+        self.look_closely()
         self.drop_frozen()
         if not self.vector.is_finite():
             return False
@@ -201,11 +216,15 @@ class Replica:
         self._ruled.constrain(self.step)
         return True
 
-    def adopt(self, values: torch.Tensor, step: int) -> None:
+    def adopt(self, values: torch.Tensor, step: int) -> torch.Tensor:
         """Come to global step `step` with these parameters; see `ReplicaInterface`."""
         with self._changing():
             self.vector.adopt(values)
             self._end_step(step)
+            if not self._ruled.has_rules:
+                return values
+            found = self.vector.read_values()
+        return torch.where(found == self.vector.rounded(values), values, found)
 
     def _end_step(self, step: int) -> None:
         self._ruled.constrain(step)
@@ -230,6 +249,7 @@ class Replica:
         """Have another strategy go on from this state; see `ReplicaInterface`."""
         self._state.strategy = None if strategy == self._first_strategy else strategy
         self._projection.keeps_uncounted = keeps_uncounted
+        self._layout_of = self._projection.layout_of
 
     def define_shared(self, shared: Callable[[], Mapping[str, torch.Tensor]], *, optimizer: bool) -> None:
         """Have the state consist of the tensors that `shared` returns; see `ReplicaInterface`."""
@@ -252,10 +272,18 @@ class Replica:
         with self._reading():
             return self.vector.read_values()
 
+    def rounded(self, values: torch.Tensor) -> torch.Tensor:
+        """What `read_values` gives after such a vector was written."""
+        return self.vector.rounded(values)
+
     def write_values(self, values: torch.Tensor) -> None:
         """Set the parameters from such a vector."""
         with self._changing():
             self.vector.write_values(values)
+
+    def strategy_tensors(self) -> Mapping[str, torch.Tensor]:
+        """Those of the state that was restored before a strategy said what is shared, for once."""
+        return self._state.take_strategy_tensors()
 
     def capture(self) -> StateSnapshot:
         """A copy of the whole shared state after the last step, in CPU memory or in a file."""

@@ -62,6 +62,8 @@ class Strategy(ABC):
 
     Settings: ClassVar[type[Section]] = NoSettings
     """What [strategy.NAME] of a run spec may say, each with a default."""
+    most_windows: int = 1
+    """How many times the samples of a step may come while a round is in flight, before the trainer waits."""
     facts: StrategyFacts
     """Of the class where its settings change nothing about them, else of each strategy."""
 
