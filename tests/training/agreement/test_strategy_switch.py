@@ -182,6 +182,52 @@ async def test_an_amendment_overrules_the_changes_that_were_planned() -> None:
     await swarm.close()
 
 
+@virtually
+async def post_local(settings: dict[str, Any], averaging: dict[str, Any]) -> None:
+    later = [
+        {"from_step": 3, "strategy": "local", "target_batch_size": 96},
+        {"from_step": 13, "strategy": "synchronous", "target_batch_size": 48},
+    ]
+    tables = {"strategy": {"local": settings}, "averaging": averaging}
+    swarm = Swarm(
+        make_spec(48, training={"strategy_changes": later}, **tables), make_replica=adam_replica, checkpoint_every=2
+    )
+    grow(swarm, 4, random.Random(5))
+    victim, away, *_ = swarm.peers.values()
+    await swarm.run_until_step(2)
+    swarm.internet.kill(away.network)  # with a checkpoint of before the change, which it misses
+    await kill_in_round(swarm, victim, 3)
+    newcomer = swarm.add()
+    await swarm.run_until_step(5)
+    await assert_equal_states(swarm)
+    away = swarm.restart(away.name)
+    await swarm.run_until_step(8)
+    await assert_equal_states(swarm)
+    assert strategies(swarm) == {"local"}
+    victim = swarm.restart(victim.name, checkpoint=newcomer.checkpoint)
+    assert victim.replica.strategy == "local"
+    await swarm.run_until_step(15)
+    await assert_equal_states(swarm)
+    assert_one_group_per_step(swarm)
+    assert strategies(swarm) == {"synchronous"}
+    assert newcomer.replica.step >= 15
+    await swarm.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "averaging"),
+    [
+        ({}, {"codec": "float32"}),
+        ({"overlap": True}, {"codec": "topk(k=64)", "download_codec": "float16"}),
+        ({"fragments": 2, "overlap": True, "merge": "mix"}, {"codec": "float32"}),
+    ],
+    ids=["diloco", "overlapped topk", "streaming"],
+)
+def test_local_steps_come_late_and_end_early(settings: dict[str, Any], averaging: dict[str, Any]) -> None:
+    """Post-local SGD and back: with peers that die, join, and come back from checkpoints of either strategy."""
+    post_local(settings, averaging)
+
+
 def adam_replica(spec: RunSpec) -> Replica:
     torch.manual_seed(spec.training.seed)
     model = torch.nn.Linear(8, 3)

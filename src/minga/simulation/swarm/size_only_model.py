@@ -213,7 +213,7 @@ class SizeOnlyReplica:
 
     def hand_over(self, strategy: str, *, keeps_uncounted: bool) -> None:  # noqa: ARG002
         """Have another strategy go on from this state."""
-        self.strategy = strategy
+        self.strategy, self._layout_of = strategy, lambda _: self._vector.layout
 
     def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """There is nothing to put back."""
