@@ -37,7 +37,7 @@ def with_origins(spec: RunSpec) -> RunSpec:
 
     Raises `ConfigurationError` if something is not installed here, or cannot be used in such a run.
     """
-    spelled = _with_all_strategy_settings(_with_canonical_choices(spec))
+    spelled = _with_all_strategy_settings(with_canonical_choices(spec))
     complete = spelled.with_plugins(recorded(uses(spelled), spelled.plugins))
     check_plugins(complete)
     return complete
@@ -61,7 +61,7 @@ def check_plugins(spec: RunSpec) -> None:
         verifiable_aggregator(spec.security.aggregator)
 
 
-def _with_canonical_choices(spec: RunSpec) -> RunSpec:
+def with_canonical_choices(spec: RunSpec) -> RunSpec:
     """The spec with one spelling of each codec and sketch, so that equal runs have equal settings."""
     changes = {key: text for key, text in _canonical_choices(spec).items() if text != getattr(spec.averaging, key)}
     return spec.amended({f"averaging.{key}": text for key, text in changes.items()}) if changes else spec

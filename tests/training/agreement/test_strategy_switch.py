@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import minga
 from minga.averaging.codecs.registry import CODECS
 from minga.averaging.strategy_choice import STRATEGIES
 from minga.core.spec.run_spec import RunSpec
@@ -20,6 +22,7 @@ from minga.training.replica.replica import Replica
 from tests.training.access.test_amendments import ORGANISER, amendment, forgetful, tell
 from tests.worlds import loudest_codec
 from tests.worlds.extension_world import EXTRAS
+from tests.worlds.own_state_run import train
 from tests.worlds.swarm_tools import (
     assert_equal_states,
     assert_one_group_per_step,
@@ -81,7 +84,7 @@ async def there_and_back_under_churn(seed: int) -> None:
     await swarm.close()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_all_change_at_one_step_there_and_back_while_one_dies_and_another_joins(seed: int) -> None:
     there_and_back_under_churn(seed)
 
@@ -275,3 +278,35 @@ def test_peers_step_alone_for_a_while_and_together_again(lossy: bool, monkeypatc
     monkeypatch.setitem(STRATEGIES._builtin, "local_sgd", "minga_extras.local_sgd:LocalSGD")
     monkeypatch.setitem(CODECS._builtin, "loudest", loudest_codec.ENTRY)
     local_there_and_back(lossy)
+
+
+def _begin(folder: Path) -> tuple[minga.Peer, minga.Optimizer, torch.nn.Module]:
+    spec = minga.RunSpec.from_mapping(
+        {
+            "name": "later",
+            "model": {"recipe": "custom"},
+            "training": changes((3, "local"), (7, "synchronous"), target_batch_size=8, stop_after_steps=9),
+            "averaging": {"codec": "float32"},
+            "checkpoints": {"every_steps": 1},
+        }
+    )
+    before = next(iter(folder.glob("*/run-spec.signed")), None)
+    options = minga.PeerOptions(identity=folder / "key", directory=folder, host="127.0.0.1")
+    peer = minga.host(spec, options, resume=None if before is None else before.parent)
+    torch.manual_seed(3)
+    model = torch.nn.Linear(6, 5)
+    return peer, minga.Optimizer(AdamW(model.parameters(), lr=0.05), peer, model=model), model
+
+
+def test_a_program_that_is_started_again_goes_on_with_the_strategy_of_its_checkpoint(tmp_path: Path) -> None:
+    ends = {}
+    for name, stops in {"undisturbed": [9], "again and again": [3, 5, 9]}.items():
+        for stop in stops:
+            (tmp_path / name).mkdir(exist_ok=True)
+            peer, optimizer, model = _begin(tmp_path / name)
+            with peer:
+                train(optimizer, model, stop)
+                assert optimizer._replica.strategy == ("local" if 3 <= stop < 7 else "synchronous")
+                ends[name] = [parameter.detach().clone() for parameter in model.parameters()]
+                optimizer.save_checkpoint()
+    assert all(map(torch.equal, ends["undisturbed"], ends["again and again"]))
