@@ -197,14 +197,15 @@ class VectorLayout:
         """Bytes that elements `start` to `stop` take on the wire at most, in the direction in which they take more;
         raises as `chunks` does.
         """
-        return max(self.upload_bytes(start, stop), self._download_bytes(start, stop))
+        return max(self.upload_bytes(start, stop), self.download_bytes(start, stop))
 
     def upload_bytes(self, start: int, stop: int) -> int:
         """Bytes that elements `start` to `stop` take at most on their way to an aggregator; raises as `chunks` does."""
         pieces = self._pieces(start, stop)
         return sum(piece.codecs.upload.max_encoded_bytes(piece.stop - piece.start) for piece in pieces)
 
-    def _download_bytes(self, start: int, stop: int) -> int:
+    def download_bytes(self, start: int, stop: int) -> int:
+        """The same of the mean, on its way to a peer."""
         pieces = self._pieces(start, stop)
         return sum(piece.codecs.download.max_encoded_bytes(piece.stop - piece.start) for piece in pieces)
 

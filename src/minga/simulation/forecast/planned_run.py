@@ -46,6 +46,7 @@ class PlannedRun:
     target_batch_size: int
     strategy: StrategyChoice
     codec: str
+    download_codec: str | None = None
 
     @property
     def round_batch_size(self) -> int:
@@ -56,9 +57,9 @@ class PlannedRun:
 def spec_of(planned: PlannedRun) -> RunSpec:
     """A run spec with what is fixed, for the rules of what may be combined."""
     sections: dict[str, Any] = {
-        "training": {"strategy": planned.strategy.name},
+        "training": {"strategy": planned.strategy.name, "target_batch_size": planned.target_batch_size},
         "strategy": {planned.strategy.name: dict(planned.strategy.table)} if planned.strategy.table else {},
-        "averaging": {"codec": planned.codec},
+        "averaging": {"codec": planned.codec, "download_codec": planned.download_codec},
         "optimizer": {"name": planned.optimizer},
     }
     return RunSpec.from_mapping({"name": "planned", **sections})
