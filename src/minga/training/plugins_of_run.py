@@ -16,6 +16,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.choices import parse_choice
 from minga.core.spec.plugins import Use, check_recorded, recorded
 from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import AUTO_STRATEGY
 from minga.security.robust.registry import AGGREGATORS, verifiable_aggregator
 from minga.training.combinations.judgement import check_combinations
 
@@ -37,6 +38,11 @@ def with_origins(spec: RunSpec) -> RunSpec:
 
     Raises `ConfigurationError` if something is not installed here, or cannot be used in such a run.
     """
+    if spec.training.strategy == AUTO_STRATEGY:
+        raise ConfigurationError(
+            f'training.strategy = "{AUTO_STRATEGY}" is chosen by `minga host` when it begins the run; a program calls '
+            "minga.simulation.advice.auto_choice.with_chosen_strategy before"
+        )
     spelled = _with_all_strategy_settings(with_canonical_choices(spec))
     complete = spelled.with_plugins(recorded(uses(spelled), spelled.plugins))
     check_plugins(complete)

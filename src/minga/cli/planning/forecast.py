@@ -14,7 +14,7 @@ from minga.core.errors import ConfigurationError
 if TYPE_CHECKING:
     from minga.core.spec.run_spec import RunSpec
     from minga.simulation.advice.advised_batch import BatchLimits
-    from minga.simulation.advice.ways import Way
+    from minga.simulation.advice.ways import TrainingWay
     from minga.simulation.forecast.devices import Precision
     from minga.simulation.forecast.model_facts import OptimizerName
     from minga.simulation.forecast.planned_run import PlannedRun
@@ -55,12 +55,13 @@ def run_forecast(options: ForecastOptions, context: Context) -> None:
     context.output.summary(ok=True, **forecast_json(best, compared, found))
 
 
-def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[Way], BatchLimits | None]:
+def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[TrainingWay], BatchLimits | None]:
     """The setting with the first way, all ways that are to be compared, and how the target batch size is chosen if the
     leaders do that.
     """
     from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
-    from minga.simulation.advice.ways import AUTO, Way, compared_ways
+    from minga.core.spec.sections import AUTO_STRATEGY
+    from minga.simulation.advice.ways import TrainingWay, compared_ways
     from minga.simulation.forecast.devices import THIS, read_measurements
     from minga.simulation.forecast.model_facts import STATE_BYTES, model_facts, recipe_spec
     from minga.simulation.forecast.peer_text import parse_peers
@@ -70,8 +71,8 @@ def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[Way], BatchLi
     spec = recipe_spec(options.model, options.tokens) if options.model.lower().endswith(".toml") else None
     precision = cast("Precision", _one_of("--precision", options.precision, PRECISIONS))
     named = options.strategy or _of(spec, "training", "strategy")
-    strategy = _one_of("--strategy", None if named == AUTO else named, STRATEGIES.names())
-    codec = _codec_choice(options.codec or (None if named == AUTO else _of(spec, "averaging", "codec")))
+    strategy = _one_of("--strategy", None if named == AUTO_STRATEGY else named, STRATEGIES.names())
+    codec = _codec_choice(options.codec or (None if named == AUTO_STRATEGY else _of(spec, "averaging", "codec")))
     wanted = options.optimizer or _of(spec, "optimizer", "name") or "lamb"
     optimizer = cast("OptimizerName", _one_of("--optimizer", wanted, tuple(STATE_BYTES)))
     auto = _limits_of(spec) if spec and options.target_batch_size is None else None
@@ -83,7 +84,7 @@ def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[Way], BatchLi
     ways = compared_ways(strategy, codec)
     if spec is not None and strategy is not None:
         download = None if options.codec else spec.averaging.download_codec
-        ways = [Way(StrategyChoice.of(spec, strategy), str(codec), download)]
+        ways = [TrainingWay(StrategyChoice.of(spec, strategy), str(codec), download)]
     return PlannedRun(peers, model, optimizer, batch, ways[0].strategy, ways[0].codec), ways, auto
 
 

@@ -207,5 +207,5 @@ def _way_json(each: Compared) -> dict[str, Any]:
         "loss_gap_percent": None if gap is None else [round(gap.least, 3), round(gap.most, 3)],
         "loss_gap_basis": None if gap is None else gap.basis,
         "extra_samples": None if gap is None else round(gap.extra_samples, 4),
-        "equal_loss_s_per_sample": None if gap is None else seconds_json(each.equal_s),
+        "equal_loss_samples_per_s": None if gap is None else round(1.0 / each.equal_s, 4),
     }

@@ -24,6 +24,7 @@ MAX_ANNOUNCED = 4
 MAX_STRATEGY_CHANGES = 16
 DEFAULT_AGGREGATOR = "centered_clip"
 DEFAULT_SKETCH = "identity"
+AUTO_STRATEGY = "auto"
 _RESERVED_NAMES = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(10))}
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,99}){0,3}", re.ASCII)
 
@@ -134,8 +135,8 @@ class TrainingSection(Section):
     )
     strategy: PluginName = described(
         "synchronous",
-        "delayed averages while the next batch is computed, one step behind",
-        'the name of a strategy: "synchronous", "delayed" or an installed one',
+        "delayed averages while the next batch is computed, one step behind; auto is chosen when the run begins",
+        'the name of a strategy: "synchronous", "delayed", "local" or an installed one, or "auto"',
     )
     strategy_changes: Annotated[tuple[StrategyChange, ...], Field(strict=False, max_length=MAX_STRATEGY_CHANGES)] = (
         described(

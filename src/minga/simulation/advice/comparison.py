@@ -10,7 +10,7 @@ from typing import Final
 from minga.core.spec.sections import MAX_BATCH
 from minga.simulation.advice.advised_batch import BatchLimits, with_advised_batch
 from minga.simulation.advice.gaps import Gap
-from minga.simulation.advice.ways import Way
+from minga.simulation.advice.ways import TrainingWay
 from minga.simulation.forecast.forecast import Forecast, forecast
 from minga.simulation.forecast.planned_run import PlannedRun, spec_of
 from minga.training.combinations.judgement import check_combinations, refusals
@@ -23,7 +23,7 @@ GOOD_ENOUGH: Final = 0.05
 class Compared:
     """A way and what comes of it."""
 
-    way: Way
+    way: TrainingWay
     forecast: Forecast
     gap: Gap | None
 
@@ -50,7 +50,7 @@ class Compared:
         )
 
 
-def compare(setting: PlannedRun, ways: Sequence[Way], auto: BatchLimits | None = None) -> tuple[Compared, ...]:
+def compare(setting: PlannedRun, ways: Sequence[TrainingWay], auto: BatchLimits | None = None) -> tuple[Compared, ...]:
     """What comes of these ways, in their order, but for those that no run can have.
 
     With `auto` each has the target batch size within these limits that its leaders would choose, but for local steps.
@@ -73,7 +73,7 @@ def best_of(found: Sequence[Compared]) -> Compared:
     return next(each for each in found if each.equal_s <= least_s * (1.0 + GOOD_ENOUGH) or math.isinf(least_s))
 
 
-def _planned(setting: PlannedRun, way: Way) -> PlannedRun:
+def _planned(setting: PlannedRun, way: TrainingWay) -> PlannedRun:
     fragments = way.strategy.facts.fragments
     batch = min(setting.target_batch_size * way.batches, MAX_BATCH)
     return replace(

@@ -47,7 +47,7 @@ class Gap:
         return Gap(self.least + other.least, self.most + other.most, basis)
 
 
-class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _GapRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A way to train: `batches` of the reference are a round of it."""
 
     strategy: str
@@ -64,10 +64,10 @@ class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Gap(*self.percent, self.basis)
 
 
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _GapTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     about: str
     exponent: Annotated[float, msgspec.Meta(gt=0.0)]
-    rows: tuple[_Row, ...]
+    rows: tuple[_GapRow, ...]
 
 
 def gap_of(
@@ -99,7 +99,7 @@ def _of_codec(codec: str, download_codec: str | None) -> Gap | None:
     return next((row.gap for row in found if row.download_codec == download_codec), None)
 
 
-def _between(rows: Sequence[_Row], batches: int) -> Gap | None:
+def _between(rows: Sequence[_GapRow], batches: int) -> Gap | None:
     """By the logarithm of the number of batches."""
     if not rows:
         return None
@@ -115,6 +115,6 @@ def _between(rows: Sequence[_Row], batches: int) -> Gap | None:
 
 
 @lru_cache(maxsize=1)
-def _table() -> _Table:
+def _table() -> _GapTable:
     data = files("minga.simulation.forecast").joinpath("strategy_gaps.json").read_bytes()
-    return msgspec.json.decode(data, type=_Table)
+    return msgspec.json.decode(data, type=_GapTable)

@@ -14,8 +14,6 @@ from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.spec.choices import parse_choice
 from minga.simulation.advice.gaps import Gap, gap_of
 
-AUTO: Final = "auto"
-"""In a run spec: the strategy is chosen when the run begins, see `auto_choice`."""
 SYNCHRONOUS: Final = StrategyChoice("synchronous")
 DELAYED: Final = StrategyChoice("delayed")
 DENSE: Final = (ADAPTIVE, "float16", "int8", "float32")
@@ -25,7 +23,7 @@ FEW_INNER_STEPS: Final = 30
 
 
 @dataclass(frozen=True)
-class Way:
+class TrainingWay:
     """A way to train; `batches` target batches are a round of it."""
 
     strategy: StrategyChoice
@@ -68,7 +66,9 @@ class Way:
         return [parse_choice(choice).name for choice in chosen if choice != ADAPTIVE]
 
 
-def local_way(batches: int, codec: str, *, local_batch: int = 0, overlap: bool = False, fragments: int = 1) -> Way:
+def local_way(
+    batches: int, codec: str, *, local_batch: int = 0, overlap: bool = False, fragments: int = 1
+) -> TrainingWay:
     """Local steps of so many batches a round, with the outer rates that fit to that number.
 
     `local_batch` is that of an inner step; 0 is a micro-batch.
@@ -78,39 +78,41 @@ def local_way(batches: int, codec: str, *, local_batch: int = 0, overlap: bool =
     table |= {"overlap": True} if overlap else {}
     table |= {"fragments": fragments} if fragments > 1 else {}
     table |= {"local_batch": local_batch} if local_batch else {}
-    return Way(StrategyChoice("local", table), codec, batches=batches)
+    return TrainingWay(StrategyChoice("local", table), codec, batches=batches)
 
 
 OWN: Final = (
-    Way(SYNCHRONOUS, ADAPTIVE),
-    Way(SYNCHRONOUS, "float16"),
-    Way(SYNCHRONOUS, "int8"),
-    Way(SYNCHRONOUS, "float32"),
-    Way(DELAYED, ADAPTIVE),
-    Way(DELAYED, "float16"),
-    Way(DELAYED, "int8"),
+    TrainingWay(SYNCHRONOUS, ADAPTIVE),
+    TrainingWay(SYNCHRONOUS, "float16"),
+    TrainingWay(SYNCHRONOUS, "int8"),
+    TrainingWay(SYNCHRONOUS, "float32"),
+    TrainingWay(DELAYED, ADAPTIVE),
+    TrainingWay(DELAYED, "float16"),
+    TrainingWay(DELAYED, "int8"),
     local_way(20, "float16"),
     local_way(20, "int4"),
     local_way(100, "int4"),
     local_way(100, "int4", overlap=True),
     local_way(100, "int4", overlap=True, fragments=2),
-    Way(SYNCHRONOUS, "topk(k=41)", "gtopk"),
-    Way(StrategyChoice("leader"), "float16", batches=64),
+    TrainingWay(SYNCHRONOUS, "topk(k=41)", "gtopk"),
+    TrainingWay(StrategyChoice("leader"), "float16", batches=64),
 )
 """Those of minga's own that are compared, the usual one first."""
 
 
-def compared_ways(strategy: str | None = None, codec: str | None = None) -> list[Way]:
+def compared_ways(strategy: str | None = None, codec: str | None = None) -> list[TrainingWay]:
     """The ways with this strategy, and with this codec: minga's own, then those that other packages bring."""
     ways = [way for way in (*OWN, *_of_packages()) if way.is_installed and strategy in (None, way.strategy.name)]
-    ways = ways or [Way(StrategyChoice(str(strategy)), each) for each in DENSE]
+    ways = ways or [TrainingWay(StrategyChoice(str(strategy)), each) for each in DENSE]
     if codec is None:
         return ways
     kinds = {(way.strategy.name, str(way.strategy.table), way.batches): way for way in ways}
     return [replace(way, codec=codec, download_codec=None) for way in kinds.values()]
 
 
-def _of_packages() -> list[Way]:
+def _of_packages() -> list[TrainingWay]:
     strategies = [name for name in STRATEGIES.names() if STRATEGIES.origin(name) is not None]
     codecs = [name for name in CODECS.names() if CODECS.origin(name) is not None]
-    return [Way(StrategyChoice(name), ADAPTIVE) for name in strategies] + [Way(SYNCHRONOUS, name) for name in codecs]
+    return [TrainingWay(StrategyChoice(name), ADAPTIVE) for name in strategies] + [
+        TrainingWay(SYNCHRONOUS, name) for name in codecs
+    ]
