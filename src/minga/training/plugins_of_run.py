@@ -43,7 +43,7 @@ def with_origins(spec: RunSpec) -> RunSpec:
             f'training.strategy = "{AUTO_STRATEGY}" is chosen by `minga host` when it begins the run; a program calls '
             "minga.simulation.advice.auto_choice.with_chosen_strategy before"
         )
-    spelled = _with_all_strategy_settings(with_canonical_choices(spec))
+    spelled = spelled_out(spec)
     complete = spelled.with_plugins(recorded(uses(spelled), spelled.plugins))
     check_plugins(complete)
     return complete
@@ -67,7 +67,12 @@ def check_plugins(spec: RunSpec) -> None:
         verifiable_aggregator(spec.security.aggregator)
 
 
-def with_canonical_choices(spec: RunSpec) -> RunSpec:
+def spelled_out(spec: RunSpec) -> RunSpec:
+    """The spec with one spelling of its choices and all settings of its strategies. Raises as `with_origins`."""
+    return _with_all_strategy_settings(_with_canonical_choices(spec))
+
+
+def _with_canonical_choices(spec: RunSpec) -> RunSpec:
     """The spec with one spelling of each codec and sketch, so that equal runs have equal settings."""
     changes = {key: text for key, text in _canonical_choices(spec).items() if text != getattr(spec.averaging, key)}
     return spec.amended({f"averaging.{key}": text for key, text in changes.items()}) if changes else spec

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from minga.averaging.codecs.round_vectors import LossySettings
 from minga.averaging.link_reporter import LinkReporter
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
@@ -246,6 +247,7 @@ class Session:
             target_batch_sizes=round_batch_range(spec),
             aggregates=self.settings.role != "client",
             computes=self.settings.role != "auxiliary",
+            lossy=LossySettings(spec.averaging.residual_decay, spec.averaging.warmup_rounds),
             most_communication=spec.training.most_communication,
             wait_in_minority=spec.network.minority == "wait",
             digest_every=spec.state.digest_every,

@@ -4,7 +4,8 @@ A step is made of
 
     filling      until the target batch is there, in whole micro-batches (`minga.simulation.forecast.step_fill`)
     forming      `FORMING_TRIPS` round trips: the last report, the plan, and the latency of the round itself
-    round        `divide` and `predict` for the members that compute; the others are those that a leader would let rest
+    round        `divide` and `predict` for the members that compute; the others are those that a leader would let rest.
+                 Where a round takes one contribution, it is that of the member with the slowest line
     update       the slowest peer applies the result
 
 one after the other with the synchronous strategy. With the delayed one the next batch fills meanwhile, and a step takes
@@ -23,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.planning.contributor_choice import StepWork, resting, with_resting
+from minga.averaging.planning.contributor_choice import StepWork, resting, with_one_sender, with_resting
 from minga.averaging.solver.clean_rates import usable
 from minga.averaging.solver.division import Binding, Division, SwarmRates
 from minga.averaging.solver.planner import divide
@@ -110,8 +111,9 @@ def forecast(setting: PlannedRun) -> Forecast:
     vector_bytes = max(up, down)
     overlapped = setting.strategy.facts.max_in_flight > 0
     work = StepWork(vector_bytes, setting.round_batch_size, overlapped)
-    rests = resting(given, work)
-    rates = with_resting(given, rests)
+    takes_best = setting.strategy.facts.contributors == "best"
+    rests = () if takes_best else resting(given, work)
+    rates = with_one_sender(given) if takes_best else with_resting(given, rests)
     division = divide(rates, vector_bytes)
     foreseen = predict(division, rates, vector_bytes) if up == down else _predicted(division, rates, up, down)
     rested = _count_by_class(setting, rests)

@@ -119,7 +119,7 @@ class SizeOnlyReplica:
         """64 hexadecimal digits that stand for all rounds applied so far."""
         self.strategy = self._first_strategy = spec.training.strategy
         self._vector = SizeOnlyVector(model, spec.averaging.codec, spec.averaging.download_codec)
-        self._layout_of: Callable[[int], VectorLayout] = lambda _: self._vector.layout
+        self._fragments: tuple[VectorLayout, ...] = (self._vector.layout,)
         self._mean = ""
 
     @property
@@ -134,11 +134,15 @@ class SizeOnlyReplica:
 
     def layout_of(self, step: int) -> VectorLayout:
         """All rounds average the whole vector, unless the strategy says something else."""
-        return self._layout_of(step)
+        return self._fragments[step % len(self._fragments)]
 
-    def define_layouts(self, layout_of: Callable[[int], VectorLayout]) -> None:
-        """Average vectors of these layouts."""
-        self._layout_of = layout_of
+    def define_fragments(
+        self,
+        fragments: Sequence[VectorLayout],
+        tensors: Sequence[Sequence[int]],  # noqa: ARG002
+    ) -> None:
+        """Average vectors of these layouts in turn."""
+        self._fragments = tuple(fragments)
 
     def project(
         self,
@@ -213,7 +217,7 @@ class SizeOnlyReplica:
 
     def hand_over(self, strategy: str, *, keeps_uncounted: bool) -> None:  # noqa: ARG002
         """Have another strategy go on from this state."""
-        self.strategy, self._layout_of = strategy, lambda _: self._vector.layout
+        self.strategy, self._fragments = strategy, (self._vector.layout,)
 
     def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """There is nothing to put back."""

@@ -6,7 +6,7 @@ matters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -68,10 +68,12 @@ class ReplicaInterface(Protocol):
         strategy goes on.
         """
 
-    def define_layouts(self, layout_of: Callable[[int], VectorLayout]) -> None:
-        """From now on rounds average vectors of these layouts, by their steps, in the place of the whole vector.
+    def define_fragments(self, fragments: Sequence[VectorLayout], tensors: Sequence[Sequence[int]]) -> None:
+        """From now on rounds average vectors of these layouts, the round of step r that of place r modulo their number,
+        in the place of the whole vector. Each has some tensors of the whole, `tensors` says which by their places.
 
-        `contribution` and `absorb` of the strategy have them, too. Raises `ConfigurationError` in a run with a sketch.
+        `contribution` and `absorb` of the strategy have them, too. Raises `ConfigurationError` for a sketch that has a
+        basis of the whole vector only.
         """
 
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
@@ -130,7 +132,7 @@ class ReplicaInterface(Protocol):
 
     def hand_over(self, strategy: str, *, keeps_uncounted: bool) -> None:
         """The strategy of this name goes on from this state, and the state says so, if it is not the one with which
-        the run began. Whether it `keeps_uncounted` contributions is a fact of it; it may `define_layouts`.
+        the run began. Whether it `keeps_uncounted` contributions is a fact of it; it may `define_fragments`.
         """
 
     def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
