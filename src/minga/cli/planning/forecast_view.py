@@ -49,21 +49,17 @@ def _classes_table(best: Forecast) -> Table:
 
 def _ways_table(best: Compared, compared: Sequence[Compared]) -> Table:
     """Steps of local strategies are rounds, of as many batches as their name says."""
-    table = plain_table(
-        "strategy", "codec", "steps an hour", "samples/s", "up a day", "down a day", "loss gap", "to a loss", ""
-    )
+    table = plain_table("strategy, codec", "steps/h", "up a day", "down", "gap %", "to a loss", "")
     least_s = min(each.equal_s for each in compared)
     for each in compared:
-        found, (up, down) = each.forecast, each.traffic_per_day
+        up, down = each.traffic_per_day
         table.add_row(
-            each.way.name,
-            each.way.codec + ("" if each.way.download_codec is None else f", {each.way.download_codec}"),
-            f"{found.steps_per_hour:.3g}",
-            f"{1.0 / each.sample_s:.3g}" if each.sample_s < math.inf else "0",
+            f"{each.way.name}, {each.way.codec}" + (f"/{each.way.download_codec}" if each.way.download_codec else ""),
+            f"{each.forecast.steps_per_hour:.3g}",
             format_size(up),
             format_size(down),
             _gap_text(each.gap),
-            f"{each.equal_s / least_s:.2f}" if each.gap is not None and each.equal_s < math.inf else "?",
+            f"{each.equal_s / least_s:.2f} x" if each.gap is not None and each.equal_s < math.inf else "?",
             "best" if each is best else "",
         )
     return table
@@ -72,9 +68,8 @@ def _ways_table(best: Compared, compared: Sequence[Compared]) -> Table:
 def _gap_text(gap: Gap | None) -> str:
     if gap is None:
         return "?"
-    if gap.basis == "reference":
-        return "0"
-    return f"{gap.least:+.1f} to {gap.most:+.1f} %" + ("" if gap.basis == "measured" else "*")
+    half = (gap.most - gap.least) / 2.0
+    return f"{gap.percent:.2g} ± {half:.2g}" + ("*" if gap.basis == "literature" else "")
 
 
 def forecast_text(chosen: Compared, warnings: Sequence[str], precision: str, *, is_table: bool) -> Iterator[str]:
@@ -83,8 +78,8 @@ def forecast_text(chosen: Compared, warnings: Sequence[str], precision: str, *, 
     setting = best.setting
     if is_table:
         yield (
-            "Loss gap: after equally many samples, against synchronous float16; * is from the literature, for small "
-            "models. To a loss: time, relative to the way that comes first to it."
+            "Gap: how much higher the loss is after equally many samples than with synchronous float16; * is from the "
+            "literature, for small models. To a loss: the time, relative to the way that comes first to it."
         )
     yield (
         f"{best.steps_per_hour:.3g} steps an hour of {best.batch:,} samples: a step takes "
