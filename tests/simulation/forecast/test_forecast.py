@@ -349,7 +349,7 @@ def test_the_means_of_a_planned_run_travel_as_its_spec_says(tmp_path: Path, capf
         assert code == 0
         found.append(json.loads(text.splitlines()[-1]))
     assert 3 * found[0]["vector_bytes"] < found[1]["vector_bytes"], "by default they are sparse, too"
-    assert any(warning.startswith('averaging.codec = "topk" sends old gradients') for warning in found[0]["warnings"])
+    assert any(warning.startswith('the setting averaging.codec = "topk" sends old') for warning in found[0]["warnings"])
 
 
 def test_the_leaders_own_choice_of_the_batch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
