@@ -70,7 +70,8 @@ class Replica:
         self._buffers = SharedBuffers(model if averaged else None)
         self.vector = self._new_vector(optimizer, spec)
         sketch = make_sketch(spec.averaging.sketch, self.vector.layout)
-        self._projections = RoundProjections(sketch, keeps_uncounted=facts.keeps_uncounted)
+        decay = spec.averaging.residual_decay
+        self._projections = RoundProjections(sketch, keeps_uncounted=facts.keeps_uncounted, decay=decay)
         self._state = TrainingState(
             optimizer,
             model=model,
