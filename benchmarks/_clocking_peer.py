@@ -1,6 +1,7 @@
 """The process of one peer that trains with micro-batches that are pauses, while everything else is real.
 
-It works in a network namespace if its settings name one, and behind the address `host`.
+It works in a network namespace if its settings name one, and behind the address `host`. Its `role` is "trainer" unless
+they say "auxiliary".
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ def peer(channel: Channel, settings: dict[str, Any]) -> None:
     if settings.get("namespace"):
         enter(settings["namespace"])  # before anything opens a socket or starts a thread that does
     torch.set_num_threads(1)
-    options = PeerOptions(ephemeral=True, directory=Path(settings["directory"]), host=settings["host"])
+    role = settings.get("role", "trainer")
+    options = PeerOptions(role, ephemeral=True, directory=Path(settings["directory"]), host=settings["host"])
     link, samples = settings["link"], settings["micro_batch"]
     entered = join(link, options) if link else host(RunSpec.from_toml(settings["spec"]), options)
     applied: list[tuple[int, float, int]] = []
@@ -38,6 +40,9 @@ def peer(channel: Channel, settings: dict[str, Any]) -> None:
     parameter = torch.nn.Parameter(torch.randn(settings["numel"]))
     optimizer = Optimizer(torch.optim.SGD([parameter], lr=0.01), entered)
     while (command := channel.poll()) is None:
+        if role == "auxiliary":
+            optimizer.follow(settings["micro_batch_s"])
+            continue
         time.sleep(settings["micro_batch_s"])
         parameter.grad = parameter.detach().clone()
         optimizer.step(samples=samples)

@@ -125,22 +125,22 @@ def _sum(first: Prediction, second: Prediction, way: str) -> list[float]:
 # ---- codecs
 
 
-def codec_cost(peer: BenchPeer) -> CodecCost:
-    """What the codecs and the sketch of a run cost, on numbers like those of a gradient: medians of five."""
+def codec_cost(peer: BenchPeer, step: int) -> CodecCost:
+    """What the codecs and the sketch cost in the round of `step`, on numbers like a gradient's: medians of five."""
     replica = peer.copy.replica
     vector = torch.randn(replica.vector.numel, generator=torch.Generator().manual_seed(1)) * 1e-3
-    values = replica.project(vector, 1, 0, round_id(0))
+    values = replica.project(vector, 1, step, round_id(step))
     assert values is not None
-    layout = replica.layout_of(0)
+    layout = peer.vectors.layout_of(step)
     encoder, whole = Encoder(values, 1), replica.vector.numel
-    project = _seconds(lambda: replica.project(vector, 1, 0, round_id(0)))
+    project = _seconds(lambda: replica.project(vector, 1, step, round_id(step)))
     encode, bodies = _timed(lambda: _encoded(layout, encoder))
     total = torch.zeros(layout.total)
     add = _seconds(lambda: _added(layout, bodies, total))
     mean = values.clone()
     encode_mean, means = _timed(lambda: _encoded_mean(layout, mean))
     decode = _seconds(lambda: _decoded(layout, means, mean))
-    expand = _seconds(lambda: replica.expand(mean, 0, counted_in=None))
+    expand = _seconds(lambda: replica.expand(mean, step, counted_in=None))
     replica.forget_left_out()
     parts = (encode + project, add, encode_mean, decode + expand)
     return CodecCost(*(round(1e9 * part / whole, 4) for part in parts))

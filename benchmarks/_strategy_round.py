@@ -21,7 +21,8 @@ from minga.averaging.codecs.residual import Encoder, Fate, Residual
 from minga.averaging.codecs.round_vectors import RoundVectors
 from minga.averaging.codecs.seeds import RoundSeeds
 from minga.averaging.codecs.tensor_bytes import as_bytes
-from minga.averaging.strategy_choice import STRATEGIES, facts_of
+from minga.averaging.strategy_choice import StrategyChoice, StrategyFacts, round_batch_range
+from minga.core.errors import NonFiniteError
 from minga.recipes.interface import Batch, StreamPosition
 from minga.training.strategy.interface import ContributionFate, Strategy
 
@@ -57,10 +58,10 @@ class BenchPeer:
         self.name, self.speed, self.micro_batch = name, speed, micro_batch
         self.samples = self.steps = 0
         self.subject, self.copy = subject, subject.new_copy()
-        training = subject.spec.training
-        self.facts = facts_of(training.strategy)
-        kind: type[Strategy] = STRATEGIES.get(training.strategy)
-        self.strategy = kind(threading.Condition(), unit=training.batch_range[0])
+        choice = StrategyChoice.of(subject.spec)
+        unit, _ = round_batch_range(subject.spec)
+        self.strategy: Strategy = choice.kind(threading.Condition(), unit=unit, settings=choice.settings)
+        self.facts: StrategyFacts = self.strategy.facts
         self.strategy.begin(self.copy.replica)
         replica = self.copy.replica
         self.vectors = RoundVectors(replica.layout_of, replica.vector.new, keeps_uncounted=self.facts.keeps_uncounted)
@@ -88,8 +89,11 @@ class BenchPeer:
     def seal(self, *, gives: bool = True, equal: bool = False) -> Sealed:
         """Close the round: what the peer gives to it, if it does; of as much weight as any other, or by samples."""
         self.strategy.close()
-        vector, samples = self.strategy.contribution()
         step = self.round
+        try:
+            vector, samples = self.strategy.contribution()
+        except NonFiniteError:
+            vector, samples = None, 0
         if gives:
             vector = self.copy.replica.project(vector, samples, step, round_id(step))
         if not gives or vector is None:

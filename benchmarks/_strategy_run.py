@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -46,7 +47,12 @@ class Cell:
 
     @property
     def batch(self) -> int:
-        """Samples of a round."""
+        """Samples after which a round closes: with fragments the part of the target batch that belongs to one."""
+        return self.target_batch // facts_of_method(self.method).fragments
+
+    @property
+    def target_batch(self) -> int:
+        """Samples for which the whole model is averaged once."""
         return GLOBAL_BATCH * self.method.batches
 
     @property
@@ -78,7 +84,7 @@ class Run:
 
     def __init__(self, cell: Cell, folder: Path) -> None:
         self.cell, task = cell, TASKS[cell.task]
-        spec = run_spec(task, cell.seed, cell.rounds, cell.batch, cell.method.spec)
+        spec = run_spec(task, cell.seed, cell.rounds, cell.target_batch, cell.method.spec)
         self.subject = Subject(task, spec, folder / f"data-{cell.task}")
         self.judge: Copy = self.subject.new_copy()
         numel = self.judge.replica.vector.numel
@@ -92,7 +98,7 @@ class Run:
             BenchPeer(self.subject, f"peer {i}", *pair) for i, pair in enumerate(zip(speeds, self.sizes, strict=True))
         ]
         if not cell.bare:
-            self.clock = replace(self.clock, cost=codec_cost(self.peers[0]))
+            self.clock = replace(self.clock, cost=codec_cost(self.peers[0], cell.rounds - 1))
         self.rounds: list[Record] = []
         self.curve: list[Record] = []
         self.samples = self.joined = 0
@@ -101,7 +107,7 @@ class Run:
     def prepare(cell: Cell, folder: Path) -> None:
         """Make the files of the cell's task in `folder`, unless they are there."""
         task = TASKS[cell.task]
-        Subject(task, run_spec(task, cell.seed, 1, cell.batch, {}), folder / f"data-{task.name}")
+        Subject(task, run_spec(task, cell.seed, 1, GLOBAL_BATCH, {}), folder / f"data-{task.name}")
 
     @property
     def facts(self) -> StrategyFacts:
@@ -119,7 +125,6 @@ class Run:
                 due = self.samples + self.cell.samples / self.cell.evaluations
         return {
             "numel": self.clock.numel,
-            "layout": self.peers[0].copy.replica.layout_of(0).total,
             "cost": list(self.clock.cost),
             "micro_batches": self.sizes,
             "rounds": self.rounds,
@@ -163,7 +168,6 @@ class Run:
         """Rounds beside computing, by a clock of events: the ends of micro-batches, and arrivals of means."""
         peers, batch, now = self.peers, self.cell.batch, 0.0
         limits = self.clock.quotas(batch, self.sizes).samples
-        waits = self.facts.payload == "gradient"  # it would compute beyond the next step else
         ends: list[float | None] = [peer.micro_batch / peer.speed for peer in peers]
         flight: Flight | None = None
         waiting: set[int] = set()  # for the mean that is under way
@@ -187,7 +191,7 @@ class Run:
                 flight = self._fly(self._seal(None), now)
                 waiting = set(range(len(peers)))
             for index, peer in enumerate(peers):
-                stops = waits and flight is not None and peer.samples >= limits[index]
+                stops = flight is not None and peer.samples >= peer.strategy.most_windows * limits[index]
                 if ends[index] is None and not stops:
                     ends[index] = now + peer.micro_batch / peer.speed
 
@@ -210,7 +214,7 @@ class Run:
 
     def _fly(self, given: list[Sealed], now: float) -> Flight:
         step = self.peers[0].round
-        result = reduce(self.peers[0].copy.replica.layout_of(step), step, given)
+        result = reduce(self.peers[0].vectors.layout_of(step), step, given)
         steps, computed = [peer.steps for peer in self.peers], [peer.samples for peer in self.peers]
         for peer in self.peers:
             peer.samples = peer.steps = 0
@@ -222,12 +226,13 @@ class Run:
         self.peers[index].absorb(flight.result.mean, flight.contributors, gave=gave)
 
     def _note(self, flight: Flight, **when: float) -> None:
-        self.samples += sum(each.samples for each in flight.given)
+        samples = [n if each.samples else 0 for n, each in zip(flight.computed, flight.given, strict=True)]
+        self.samples += sum(samples)
         steps = flight.steps if self.facts.payload != "gradient" else [1] * len(flight.steps)
         self.rounds.append(
             {
                 **when,
-                "samples": [each.samples for each in flight.given],
+                "samples": samples,
                 "weights": [each.weight for each in flight.given],
                 "computed": flight.computed,
                 "steps": steps,
@@ -245,9 +250,15 @@ class Run:
         self.curve.append({"round": len(self.rounds), "samples": self.samples, "loss": round(loss, 6)})
 
 
+@cache
+def facts_of_method(method: Method) -> StrategyFacts:
+    """The facts of its strategy, which its task does not change."""
+    return facts_of(run_spec(TASKS["albert"], 0, 1, GLOBAL_BATCH * method.batches, method.spec))
+
+
 def is_overlapped(method: Method) -> bool:
     """Whether rounds of the method run beside computing."""
-    return facts_of(str(method.spec.get("training", {}).get("strategy", "synchronous"))).max_in_flight > 0
+    return facts_of_method(method).max_in_flight > 0
 
 
 def run_cell(cell: Cell, folder: Path) -> Record:

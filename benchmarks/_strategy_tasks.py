@@ -119,7 +119,9 @@ def _prepared(recipe: Recipe[Any], folder: Path) -> dict[str, Path]:
 
 
 def run_spec(task: Task, seed: int, rounds: int, batch: int, changes: Mapping[str, Mapping[str, Any]]) -> RunSpec:
-    """The run spec of so many rounds of `batch` samples; `changes` are tables of the method."""
+    """The run spec of so many rounds of `batch` samples; `changes` are tables of the method. In their texts {tenth} is
+    the tenth part of the rounds.
+    """
     rate = float(changes.get("optimizer", {}).get("learning_rate", task.optimizer["learning_rate"]))
     tables: dict[str, Any] = {
         "name": f"strategies {task.name}",
@@ -135,5 +137,6 @@ def run_spec(task: Task, seed: int, rounds: int, batch: int, changes: Mapping[st
         "training": {"target_batch_size": batch, "seed": seed},
     }
     for name, table in changes.items():
-        tables[name] = {**tables.get(name, {}), **table}
+        said = {key: each.format(tenth=rounds // 10) if isinstance(each, str) else each for key, each in table.items()}
+        tables[name] = {**tables.get(name, {}), **said}
     return RunSpec.from_mapping(tables)

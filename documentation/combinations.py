@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, Final
 
 from minga.averaging.codecs.registry import ADAPTIVE, CODECS
 from minga.averaging.sketches.registry import SKETCHES
-from minga.averaging.strategy_choice import STRATEGIES
+from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.spec.plugins import Registry
 from minga.core.spec.run_spec import RunSpec
 from minga.training.combinations.cautions import CAUTIONS
@@ -21,7 +22,7 @@ from minga.training.combinations.refusals import (
     STRATEGY,
     UPLOAD,
 )
-from minga.training.combinations.rule import Rule, setting
+from minga.training.combinations.rule import Instead, setting
 
 Settings = dict[str, Any]
 """By their keys in the run spec."""
@@ -29,6 +30,8 @@ Settings = dict[str, Any]
 VERIFICATION: Final = "security.verification"
 OPTIMIZER: Final = "optimizer.name"
 ALLOWED: Final = "✓"
+ASKED_SETTINGS: Final = {"overlap": True, "fragments": 2}
+"""Settings of strategies from which facts follow that the rules ask about."""
 
 HEAD: Final = """\
 # What may be combined
@@ -39,15 +42,14 @@ A run spec chooses a strategy, codecs for both directions, a sketch, and more. M
 `minga join`, `minga plan` and `minga sim` read the same rules before anything else happens:
 
 * **✓** is allowed.
-* **W** is allowed with a warning, **G** with the loss of a guarantee: these commands print a line that begins with `!`,
-  and with `--json` an event `run.caution` with `code` and `why`.
+* **W** is allowed with a warning: these commands print a line that begins with `!`, and with `--json` an event
+  `run.caution` with `code` and `why` (`minga plan --model` one of its `warnings`).
 * **R** is refused. The message names the settings as the run spec spells them, says why, and ends with the nearest
   choice that is allowed.
 
 The rules ask for facts (does this codec leave something out? what does this strategy send?) and not for names. So they
-hold for strategies, codecs and sketches of [other packages](extending.md), too. The tables show those of minga. A codec
-for uploads that leaves something out has a dense `averaging.download_codec` beside it here; where the optimizer matters
-it is AdamW or LAMB.
+hold for strategies, codecs and sketches of [other packages](extending.md), too. The tables show those of minga. Where
+the optimizer matters it is AdamW or LAMB, but plain gradient descent for a strategy that brings its own.
 """
 
 TABLES: Final = (
@@ -61,9 +63,10 @@ TABLES: Final = (
 TAIL: Final = """
 ## What goes with everything
 
-**Plans.** Whether a round goes in two levels, through relays of sites, is for its leader to choose, whatever the run
-spec says. A relay keeps no residual; so the mean of a site travels on to the root by the codec of the means, which
-leaves nothing out that could be made up for.
+**Relays of sites.** Whether the parts of a round go through relays of sites is for its leader to choose, whatever the
+run spec says. A relay keeps no residual. So where uploads leave something out, the mean of a site travels on to the
+root by a codec that passes on all that its members sent: that of the means, or `union` where that one leaves out what
+senders take back.
 
 **Mixed precision.** `--precision bfloat16` and `float16` are each machine's own affair: gradients and parameters that
 travel are float32 before they are encoded. A micro-batch that overflows in float16 is dropped and counts for nothing.
@@ -75,10 +78,20 @@ With `security.verification = "byzantine"` a member that checks another one comp
 byte. A residual makes a contribution a function of all that its sender ever sent, which nobody else has. So do private
 optimizer moments of peers that step on their own. Means travel as contributions do, since members check both.
 
-A robust aggregator without checks is no choice of a run. Where honest peers send what nobody can recompute, it would
-bound less than it seems to: a sparse vector is nearly orthogonal to every other one, so honest ones look as far apart
-as hostile ones; what clipping cuts is neither applied nor returned, though the sender's residual books it as counted;
-and movements grow with the steps behind them, so their norms bound nothing.
+## Why robust aggregation comes with checks only
+
+`security.aggregator` is for checked runs. In a run without checks it would promise more than it keeps. These guarantees
+would be lost:
+
+| | guarantee | lost where |
+| --- | --- | --- |
+| G1 | others can tell whether a contribution came from honest work | peers step on their own |
+| G2 | honest vectors lie near each other, so one that lies far away is hostile | uploads are sparse: honest ones are \
+nearly orthogonal, and look as far apart as an attack |
+| G3 | the clipping radius is as small as honest gradients allow | uploads are rounded at random, which widens it |
+| G4 | what was left out is made up for | a residual books as counted what clipping has cut off |
+| G5 | a norm bounds what a sample may do | contributions grow with the steps that a peer took |
+| G6 | all contributions belong to the same parameters | contributions are older than the last round |
 """
 
 
@@ -91,7 +104,7 @@ def choices() -> dict[str, tuple[Any, ...]]:
     """The values of each setting that the rules ask about, as far as they come with minga."""
     codecs = (*own_names(CODECS), ADAPTIVE)
     return {
-        STRATEGY: own_names(STRATEGIES),
+        STRATEGY: strategy_choices(),
         UPLOAD: codecs,
         DOWNLOAD: codecs,
         SKETCH: own_names(SKETCHES),
@@ -102,9 +115,30 @@ def choices() -> dict[str, tuple[Any, ...]]:
     }
 
 
+def strategy_choices() -> tuple[StrategyChoice, ...]:
+    """The strategies of minga, each as it is usually and with those of its settings that the rules ask about."""
+    choices = []
+    for name in own_names(STRATEGIES):
+        fields = StrategyChoice(name).kind.Settings.model_fields
+        tables = [{}, *({key: value} for key, value in ASKED_SETTINGS.items() if key in fields)]
+        choices += [StrategyChoice(name, table) for table in tables]
+    return tuple(choices)
+
+
 def run_with(settings: Settings) -> RunSpec:
     """A run with these settings, and otherwise the usual ones."""
-    return RunSpec.from_mapping({"name": "combined"}).amended(settings)
+    spec, changes = RunSpec.from_mapping({"name": "combined"}), dict(settings)
+    if isinstance(chosen := changes.get(STRATEGY), StrategyChoice):
+        del changes[STRATEGY]
+        spec = spec.amended({STRATEGY: chosen.name}).with_strategy_settings(chosen.name, chosen.table)
+    return spec.amended(changes)
+
+
+def spelled(value: Any) -> str:
+    """A value as the run spec has it; of a strategy, its settings as well."""
+    if isinstance(value, StrategyChoice):
+        return ", ".join([value.name, *(f"{key} = {json.dumps(each)}" for key, each in value.table.items())])
+    return str(value)
 
 
 def with_company(pair: Settings) -> Settings | None:
@@ -129,7 +163,7 @@ def combinations_page() -> str:
     for title, column_key, row_keys in TABLES:
         parts.append(f"\n## {title}\n\n{_table(column_key, row_keys)}")
     parts.append("\n## Refusals\n\n| | what | instead |\n| --- | --- | --- |\n")
-    parts += [f"| {rule.code} | {rule.title} | {_advice(rule)} |\n" for rule in REFUSALS]
+    parts += [f"| {rule.code} | {rule.title} | {_advice(rule.instead)} |\n" for rule in REFUSALS]
     parts.append("\n## Warnings and lost guarantees\n\n| | what |\n| --- | --- |\n")
     parts += [f"| {rule.code} | {rule.title} |\n" for rule in CAUTIONS]
     return "".join([*parts, TAIL])
@@ -155,11 +189,11 @@ def _table(column_key: str, row_keys: Sequence[str]) -> str:
 
 
 def _values(found: Sequence[Any]) -> str:
-    return ", ".join(f"`{value}`" for value in found)
+    return ", ".join(f"`{spelled(value)}`" for value in found)
 
 
-def _advice(rule: Rule) -> str:
-    if callable(changes := rule.instead):
-        return "what the message names"
-    words = (f"without `{key}`" if value is None else f"`{setting(key, value)}`" for key, value in changes.items())
-    return " and ".join(words)
+def _advice(changes: Instead) -> str:
+    return " and ".join(
+        f"another `{key}`" if callable(value) else f"without `{key}`" if value is None else f"`{setting(key, value)}`"
+        for key, value in changes.items()
+    )

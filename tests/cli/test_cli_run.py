@@ -187,9 +187,14 @@ def test_an_interrupted_host_says_which_step_is_on_disk(spec: str, tmp_path: Pat
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for single processes")
-def test_a_host_that_keeps_nothing_says_so(spec: str, tmp_path: Path) -> None:
-    with Running("host", spec, *ALONE, "--directory", str(tmp_path), "--role", "monitor") as host:
+def test_a_host_that_keeps_nothing_says_so_and_what_its_settings_cost(spec: str, tmp_path: Path) -> None:
+    sparse = tmp_path / "sparse.toml"
+    sparse.write_text(
+        f'{Path(spec).read_text("utf-8")}[averaging]\ncodec = "topk"\ndownload_codec = "gtopk"\n', "utf-8"
+    )
+    with Running("host", str(sparse), *ALONE, "--directory", str(tmp_path), "--role", "monitor") as host:
         assert host.wait_for("keeps.nothing")["role"] == "monitor"
+        assert host.wait_for("run.caution")["code"] == "W1"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="children are looked up in /proc")

@@ -145,7 +145,7 @@ def test_the_peer_that_starts_a_run_spells_out_the_settings_of_its_strategy(monk
     for wrong, said in (
         ({"sise": 1}, r"strategy\.set\.sise: unknown key; did you mean size\?"),
         ({"size": 10}, r"strategy\.set\.size = 10: must be a whole number from 1 to 9"),
-        ({"size": 5}, 'strategy = "set": target_batch_size 12 is not a multiple of fragments 5'),
+        ({"size": 5}, 'target_batch_size = 12 is not a multiple of the 5 fragments of training.strategy = "set"; set'),
     ):
         with pytest.raises(minga.ConfigurationError, match=said):
             check_plugins(set_run(**wrong))

@@ -34,22 +34,26 @@ def make_spec(batch: int, *, codec: str = "float32", digest_every: int = 1, **se
     return RunSpec.from_mapping(mapping).published({})
 
 
-def vector_replica(numel: int) -> Callable[[RunSpec], Replica]:
-    """One parameter of `numel` elements under plain gradient descent."""
+def vector_replica(numel: int, parts: int = 1) -> Callable[[RunSpec], Replica]:
+    """`parts` parameters of `numel` elements in all, under plain gradient descent."""
 
     def make(spec: RunSpec) -> Replica:
         torch.manual_seed(1)
-        model = torch.nn.Linear(numel, 1, bias=False)
+        layers = [torch.nn.Linear(numel // parts, 1, bias=False) for _ in range(parts)]
+        model = layers[0] if parts == 1 else torch.nn.ModuleList(layers)
         return Replica(spec, SGD(model.parameters(), lr=0.1), model=model)
 
     return make
 
 
-def pull(peer: SimulatedPeer, samples: int) -> None:
-    """The gradient of the distance to one random number; cheap for long vectors."""
+def pull(peer: SimulatedPeer, samples: int) -> float:
+    """The gradient of the distance to one random number; returns half its square. Cheap for long vectors."""
     generator = torch.Generator().manual_seed(peer.samples_done * 1009 + int(peer.network.peer_id[:8], 16))
-    (weight,) = peer.replica.vector.parameters()
-    weight.grad = weight.detach() - torch.randn(1, generator=generator)
+    loss = 0.0
+    for weight in peer.replica.vector.parameters():
+        weight.grad = weight.detach() - torch.randn(1, generator=generator)
+        loss += 0.5 * float(weight.grad.square().sum())
+    return loss
 
 
 def later(seconds: float, action: Callable[[], object]) -> None:

@@ -41,7 +41,7 @@ OrderIds = Annotated[tuple[Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\
 Ballot = Annotated[int, msgspec.Meta(ge=0, le=MAX_BALLOT)]
 
 
-class Score(msgspec.Struct, frozen=True, array_like=True):
+class PeerScore(msgspec.Struct, frozen=True, array_like=True):
     """How good the parameters of one peer are by its own word: the lower the `value` is, the better.
 
     One that is `early` is of too few micro-batches to be compared; it counts where no member has another.
@@ -68,7 +68,7 @@ class Report(msgspec.Struct, frozen=True):
     micro_batch_s: Seconds = 0.0
     parked: bool = False
     limit: Samples | None = None
-    score: Score | None = None
+    score: PeerScore | None = None
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -236,7 +236,7 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     orders: OrderIds = ()
     averages_every: Annotated[int, msgspec.Meta(ge=0, le=MAX_INTERVAL)] = 0
     contributors: Members = ()
-    scores: Annotated[tuple[Score | None, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
+    scores: Annotated[tuple[PeerScore | None, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
 
     @property
     def ids(self) -> tuple[PeerId, ...]:

@@ -38,6 +38,8 @@ class StrategyFacts:
     contributors: whose contributions a round takes: those of all, or that of the member with the best score alone (see
         `Strategy.score`), while all others only receive. The last round of a run takes those of all.
     weights: what a contribution counts in a mean of several: its samples, or as much as any other.
+    owns_optimizer: the strategy decides how a mean changes parameters; the optimizer is to be plain gradient descent,
+        without momentum or clipping.
 
     Raises `ConfigurationError` for values out of range.
     """
@@ -49,6 +51,7 @@ class StrategyFacts:
     keeps_uncounted: bool = False
     contributors: Contributors = "all"
     weights: Weights = "samples"
+    owns_optimizer: bool = False
     fragments: int = 1
 
     @property
@@ -73,8 +76,10 @@ STRATEGIES: Final[Registry[Any]] = Registry(
     {
         "synchronous": "minga.training.strategy.synchronous:Synchronous",
         "delayed": "minga.training.strategy.delayed:Delayed",
+        "local": "minga.training.strategy.local.strategy:Local",
         "leader": "minga.training.strategy.leader:Leader",
         "elastic": "minga.training.strategy.elastic:Elastic",
+        "demo": "minga.training.strategy.demo:Demo",
     },
 )
 """Subclasses of `minga.training.strategy.interface.Strategy`."""

@@ -4,6 +4,8 @@
     def test_my_strategy(check):
         check(MyStrategy)
 
+A strategy with settings is checked with some of them: `check(MyStrategy, fragments=3)`.
+
 Each check raises `StrategyViolation` with the case that failed. All numbers are exact in float32, so that all sums are.
 What is said of gradients is checked where the strategy's facts say that it sends these.
 """
@@ -13,8 +15,8 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import torch
 
@@ -25,7 +27,8 @@ from minga.training.replica.flat_vector import ParameterVector
 from minga.training.replica.replica import Replica
 from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
 
-_NUMEL: Final = 5
+_NUMELS: Final = (2, 2, 1)
+_NUMEL: Final = sum(_NUMELS)
 _SPEC: Final = RunSpec.from_mapping({"name": "suite"})
 
 
@@ -41,26 +44,43 @@ def _require(holds: bool, kind: type[Strategy], what: str) -> None:
 class _Trainer:
     """One strategy at work on a model of a few numbers, all 8 at first, under plain gradient descent."""
 
-    def __init__(self, kind: type[Strategy], unit: int = 1, *, dtype: torch.dtype = torch.float32) -> None:
-        model = torch.nn.Linear(_NUMEL, 1, bias=False, dtype=dtype)
-        torch.nn.init.constant_(model.weight, 8.0)
-        self.kind, self.weight = kind, model.weight
+    def __init__(
+        self, kind: type[Strategy], settings: Mapping[str, Any], unit: int = 1, *, dtype: torch.dtype = torch.float32
+    ) -> None:
+        tensors = [torch.nn.Parameter(torch.full((numel,), 8.0, dtype=dtype)) for numel in _NUMELS]
+        model = torch.nn.ParameterList(tensors)
+        self.kind, self.tensors = kind, tensors
         self.replica = Replica(_SPEC, torch.optim.SGD(model.parameters(), lr=0.5), model=model)
-        self.strategy = kind(threading.Condition(), unit=unit)
+        self.strategy = kind(threading.Condition(), unit=unit, settings=kind.Settings(**settings))
         self.strategy.begin(self.replica)
 
     def feed(self, *micro_batches: tuple[float, int]) -> None:
         """Micro-batches by the value of their mean gradients and their samples."""
         for value, samples in micro_batches:
-            self.weight.grad = torch.full_like(self.weight, value)
-            if self.strategy.micro_batch(samples):
-                self.strategy.count(samples)
-            self.replica.zero_grad()
+            for tensor in self.tensors:
+                tensor.grad = torch.full_like(tensor, value)
+            self._take(samples, abs(value))
+
+    def _take(self, samples: int, loss: float) -> None:
+        self.strategy.note_loss(loss)
+        if self.strategy.micro_batch(samples):
+            self.strategy.count(samples)
+        self.replica.zero_grad()
 
     def pull(self, *micro_batches: tuple[float, int]) -> None:
         """The same by the values to which they pull all numbers."""
         for target, samples in micro_batches:
-            self.feed((float(self.weight.detach().flatten()[0]) - target, samples))
+            for tensor in self.tensors:
+                tensor.grad = tensor.detach() - target
+            self._take(samples, float((self.values() - target).abs().sum()))
+
+    def values(self) -> torch.Tensor:
+        """All numbers of the model, as float32."""
+        return torch.cat([tensor.detach().float() for tensor in self.tensors])
+
+    def mean(self, value: float = 0.25) -> torch.Tensor:
+        """A mean of the present round with this value everywhere."""
+        return torch.full((self.replica.layout_of(self.replica.step).total,), value)
 
     def seal(self) -> tuple[torch.Tensor, int]:
         """Close the round; what is contributed. Raises `StrategyViolation` if that is nothing."""
@@ -91,14 +111,20 @@ class _Trainer:
         self.strategy.absorb(self.replica.step + 1, mean, fate)
 
 
-def _sends_gradients(kind: type[Strategy]) -> bool:
-    return kind.facts.payload == "gradient"
+def _facts(kind: type[Strategy], settings: Mapping[str, Any]) -> StrategyFacts:
+    return kind.facts_for(kind.Settings(**settings))
 
 
-def check_facts(kind: type[Strategy]) -> None:
+def _sends_gradients(facts: StrategyFacts) -> bool:
+    return facts.payload == "gradient"
+
+
+def check_facts(kind: type[Strategy], **settings: Any) -> None:
     """The facts are facts of the class, equal for every instance; gradients it sends take the vectors that it says."""
-    _require(isinstance(kind.facts, StrategyFacts), kind, "its facts are none")
-    _require(_Trainer(kind).strategy.facts == kind.facts == _Trainer(kind, 7).strategy.facts, kind, "its facts differ")
+    facts = _facts(kind, settings)
+    _require(isinstance(facts, StrategyFacts), kind, "its facts are none")
+    of_instances = [_Trainer(kind, settings, unit).strategy.facts for unit in (1, 7)]
+    _require(of_instances == [facts, facts], kind, "its facts differ")
     vectors = 0
 
     class Counting(ParameterVector):
@@ -107,27 +133,29 @@ def check_facts(kind: type[Strategy]) -> None:
             vectors += 1
             return super().new(numel)
 
-    trainer = _Trainer(kind)
+    trainer = _Trainer(kind, settings)
     trainer.replica.vector.__class__ = Counting
-    kind(threading.Condition(), unit=1).begin(trainer.replica)
-    _require(vectors <= kind.facts.vectors, kind, f"it holds {vectors} vectors, not {kind.facts.vectors}")
+    kind(threading.Condition(), unit=1, settings=kind.Settings(**settings)).begin(trainer.replica)
+    _require(vectors <= facts.vectors, kind, f"it holds {vectors} vectors, not {facts.vectors}")
 
 
-def check_mean(kind: type[Strategy]) -> None:
+def check_mean(kind: type[Strategy], **settings: Any) -> None:
     """A contribution is the mean by samples of all that came before it was closed, whatever `unit` is."""
-    trainer = _Trainer(kind)
+    facts = _facts(kind, settings)
+    trainer = _Trainer(kind, settings)
     trainer.feed((2.0, 1), (6.0, 3))
     _require(trainer.strategy.samples == 4, kind, "samples are miscounted")
     trainer.strategy.close()
     _require(trainer.strategy.complete_samples == 4, kind, "not all samples are complete once they are closed")
-    if _sends_gradients(kind):
+    if _sends_gradients(facts):
         trainer.contributes(5.0, 4, "two micro-batches")
 
 
-def check_take_back(kind: type[Strategy]) -> None:
+def check_take_back(kind: type[Strategy], **settings: Any) -> None:
     """After `take_back` a new contribution is the same, and micro-batches that came meanwhile count as well."""
-    late = kind.facts.keeps_late_micro_batches
-    trainer, whole = _Trainer(kind), _Trainer(kind)
+    facts = _facts(kind, settings)
+    late = facts.keeps_late_micro_batches
+    trainer, whole = _Trainer(kind, settings), _Trainer(kind, settings)
     trainer.feed((2.0, 2), (4.0, 2))
     first = trainer.seal()[0].clone()
     trainer.strategy.take_back()
@@ -143,9 +171,9 @@ def check_take_back(kind: type[Strategy]) -> None:
     _require(same, kind, "after take_back and more micro-batches it contributed something else")
 
 
-def check_repeated_calls(kind: type[Strategy]) -> None:
+def check_repeated_calls(kind: type[Strategy], **settings: Any) -> None:
     """A contribution gives the same bytes again, and taking it back twice takes it back once."""
-    trainer = _Trainer(kind, unit=8)
+    trainer = _Trainer(kind, settings, unit=8)
     trainer.feed((0.3, 3), (0.7, 4))
     vector, samples = trainer.seal()
     first = vector.clone()
@@ -161,62 +189,70 @@ def check_repeated_calls(kind: type[Strategy]) -> None:
     _require(good, kind, "taking back twice is not taking back once")
 
 
-def check_late_micro_batches(kind: type[Strategy]) -> None:
+def check_late_micro_batches(kind: type[Strategy], **settings: Any) -> None:
     """Micro-batches after a contribution was closed, however many, all count after it is taken back."""
-    if not kind.facts.keeps_late_micro_batches:
+    facts = _facts(kind, settings)
+    if not facts.keeps_late_micro_batches:
         return
     for late in (1, 2, 5):
-        trainer, whole = _Trainer(kind), _Trainer(kind)
+        trainer, whole = _Trainer(kind, settings), _Trainer(kind, settings)
         trainer.feed((4.0, 2))
         trainer.seal()
         trainer.feed(*[(8.0, 2)] * late)
         trainer.take_back()
         whole.feed((4.0, 2), *[(8.0, 2)] * late)
-        (got, samples), (wanted, _) = trainer.seal(), whole.seal()
-        good = samples == 2 + 2 * late and torch.allclose(got, wanted, rtol=1e-6)
+        got, wanted = trainer.seal()[0], whole.seal()[0]
+        good = trainer.strategy.complete_samples == 2 + 2 * late and torch.allclose(got, wanted, rtol=1e-6)
         _require(good, kind, f"{late} late micro-batches do not all count after take_back")
 
 
-def check_alone(kind: type[Strategy]) -> None:
-    """One peer, whose mean is its own contribution, comes down: sign and scale. With gradients, by hand's steps."""
-    by_hand, trainer = torch.full((_NUMEL,), 8.0), _Trainer(kind)
+def check_alone(kind: type[Strategy], **settings: Any) -> None:
+    """One peer, whose mean is its own contribution, comes down: sign and scale. With gradients of which the optimizer
+    makes steps, by hand's steps.
+    """
+    facts = _facts(kind, settings)
+    by_hand, trainer = torch.full((_NUMEL,), 8.0), _Trainer(kind, settings)
     for _ in range(20):
         micro_batches = [(1.0, 1), (2.0, 3)]  # targets, samples
         gradient = sum((by_hand - target) * samples for target, samples in micro_batches) / 4
         by_hand = by_hand - 0.5 * gradient
         trainer.pull(*micro_batches)
-        mean, samples = trainer.seal()
+        mean, _ = trainer.seal()
+        samples = trainer.strategy.complete_samples
         _require(samples == 4, kind, f"alone it contributed {samples} of 4 samples")
         trainer.absorb(mean)
-    through = trainer.weight.detach().flatten()
-    if _sends_gradients(kind):
+    through = trainer.values()
+    if _sends_gradients(facts) and not facts.owns_optimizer:
         good = torch.allclose(by_hand, through, rtol=1e-6)
         _require(good, kind, f"alone it came to {through}, by hand to {by_hand}")
     _require(bool(((through - 1.5).abs() < 3.0).all()), kind, f"alone it came from 8 to {through}, not near 1 to 2")
 
 
-def check_unequal_speeds(kind: type[Strategy]) -> None:
-    """Peers with 1, 4 and 16 times the samples contribute with these weights: the mean is over samples, not peers."""
-    total, weights = torch.zeros(_NUMEL), 0
+def check_unequal_speeds(kind: type[Strategy], **settings: Any) -> None:
+    """Peers with 1, 4 and 16 times the samples count as much; of gradients the mean is over samples, not peers."""
+    facts = _facts(kind, settings)
+    total, weights = torch.zeros(1), 0
     for value, speed in ((32.0, 1), (16.0, 4), (2.0, 16)):
-        trainer = _Trainer(kind)
+        trainer = _Trainer(kind, settings)
         trainer.feed(*[(value, 1)] * speed)
         mean, weight = trainer.seal()
-        _require(weight == speed, kind, f"it counted {weight} samples, not {speed}")
-        total += mean * weight
+        samples = weight if _sends_gradients(facts) else trainer.strategy.complete_samples
+        _require(samples == speed, kind, f"it counted {samples} samples, not {speed}")
+        total = total + mean * weight
         weights += weight
     wanted = (32.0 + 64.0 + 32.0) / 21
-    good = torch.allclose(total / weights, torch.full((_NUMEL,), wanted), rtol=1e-6)
-    if _sends_gradients(kind):
+    if _sends_gradients(facts):
+        good = torch.allclose(total / weights, torch.full((_NUMEL,), wanted), rtol=1e-6)
         _require(good, kind, f"the mean over samples is {total / weights}, not {wanted}")
 
 
-def check_absorb(kind: type[Strategy]) -> None:
+def check_absorb(kind: type[Strategy], **settings: Any) -> None:
     """`absorb` forgets what was complete and nothing that came after it; `restored` forgets everything."""
-    trainer = _Trainer(kind)
+    facts = _facts(kind, settings)
+    trainer = _Trainer(kind, settings)
     trainer.feed((2.0, 2))
     mean, _ = trainer.seal()
-    late = 4 if kind.facts.keeps_late_micro_batches else 0
+    late = 4 if facts.keeps_late_micro_batches else 0
     if late:
         trainer.feed((8.0, late))
     before = mean.clone()
@@ -226,39 +262,39 @@ def check_absorb(kind: type[Strategy]) -> None:
     counts = trainer.strategy.samples, trainer.strategy.complete_samples
     _require(counts[0] == late and counts[1] in (0, late), kind, "absorb forgot other samples")
     trainer.feed((16.0, 4))
-    _require(trainer.seal()[1] == late + 4, kind, "after absorb samples are miscounted")
-    if _sends_gradients(kind):
+    trainer.seal()
+    _require(trainer.strategy.complete_samples == late + 4, kind, "after absorb samples are miscounted")
+    if _sends_gradients(facts):
         trainer.contributes(12.0 if late else 16.0, late + 4, "after absorb")
-    trainer.absorb(mean)
+    trainer.absorb(trainer.mean())
     trainer.feed((1.0, 1))
     trainer.strategy.restored(trainer.strategy.shared_tensors(), trainer.replica.step, None)
     _require(trainer.strategy.samples == 0, kind, "it kept samples that it was to forget")
     trainer.feed((5.0, 1))
     _require(trainer.seal()[1] == 1, kind, "it kept samples that it was to forget")
-    if _sends_gradients(kind):
+    if _sends_gradients(facts):
         trainer.contributes(5.0, 1, "after everything was forgotten")
 
 
-def check_uncounted(kind: type[Strategy]) -> None:
+def check_uncounted(kind: type[Strategy], **settings: Any) -> None:
     """After a round that counted without its contribution it keeps the samples, as its facts say, or forgets them."""
-    trainer = _Trainer(kind)
+    facts = _facts(kind, settings)
+    trainer = _Trainer(kind, settings)
     trainer.pull((1.0, 2))
     mean = trainer.seal()[0].clone()
     trainer.absorb(mean, ContributionFate.UNCOUNTED)
-    kept = 2 if kind.facts.keeps_uncounted else 0
+    kept = 2 if facts.keeps_uncounted else 0
     what = f"after a round without its contribution it has {trainer.strategy.samples} samples, not {kept}"
     _require(trainer.strategy.samples == kept, kind, what)
     trainer.pull((1.0, 3))
-    samples = trainer.seal()[1]
+    trainer.seal()
+    samples = trainer.strategy.complete_samples
     what = f"after a round without its contribution it contributed {samples} samples, not {kept + 3}"
     _require(samples == kept + 3, kind, what)
 
 
-def check_shared_part(kind: type[Strategy]) -> None:
+def check_shared_part(kind: type[Strategy], **settings: Any) -> None:
     """Peers that absorb equal means are in equal states, whatever each computed and whether that is in the mean."""
-    source = _Trainer(kind)
-    source.pull((1.0, 2), (2.0, 3))
-    mean = source.seal()[0].clone()
     digests = []
     for fate, targets in (
         (ContributionFate.COUNTED, [(1.0, 2), (2.0, 3)]),
@@ -266,20 +302,20 @@ def check_shared_part(kind: type[Strategy]) -> None:
         (ContributionFate.UNCOUNTED, [(3.0, 1)]),
         (ContributionFate.ABSENT, []),
     ):
-        trainer = _Trainer(kind)
+        trainer = _Trainer(kind, settings)
         for _ in range(2):
             trainer.pull(*targets)
             trainer.strategy.close()
             trainer.strategy.contribution()
-            trainer.absorb(mean, fate)
+            trainer.absorb(trainer.mean(), fate)
             trainer.pull((2.5, 1))
         digests.append(trainer.replica.digest())
     _require(len(set(digests)) == 1, kind, "what peers share depends on more than the mean and the round")
 
 
-def check_parts_of_the_state(kind: type[Strategy]) -> None:
+def check_parts_of_the_state(kind: type[Strategy], **settings: Any) -> None:
     """Shared and local tensors have different names; with both a peer goes on to the bit, with the first it joins."""
-    first = _Trainer(kind)
+    first = _Trainer(kind, settings)
     first.pull((1.0, 2), (2.0, 3))
     mean = first.seal()[0].clone()
     first.absorb(mean)
@@ -289,7 +325,7 @@ def check_parts_of_the_state(kind: type[Strategy]) -> None:
     snapshot = first.replica.capture()
     shared = {entry.name: tensor for entry, tensor in snapshot.named_tensors()}
     _require(not shared.keys() & local.keys(), kind, "a tensor is both shared and local")
-    again, joiner = _Trainer(kind), _Trainer(kind)
+    again, joiner = _Trainer(kind, settings), _Trainer(kind, settings)
     for trainer, own in ((again, local), (joiner, None)):
         trainer.replica.restore(snapshot)
         trainer.strategy.restored(shared, snapshot.step, own)
@@ -302,15 +338,15 @@ def check_parts_of_the_state(kind: type[Strategy]) -> None:
     same = torch.equal(contributions[0][0], contributions[1][0]) and contributions[0][1] == contributions[1][1]
     _require(same, kind, "after both parts of its state were restored it contributed something else")
     for trainer in (first, again, joiner):
-        trainer.absorb(mean)
+        trainer.absorb(trainer.mean())
     digests = {trainer.replica.digest() for trainer in (first, again, joiner)}
     _require(len(digests) == 1, kind, "a restored peer and a newcomer are in other states after a round")
 
 
-def check_missed_rounds(kind: type[Strategy]) -> None:
+def check_missed_rounds(kind: type[Strategy], **settings: Any) -> None:
     """A peer that missed 1, 2 or 20 rounds, and does as it says, has the digest of the others."""
     for rounds in (1, 2, 20):
-        others, late = _Trainer(kind), _Trainer(kind)
+        others, late = _Trainer(kind, settings), _Trainer(kind, settings)
         late.pull((5.0, 2))
         for _ in range(rounds):
             others.pull((1.0, 2))
@@ -326,33 +362,63 @@ def check_missed_rounds(kind: type[Strategy]) -> None:
         _require(same, kind, f"after {rounds} missed rounds it is in another state than the others")
 
 
-def check_dtypes(kind: type[Strategy]) -> None:
+def check_dtypes(kind: type[Strategy], **settings: Any) -> None:
     """Parameters of 16 bits are trained as well, and equal means lead to equal states."""
-    source = _Trainer(kind, dtype=torch.bfloat16)
+    source = _Trainer(kind, settings, dtype=torch.bfloat16)
     source.pull((1.0, 2))
     mean = source.seal()[0].clone()
     _require(mean.dtype is torch.float32, kind, f"it contributes {mean.dtype}")
-    other = _Trainer(kind, dtype=torch.bfloat16)
+    other = _Trainer(kind, settings, dtype=torch.bfloat16)
     for trainer in (source, other):
         trainer.absorb(mean)
     _require(source.replica.digest() == other.replica.digest(), kind, "with bfloat16 equal means lead apart")
 
 
-def check_nothing(kind: type[Strategy]) -> None:
+def check_score(kind: type[Strategy], **settings: Any) -> None:
+    """Where rounds take the best contribution, a peer has a score that is a number when it has one to give, and only
+    then.
+    """
+    trainer = _Trainer(kind, settings)
+    takes_best = trainer.strategy.facts.contributors == "best"
+    _require(trainer.strategy.score is None, kind, "it has a score, and nothing to give")
+    trainer.feed((2.0, 2))
+    score = trainer.strategy.score
+    has_one = score is not None and math.isfinite(score.value)
+    _require(has_one == takes_best, kind, f"its score is {score}")
+    mean = trainer.seal()[0].clone()
+    _require(trainer.strategy.score == score, kind, "its score changed while nothing was computed")
+    trainer.absorb(mean)
+    _require(trainer.strategy.score is None, kind, "it has a score after a round, and nothing to give")
+
+
+def check_conclusion(kind: type[Strategy], **settings: Any) -> None:
+    """At the end of a run the replica has the parameters that all share, and no state changes."""
+    trainer = _Trainer(kind, settings)
+    trainer.pull((1.0, 2))
+    trainer.absorb(trainer.seal()[0].clone())
+    digest = trainer.replica.digest()
+    trainer.strategy.conclude()
+    tensors = trainer.strategy.shared_tensors()
+    shared = torch.cat([tensor.float() for name, tensor in tensors.items() if name.startswith("model/")])
+    _require(torch.equal(trainer.values(), shared), kind, "a run ended with other parameters than those of all")
+    _require(trainer.replica.digest() == digest, kind, "the end of a run changed what peers share")
+
+
+def check_nothing(kind: type[Strategy], **settings: Any) -> None:
     """Without samples there is no contribution, of weight 0; and the round may count or come to nothing."""
-    trainer = _Trainer(kind)
+    trainer = _Trainer(kind, settings)
     for _ in range(2):
         strategy = trainer.strategy
         strategy.close()
         _require(strategy.contribution() == (None, 0), kind, "it contributed something without samples")
         strategy.take_back()
-        trainer.absorb(trainer.replica.read_values(), ContributionFate.ABSENT)
+        trainer.absorb(trainer.mean(), ContributionFate.ABSENT)
 
 
-def check_not_finite(kind: type[Strategy]) -> None:
+def check_not_finite(kind: type[Strategy], **settings: Any) -> None:
     """A micro-batch that is not finite is refused, or later raises `NonFiniteError` once and is forgotten."""
     for value in (math.nan, math.inf, 1e38):
-        trainer = _Trainer(kind)
+        trainer = _Trainer(kind, settings)
         trainer.replica.look_closely()
         trainer.feed((value, 1))
         trainer.strategy.close()
@@ -366,11 +432,12 @@ def check_not_finite(kind: type[Strategy]) -> None:
         _require(good, kind, f"after gradients of {value} it contributed {vector}")
 
 
-def check_broken_sum(kind: type[Strategy]) -> None:
+def check_broken_sum(kind: type[Strategy], **settings: Any) -> None:
     """A sum of gradients that is not finite, each of which was, raises `NonFiniteError` and is forgotten."""
-    if not _sends_gradients(kind):
+    facts = _facts(kind, settings)
+    if not _sends_gradients(facts):
         return
-    trainer = _Trainer(kind)
+    trainer = _Trainer(kind, settings)
     trainer.feed((1e28, 1 << 36), (1e28, 1 << 36))
     trainer.strategy.close()
     try:
@@ -384,11 +451,12 @@ def check_broken_sum(kind: type[Strategy]) -> None:
     trainer.contributes(3.0, 1, "after a sum that was not finite")
 
 
-def check_interrupted(kind: type[Strategy]) -> None:
+def check_interrupted(kind: type[Strategy], **settings: Any) -> None:
     """A micro-batch that fails half-way leaves nothing behind in the open sum."""
-    if not _sends_gradients(kind):
+    facts = _facts(kind, settings)
+    if not _sends_gradients(facts):
         return
-    trainer = _Trainer(kind)
+    trainer = _Trainer(kind, settings)
     accumulate = trainer.replica.accumulate
 
     def broken(vector: torch.Tensor, weight: float) -> bool:
@@ -407,7 +475,7 @@ def check_interrupted(kind: type[Strategy]) -> None:
     trainer.contributes(3.0, 1, "after an interrupt")
 
 
-STRATEGY_CHECKS: Final[tuple[Callable[[type[Strategy]], None], ...]] = (
+STRATEGY_CHECKS: Final[tuple[Callable[..., None], ...]] = (
     check_facts,
     check_mean,
     check_take_back,
@@ -421,15 +489,17 @@ STRATEGY_CHECKS: Final[tuple[Callable[[type[Strategy]], None], ...]] = (
     check_parts_of_the_state,
     check_missed_rounds,
     check_dtypes,
+    check_score,
+    check_conclusion,
     check_nothing,
     check_not_finite,
     check_broken_sum,
     check_interrupted,
 )
-"""All checks, each taking the class and raising `StrategyViolation` if it fails."""
+"""All checks, each taking the class and some of its settings, and raising `StrategyViolation` if it fails."""
 
 
-def check_strategy(kind: type[Strategy]) -> None:
+def check_strategy(kind: type[Strategy], **settings: Any) -> None:
     """Run every check in turn. Raises the first failure."""
     for check in STRATEGY_CHECKS:
-        check(kind)
+        check(kind, **settings)

@@ -14,7 +14,7 @@ import pytest
 from minga.averaging.clocking.registration import Registration
 from minga.averaging.group import GroupSettings
 from minga.averaging.link_record import LinkRow, Links, link_key
-from minga.averaging.messages import GroupMember, Join, Part, Plan, Report, Score
+from minga.averaging.messages import GroupMember, Join, Part, PeerScore, Plan, Report
 from minga.averaging.planning.plan_check import unfair_parts
 from minga.averaging.planning.plan_maker import PlanMaker
 from minga.averaging.solver.division import Division, PartShare, SwarmRates
@@ -195,7 +195,7 @@ async def test_a_plan_with_one_contributor_is_solved_for_one_sender() -> None:
     rates = dict.fromkeys(PEERS[:4], 1e6)
     there = registrations(rates)
     for place, peer in enumerate(PEERS[:4]):
-        there[peer].report = msgspec.structs.replace(there[peer].report, score=Score(4.0 - place))
+        there[peer].report = msgspec.structs.replace(there[peer].report, score=PeerScore(4.0 - place))
     best, all_of_them = Desk(PEERS[0], rates, lambda _: "best"), Desk(PEERS[0], rates)
     for desk in (best, all_of_them):
         desk.expect(3, 100)
@@ -208,8 +208,8 @@ async def test_a_plan_with_one_contributor_is_solved_for_one_sender() -> None:
     assert plan.predicted_s < 0.8 * usual.predicted_s
     member = Desk(PEERS[2], rates, lambda _: "best")
     member.expect(3, 100)
-    member.check(plan, {Score(2.0)})
-    for said, other in (({Score(1.5)}, plan), ({Score(2.0)}, usual)):
+    member.check(plan, {PeerScore(2.0)})
+    for said, other in (({PeerScore(1.5)}, plan), ({PeerScore(2.0)}, usual)):
         with pytest.raises(RejectedError, match="score"):
             member.check(other, said)
     with pytest.raises(RejectedError, match="one contributor in a round of all"):

@@ -125,11 +125,6 @@ def test_the_basis_is_that_of_a_qr_decomposition() -> None:
     assert (orthonormal(columns, "seed").double() - q * r.diagonal().sign()).abs().max() < 1e-7
 
 
-def low_precision_model() -> torch.nn.Module:
-    torch.manual_seed(3)
-    return torch.nn.Linear(40, 48).bfloat16()
-
-
 @pytest.fixture
 def one_process() -> Any:
     """A process group of one, for what PyTorch computes."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minga.averaging.codecs.dense import BlockwiseInt8Codec
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
+from minga.averaging.quantizers.int8 import BlockwiseInt8Codec
 from minga.core.errors import ConfigurationError
 from minga.security.protocol.rules import Rules
 from minga.security.protocol.settings import SecureSettings
@@ -35,7 +35,7 @@ def test_a_codec_that_others_cannot_recompute_is_refused(
     name: str, entry: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(CODECS._builtin, name, entry)
-    with pytest.raises(ConfigurationError, match=f'bytes others can make again, not "{name}": use "float16" or "int8"'):
+    with pytest.raises(ConfigurationError, match=f'cannot make the bytes of the codec "{name}" again'):
         Rules.of(VectorLayout((100,), name, "float32"), SecureSettings())
 
 

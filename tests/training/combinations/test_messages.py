@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from documentation.combinations import Settings, run_with
-from minga.averaging.codecs.dense import BlockwiseInt8Codec
 from minga.averaging.codecs.registry import CODECS
+from minga.averaging.quantizers.int8 import BlockwiseInt8Codec
 from minga.averaging.sketches.registry import SKETCHES
-from minga.averaging.strategy_choice import STRATEGIES
+from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts
 from minga.core.errors import ConfigurationError
+from minga.core.spec.fields import Section, whole
 from minga.core.spec.run_spec import RunSpec
 from minga.training.combinations.cautions import CAUTIONS
-from minga.training.combinations.judgement import cautions, check_combinations, nearest_allowed, refusals
+from minga.training.combinations.judgement import cautions, check_combinations, nearest_allowed, refusals, with_changes
 from minga.training.combinations.refusals import REFUSALS
 from minga.training.plugins_of_run import check_plugins
 from minga.training.strategy.synchronous import Synchronous
@@ -81,15 +82,23 @@ CASES = (
     Case(
         "R4",
         {**SECURE, **OWN},
-        NEEDS + 'mean gradients, not training.strategy = "own": its peers step with private optimizer moments, which '
-        f"nobody could recompute; {SYNCHRONOUS}",
+        NEEDS + 'contributions that any member can recompute, not those of training.strategy = "own": its peers step '
+        f"with private optimizer moments; {SYNCHRONOUS}",
         MOVEMENTS,
+    ),
+    Case(
+        "R4",
+        {**SECURE, **OWN},
+        NEEDS + f'contributions that any member can recompute, not those of training.strategy = "own"; {SYNCHRONOUS}',
     ),
     Case(
         "R5",
         {**SECURE, **OWN},
-        NEEDS + 'several contributions a round, not training.strategy = "own": of one there is nothing to clip or to '
-        f"compare; {SYNCHRONOUS}",
+        NEEDS
+        + 'contributions that any member can recompute, not those of training.strategy = "own"\n'
+        + NEEDS
+        + 'several contributions a round, not training.strategy = "own": of one there is nothing to clip or to '
+        f"compare\nfor all of this: {SYNCHRONOUS}",
         {"contributors": "best"},
     ),
     Case(
@@ -121,6 +130,14 @@ CASES = (
         {"contributors": "best"},
     ),
     Case(
+        "R8",
+        {**OWN, "model.recipe": "albert", "optimizer.name": "adamw"},
+        'training.strategy = "own" brings its own optimizer, which needs gradient descent without momentum and '
+        'clipping, not optimizer.name = "adamw" as it is set; set optimizer.name = "sgd" and set '
+        'optimizer.momentum = 0.0 and set optimizer.max_grad_norm = "off"',
+        {"owns_optimizer": True},
+    ),
+    Case(
         "R9",
         {"averaging.codec": "int8", "averaging.download_codec": "giving_back"},
         'averaging.download_codec = "giving_back" gives back to senders what means left out, which needs a sparse '
@@ -128,9 +145,35 @@ CASES = (
     ),
     Case(
         "R9",
+        {"averaging.codec": "giving_back"},
+        'averaging.codec = "giving_back" leaves out what senders take back by the mean: it is for means, not '
+        'contributions; set averaging.codec = "float16"',
+    ),
+    Case(
+        "R9",
+        {**OWN, "training.target_batch_size": 4097},
+        'training.target_batch_size = 4097 is not a multiple of the 3 fragments of training.strategy = "own"; set '
+        "training.target_batch_size = 4098",
+        {"fragments": 3},
+    ),
+    Case(
+        "R9",
+        {**OWN, "training.target_batch_size": 1},
+        'training.target_batch_size = 1 is not a multiple of the 3 fragments of training.strategy = "own"; set '
+        "training.target_batch_size = 3",
+        {"fragments": 3},
+    ),
+    Case(
+        "R9",
         {"averaging.codec": "loudest"},
         'averaging.codec = "loudest" leaves out of the means what nobody would make up for later: it is for '
         'contributions; set averaging.download_codec = "float16"',
+    ),
+    Case(
+        "R9",
+        {"averaging.codec": "topk", "averaging.download_codec": "randomk"},
+        'averaging.download_codec = "randomk" leaves out of the means what nobody would make up for later: it is for '
+        'contributions; set averaging.download_codec = "gtopk"',
     ),
     Case(
         "R9",
@@ -163,16 +206,16 @@ CASES = (
         'averaging.sketch = "block_means"; set averaging.average_parameters_every = 0',
     ),
     Case(
-        "R9",
-        {"averaging.codec": "gtopk"},
-        'averaging.codec = "gtopk" leaves out of contributions what nobody would make up for later: it is for means; '
-        'set averaging.codec = "float16"',
+        "R15",
+        {"averaging.codec": "int8", "averaging.residual_decay": 0.95},
+        'averaging.residual_decay = 0.95 is for residuals, and averaging.codec = "int8" leaves none; set '
+        "averaging.residual_decay = 1.0",
     ),
     Case(
         "R15",
-        {"averaging.codec": "int8", "averaging.residual_decay": 0.95, "averaging.warmup_rounds": 10},
-        'averaging.codec = "int8" has no residual to decay and nothing to warm up; set averaging.residual_decay = 1.0 '
-        "and set averaging.warmup_rounds = 0",
+        {**SKETCHED, "averaging.codec": "int8", "averaging.residual_decay": 0.95, "averaging.warmup_rounds": 10},
+        'averaging.warmup_rounds = 10 is for codecs that leave something out, not averaging.codec = "int8"; set '
+        "averaging.warmup_rounds = 0",
     ),
     Case(
         "R14",
@@ -205,7 +248,7 @@ def test_what_cannot_be_combined_is_refused_with_the_nearest_choice(case: Case) 
     with pytest.raises(ConfigurationError) as caught:
         check_plugins(spec)
     assert str(caught.value) == case.message
-    check_combinations(spec.amended(nearest_allowed(spec)))
+    check_combinations(with_changes(spec, nearest_allowed(spec)))
 
 
 def test_each_refusal_and_each_caution_has_a_case() -> None:
@@ -225,3 +268,28 @@ def test_error_feedback_of_gradients_warns_of_second_moments() -> None:
     assert not cautions(run_with({**LOUDEST, "optimizer.name": "sgd"}))
     assert not cautions(run_with({"optimizer.name": "adamw"}))
     assert not cautions(RunSpec.from_mapping({"name": "own", "model": {"recipe": "custom"}}).amended(LOUDEST))
+
+
+class Fragmented(Synchronous):
+    """Has settings, from which its facts follow."""
+
+    class Settings(Section):
+        """How many parts take turns."""
+
+        fragments: int = whole(1, 1, 100, "parts of the model")
+
+    @classmethod
+    def facts_for(cls, settings: Section) -> StrategyFacts:
+        assert isinstance(settings, cls.Settings)
+        return replace(cls.facts, fragments=settings.fragments)
+
+
+def test_another_strategy_comes_without_the_settings_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STRATEGIES._loaded, "own", Fragmented)
+    spec = RunSpec.from_mapping({"name": "x", "training": {"strategy": "own"}, "strategy": {"own": {"fragments": 3}}})
+    with pytest.raises(ConfigurationError, match=r"of the 3 fragments.*set training\.target_batch_size = 4095"):
+        check_combinations(spec)
+    secure = spec.amended(SECURE)
+    with pytest.raises(ConfigurationError, match=r'training\.strategy = "synchronous" and leave \[strategy\.own\] out'):
+        check_combinations(secure)
+    check_combinations(with_changes(secure, nearest_allowed(secure)))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from minga.averaging.codecs.dense import codec
-from minga.averaging.messages import Score
+from minga.averaging.messages import PeerScore
 from minga.averaging.planning.best_contributor import best_contributor
 from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.core.spec.run_spec import RunSpec
@@ -214,11 +214,13 @@ def test_between_rounds_each_step_draws_a_little_to_the_last_best_peer() -> None
     assert float(peer.x) == pytest.approx(4.0 + 0.1 * 2.0)  # it took two steps in the round before
 
 
-def test_a_round_of_several_ends_at_their_mean() -> None:
+def test_a_run_ends_at_the_centre() -> None:
     peers = [Peer(Leader, LeaderSettings(), 1) for _ in range(3)]
     for place, peer in enumerate(peers):
         peer.move_to(3.0 * place)
     take_round(peers, range(3))
+    for peer in peers:
+        peer.strategy.conclude()
     assert [(float(peer.x), float(peer.centre)) for peer in peers] == [(3.0, 3.0)] * 3
 
 
@@ -227,11 +229,11 @@ def test_the_score_is_the_mean_of_the_last_losses() -> None:
     assert peer.strategy.score is None
     for loss, wanted in ((6.0, 6.0), (2.0, 4.0), (1.0, 3.0), (0.0, 1.0)):
         peer.step(torch.zeros(6), loss)
-        assert peer.strategy.score == Score(wanted, early=loss > 1.0)
+        assert peer.strategy.score == PeerScore(wanted, early=loss > 1.0)
     peer.strategy.absorb(1, torch.zeros(6), ABSENT)
     assert peer.strategy.score is None  # it has nothing to give yet
     peer.step(torch.zeros(6), 5.0)
-    assert peer.strategy.score == Score(2.0)
+    assert peer.strategy.score == PeerScore(2.0)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 1e31])

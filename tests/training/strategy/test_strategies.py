@@ -27,6 +27,7 @@ from minga.testing.strategy_suite import (
 )
 from minga.training.plugins_of_run import check_plugins
 from minga.training.strategy.delayed import Delayed
+from minga.training.strategy.demo import Demo
 from minga.training.strategy.elastic import Elastic
 from minga.training.strategy.interface import ContributionFate, Strategy
 from minga.training.strategy.leader import Leader
@@ -40,7 +41,7 @@ class Waiting(Delayed):
     facts = replace(Delayed.facts, max_in_flight=0)
 
 
-@pytest.mark.parametrize("kind", [Synchronous, Delayed, Waiting, Elastic, Leader])
+@pytest.mark.parametrize("kind", [Synchronous, Delayed, Waiting, Elastic, Leader, Demo])
 @pytest.mark.parametrize("check", STRATEGY_CHECKS, ids=lambda check: check.__name__)
 def test_conformance(check: Callable[[type[Strategy]], None], kind: type[Strategy]) -> None:
     check(kind)
@@ -112,9 +113,8 @@ def test_the_suite_finds_a_strategy_that_keeps_what_the_residual_keeps() -> None
 
 
 def test_the_facts_of_minga_s_own() -> None:
-    names = ("synchronous", "delayed")
-    assert STRATEGIES.names()[:2] == names
-    assert [StrategyChoice(name).facts.max_in_flight for name in names] == [0, 1]
+    assert STRATEGIES.names() == ("synchronous", "delayed", "local", "leader", "elastic", "demo")
+    assert [StrategyChoice(name).facts.max_in_flight for name in STRATEGIES.names()] == [0, 1, 0, 0, 0, 0]
 
 
 def test_a_run_needs_a_strategy_and_a_codec_that_are_installed() -> None:

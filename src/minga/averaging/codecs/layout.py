@@ -102,8 +102,8 @@ class VectorLayout:
             )
         if needs_residual(self.download_choice or self.codec_choice):
             raise ConfigurationError(
-                f'the codec "{self.download_choice or self.codec_choice}" leaves out what it has to make up for later, '
-                'and means are not made up for: set averaging.download_codec to "gtopk", "union" or a dense codec'
+                f'means cannot travel by the codec "{self.download_choice or self.codec_choice}": they have no '
+                "residual for what it leaves out"
             )
 
     @cached_property

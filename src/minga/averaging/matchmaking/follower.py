@@ -11,7 +11,18 @@ from minga.averaging.clocking.registration import UPDATE_PERIOD_S
 from minga.averaging.contracts import Contributor
 from minga.averaging.matchmaking.acceptor import Acceptor
 from minga.averaging.matchmaking.leader import OutOfSyncError
-from minga.averaging.messages import FromLeader, Join, Limit, Plan, Prepare, Redirect, Report, Score, SignedPlan, Update
+from minga.averaging.messages import (
+    FromLeader,
+    Join,
+    Limit,
+    PeerScore,
+    Plan,
+    Prepare,
+    Redirect,
+    Report,
+    SignedPlan,
+    Update,
+)
 from minga.averaging.planning.signed_plan import accept_plan
 from minga.core.aio.hedging import racing
 from minga.core.errors import RejectedError, RemoteError, SilentError
@@ -34,7 +45,7 @@ class FollowedPlan(NamedTuple):
 
     plan: Plan
     note: bytes
-    said: frozenset[Score | None]
+    said: frozenset[PeerScore | None]
 
 
 async def ask_around(node: Node, peers: Sequence[PeerId], join: Join) -> Address | None:
@@ -101,7 +112,7 @@ async def follow(
 
 
 async def _listen(
-    stream: MessageStream, contributor: Contributor, acceptor: Acceptor, said: set[Score | None]
+    stream: MessageStream, contributor: Contributor, acceptor: Acceptor, said: set[PeerScore | None]
 ) -> Redirect | SignedPlan:
     while True:
         message: FromLeader = await stream.receive_one_of(FromLeader)
@@ -126,7 +137,7 @@ async def _watch(stream: MessageStream, contributor: Contributor, is_due: Callab
     raise SilentError("it leads, but does not close its group", peer=stream.peer)
 
 
-async def _send_updates(stream: MessageStream, contributor: Contributor, said: set[Score | None]) -> None:
+async def _send_updates(stream: MessageStream, contributor: Contributor, said: set[PeerScore | None]) -> None:
     """Tell the leader of each change: at once if this peer parked or paused, else every `UPDATE_PERIOD_S`, or as often
     as it would send signs of life, which is more rarely in a large group.
     """

@@ -12,11 +12,11 @@ import math
 from collections.abc import Collection, Mapping
 
 from minga.averaging.election import ranking
-from minga.averaging.messages import Plan, Score
+from minga.averaging.messages import PeerScore, Plan
 from minga.network.interface import PeerId
 
 
-def best_contributor(run_id: str, step: int, scores: Mapping[PeerId, Score | None]) -> PeerId | None:
+def best_contributor(run_id: str, step: int, scores: Mapping[PeerId, PeerScore | None]) -> PeerId | None:
     """The peer with the least score, those that are early coming last; None if there is no score that is a number."""
     rated = {
         peer: (score.early, score.value)
@@ -27,7 +27,7 @@ def best_contributor(run_id: str, step: int, scores: Mapping[PeerId, Score | Non
     return next(iter(ranking(run_id, step, [peer for peer, rate in rated.items() if rate == least])), None)
 
 
-def wrong_choice(run_id: str, plan: Plan, me: int, said: Collection[Score | None]) -> str | None:
+def wrong_choice(run_id: str, plan: Plan, me: int, said: Collection[PeerScore | None]) -> str | None:
     """Why the plan of a round with one contributor is wrong by what its member number `me` knows, which `said` these
     scores of itself in this step; None if it is not.
     """

@@ -21,7 +21,7 @@ from msgspec.structs import replace as with_fields
 from minga.averaging.clocking.registration import Registration
 from minga.averaging.election import ranking
 from minga.averaging.group import GroupSettings, SwarmView
-from minga.averaging.messages import Plan, Score
+from minga.averaging.messages import PeerScore, Plan
 from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
 from minga.averaging.planning.best_contributor import best_contributor, wrong_choice
 from minga.averaging.planning.contributor_choice import StepWork, resting
@@ -157,7 +157,7 @@ class PlanMaker:
 
     # ---- the member
 
-    def check(self, plan: Plan, said: Collection[Score | None] = ()) -> None:
+    def check(self, plan: Plan, said: Collection[PeerScore | None] = ()) -> None:
         """Raise `RejectedError`, naming the leader, if the plan is unfair by all that this peer knows, which `said`
         these scores of itself.
         """

@@ -17,57 +17,72 @@ from decimal import Decimal, localcontext
 from functools import cache
 from typing import Final
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 SIZE: Final = 64
 
+Columns = npt.NDArray[np.float64]
+
 _PI: Final = Decimal("3.14159265358979323846264338327950288419716939937510")
-
-
-def to_coefficients(numbers: torch.Tensor) -> torch.Tensor:
-    """The transforms of the columns of `numbers`, float64 [64, m]."""
-    columns = numbers
-    for size in _HALVINGS:
-        first, last = columns[: size // 2], columns[size // 2 :].flip(0)
-        columns = torch.cat([first + last, (first - last) * _halved_secants(size)], 1)
-    for size in reversed(_HALVINGS):
-        even, odd = columns.chunk(2, 1)
-        columns = even.new_empty(size, even.shape[1])
-        columns[0::2] = even
-        columns[1::2] = odd
-        columns[1:-1:2] += odd[1:]
-    return columns.mul_(_scales())
-
-
-def to_numbers(coefficients: torch.Tensor) -> torch.Tensor:
-    """The columns, float64 [64, m], whose transforms are those of `coefficients`."""
-    columns = coefficients * _scales()
-    for _ in _HALVINGS:
-        even, odd = columns[0::2], columns[1::2].clone()
-        odd[1:] += columns[1:-1:2]
-        columns = torch.cat([even, odd], 1)
-    for size in reversed(_HALVINGS):
-        sums, differences = columns.chunk(2, 1)
-        differences = differences * _halved_secants(size)
-        columns = torch.cat([sums + differences, (sums - differences).flip(0)])
-    return columns
-
-
 _HALVINGS: Final = (64, 32, 16, 8, 4, 2)
 
 
+def to_coefficients(numbers: Columns) -> Columns:
+    """The transforms of the columns of `numbers`, contiguous float64 [64, m], which are used up."""
+    whole, room = numbers, np.empty_like(numbers)
+    for size in _HALVINGS:
+        half, width = size // 2, whole.shape[1]
+        parts = room.reshape(half, 2 * width)
+        first, last = whole[:half], whole[: half - 1 : -1]
+        np.add(first, last, out=parts[:, :width])
+        np.subtract(first, last, out=parts[:, width:])
+        parts[:, width:] *= _halved_secants(size)
+        whole, room = parts, whole
+    for size in reversed(_HALVINGS):
+        width = whole.shape[1] // 2
+        even, odd = whole[:, :width], whole[:, width:]
+        merged = room.reshape(size, width)
+        merged[0::2] = even
+        merged[-1] = odd[-1]
+        np.add(odd[:-1], odd[1:], out=merged[1:-1:2])
+        whole, room = merged, whole
+    whole *= _scales()
+    return whole
+
+
+def to_numbers(coefficients: Columns) -> Columns:
+    """The columns, float64 [64, m], with these contiguous `coefficients`, which are used up."""
+    whole, room = coefficients, np.empty_like(coefficients)
+    whole *= _scales()
+    for size in _HALVINGS:
+        width = whole.shape[1]
+        parts = room.reshape(size // 2, 2 * width)
+        parts[:, :width] = whole[0::2]
+        parts[0, width:] = whole[1]
+        np.add(whole[1:-2:2], whole[3::2], out=parts[1:, width:])
+        whole, room = parts, whole
+    for size in reversed(_HALVINGS):
+        half, width = size // 2, whole.shape[1] // 2
+        sums, differences = whole[:, :width], whole[:, width:]
+        differences *= _halved_secants(size)
+        merged = room.reshape(size, width)
+        np.add(sums, differences, out=merged[:half])
+        np.subtract(sums, differences, out=merged[: half - 1 : -1])
+        whole, room = merged, whole
+    return whole
+
+
 @cache
-def _halved_secants(size: int) -> torch.Tensor:
+def _halved_secants(size: int) -> Columns:
     """1 / (2 cos((2 i + 1) pi / (2 size))) for each i below size / 2, float64 [size / 2, 1]."""
-    values = [1.0 / (2.0 * _cosine(2 * i + 1, 2 * size)) for i in range(size // 2)]
-    return torch.tensor(values, dtype=torch.float64, device="cpu")[:, None]
+    return np.array([[1.0 / (2.0 * _cosine(2 * i + 1, 2 * size))] for i in range(size // 2)])
 
 
 @cache
-def _scales() -> torch.Tensor:
+def _scales() -> Columns:
     """What makes the basis orthonormal, float64 [64, 1]."""
-    values = [math.sqrt(1 / SIZE)] + [math.sqrt(2 / SIZE)] * (SIZE - 1)
-    return torch.tensor(values, dtype=torch.float64, device="cpu")[:, None]
+    return np.array([[math.sqrt(1 / SIZE)]] + [[math.sqrt(2 / SIZE)]] * (SIZE - 1))
 
 
 def _cosine(part: int, whole: int) -> float:

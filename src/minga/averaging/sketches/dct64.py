@@ -20,10 +20,12 @@ import math
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from minga.averaging.codecs.layout import Shape, VectorLayout
-from minga.averaging.sketches.cosine_transform import SIZE, to_coefficients, to_numbers
+from minga.averaging.sketches.cosine_transform import SIZE, Columns, to_coefficients, to_numbers
 from minga.averaging.sketches.interface import Sketch
 
 _AT_ONCE: Final = 1 << 17
@@ -51,14 +53,15 @@ class _Blocks(NamedTuple):
         count = math.prod(self.grid)
         return (count, SIZE) if self.height == 1 else (count, SIZE, SIZE)
 
-    def elements_in(self, vector: torch.Tensor) -> torch.Tensor:
+    def elements_in(self, vector: torch.Tensor) -> npt.NDArray[np.float32]:
         """The tensor [rows, columns]."""
-        return vector[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
+        stop = self.start + self.rows * self.columns
+        return vector.detach().numpy()[self.start : stop].reshape(self.rows, self.columns)
 
-    def coefficients_in(self, values: torch.Tensor) -> torch.Tensor:
+    def coefficients_in(self, values: torch.Tensor) -> npt.NDArray[np.float32]:
         """Its coefficients [blocks below, blocks beside, height, 64]."""
         stop = self.values_start + math.prod(self.shape)
-        return values[self.values_start : stop].view(*self.grid, self.height, SIZE)
+        return values.detach().numpy()[self.values_start : stop].reshape(*self.grid, self.height, SIZE)
 
     def regions(self) -> Iterator[tuple[slice, slice]]:
         """Ranges of blocks below and beside one another, of which each is transformed at once."""
@@ -103,10 +106,10 @@ class DCT64(Sketch):
             for below, beside in each.regions():
                 target = coefficients[below, beside]
                 count, across, height, _ = target.shape
-                padded = torch.zeros(count * height, across * SIZE, dtype=torch.float64, device="cpu")
+                padded = np.zeros((count * height, across * SIZE))
                 source = elements[_times(below, height), _times(beside, SIZE)]
                 padded[: source.shape[0], : source.shape[1]] = source
-                target.copy_(_to_coefficients(padded.view(count, height, across, SIZE)))
+                target[...] = _to_coefficients(padded.reshape(count, height, across, SIZE))
         return values
 
     def expand(self, values: torch.Tensor, step: int) -> torch.Tensor:  # noqa: ARG002
@@ -116,8 +119,8 @@ class DCT64(Sketch):
             elements, coefficients = each.elements_in(vector), each.coefficients_in(values)
             for below, beside in each.regions():
                 target = elements[_times(below, each.height), _times(beside, SIZE)]
-                padded = _to_elements(coefficients[below, beside].double())
-                target.copy_(padded[: target.shape[0], : target.shape[1]])
+                padded = _to_elements(coefficients[below, beside].astype(np.float64))
+                target[...] = padded[: target.shape[0], : target.shape[1]]
         return vector
 
 
@@ -130,22 +133,21 @@ def _times(blocks: slice, size: int) -> slice:
     return slice(blocks.start * size, blocks.stop * size)
 
 
-def _to_coefficients(elements: torch.Tensor) -> torch.Tensor:
-    """From float64 [below, height, beside, 64] to [below, beside, height, 64]."""
+def _to_coefficients(elements: Columns) -> Columns:
+    """From float64 [below, height, beside, 64], which is used up, to [below, beside, height, 64]."""
     below, height, beside, _ = elements.shape
-    turned = elements.permute(1, 0, 2, 3).reshape(height, -1)
+    turned = np.ascontiguousarray(elements.transpose(1, 0, 2, 3)).reshape(height, -1)
     if height == SIZE:
         turned = to_coefficients(turned)
-    turned = turned.view(height, -1, SIZE).permute(2, 1, 0).reshape(SIZE, -1)
-    found = to_coefficients(turned).view(SIZE, below, beside, height)
-    return found.permute(1, 2, 3, 0)
+    turned = np.ascontiguousarray(turned.reshape(height, -1, SIZE).transpose(2, 1, 0)).reshape(SIZE, -1)
+    return to_coefficients(turned).reshape(SIZE, below, beside, height).transpose(1, 2, 3, 0)
 
 
-def _to_elements(coefficients: torch.Tensor) -> torch.Tensor:
+def _to_elements(coefficients: Columns) -> Columns:
     """From float64 [below, beside, height, 64] to the matrix [below height, beside 64]."""
     below, beside, height, _ = coefficients.shape
-    turned = to_numbers(coefficients.permute(3, 0, 1, 2).reshape(SIZE, -1))
-    turned = turned.view(SIZE, -1, height).permute(2, 1, 0).reshape(height, -1)
+    turned = to_numbers(np.ascontiguousarray(coefficients.transpose(3, 0, 1, 2)).reshape(SIZE, -1))
+    turned = np.ascontiguousarray(turned.reshape(SIZE, -1, height).transpose(2, 1, 0)).reshape(height, -1)
     if height == SIZE:
         turned = to_numbers(turned)
-    return turned.view(height, below, beside, SIZE).permute(1, 0, 2, 3).reshape(below * height, -1)
+    return turned.reshape(height, below, beside, SIZE).transpose(1, 0, 2, 3).reshape(below * height, -1)

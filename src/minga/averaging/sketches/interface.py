@@ -14,7 +14,7 @@ further ones (`registry.py`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -24,6 +24,7 @@ from minga.averaging.sketches.registry import SKETCHES
 from minga.core.errors import ConfigurationError
 from minga.core.spec.choices import resolved, spelled
 from minga.core.spec.fields import Section
+from minga.core.spec.sections import DEFAULT_SKETCH
 
 
 class Sketch(ABC):
@@ -67,9 +68,24 @@ class Sketch(ABC):
         """The layout of the values of the round of `step`: no peer with another sketch or other shapes has the same."""
         key = self.shapes(step), self.part(step)
         if key not in self._layouts:
-            label = f"{self.choice} {self.version} of {self.whole.shapes_digest} {key[1]}".rstrip()
+            words = (self.choice, str(self.version), "of", self.whole.shapes_digest, key[1], self.whole.label)
+            label = " ".join(word for word in words if word)
             self._layouts[key] = VectorLayout(key[0], self.whole.codec_choice, self.whole.download_choice, label)
         return self._layouts[key]
+
+    def part_of(self, fragment: VectorLayout, tensors: Sequence[int]) -> Sketch:  # noqa: ARG002
+        """The same map of vectors of the layout `fragment`, which have some `tensors` of the whole, by their places.
+
+        It has what of the basis belongs to these, in the same memory. Its steps are the rounds of this fragment alone.
+        Raises `ConfigurationError` for a sketch with a basis that does not say how.
+        """
+        if self.basis():
+            raise ConfigurationError(
+                f'sketch: "{self.name}" has a basis of the whole vector, and this run averages fragments in turn; '
+                f'set averaging.sketch = "{DEFAULT_SKETCH}"'
+            )
+        kind = type(self)
+        return kind(fragment, self.settings) if kind.Settings.model_fields else kind(fragment)
 
     @abstractmethod
     def project(self, vector: torch.Tensor, step: int) -> torch.Tensor:
@@ -123,7 +139,7 @@ def make_sketch(choice: str, whole: VectorLayout) -> Sketch:
         raise ConfigurationError(f"sketch: what an installed package brings as {found.spelling!r} is {sketch!r}")
     if whole.needs_residual and not sketch.is_lossless:
         raise ConfigurationError(
-            f'the codec "{whole.codec_choice}" and the sketch "{found.spelling}" both leave something out to make up '
-            'for it later: take one of them alone, with averaging.codec = "float16" or averaging.sketch = "identity"'
+            f'the codec "{whole.codec_choice}" and the sketch "{found.spelling}" both leave something out: one of '
+            "them can be made up for"
         )
     return sketch

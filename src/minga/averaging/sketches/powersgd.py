@@ -21,7 +21,8 @@ Source: PowerSGD (Vogels, Karimireddy and Jaggi 2019), in the alternating form t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from typing import NamedTuple
 
 import torch
@@ -41,16 +42,23 @@ class PowerSGDSettings(Section):
     start: int = whole(100, 0, 1_000_000, "rounds at the beginning that average whole gradients")
 
 
-class _Factors(NamedTuple):
-    """One tensor of the vector: its elements and, of a matrix that travels as a factor, the two bases."""
+class FactoredTensor(NamedTuple):
+    """One tensor of the vector; with both bases, if it is a matrix that travels as a factor."""
 
     shape: Shape
-    start: int
-    stop: int
-    left: torch.Tensor | None = None
+    seed: str
+    left: torch.Tensor | None
     """Float32 [rows, rank]."""
-    right: torch.Tensor | None = None
+    right: torch.Tensor | None
     """Float32 [columns, rank]."""
+
+    def own(self, step: int) -> torch.Tensor | None:
+        """The basis of the side that the round of `step` averages."""
+        return self.left if step % 2 == 0 else self.right
+
+    def other(self, step: int) -> torch.Tensor | None:
+        """That of the other side, on which this one is projected."""
+        return self.right if step % 2 == 0 else self.left
 
 
 class PowerSGD(Sketch):
@@ -66,20 +74,29 @@ class PowerSGD(Sketch):
         lengths = [[side[axis] for side in sides] for axis in (0, 1)]
         self._left, self._right = (_empty(sum(each), self.settings.rank) for each in lengths)
         lefts, rights = torch.split(self._left, lengths[0]), torch.split(self._right, lengths[1])
-        self._tensors: list[_Factors] = []
-        start = 0
-        for shape, numel, left, right in zip(whole.shapes, whole.numels, lefts, rights, strict=True):
-            bases = (left, right) if len(left) else (None, None)
-            self._tensors.append(_Factors(shape, start, start + numel, *bases))
-            start += numel
-        for number, basis, side in self._bases():
-            basis.copy_(orthonormal(torch.zeros_like(basis), self._seed(number, side)))
+        self.tensors: list[FactoredTensor] = []
+        """Those of the vector, in its order."""
+        for number, (shape, left, right) in enumerate(zip(whole.shapes, lefts, rights, strict=True)):
+            seed = f"powersgd {whole.shapes_digest} {number}"
+            if len(left):
+                self.tensors.append(FactoredTensor(shape, seed, left, right))
+                for basis in (left, right):
+                    basis.copy_(orthonormal(torch.zeros_like(basis), seed))
+            else:
+                self.tensors.append(FactoredTensor(shape, seed, None, None))
+
+    def part_of(self, fragment: VectorLayout, tensors: Sequence[int]) -> Sketch:
+        """See `Sketch`."""
+        part = copy(self)
+        Sketch.__init__(part, fragment, self.settings)
+        part.tensors = [self.tensors[place] for place in tensors]
+        return part
 
     def shapes(self, step: int) -> tuple[int | Shape, ...]:
         """The factors of one side, and all that travels as it is."""
         if step < self.settings.start:
             return self.whole.tensors
-        return tuple(each.shape if (own := _own(each, step)) is None else tuple(own.shape) for each in self._tensors)
+        return tuple(each.shape if (own := each.own(step)) is None else tuple(own.shape) for each in self.tensors)
 
     def part(self, step: int) -> str:
         """Which side it is."""
@@ -92,13 +109,12 @@ class PowerSGD(Sketch):
         if step < self.settings.start:
             return vector.clone()
         values = _empty(self.layout(step).total)
-        for each, piece in self._pieces(values, step):
-            source, basis = vector[each.start : each.stop], _other(each, step)
-            if basis is None:
-                piece.copy_(source)
+        for each, source, target in self._pieces(vector, values, step):
+            if (basis := each.other(step)) is None:
+                target.copy_(source)
             else:
-                matrix = _turned(source, each, step)
-                torch.mm(matrix, basis, out=piece.view(len(matrix), -1))
+                matrix = source.view(_sides(each.shape))
+                torch.mm(matrix if step % 2 == 0 else matrix.T, basis, out=target.view(-1, basis.shape[1]))
         return values
 
     def expand(self, values: torch.Tensor, step: int) -> torch.Tensor:
@@ -106,14 +122,13 @@ class PowerSGD(Sketch):
         if step < self.settings.start:
             return values.clone()
         vector = _empty(self.whole.total)
-        for each, piece in self._pieces(values, step):
-            target, basis = vector[each.start : each.stop], _other(each, step)
-            if basis is None:
-                target.copy_(piece)
+        for each, target, source in self._pieces(vector, values, step):
+            if (basis := each.other(step)) is None:
+                target.copy_(source)
             elif step % 2 == 0:
-                _multiply(piece.view(-1, basis.shape[1]), basis, target)
+                _multiply(source.view(-1, basis.shape[1]), basis, target)
             else:
-                _multiply(basis, piece.view(-1, basis.shape[1]), target)
+                _multiply(basis, source.view(-1, basis.shape[1]), target)
         return vector
 
     def basis(self) -> Mapping[str, torch.Tensor]:
@@ -124,21 +139,16 @@ class PowerSGD(Sketch):
         """The mean of one side becomes the basis of that side."""
         if step < self.settings.start:
             return
-        for number, (each, piece) in enumerate(self._pieces(mean, step)):
-            if (own := _own(each, step)) is not None:
-                own.copy_(orthonormal(piece.view(own.shape), self._seed(number, self.part(step))))
+        for each, piece in zip(self.tensors, torch.split(mean, list(self.layout(step).numels)), strict=True):
+            if (own := each.own(step)) is not None:
+                own.copy_(orthonormal(piece.view(own.shape), each.seed))
 
-    def _pieces(self, values: torch.Tensor, step: int) -> Iterator[tuple[_Factors, torch.Tensor]]:
-        yield from zip(self._tensors, torch.split(values, list(self.layout(step).numels)), strict=True)
-
-    def _bases(self) -> Iterator[tuple[int, torch.Tensor, str]]:
-        for number, each in enumerate(self._tensors):
-            if each.left is not None and each.right is not None:
-                yield number, each.left, "rows"
-                yield number, each.right, "columns"
-
-    def _seed(self, number: int, side: str) -> str:
-        return f"powersgd {self.whole.shapes_digest} {number} {side}"
+    def _pieces(
+        self, vector: torch.Tensor, values: torch.Tensor, step: int
+    ) -> Iterator[tuple[FactoredTensor, torch.Tensor, torch.Tensor]]:
+        """Each tensor, with its elements and its values in the round of `step`."""
+        elements = torch.split(vector, list(self.whole.numels))
+        yield from zip(self.tensors, elements, torch.split(values, list(self.layout(step).numels)), strict=True)
 
 
 def _empty(*size: int) -> torch.Tensor:
@@ -155,21 +165,6 @@ def _is_low(shape: Shape, settings: PowerSGDSettings) -> bool:
         return False
     rows, columns = _sides(shape)
     return settings.rank * (rows + columns) * settings.ratio < rows * columns
-
-
-def _own(each: _Factors, step: int) -> torch.Tensor | None:
-    """The basis of the side that the round of `step` averages."""
-    return each.left if step % 2 == 0 else each.right
-
-
-def _other(each: _Factors, step: int) -> torch.Tensor | None:
-    return each.right if step % 2 == 0 else each.left
-
-
-def _turned(source: torch.Tensor, each: _Factors, step: int) -> torch.Tensor:
-    """The matrix with the axis of the round's side first."""
-    matrix = source.view(_sides(each.shape))
-    return matrix if step % 2 == 0 else matrix.T
 
 
 def _multiply(left: torch.Tensor, right: torch.Tensor, target: torch.Tensor) -> None:

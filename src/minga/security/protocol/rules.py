@@ -72,10 +72,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
         """The rules of a run. Raises `ConfigurationError` for codecs whose bytes others cannot make again."""
         for codec in (segment.codecs.upload for segment in layout.segments):
             if codec.needs_residual or not (codec.recomputable and codec.has_fixed_size):
-                raise ConfigurationError(
-                    f'security.verification = "byzantine" needs a codec of fixed size whose bytes others can make '
-                    f'again, not "{codec.choice}": use "float16" or "int8"'
-                )
+                raise ConfigurationError(f'members cannot make the bytes of the codec "{codec.choice}" again')
         thresholds, is_usual = settings.thresholds, settings.aggregator == DEFAULT_AGGREGATOR
         return cls(
             layout.codec_choice,

@@ -118,6 +118,7 @@ class SizeOnlyReplica:
         self.history = _hash(f"minga ghost {spec.training.seed}")
         """64 hexadecimal digits that stand for all rounds applied so far."""
         self._vector = SizeOnlyVector(model, spec.averaging.codec, spec.averaging.download_codec)
+        self._fragments: tuple[VectorLayout, ...] = (self._vector.layout,)
         self._mean = ""
 
     @property
@@ -130,9 +131,17 @@ class SizeOnlyReplica:
         """There is nothing to round."""
         return True
 
-    def layout_of(self, step: int) -> VectorLayout:  # noqa: ARG002
-        """All rounds average the whole vector."""
-        return self._vector.layout
+    def layout_of(self, step: int) -> VectorLayout:
+        """All rounds average the whole vector, unless the strategy says something else."""
+        return self._fragments[step % len(self._fragments)]
+
+    def define_fragments(
+        self,
+        fragments: Sequence[VectorLayout],
+        tensors: Sequence[Sequence[int]],  # noqa: ARG002
+    ) -> None:
+        """Average vectors of these layouts in turn."""
+        self._fragments = tuple(fragments)
 
     def project(
         self,
@@ -174,13 +183,22 @@ class SizeOnlyReplica:
         """There is nothing to change."""
         return True
 
-    def adopt(self, values: torch.Tensor, step: int) -> None:
+    def step_by(self, gradients: torch.Tensor) -> bool:  # noqa: ARG002
+        """There is nothing to change."""
+        return True
+
+    def adopt(self, values: torch.Tensor, step: int) -> torch.Tensor:
         """Note that the mean of the last round led to `step`."""
         self.apply(values, step)
+        return values
 
     def read_values(self) -> torch.Tensor:
         """A vector without numbers."""
         return self._vector.new()
+
+    def rounded(self, values: torch.Tensor) -> torch.Tensor:
+        """There is nothing to round."""
+        return values
 
     def write_values(self, values: torch.Tensor) -> None:
         """There is nothing to set."""
@@ -198,6 +216,10 @@ class SizeOnlyReplica:
 
     def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """There is nothing to put back."""
+
+    def strategy_tensors(self) -> dict[str, torch.Tensor]:
+        """None."""
+        return {}
 
     def capture(self) -> StateSnapshot:
         """The state after the last step: its sizes and the history."""

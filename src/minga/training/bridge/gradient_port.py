@@ -36,7 +36,7 @@ import torch
 
 from minga.averaging.messages import Report
 from minga.averaging.strategy_choice import StrategyChoice
-from minga.core.errors import NonFiniteError
+from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.training.bridge.moving_average import MovingAverage
 from minga.training.bridge.thread_bridge import TrainingThread
 from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
@@ -83,6 +83,7 @@ class GradientPort(TrainingThread):
         self._facts = self._strategy.facts
         self._parks = self._facts.max_in_flight == 0
         self._strategy.begin(replica)
+        _take_over(self._strategy, replica.strategy_tensors())
         self._phase = PortPhase.OPEN
         self._limit: int | None = None
         self._next_limit: int | None = None
@@ -216,14 +217,18 @@ class GradientPort(TrainingThread):
         """The round came to nothing: what was sealed counts again, for the next group."""
         await self._loop.run_in_executor(None, self._unseal)
 
-    def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate, contributors: int = 1) -> None:
+    def absorb(
+        self, round: int, mean: torch.Tensor, fate: ContributionFate, contributors: int = 1, earlier: int = 0
+    ) -> None:
         """The round that leads to global step `round` counted: let the strategy change the replica by its mean, which
         is one of so many contributions.
 
-        For the training thread; `reopen` comes after it.
+        It has what was sealed so many attempts `earlier` than the last. For the training thread; `reopen` comes after.
         """
         with self._strategy.arithmetic:
             self._strategy.note_contributors(contributors)
+            if earlier:
+                self._strategy.counted_earlier(earlier)
             self._strategy.absorb(round, mean, fate)
 
     def reopen(self, limit: int | None = None) -> None:
@@ -263,6 +268,11 @@ class GradientPort(TrainingThread):
                     raise ValueError(f"it has no {name[:80]!r} that fits to the model")
             strategy.restored(strategy.shared_tensors(), strategy.replica.step, local)
 
+    def conclude(self) -> None:
+        """The run is over: the replica is left with what all share. For the training thread."""
+        with self._strategy.arithmetic:
+            self._strategy.conclude()
+
     def missed(self, rounds: int) -> Recovery:
         """What this peer does that missed so many rounds. For the training thread."""
         return self._strategy.missed(rounds)
@@ -286,7 +296,8 @@ class GradientPort(TrainingThread):
     def _is_ahead(self) -> bool:
         """Whether there is enough for the next step already, as far as one knows."""
         if self._next_limit is not None:
-            return self._strategy.samples - self._strategy.complete_samples >= self._next_limit
+            further = self._strategy.samples - self._strategy.complete_samples
+            return further >= self._strategy.most_windows * self._next_limit
         return not self._strategy.complete_samples or self._strategy.is_ahead(self._last_samples)
 
     def _has_enough(self, samples: int) -> bool:
@@ -336,6 +347,23 @@ class GradientPort(TrainingThread):
                 self._phase = PortPhase.OPEN  # and parks at the next boundary, with what came since
                 self._next_limit = None
         self._wake()
+
+
+def _take_over(strategy: Strategy, kept: Mapping[str, torch.Tensor]) -> None:
+    """Have the strategy go on from its tensors in the checkpoint that the replica was restored to.
+
+    Raises `ConfigurationError` if they are those of another strategy.
+    """
+    if not kept:
+        return
+    shared = dict(strategy.shared_tensors())
+    for name in sorted(kept.keys() | {name for name in shared if name.startswith("strategy/")}):
+        one, other = kept.get(name), shared.get(name)
+        if one is None or other is None or (one.shape, one.dtype) != (other.shape, other.dtype):
+            raise ConfigurationError(
+                f"the checkpoint does not fit the strategy of this run: {name[:80]} is not in both"
+            )
+    strategy.restored({**shared, **kept}, strategy.replica.step, None)
 
 
 def _tensors_of(snapshot: StateSnapshot) -> dict[str, torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minga.averaging.codecs.layout import VectorLayout, codecs_of, usual_download
+from minga.averaging.codecs.layout import VectorLayout, codecs_of
 from minga.averaging.sketches.interface import make_sketch
 from minga.averaging.strategy_choice import StrategyFacts, facts_of
 from minga.core.spec.run_spec import RunSpec
@@ -21,12 +21,14 @@ class CodecFacts:
     leaves_out: whether senders have to keep what it leaves out, and add it to later contributions.
     recomputable: whether anybody who has the values can make the same bytes again, as many as for any other values.
     returns: whether, as a download codec, it gives back to the senders what of their contributions the mean left out.
+    usual_download: how the means of such contributions travel where the run does not say; None: by this codec, too.
     """
 
     choice: str
     leaves_out: bool
     recomputable: bool
     returns: bool
+    usual_download: str | None
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class RunFacts:
     """What follows from a run spec, the same on all peers.
 
     `own_download` says whether means travel by another codec than contributions. `has_moments`: whether the optimizer
-    divides by a mean of squared gradients; never if the program brings its own.
+    divides by a mean of squared gradients; never if the program brings its own. `is_plain_descent`: whether it is
+    gradient descent without momentum and clipping; always if the program brings its own, which is looked at later.
     """
 
     strategy_name: str
@@ -58,6 +61,7 @@ class RunFacts:
     is_verified: bool
     optimizer: str
     has_moments: bool
+    is_plain_descent: bool
     average_parameters_every: int
     residual_decay: float
     warmup_rounds: int
@@ -72,17 +76,20 @@ class RunFacts:
 def facts_of_run(spec: RunSpec) -> RunFacts:
     """The facts of this run. Raises `ConfigurationError` for a strategy, codec or sketch that is not installed."""
     averaging, training = spec.averaging, spec.training
-    brings_own = spec.model.recipe == "custom"
+    upload = codec_facts(averaging.codec)
+    brings_own, optimizer = spec.model.recipe == "custom", spec.optimizer
+    is_plain = (optimizer.name, optimizer.momentum, optimizer.max_grad_norm) == ("sgd", 0.0, None)
     return RunFacts(
         strategy_name=training.strategy,
         strategy=facts_of(spec),
-        upload=codec_facts(averaging.codec),
-        download=codec_facts(averaging.download_codec or usual_download(averaging.codec) or averaging.codec),
+        upload=upload,
+        download=codec_facts(averaging.download_codec or upload.usual_download or averaging.codec),
         own_download=averaging.download_codec is not None,
         sketch=sketch_facts(averaging.sketch),
         is_verified=spec.security.verification == "byzantine",
-        optimizer=spec.optimizer.name,
-        has_moments=not brings_own and spec.optimizer.name in MOMENT_OPTIMIZERS,
+        optimizer=optimizer.name,
+        has_moments=not brings_own and optimizer.name in MOMENT_OPTIMIZERS,
+        is_plain_descent=brings_own or is_plain,
         average_parameters_every=averaging.average_parameters_every,
         residual_decay=averaging.residual_decay,
         warmup_rounds=averaging.warmup_rounds,
@@ -98,6 +105,7 @@ def codec_facts(choice: str) -> CodecFacts:
         leaves_out=any(each.needs_residual for each in found),
         recomputable=all(each.recomputable and each.has_fixed_size for each in found),
         returns=any(each.returns for each in found),
+        usual_download=next((each.usual_download for each in found if each.usual_download), None),
     )
 
 
@@ -106,7 +114,7 @@ def sketch_facts(choice: str) -> SketchFacts:
     if choice == DEFAULT_SKETCH:
         return SketchFacts(choice, is_identity=True, leaves_out=False)
     found = make_sketch(choice, _SMALL)
-    return SketchFacts(choice, found.is_identity, leaves_out=not found.is_identity)
+    return SketchFacts(choice, found.is_identity, leaves_out=not found.is_lossless)
 
 
 _SMALL = VectorLayout(((4, 4),), "float32")

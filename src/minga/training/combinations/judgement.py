@@ -6,7 +6,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.training.combinations.cautions import CAUTIONS
 from minga.training.combinations.facts import facts_of_run
-from minga.training.combinations.refusals import REFUSALS
+from minga.training.combinations.refusals import REFUSALS, STRATEGY
 from minga.training.combinations.rule import Changes, Ruling, advice, find
 
 
@@ -26,18 +26,28 @@ def check_combinations(spec: RunSpec) -> None:
     if not found:
         return
     reasons = [each.reason for each in found]
-    way_out = advice(nearest_allowed(spec))
+    changes = nearest_allowed(spec)
+    way_out = advice(changes)
+    if STRATEGY in changes and spec.strategy:
+        way_out += f" and leave [strategy.{spec.training.strategy}] out"
     if len(reasons) == 1:
         raise ConfigurationError(f"{reasons[0]}; {way_out}")
     raise ConfigurationError("\n".join([*reasons, f"for all of this: {way_out}"]))
 
 
 def nearest_allowed(spec: RunSpec) -> Changes:
-    """The settings to change for an allowed run, one rule after the other; `spec.amended` takes them."""
+    """The settings to change for an allowed run, one rule after the other; `with_changes` takes them."""
     changes: dict[str, object] = {}
     for _ in REFUSALS:  # a change takes one refusal back at least, so there are never more of them
-        found = refusals(spec.amended(changes))
+        found = refusals(with_changes(spec, changes))
         if not found:
             break
         changes.update(found[0].instead)
     return changes
+
+
+def with_changes(spec: RunSpec, changes: Changes) -> RunSpec:
+    """The spec with these settings; with another strategy, without the settings of the one before."""
+    if changes.get(STRATEGY, spec.training.strategy) != spec.training.strategy:
+        spec = spec.model_copy(update={"strategy": {}})
+    return spec.amended(changes)

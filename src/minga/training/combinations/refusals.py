@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from minga.core.spec.sections import DEFAULT_SKETCH, TrainingSection
+from minga.core.spec.sections import DEFAULT_SKETCH, MAX_BATCH, TrainingSection
 from minga.training.combinations.facts import RunFacts
-from minga.training.combinations.rule import Changes, Rule, setting
+from minga.training.combinations.rule import Rule, setting
 
 UPLOAD: Final = "averaging.codec"
 DOWNLOAD: Final = "averaging.download_codec"
@@ -17,9 +17,15 @@ DECAY: Final = "averaging.residual_decay"
 WARM_UP: Final = "averaging.warmup_rounds"
 BATCH: Final = "training.target_batch_size"
 
+OPTIMIZER: Final = "optimizer.name"
+
 ALL_OF_IT: Final = {UPLOAD: "float16"}
 WHOLE_VECTORS: Final = {SKETCH: DEFAULT_SKETCH}
-SYNCHRONOUS: Final = {STRATEGY: "synchronous"}
+CHECKED_STRATEGY: Final = "synchronous"
+"""A name and no fact: members of checked runs do what this strategy does, and ask no strategy for it."""
+
+PLAIN_DESCENT: Final = {OPTIMIZER: "sgd", "optimizer.momentum": 0.0, "optimizer.max_grad_norm": "off"}
+SYNCHRONOUS: Final = {STRATEGY: CHECKED_STRATEGY}
 VERIFIED: Final = 'security.verification = "byzantine"'
 
 
@@ -48,13 +54,20 @@ def _sends_whole(run: RunFacts) -> bool:
     return run.strategy.payload == "parameters" or run.strategy.contributors == "best"
 
 
+def _nearest_multiple(run: RunFacts) -> int:
+    """A target batch size that the fragments divide."""
+    fragments = run.strategy.fragments
+    wanted = int(run.target_batch_size)
+    return max(fragments, min(wanted + fragments // 2, MAX_BATCH) // fragments * fragments)
+
+
+def _codec_of_means(run: RunFacts) -> str:
+    """What the means of such contributions travel by."""
+    return run.upload.usual_download or "float16"
+
+
 def _what(run: RunFacts) -> str:
     return "one peer's parameters once" if run.strategy.contributors == "best" else "parameters"
-
-
-def _a_multiple(run: RunFacts) -> Changes:
-    target, fragments = run.target_batch_size, run.strategy.fragments
-    return {BATCH: max(1, target // fragments) * fragments} if isinstance(target, int) else {}
 
 
 VERIFICATION: Final = (
@@ -80,7 +93,7 @@ VERIFICATION: Final = (
     Rule(
         "R3",
         "checked runs, and rounds that run while peers compute",
-        lambda run: run.is_verified and _sends_gradients(run) and run.strategy.max_in_flight > 0,
+        lambda run: run.is_verified and run.strategy.max_in_flight > 0,
         lambda run: (
             f"{VERIFIED} needs a strategy whose peers wait for each round, not {_strategy(run)}: members check the "
             "gradients of the step that they take"
@@ -89,11 +102,11 @@ VERIFICATION: Final = (
     ),
     Rule(
         "R4",
-        "checked runs, and peers that step on their own",
-        lambda run: run.is_verified and not _sends_gradients(run),
+        "checked runs, and peers that step on their own, or a strategy of another package",
+        lambda run: run.is_verified and run.strategy.max_in_flight == 0 and run.strategy_name != CHECKED_STRATEGY,
         lambda run: (
-            f"{VERIFIED} needs mean gradients, not {_strategy(run)}: its peers step with private optimizer moments, "
-            "which nobody could recompute"
+            f"{VERIFIED} needs contributions that any member can recompute, not those of {_strategy(run)}"
+            + ("" if _sends_gradients(run) else ": its peers step with private optimizer moments")
         ),
         SYNCHRONOUS,
     ),
@@ -164,24 +177,34 @@ OTHERS: Final = (
     ),
     Rule(
         "R9",
+        "contributions by a codec that gives back to senders",
+        lambda run: run.upload.returns,
+        lambda run: f"{_upload(run)} leaves out what senders take back by the mean: it is for means, not contributions",
+        ALL_OF_IT,
+    ),
+    Rule(
+        "R8",
+        "strategies that bring their own optimizer, and another one",
+        lambda run: run.strategy.owns_optimizer and not run.is_plain_descent,
+        lambda run: (
+            f"{_strategy(run)} brings its own optimizer, which needs gradient descent without momentum and clipping, "
+            f"not {setting(OPTIMIZER, run.optimizer)} as it is set"
+        ),
+        PLAIN_DESCENT,
+    ),
+    Rule(
+        "R9",
         "means by a codec that leaves something out",
         lambda run: run.download.leaves_out,
         lambda run: (
             f"{_download(run)} leaves out of the means what nobody would make up for later: it is for contributions"
         ),
-        {DOWNLOAD: "float16"},
-    ),
-    Rule(
-        "R9",
-        "contributions by a codec for means",
-        lambda run: run.upload.returns,
-        lambda run: f"{_upload(run)} leaves out of contributions what nobody would make up for later: it is for means",
-        ALL_OF_IT,
+        {DOWNLOAD: _codec_of_means},
     ),
     Rule(
         "R9",
         "means that give back to senders, and a codec of uploads that keeps nothing",
-        lambda run: run.download.returns and run.own_download and not run.upload.leaves_out,
+        lambda run: run.own_download and run.download.returns and not run.upload.leaves_out,
         lambda run: (
             f"{_download(run)} gives back to senders what means left out, which needs a sparse {UPLOAD}, not "
             f"{_upload(run)}: nobody would keep it"
@@ -196,7 +219,7 @@ OTHERS: Final = (
             f"{setting(BATCH, run.target_batch_size)} is not a multiple of the {run.strategy.fragments} fragments of "
             f"{_strategy(run)}"
         ),
-        _a_multiple,
+        {BATCH: _nearest_multiple},
     ),
     Rule(
         "R13",
@@ -211,16 +234,23 @@ OTHERS: Final = (
     Rule(
         "R14",
         "a codec and a sketch that both leave something out",
-        lambda run: run.upload.leaves_out and not run.sketch.is_identity,
+        lambda run: run.upload.leaves_out and run.sketch.leaves_out,
         lambda run: f"{_upload(run)} and {_sketch(run)} both leave something out: one of them can be made up for",
         ALL_OF_IT,
     ),
     Rule(
         "R15",
-        "a decay of residuals or a warm-up, and a codec that leaves nothing out",
-        lambda run: not run.upload.leaves_out and (run.residual_decay != 1.0 or run.warmup_rounds > 0),
-        lambda run: f"{_upload(run)} has no residual to decay and nothing to warm up",
-        {DECAY: 1.0, WARM_UP: 0},
+        "a decay of residuals, and nothing that is left out",
+        lambda run: run.residual_decay != 1.0 and not run.leaves_out,
+        lambda run: f"{setting(DECAY, run.residual_decay)} is for residuals, and {_upload(run)} leaves none",
+        {DECAY: 1.0},
+    ),
+    Rule(
+        "R15",
+        "a warm-up, and a codec that leaves nothing out",
+        lambda run: run.warmup_rounds > 0 and not run.upload.leaves_out,
+        lambda run: f"{setting(WARM_UP, run.warmup_rounds)} is for codecs that leave something out, not {_upload(run)}",
+        {WARM_UP: 0},
     ),
 )
 """What cannot be in any run."""

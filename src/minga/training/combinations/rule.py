@@ -11,6 +11,9 @@ from minga.training.combinations.facts import RunFacts
 Changes = Mapping[str, Any]
 """Settings by their keys in the run spec, such as averaging.codec; None is to leave the setting out."""
 
+Instead = Mapping[str, Any | Callable[[RunFacts], Any]]
+"""The same, where some values depend on the run."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -28,7 +31,7 @@ class Rule:
     title: str
     applies: Callable[[RunFacts], bool]
     reason: Callable[[RunFacts], str]
-    instead: Changes | Callable[[RunFacts], Changes] = field(default_factory=dict)
+    instead: Instead = field(default_factory=dict)
 
     @property
     def refuses(self) -> bool:
@@ -51,8 +54,8 @@ def find(rules: tuple[Rule, ...], run: RunFacts) -> tuple[Ruling, ...]:
 
 
 def _ruling(rule: Rule, run: RunFacts) -> Ruling:
-    instead = rule.instead(run) if callable(rule.instead) else rule.instead
-    return Ruling(rule.code, rule.reason(run), instead)
+    changes = {key: value(run) if callable(value) else value for key, value in rule.instead.items()}
+    return Ruling(rule.code, rule.reason(run), changes)
 
 
 def advice(changes: Changes) -> str:

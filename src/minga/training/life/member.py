@@ -222,6 +222,7 @@ class Member:
             self._publisher.set_status("finished")
             if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
                 self.on_finished(await self._synchroniser.capture())
+            await self._port.request("conclude", self._port.conclude)
             await see_others_off(self.swarm_view, self.view, self.step)
             await self.receipts.flush(FLUSH_S)
             self._port.close(RunFinishedError(f"the run is complete after {self.step} steps"))
@@ -361,6 +362,7 @@ class Member:
 
     async def _contribution(self, plan: Plan) -> tuple[torch.Tensor | None, int]:
         """What this peer brings to a round of the present step, and the samples that it has for it."""
+        self.replica_step.begin(plan)
         vector, samples = await self._port.seal()
         if plan.scores and plan.rank_of(self._node.peer_id) not in plan.contributors:
             return None, samples
@@ -393,7 +395,7 @@ class Member:
         is_alone = not self.swarm_view.active()
         state = await self.replica_step.take(outcome, self._result, fate, limit, is_alone=is_alone)
         self._formation.previous = await hashing
-        self._too_slow.note(plan, limit, report)
+        self._too_slow.note(plan, report)
         self.step, self.in_doubt = step, False
         members = len(plan.members) - len(outcome.lost)
         self._node.events.emit(StepApplied(step=step, samples=samples, members=members, batch=batch))
@@ -405,7 +407,11 @@ class Member:
         return asyncio.get_running_loop().run_in_executor(None, self._replica.fingerprint, self._result, name)
 
     def _limit_by(self, plan: Plan) -> int | None:
-        """At how many samples this peer stops in the next step, unless the leader of that says something else."""
+        """At how many samples this peer stops in the next step, unless the leader of that says something else; at none
+        if there is no next one.
+        """
+        if plan.step + 1 == self._last_step():
+            return 0
         me = [member.peer_id for member in plan.members].index(self._node.peer_id)
         return plan.limits[me] if plan.limits else None
 

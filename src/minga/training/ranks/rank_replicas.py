@@ -113,15 +113,19 @@ class LeaderReplica(RankReplica):
         gradients = self.vector.new()
         if not self.accumulate(gradients, 1.0):
             return False
-        self._ranks.announce(Header(INNER))
-        self._share_vector(gradients)
         return self.step_by(gradients)
 
-    def adopt(self, values: torch.Tensor, step: int) -> None:
+    def step_by(self, gradients: torch.Tensor) -> bool:
+        """The same by the gradients in a vector."""
+        self._ranks.announce(Header(INNER))
+        self._share_vector(gradients)
+        return super().step_by(gradients)
+
+    def adopt(self, values: torch.Tensor, step: int) -> torch.Tensor:
         """Come to `step` with these parameters in all ranks."""
         self._ranks.announce(Header(ADOPT, step))
         self._share_vector(values)
-        super().adopt(values, step)
+        return super().adopt(values, step)
 
     def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Put some tensors back, and have the other ranks take over everything that is here then."""
@@ -189,6 +193,7 @@ class FollowerReplica(RankReplica):
                 self.amend(msgspec.json.decode(self._ranks.share_bytes(), type=dict[str, Any]))
             elif header.kind == RESTORE:
                 self.restore(self._receive(header))
+                self.strategy_tensors()  # rank 0 alone has a strategy
             elif header.kind == FAIL:
                 raise ClosedError(f"rank 0 of this peer ended: {self._ranks.share_bytes().decode('utf-8', 'replace')}")
             else:

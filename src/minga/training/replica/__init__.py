@@ -5,7 +5,7 @@
 
 Read: interface (the replica seam), replica (for real models), flat_vector (tensors as one vector), buffers (averaged
 buffers), update_rules (what a recipe says about updates), host_memory (updates in RAM), build_optimizer (from the run
-spec).
+spec), optimizer_check (which optimizers can be driven so).
 
 Used on the training thread only; called by training/optimizer, strategy and life. It knows no peers.
 """

@@ -130,6 +130,19 @@ class ParameterVector:
         for parameter, part in zip(self._parameters, self._slices(vector), strict=False):
             parameter.copy_(part.view(parameter.shape))
 
+    @torch.no_grad()
+    def rounded(self, vector: torch.Tensor) -> torch.Tensor:
+        """What `read_values` gives of the parameters once such a vector was written; the vector itself if that is it.
+
+        Elements beyond the parameters stay.
+        """
+        if all(parameter.dtype in (torch.float32, torch.float64) for parameter in self._parameters):
+            return vector
+        found = vector.clone()
+        for parameter, part in zip(self._parameters, self._slices(found), strict=False):
+            part.copy_(part.to(parameter.dtype))
+        return found
+
     def parameters(self) -> list[torch.Tensor]:
         """The parameters in the vector, in its order."""
         return list(self._parameters)

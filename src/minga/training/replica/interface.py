@@ -6,7 +6,7 @@ matters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -66,6 +66,14 @@ class ReplicaInterface(Protocol):
     def forget_left_out(self) -> None:
         """Drop what `project` left out: a round may have counted some of it, and nobody can say how much."""
 
+    def define_fragments(self, fragments: Sequence[VectorLayout], tensors: Sequence[Sequence[int]]) -> None:
+        """From now on rounds average vectors of these layouts, the round of step r that of place r modulo their number,
+        in the place of the whole vector. Each has some tensors of the whole, `tensors` says which by their places.
+
+        `contribution` and `absorb` of the strategy have them, too. Raises `ConfigurationError` for a sketch that has a
+        basis of the whole vector only.
+        """
+
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
         """Add the present mean gradients, `weight` times, to an accumulator; False if they are not finite."""
 
@@ -88,13 +96,19 @@ class ReplicaInterface(Protocol):
         nothing changed, if the gradients are not finite.
         """
 
-    def adopt(self, values: torch.Tensor, step: int) -> None:
+    def step_by(self, gradients: torch.Tensor) -> bool:
+        """The same by the gradients in an accumulator, which are finite; averaged buffers stay this peer's."""
+
+    def adopt(self, values: torch.Tensor, step: int) -> torch.Tensor:
         """Come to global step `step` with these parameters, as `read_values` has them, instead of by an optimizer step;
-        learning-rate schedules go on.
+        learning-rate schedules go on. Returns them as the model's rules changed them, or `values` itself.
         """
 
     def read_values(self) -> torch.Tensor:
         """The parameters as a vector, with the movements of averaged buffers since the last global step."""
+
+    def rounded(self, values: torch.Tensor) -> torch.Tensor:
+        """What `read_values` gives after such a vector was written, in parameters of fewer bits; or `values` itself."""
 
     def write_values(self, values: torch.Tensor) -> None:
         """Set the parameters from such a vector."""
@@ -112,6 +126,9 @@ class ReplicaInterface(Protocol):
 
     def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Put some of the tensors that `tensors` had back in place."""
+
+    def strategy_tensors(self) -> Mapping[str, torch.Tensor]:
+        """Those named `strategy/…` of the state that was restored before a strategy said what is shared, for once."""
 
     def capture(self) -> StateSnapshot:
         """A copy of the whole shared state after the last step."""

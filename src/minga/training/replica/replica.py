@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from blake3 import blake3
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import KeptResidual
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.sketches.interface import make_sketch
-from minga.averaging.sketches.projection import Projection
+from minga.averaging.sketches.round_projections import RoundProjections
 from minga.averaging.strategy_choice import facts_of
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
@@ -26,6 +25,7 @@ from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.build_optimizer import set_learning_rate
 from minga.training.replica.flat_vector import ParameterVector
 from minga.training.replica.host_memory import HostMemory
+from minga.training.replica.optimizer_check import check_optimizer, check_plain_descent, check_scheduler
 from minga.training.replica.update_rules import RuledModel, UpdateRules
 from minga.training.state.manifest import Manifest
 from minga.training.state.sketch import Sketch, sketch_of
@@ -55,8 +55,11 @@ class Replica:
         rules: UpdateRules | None = None,
         offload: bool = False,
     ) -> None:
+        facts = facts_of(spec)
         check_optimizer(optimizer)
         check_scheduler(scheduler, optimizer)
+        if facts.owns_optimizer:
+            check_plain_descent(spec.training.strategy, optimizer, max_grad_norm)
         self.optimizer, self.scheduler, self.max_grad_norm = optimizer, scheduler, max_grad_norm
         self._ruled = RuledModel(rules, model)
         self.step = 0
@@ -67,8 +70,8 @@ class Replica:
         self._buffers = SharedBuffers(model if averaged else None)
         self.vector = self._new_vector(optimizer, spec)
         sketch = make_sketch(spec.averaging.sketch, self.vector.layout)
-        keeps = facts_of(spec).keeps_uncounted
-        self._projection = Projection(sketch, keeps_uncounted=keeps)
+        decay = spec.averaging.residual_decay
+        self._projections = RoundProjections(sketch, keeps_uncounted=facts.keeps_uncounted, decay=decay)
         self._state = TrainingState(
             optimizer,
             model=model,
@@ -88,27 +91,31 @@ class Replica:
 
     def layout_of(self, step: int) -> VectorLayout:
         """The layout of the vector that the round of `step` averages. Any thread may ask."""
-        return self._projection.layout_of(step)
+        return self._projections.layout_of(step)
+
+    def define_fragments(self, fragments: Sequence[VectorLayout], tensors: Sequence[Sequence[int]]) -> None:
+        """Average vectors of these layouts in turn, in the place of the whole one; see `ReplicaInterface`."""
+        self._projections.divide(fragments, tensors)
 
     def project(self, vector: torch.Tensor | None, weight: int, step: int, round_id: str) -> torch.Tensor | None:
         """What this peer gives to a round of `step`, for its mean gradient over `weight` samples. On any thread."""
-        return self._projection.contribution(vector, weight, step, round_id)
+        return self._projections.contribution(vector, weight, step, round_id)
 
     def expand(self, mean: torch.Tensor, step: int, *, counted_in: str | None) -> torch.Tensor:
-        """The mean gradient that the mean of the round of `step` stands for, which counts; see `Projection.absorb`."""
-        return self._projection.absorb(mean, step, counted_in=counted_in)
+        """The mean gradient that the mean of the round of `step` stands for, which counts; see `RoundProjections`."""
+        return self._projections.absorb(mean, step, counted_in=counted_in)
 
-    def left_out(self) -> KeptResidual | None:
-        """A copy of what the sketch left out so far; None if that is nothing."""
-        return self._projection.kept()
+    def left_out(self) -> dict[str, KeptResidual]:
+        """Copies of what the sketch left out so far, by the fingerprints of the vectors of which it was left out."""
+        return self._projections.kept()
 
-    def restore_left_out(self, kept: KeptResidual) -> None:
-        """Go on from what `left_out` returned before. Raises `ValueError` if it is of another vector."""
-        self._projection.restore(kept)
+    def restore_left_out(self, kept: Mapping[str, KeptResidual]) -> None:
+        """Go on from what `left_out` returned before; what does not fit to its vector is dropped."""
+        self._projections.restore(kept)
 
     def forget_left_out(self) -> None:
         """Drop what the sketch left out so far."""
-        self._projection.forget()
+        self._projections.forget()
 
     def collect(self, samples: int) -> int:
         """A micro-batch of `samples` samples is ready: how many does it have in all processes of this peer?
@@ -175,7 +182,11 @@ class Replica:
             set_learning_rate(self.optimizer, self.scheduler, float(changes["optimizer.learning_rate"]))
 
     def inner_step(self) -> bool:
-        """Take an optimizer step of this peer alone by the present gradients, clipped; see `ReplicaInterface`."""
+        """Take an optimizer step of this peer alone by the present gradients, clipped; see `ReplicaInterface`.
+
+        Such a step cannot be undone, so all gradients are looked at before.
+        """
+        self.look_closely()
         self.drop_frozen()
         if not self.vector.is_finite():
             return False
@@ -197,11 +208,15 @@ class Replica:
         self._ruled.constrain(self.step)
         return True
 
-    def adopt(self, values: torch.Tensor, step: int) -> None:
+    def adopt(self, values: torch.Tensor, step: int) -> torch.Tensor:
         """Come to global step `step` with these parameters; see `ReplicaInterface`."""
         with self._changing():
             self.vector.adopt(values)
             self._end_step(step)
+            if not self._ruled.has_rules:
+                return values
+            found = self.vector.read_values()
+        return torch.where(found == self.vector.rounded(values), values, found)
 
     def _end_step(self, step: int) -> None:
         self._ruled.constrain(step)
@@ -238,10 +253,18 @@ class Replica:
         with self._reading():
             return self.vector.read_values()
 
+    def rounded(self, values: torch.Tensor) -> torch.Tensor:
+        """What `read_values` gives after such a vector was written."""
+        return self.vector.rounded(values)
+
     def write_values(self, values: torch.Tensor) -> None:
         """Set the parameters from such a vector."""
         with self._changing():
             self.vector.write_values(values)
+
+    def strategy_tensors(self) -> Mapping[str, torch.Tensor]:
+        """Those of the state that was restored before a strategy said what is shared, for once."""
+        return self._state.take_strategy_tensors()
 
     def capture(self) -> StateSnapshot:
         """A copy of the whole shared state after the last step, in CPU memory or in a file."""
@@ -292,25 +315,3 @@ class Replica:
 
     def _epoch(self) -> int:
         return UNKNOWN if self.scheduler is None else int(getattr(self.scheduler, "last_epoch", UNKNOWN))
-
-
-def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Raise `ConfigurationError` unless `optimizer` can step by dense gradients alone."""
-    name = type(optimizer).__name__
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise ConfigurationError(f"{name} needs sparse gradients, and averaged ones are dense; use Adam")
-    if inspect.signature(optimizer.step).parameters.get("closure", _OPTIONAL).default is inspect.Parameter.empty:
-        raise ConfigurationError(f"{name} evaluates the loss several times per step, which peers cannot do together")
-
-
-def check_scheduler(scheduler: LRScheduler | None, optimizer: torch.optim.Optimizer) -> None:
-    """Raise `ConfigurationError` unless `scheduler` depends on nothing but the number of steps of `optimizer`."""
-    if scheduler is None:
-        return
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise ConfigurationError("ReduceLROnPlateau needs a metric, on which peers would not agree; use a schedule")
-    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
-        raise ConfigurationError("the scheduler belongs to another optimizer: make it with the one that is wrapped")
-
-
-_OPTIONAL = inspect.Parameter("closure", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)

@@ -38,6 +38,11 @@ class RuledModel:
             raise ConfigurationError("rules of updates name parameters of a model: pass model=..., too")
         self._rules, self._model = rules, None if model is None else unwrapped(model)
 
+    @property
+    def has_rules(self) -> bool:
+        """Whether `constrain` may change anything."""
+        return self._rules is not None
+
     def drop_frozen(self, step: int) -> None:
         """Forget the gradients of the parameters that rest at `step`, so that they count as zero.
 

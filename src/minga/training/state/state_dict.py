@@ -72,12 +72,18 @@ class TrainingState:
         self._include_buffers, self._basis = include_buffers, dict(basis or {})
         self._shared: Callable[[], Mapping[str, torch.Tensor]] | None = None
         self._shares_optimizer = True
+        self._of_strategy: dict[str, torch.Tensor] = {}  # restored while there was none
 
     def define_shared(self, shared: Callable[[], Mapping[str, torch.Tensor]], *, optimizer: bool) -> None:
         """From now on the state that is captured and described has the tensors that `shared` returns, and not those
         that are here; and the optimizer's numbers only with `optimizer`.
         """
         self._shared, self._shares_optimizer = shared, optimizer
+
+    def take_strategy_tensors(self) -> dict[str, torch.Tensor]:
+        """The strategy's part of a state that was restored before `define_shared`, for once."""
+        found, self._of_strategy = self._of_strategy, {}
+        return found
 
     @contextlib.contextmanager
     def unshared(self) -> Iterator[None]:
@@ -142,6 +148,9 @@ class TrainingState:
         parameters = dict(self._optimized())
         targets, state = self._targets(snapshot.tensors)
         self._access.fill([(start, targets.get(entry.name)) for entry, start in snapshot.placed()], snapshot)
+        if self._shared is None:
+            kept = ((entry.name, tensor) for entry, tensor in snapshot.named_tensors())
+            self._of_strategy = {name: tensor.clone() for name, tensor in kept if name.startswith(STRATEGY)}
         for name, values in _dictionary(snapshot.scalars["state"]).items():
             state[name].update({key: _plain(value) for key, value in _dictionary(values).items()})
         for name, parameter in parameters.items():

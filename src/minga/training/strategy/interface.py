@@ -23,7 +23,7 @@ from typing import ClassVar
 
 import torch
 
-from minga.averaging.messages import Score
+from minga.averaging.messages import PeerScore
 from minga.averaging.strategy_choice import NoSettings, StrategyFacts
 from minga.core.spec.fields import Section
 from minga.training.replica.interface import ReplicaInterface
@@ -62,6 +62,8 @@ class Strategy(ABC):
 
     Settings: ClassVar[type[Section]] = NoSettings
     """What [strategy.NAME] of a run spec may say, each with a default."""
+    most_windows: int = 1
+    """How many times the samples of a step may come while a round is in flight, before the trainer waits."""
     facts: StrategyFacts
     """Of the class where its settings change nothing about them, else of each strategy."""
 
@@ -121,7 +123,7 @@ class Strategy(ABC):
             self._samples = samples
 
     @property
-    def score(self) -> Score | None:
+    def score(self) -> PeerScore | None:
         """How good this peer's contribution would be if it alone counted; None if there is none. Asked for where the
         facts say that rounds take that of the best.
         """
@@ -157,6 +159,11 @@ class Strategy(ABC):
     def take_back(self) -> None:
         """The round came to nothing: undo `contribution`, unless that is done already."""
 
+    def counted_earlier(self, attempts: int) -> None:  # noqa: B027
+        """The mean that is absorbed next adopts a result, and has what `contribution` gave so many attempts before the
+        last one. By default the last one is taken for it.
+        """
+
     def note_contributors(self, count: int) -> None:  # noqa: B027
         """The mean that is absorbed next is one of so many contributions, as far as the plan of its round foresaw."""
 
@@ -168,6 +175,11 @@ class Strategy(ABC):
         What peers share is to be a function of what they shared before, `mean` and `round` alone, whatever the `fate`
         of this peer's own contribution. `mean` is served to other peers and must not be changed.
         """
+
+    # ---- on the training thread, between two micro-batches
+
+    def conclude(self) -> None:  # noqa: B027
+        """The run is over: leave the replica with the parameters that all share, if they are not there anyway."""
 
     # ---- state: on the training thread, between two micro-batches
 

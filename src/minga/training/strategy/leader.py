@@ -10,7 +10,7 @@ from typing import Final, cast
 
 import torch
 
-from minga.averaging.messages import MAX_SCORE, Score
+from minga.averaging.messages import MAX_SCORE, PeerScore
 from minga.averaging.strategy_choice import StrategyFacts
 from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Real, Section, real, whole
@@ -36,7 +36,7 @@ class Leader(Centred):
         inner step    x <- x - (inner_pull / tau) * (x - x_best)         tau: this peer's steps in the last round
         a round       x_best <- that peer's x,  x <- x - pull * (x - x_best)
 
-    In the last round of a run all contribute by their samples, and all end at the mean.
+    In the last round of a run all contribute by their samples: the run ends with their mean.
     """
 
     Settings = LeaderSettings
@@ -48,7 +48,7 @@ class Leader(Centred):
         super().__init__(condition, unit=unit, settings=settings)
         self._losses = deque[float](maxlen=self._options.score_micro_batches)
         self._loss = 0.0
-        self._score: Score | None = None
+        self._score: PeerScore | None = None
         self._pace = self._steps = 0
 
     @property
@@ -56,7 +56,7 @@ class Leader(Centred):
         return cast(LeaderSettings, self.settings)
 
     @property
-    def score(self) -> Score | None:
+    def score(self) -> PeerScore | None:
         """The mean of the last losses, which is early until there are enough of them; see `Strategy`."""
         return self._score if self.samples else None
 
@@ -89,8 +89,6 @@ class Leader(Centred):
         return self._centre + mean
 
     def _drawn(self, own: torch.Tensor, before: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        if self._contributors > 1:
-            return self._centre
         return self._draw(own, self._centre, self._options.pull)
 
     def _rebased(self, own: torch.Tensor) -> torch.Tensor:
@@ -100,7 +98,7 @@ class Leader(Centred):
         losses, window = self._losses, self._losses.maxlen
         mean = math.fsum(losses) / len(losses) if losses else 0.0
         with self._condition:
-            self._score = Score(mean, early=len(losses) != window) if losses else None
+            self._score = PeerScore(mean, early=len(losses) != window) if losses else None
 
     # ---- state
 

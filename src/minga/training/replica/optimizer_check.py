@@ -1,0 +1,51 @@
+"""Which optimizers and schedules a run can drive by averaged gradients alone."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Final
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from minga.core.errors import ConfigurationError
+from minga.optim.sgd import SGD
+
+_OPTIONAL: Final = inspect.Parameter("closure", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Raise `ConfigurationError` unless `optimizer` can step by dense gradients alone."""
+    name = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ConfigurationError(f"{name} needs sparse gradients, and averaged ones are dense; use Adam")
+    if inspect.signature(optimizer.step).parameters.get("closure", _OPTIONAL).default is inspect.Parameter.empty:
+        raise ConfigurationError(f"{name} evaluates the loss several times per step, which peers cannot do together")
+
+
+def check_plain_descent(strategy: str, optimizer: torch.optim.Optimizer, max_grad_norm: float | None) -> None:
+    """Raise `ConfigurationError` unless `optimizer` moves parameters by the learning rate times what a strategy says,
+    and by weight decay, no more.
+    """
+    is_plain = type(optimizer) in (torch.optim.SGD, SGD) and not any(
+        group.get("momentum") or group.get("dampening") or group.get("maximize") for group in optimizer.param_groups
+    )
+    if not is_plain:
+        raise ConfigurationError(
+            f'training.strategy = "{strategy}" brings its own optimizer instead of {type(optimizer).__name__}: take '
+            'optimizer.name = "sgd" with optimizer.momentum = 0, or training.strategy = "synchronous"'
+        )
+    if max_grad_norm is not None:
+        raise ConfigurationError(
+            f'training.strategy = "{strategy}" does not step by gradients: set optimizer.max_grad_norm = "off"'
+        )
+
+
+def check_scheduler(scheduler: LRScheduler | None, optimizer: torch.optim.Optimizer) -> None:
+    """Raise `ConfigurationError` unless `scheduler` depends on nothing but the number of steps of `optimizer`."""
+    if scheduler is None:
+        return
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ConfigurationError("ReduceLROnPlateau needs a metric, on which peers would not agree; use a schedule")
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise ConfigurationError("the scheduler belongs to another optimizer: make it with the one that is wrapped")

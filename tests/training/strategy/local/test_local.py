@@ -1,0 +1,353 @@
+"""The strategy local by itself: its numbers, what peers share of it, and the conformance suite with its settings."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from minga.averaging.strategy_choice import StrategyChoice
+from minga.core.errors import ConfigurationError, NonFiniteError
+from minga.testing import STRATEGY_CHECKS
+from minga.training.strategy.interface import ContributionFate, Recovery
+from minga.training.strategy.local.strategy import Local
+from tests.worlds.local_peers import LocalPeer, loss_of, mean_of, small_model, synchronous_peer, take_round
+
+AVERAGING: dict[str, Any] = {"outer_learning_rate": 1.0, "outer_momentum": 0.0}
+COUNTED, UNCOUNTED, ABSENT = ContributionFate.COUNTED, ContributionFate.UNCOUNTED, ContributionFate.ABSENT
+
+
+def adamw(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.02)
+
+
+# ---- the suite
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"overlap": True},
+    {"fragments": 3},
+    {"fragments": 2, "overlap": True},
+    {"merge": "mix", "overlap": True},
+    {"merge": "overwrite"},
+    {"merge": "eager", "overlap": True},
+    {"outer_momentum": 0.0, "local_batch": 1},
+    {"weight": "batch", "nesterov": False},
+]
+
+
+@pytest.mark.parametrize("settings", VARIANTS, ids=str)
+@pytest.mark.parametrize("check", STRATEGY_CHECKS, ids=lambda check: check.__name__)
+def test_conformance(check: Callable[..., None], settings: dict[str, Any]) -> None:
+    check(Local, **settings)
+
+
+# ---- the numbers
+
+
+def test_one_step_of_gradient_descent_and_an_outer_step_of_one_are_synchronous_training() -> None:
+    locally, together = [LocalPeer(**AVERAGING) for _ in range(3)], [synchronous_peer() for _ in range(3)]
+    for round in range(20):
+        for peers in (locally, together):
+            for place, peer in enumerate(peers):
+                peer.micro_batch(2 + 3 * place, 10 * round + place)
+            take_round(peers)
+        torch.testing.assert_close(locally[0].values(), together[0].values(), rtol=0, atol=1e-6)
+    digests = {peer.replica.digest() for peer in locally}
+    assert len(digests) == 1
+
+
+def test_plain_averaging_gives_the_mean_of_the_parameters_by_samples() -> None:
+    peers, samples = [LocalPeer(make_optimizer=adamw, **AVERAGING) for _ in range(3)], (1, 4, 16)
+    for place, peer in enumerate(peers):
+        for step in range(place + 1):
+            peer.micro_batch(samples[place], 10 * place + step)
+    weights = [count * (place + 1) for place, count in enumerate(samples)]
+    wanted = sum(peer.values().double() * weight for peer, weight in zip(peers, weights, strict=True)) / sum(weights)
+    take_round(peers)
+    assert isinstance(wanted, torch.Tensor)
+    for peer in peers:
+        torch.testing.assert_close(peer.values(), wanted.float(), rtol=1e-6, atol=1e-7)
+
+
+def test_alone_an_outer_step_of_one_leads_to_where_the_inner_steps_led() -> None:
+    peer = LocalPeer(**AVERAGING)
+    for seed in range(5):
+        peer.micro_batch(3, seed)
+    before = peer.values()
+    take_round([peer])
+    torch.testing.assert_close(peer.anchor, before, rtol=0, atol=1e-7)
+    assert torch.equal(peer.values(), peer.anchor)
+
+
+def test_a_constant_movement_is_amplified_as_nesterov_says() -> None:
+    for rate, momentum, nesterov, wanted in (
+        (0.7, 0.9, True, (1.9, 2.71, 3.439, 4.0951, 4.68559)),
+        (1.0, 0.9, False, (1.0, 1.9, 2.71, 3.439, 4.0951)),
+        (0.5, 0.0, True, (1.0, 1.0, 1.0, 1.0, 1.0)),
+    ):
+        peer = LocalPeer(outer_learning_rate=rate, outer_momentum=momentum, nesterov=nesterov)
+        for gain in wanted:
+            before = peer.anchor.clone()
+            peer.absorb(torch.ones(peer.replica.vector.numel), ABSENT)
+            moved = torch.full_like(before, rate * gain)
+            torch.testing.assert_close(before - peer.anchor, moved, rtol=1e-5, atol=1e-5)
+
+
+def diloco_by_hand(rounds: int, batches: list[list[int]], seeds: Callable[[int, int, int], int]) -> torch.nn.Module:
+    """DiLoCo in plain torch: AdamW on each worker, torch's SGD with Nesterov momentum on the shared parameters."""
+    shared = small_model()
+    outer = torch.optim.SGD(shared.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    workers = [small_model() for _ in batches]
+    inner = [adamw(list(worker.parameters())) for worker in workers]
+    for round in range(rounds):
+        for place, worker in enumerate(workers):
+            worker.load_state_dict(shared.state_dict())
+            for step, samples in enumerate(batches[place]):
+                inner[place].zero_grad()
+                loss_of(worker, samples, seeds(round, place, step)).backward()
+                inner[place].step()
+        total = sum(map(sum, batches))
+        for parameter, *copies in zip(shared.parameters(), *(w.parameters() for w in workers), strict=True):
+            moved = [(parameter - own).detach() * sum(batches[place]) for place, own in enumerate(copies)]
+            parameter.grad = torch.stack(moved).sum(0) / total
+        outer.step()
+    return shared
+
+
+def test_it_is_diloco_as_one_writes_it_by_hand() -> None:
+    batches = [[4] * 5, [4] * 20, [7] * 3]  # micro-batches of workers of different speed
+
+    def seeds(round: int, place: int, step: int) -> int:
+        return 10_000 * round + 100 * place + step
+
+    peers = [LocalPeer(make_optimizer=adamw) for _ in batches]
+    for round in range(6):
+        for place, peer in enumerate(peers):
+            for step, samples in enumerate(batches[place]):
+                peer.micro_batch(samples, seeds(round, place, step))
+        take_round(peers)
+    by_hand = torch.cat([each.detach().reshape(-1) for each in diloco_by_hand(6, batches, seeds).parameters()])
+    own = torch.cat([each.detach().reshape(-1) for each in peers[0].model.parameters()])
+    torch.testing.assert_close(own, by_hand, rtol=1e-5, atol=1e-6)
+
+
+def test_inner_steps_over_several_micro_batches_are_steps_by_their_mean() -> None:
+    several, whole = LocalPeer(local_batch=12), LocalPeer()
+    loss_of(whole.model, 4, 1).backward()
+    for parameter in whole.model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.mul_(4 / 12)
+    (loss_of(whole.model, 8, 2) * 8 / 12).backward()
+    whole.strategy.micro_batch(12)
+    for samples, seed in ((4, 1), (8, 2), (5, 3)):
+        several.micro_batch(samples, seed)
+    torch.testing.assert_close(several.values(), whole.values(), rtol=0, atol=1e-7)
+    assert several.seal()[1] == 12  # of 17: five wait for the next inner step
+    assert several.strategy.samples == 17
+
+
+def test_weights_are_samples_or_those_of_an_inner_step() -> None:
+    for weight, wanted in (("samples", 12), ("batch", 3)):
+        peer = LocalPeer(weight=weight)
+        for seed in range(4):
+            peer.micro_batch(3, seed)
+        assert peer.seal()[1] == wanted
+
+
+# ---- merge
+
+
+def flown(peer: LocalPeer) -> tuple[torch.Tensor, torch.Tensor]:
+    """A round of one peer that goes on meanwhile. Returns where it came to, and by how much since it was sealed."""
+    peer.micro_batch(2, 1)
+    mean = mean_of([peer.seal()])
+    before = peer.values()
+    peer.micro_batch(2, 2)
+    own = peer.values()
+    peer.absorb(mean)
+    return own, own - before
+
+
+def test_what_merging_does_to_what_was_moved_meanwhile() -> None:
+    peer = LocalPeer(overlap=True)
+    _, moved = flown(peer)
+    torch.testing.assert_close(peer.values(), peer.anchor + moved, rtol=0, atol=1e-7)
+    delta, _ = peer.seal()
+    assert delta is not None
+    torch.testing.assert_close(delta, -moved, rtol=0, atol=1e-7)
+    for alpha, wanted in ((1.0, "own"), (0.0, "shared")):
+        peer = LocalPeer(overlap=True, merge="mix", alpha=alpha)
+        own, _ = flown(peer)
+        assert torch.equal(peer.values(), own if wanted == "own" else peer.anchor)
+    peer = LocalPeer(merge="overwrite")
+    flown(peer)
+    assert torch.equal(peer.values(), peer.anchor)
+
+
+def test_a_mean_without_this_peer_leaves_its_movement_whole_unless_it_overwrites() -> None:
+    for fate, merge in itertools.product((UNCOUNTED, ABSENT), ("rebase", "overwrite")):
+        peer = LocalPeer(merge=merge)
+        peer.micro_batch(2, 1)
+        peer.strategy.contribution()
+        moved = peer.values() - peer.anchor
+        peer.absorb(torch.full((peer.replica.vector.numel,), 0.01), fate)
+        kept = peer.values() - peer.anchor
+        torch.testing.assert_close(kept, moved if merge == "rebase" else torch.zeros_like(moved), rtol=0, atol=1e-6)
+
+
+def test_a_guess_moves_the_peer_alone_and_is_gone_when_the_round_is() -> None:
+    plain, eager = LocalPeer(overlap=True), LocalPeer(overlap=True, merge="eager")
+    for round in range(4):
+        for peer in (plain, eager):
+            peer.micro_batch(2, 10 * round)
+        sealed = [peer.seal()[0] for peer in (plain, eager)]
+        assert sealed[0] is not None
+        if round == 0:
+            assert torch.equal(sealed[0], sealed[1])
+        for peer in (plain, eager):
+            peer.micro_batch(2, 10 * round + 1)
+        jumped = float((eager.values() - plain.values()).norm())
+        if round == 2:  # it comes to nothing: all that moved counts, the jump does not
+            moved = eager.strategy._position() - eager.strategy._anchor  # type: ignore[attr-defined]
+            eager.strategy.take_back()
+            again, _ = eager.seal()
+            torch.testing.assert_close(again, -moved, rtol=0, atol=1e-6)
+        assert (jumped > 0.05) == (round > 0), jumped
+        mean = torch.full((plain.replica.vector.numel,), 0.1)
+        for peer in (plain, eager):
+            peer.absorb(mean)
+        assert plain.replica.digest() == eager.replica.digest()
+
+
+# ---- what peers share
+
+
+def test_own_steps_are_in_no_digest() -> None:
+    peer = LocalPeer(make_optimizer=adamw)
+    before = peer.replica.digest()
+    peer.micro_batch(3, 1)
+    peer.strategy.contribution()
+    assert peer.replica.digest() == before
+
+
+def test_a_model_of_16_bits_that_took_no_step_moved_by_nothing() -> None:
+    peer = LocalPeer(model=small_model(dtype=torch.bfloat16))
+    for _ in range(3):
+        peer.absorb(torch.full((peer.replica.vector.numel,), 1e-4), ABSENT)
+    peer.strategy.count(1)
+    delta, _ = peer.seal()
+    assert delta is not None
+    assert not delta.any()
+    assert not torch.equal(peer.anchor, peer.values()), "what is shared has 32 bits"
+
+
+def test_models_of_mixed_types_come_to_equal_states_and_so_does_a_joiner() -> None:
+    peers = []
+    for _ in range(2):
+        model = small_model(dtype=torch.bfloat16)
+        model[1].float()
+        peers.append(LocalPeer(model=model))
+    mean = torch.linspace(-0.01, 0.01, peers[0].replica.vector.numel)
+    for peer in peers:
+        peer.absorb(mean, ABSENT)
+    snapshot = peers[0].replica.capture()
+    model = small_model(1, dtype=torch.bfloat16)
+    model[1].float()
+    joiner = LocalPeer(model=model)
+    joiner.replica.restore(snapshot)
+    joiner.strategy.restored({e.name: each for e, each in snapshot.named_tensors()}, snapshot.step, None)
+    for peer in (*peers, joiner):
+        peer.absorb(mean, ABSENT)
+    assert len({peer.replica.digest() for peer in (*peers, joiner)}) == 1
+
+
+def test_averaged_buffers_are_those_of_all_peers_after_each_round() -> None:
+    for settings in ({}, {"fragments": 2}):
+        peers = [LocalPeer(model=small_model(norm=True), **settings) for _ in range(2)]  # type: ignore[arg-type]
+        for place, peer in enumerate(peers):
+            peer.micro_batch(8, place)
+        means = [peer.model[-1].running_mean.clone() for peer in peers]  # type: ignore[index]
+        take_round(peers)
+        for peer in peers:
+            torch.testing.assert_close(peer.model[-1].running_mean, (means[0] + means[1]) / 2)  # type: ignore[index]
+        assert len({peer.replica.digest() for peer in peers}) == 1
+
+
+def test_the_inner_learning_rate_follows_from_the_round() -> None:
+    rates = []
+    for steps in (1, 4):  # in each round
+        peer = LocalPeer()
+        optimizer = peer.replica.optimizer
+        peer.replica.scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
+        peer.replica._schedule_at = peer.replica._epoch()
+        seen = []
+        for round in range(3):
+            for step in range(steps):
+                peer.micro_batch(1, 10 * round + step)
+            seen.append(optimizer.param_groups[0]["lr"])
+            take_round([peer])
+        rates.append(seen)
+    assert rates[0] == rates[1] == [0.1, 0.1 / 2, 0.1 / 3]
+
+
+def test_inner_gradients_are_clipped_each_by_itself() -> None:
+    peer = LocalPeer()
+    peer.replica.max_grad_norm = 0.01
+    before = peer.values()
+    peer.micro_batch(1, 1)
+    peer.micro_batch(1, 1)
+    assert float((peer.values() - before).norm()) == pytest.approx(2 * 0.01 * 0.1, rel=0.01)
+
+
+# ---- what goes wrong
+
+
+def test_a_model_that_is_no_number_any_more_is_left_out_and_goes_back_to_what_is_shared() -> None:
+    peer = LocalPeer(make_optimizer=adamw)
+    peer.micro_batch(2, 1)
+    peer.replica.write_values(torch.full((peer.replica.vector.numel,), math.nan))
+    with pytest.raises(NonFiniteError, match="after inner steps over 2 samples"):
+        peer.seal()
+    assert (peer.strategy.samples, peer.seal()) == (0, (None, 0))
+    peer.absorb(torch.full((peer.replica.vector.numel,), 0.01), ABSENT)
+    assert torch.equal(peer.values(), peer.anchor)
+    peer.micro_batch(2, 1)
+    delta, weight = peer.seal()
+    assert delta is not None
+    assert weight == 2
+    assert delta.isfinite().all()
+
+
+def test_gradients_that_are_no_numbers_are_no_inner_step() -> None:
+    peer = LocalPeer()
+    before = peer.values()
+    for parameter in peer.model.parameters():
+        parameter.grad = torch.full_like(parameter, math.inf)
+    assert not peer.strategy.micro_batch(4)
+    assert torch.equal(peer.values(), before)
+
+
+def test_a_peer_that_missed_rounds_keeps_what_it_moved_up_to_an_age() -> None:
+    peer = LocalPeer(max_age=2, fragments=2)
+    assert [peer.strategy.missed(rounds) for rounds in (1, 4, 5)] == [Recovery.REBASE, Recovery.REBASE, Recovery.FETCH]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"merge": "overwrite", "overlap": True}, "set overlap = false"),
+        ({"merge": "eager"}, "set overlap = true"),
+        ({"merge": "eager", "overlap": True, "fragments": 2}, "set fragments = 1"),
+        ({"outer_momentum": 1.0}, "strategy.local.outer_momentum = 1.0: must be a number"),
+        ({"outer_lerning_rate": 1.0}, "did you mean outer_learning_rate"),
+        ({"merge": "rebased"}, "did you mean rebase"),
+    ],
+)
+def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        _ = StrategyChoice("local", settings).facts
