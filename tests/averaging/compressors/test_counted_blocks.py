@@ -7,7 +7,7 @@ import torch
 
 from minga.averaging.codecs.dense import codec
 from minga.averaging.codecs.interface import InvalidEncodingError
-from minga.testing.codec_cases import decoded_of, encoded_of
+from minga.testing.codecs.cases import decoded_of, encoded_of
 
 
 def normal(numel: int, seed: int = 1) -> torch.Tensor:

@@ -11,7 +11,7 @@ from minga.averaging.codecs.dense import codec
 from minga.averaging.codecs.interface import CodecPair
 from minga.averaging.compressors.topk import GlobalTopKCodec, GlobalTopKSettings, TopKCodec, TopKSettings
 from minga.testing import PAIR_CHECKS, PairViolation
-from minga.testing.codec_cases import decoded_of, encoded_of
+from minga.testing.codecs.cases import decoded_of, encoded_of
 from minga.testing.pair_suite import check_mass, check_returns
 
 PAIRS = [

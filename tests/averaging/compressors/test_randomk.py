@@ -8,7 +8,7 @@ from minga.averaging.codecs.dense import codec
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.seeds import RoundSeeds
 from minga.averaging.compressors.randomk import drawn
-from minga.testing.codec_cases import decoded_of
+from minga.testing.codecs.cases import decoded_of
 
 
 def sent(source: torch.Tensor, seed: int) -> torch.Tensor:
