@@ -109,7 +109,7 @@ LOCAL = {"fragments": 2, "overlap": True, "local_batch": 8}
 
 @pytest.mark.parametrize("strategy", ["synchronous", "local"])
 def test_two_ranks_and_a_single_process_hold_the_same_model(strategy: str, tmp_path: Path) -> None:
-    """With local steps the optimizer's numbers are each peer's own, and so is the state of the rank that tells no others."""
+    """With local steps the optimizer's numbers are each peer's own; rank 1, which has no strategy, counts them in."""
     write_spec(tmp_path, LOCAL if strategy == "local" else None, strategy=strategy)
     processes = [start(tmp_path, "host", "pair", rank) for rank in (0, 1)]
     while not (tmp_path / "link").exists():
