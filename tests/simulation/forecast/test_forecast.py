@@ -52,6 +52,15 @@ def plan(peers: str, batch: int = 4096, model: ModelFacts = SMALL, codec: str = 
 # ---- models and devices
 
 
+def test_peers_that_take_few_steps_alone_are_told_of() -> None:
+    peers = "4x(v100, up=1Gbit, down=1Gbit, samples_per_s=100, micro_batch=8)"
+    (said,) = [each for each in warnings(plan(peers, batch=320, strategy="local")) if "inner steps" in each]
+    assert said.startswith('v100 takes about 10 inner steps between two means, and strategy = "local"')
+    assert "wants 30 with this momentum: raise the target batch to 960, or lower that" in said
+    for quiet in (plan(peers, batch=960, strategy="local"), plan(peers, batch=320, strategy="synchronous")):
+        assert not [each for each in warnings(quiet) if "inner steps" in each]
+
+
 def test_the_recipe_s_sizes_are_counted() -> None:
     large = model_facts("albert-large")
     assert large.parameters == 17_847_474
