@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -284,7 +285,7 @@ def test_the_command_for_people_and_for_programs(capfd: pytest.CaptureFixture[st
     assert (last["strategy"] in STRATEGIES.names(), last["codec"] in USUAL_CODECS, len(last["ways"])) == (
         True,
         True,
-        4 * len(STRATEGIES.names()),
+        4 * sum(not StrategyChoice(name).facts.owns_optimizer for name in STRATEGIES.names()),
     )
     assert set(last["traffic"]) == set(last["memory_bytes"]) == {"t4", "a100"}
     assert set(last["traffic"]["t4"]) == {"upload_bytes_per_day", "download_bytes_per_day"}
@@ -391,3 +392,12 @@ def test_a_round_with_one_contributor_is_foreseen_without_the_uploads_of_the_oth
     of_homes = [found.classes[0].upload_bytes for found in (leader, everybody)]
     assert of_homes[0] < 0.3 * of_homes[1]
     assert leader.filling_s == everybody.filling_s
+
+
+def test_a_strategy_that_brings_its_own_optimizer_is_planned_with_plain_descent_alone() -> None:
+    setting = plan("2x(t4, 1Gbit, samples_per_s=10, micro_batch=4)").setting
+    demo = [StrategyChoice("demo")]
+    (found,) = compare(replace(setting, optimizer="sgd"), demo, ("float16",))
+    assert found.step_s < math.inf
+    with pytest.raises(ConfigurationError, match=r'set optimizer\.name = "sgd"'):
+        compare(setting, demo, ("float16",))

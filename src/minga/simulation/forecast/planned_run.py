@@ -54,12 +54,17 @@ class PlannedRun:
 
 
 def spec_of(planned: PlannedRun) -> RunSpec:
-    """A run spec with what is fixed, for the rules of what may be combined."""
+    """A run spec with what is fixed, for the rules of what may be combined. If the strategy brings its own optimizer, SGD
+    is as plain as that needs.
+    """
+    optimizer: dict[str, Any] = {"name": planned.optimizer}
+    if planned.strategy.facts.owns_optimizer and planned.optimizer == "sgd":
+        optimizer |= {"momentum": 0.0, "max_grad_norm": "off"}
     sections: dict[str, Any] = {
         "training": {"strategy": planned.strategy.name},
         "strategy": {planned.strategy.name: dict(planned.strategy.table)} if planned.strategy.table else {},
         "averaging": {"codec": planned.codec},
-        "optimizer": {"name": planned.optimizer},
+        "optimizer": optimizer,
     }
     return RunSpec.from_mapping({"name": "planned", **sections})
 
