@@ -44,20 +44,22 @@ class Results:
             Run.prepare(task, self.folder)
         if self.processes == 1:
             for cell in missing:
-                self._keep(cell, *_timed(cell, self.folder))
+                self.keep(cell, *_timed(cell, self.folder))
             return
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(self.processes, mp_context=context) as pool:
             running = {pool.submit(_timed, cell, self.folder): cell for cell in missing}
             for done in as_completed(running):
-                self._keep(running[done], *done.result())
+                self.keep(running[done], *done.result())
 
-    def _keep(self, cell: Cell, record: Record, seconds: float) -> None:
+    def keep(self, cell: Cell, record: Record, seconds: float) -> None:
+        """Keep the record of a run that took so many seconds of computing."""
         write_atomically(self._path(cell), json.dumps({**record, "cell": asdict(cell), "took_s": seconds}).encode())
         note(f"{cell.task} {cell.method.name} seed {cell.seed} kappa {cell.kappa}: {seconds:.0f} s of computing")
 
     def _path(self, cell: Cell) -> Path:
-        said = json.dumps([VERSION, asdict(cell), asdict(TASKS[cell.task])], sort_keys=True)
+        method = {"spec": cell.method.spec, "batches": cell.method.batches}
+        said = json.dumps([VERSION, {**asdict(cell), "method": method}, asdict(TASKS[cell.task])], sort_keys=True)
         known = blake3(said.encode()).hexdigest(length=6)
         return self.folder / f"{cell.task}-{cell.method.name}-{cell.samples}-seed{cell.seed}-{known}.json"
 

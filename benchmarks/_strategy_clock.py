@@ -131,7 +131,7 @@ def codec_cost(peer: BenchPeer, step: int) -> CodecCost:
     vector = torch.randn(replica.vector.numel, generator=torch.Generator().manual_seed(1)) * 1e-3
     values = replica.project(vector, 1, step, round_id(step))
     assert values is not None
-    layout = replica.layout_of(step)
+    layout = peer.vectors.layout_of(step)
     encoder, whole = Encoder(values, 1), replica.vector.numel
     project = _seconds(lambda: replica.project(vector, 1, step, round_id(step)))
     encode, bodies = _timed(lambda: _encoded(layout, encoder))

@@ -66,6 +66,13 @@ def _strategy(name: str, averaging: Mapping[str, Any] | None = None, **settings:
     return {**tables, "strategy": {name: settings}} if settings else tables
 
 
+def _local(name: str, batches: int, averaging: Mapping[str, Any] | None = None, **settings: Any) -> Method:
+    """Local steps, an outer step every so many global batches. Tuning tries half of the outer rate, too."""
+    times = tuple(1.0 if settings.get("overlap") else 1.0 + kappa / batches for kappa in (0.1, 1.0, 10.0))
+    half = _strategy("local", averaging, outer_learning_rate=settings["outer_learning_rate"] / 2)
+    return Method(name, _strategy("local", averaging, **settings), batches, times=times, variant=half)
+
+
 INT8_BITS: Final = 8.0 + 16.0 / 256
 REFERENCE: Final = "float16"
 
@@ -77,11 +84,37 @@ METHODS: Final = {
         Method("delayed", _strategy("delayed"), times=(1.0, 1.0, 10.0)),
         Method("int8", _averaging(codec="int8"), up_bits=INT8_BITS, down_bits=INT8_BITS, times=(1.05, 1.5, 6.0)),
         Method("adaptive", _averaging(codec="adaptive"), up_bits=None, down_bits=None),
-        Method("powersgd", _averaging(sketch="powersgd(rank=4, start={tenth})"), up_bits=None, down_bits=None),
-        Method("leader", _strategy("leader"), batches=64, variant=_strategy("leader", pull=0.2)),
-        Method("elastic", _strategy("elastic"), batches=20, variant=_strategy("elastic", beta=0.9)),
+        Method(
+            "topk",
+            _averaging(codec="topk(k=41)", download_codec="gtopk"),
+            up_bits=0.246,
+            down_bits=1.375,
+            times=(1.0, 1.02, 1.17),
+            variant=_averaging(codec="topk(k=82)"),
+        ),
+        Method(
+            "topk-union",
+            _averaging(codec="topk(k=41)", download_codec="union"),
+            up_bits=0.246,
+            down_bits=None,
+            variant=_averaging(codec="topk(k=82)"),
+        ),
+        Method(
+            "powersgd",
+            _averaging(codec="float16", sketch="powersgd(rank=4, start={tenth})"),
+            up_bits=None,
+            down_bits=None,
+        ),
+        _local("local-20", 20, outer_learning_rate=0.6, outer_momentum=0.5),
+        _local("local-20-m9", 20, outer_learning_rate=0.6, outer_momentum=0.9),
+        _local("local-20-batch", 20, outer_learning_rate=0.6, outer_momentum=0.5, weight="batch"),
+        _local("local-20-overlap", 20, outer_learning_rate=0.6, outer_momentum=0.5, overlap=True),
+        _local("local-20-eager", 20, outer_learning_rate=0.6, outer_momentum=0.5, overlap=True, merge="eager"),
+        _local("local-100", 100, outer_learning_rate=0.8),
+        Method("leader", _strategy("leader"), 64, times=(1.0, 1.02, 1.16), variant=_strategy("leader", pull=0.2)),
+        Method("elastic", _strategy("elastic"), 20, variant=_strategy("elastic", beta=0.9)),
     )
 }
 
-QUICK: Final = (REFERENCE, "delayed", "int8", "adaptive")
+QUICK: Final = (REFERENCE, "int8", "topk", "local-20")
 """What is compared in a few minutes."""

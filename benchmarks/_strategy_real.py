@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from dataclasses import replace
 from typing import Any, Final
 
 from benchmarks._clocking_processes import Standing
 from benchmarks._processes import Workers
 from benchmarks._strategy_clock import AUXILIARY, HOME_DOWN, HOME_UP, Clock
-from benchmarks._strategy_methods import Method
+from benchmarks._strategy_methods import METHODS, Method
 from benchmarks._strategy_round import CHUNK_BYTES
 from benchmarks._strategy_tasks import GLOBAL_BATCH
 from minga import RunSpec
@@ -28,6 +29,11 @@ WARM_UP: Final = 6
 FIXED_S: Final = 0.02
 """The lab has no latency worth mention; the leader's grace remains."""
 TOLERANCE: Final = 0.15
+
+
+def points() -> list[Method]:
+    """What is compared: int8, and local steps with so few of them that the round is a good part of the time."""
+    return [METHODS["int8"], replace(METHODS["local-20"], name="local-4", batches=4)]
 
 
 def compare(method: Method, steps: int) -> dict[str, Any]:

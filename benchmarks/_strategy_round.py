@@ -21,7 +21,7 @@ from minga.averaging.codecs.residual import Encoder, Fate, Residual
 from minga.averaging.codecs.round_vectors import RoundVectors
 from minga.averaging.codecs.seeds import RoundSeeds
 from minga.averaging.codecs.tensor_bytes import as_bytes
-from minga.averaging.strategy_choice import StrategyChoice, round_batch_range
+from minga.averaging.strategy_choice import StrategyChoice, StrategyFacts, round_batch_range
 from minga.core.errors import NonFiniteError
 from minga.recipes.interface import Batch, StreamPosition
 from minga.training.strategy.interface import ContributionFate, Strategy
@@ -61,7 +61,7 @@ class BenchPeer:
         choice = StrategyChoice.of(subject.spec)
         unit, _ = round_batch_range(subject.spec)
         self.strategy: Strategy = choice.kind(threading.Condition(), unit=unit, settings=choice.settings)
-        self.facts = self.strategy.facts
+        self.facts: StrategyFacts = self.strategy.facts
         self.strategy.begin(self.copy.replica)
         replica = self.copy.replica
         self.vectors = RoundVectors(replica.layout_of, replica.vector.new, keeps_uncounted=self.facts.keeps_uncounted)

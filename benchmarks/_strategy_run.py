@@ -168,7 +168,6 @@ class Run:
         """Rounds beside computing, by a clock of events: the ends of micro-batches, and arrivals of means."""
         peers, batch, now = self.peers, self.cell.batch, 0.0
         limits = self.clock.quotas(batch, self.sizes).samples
-        waits = self.facts.payload == "gradient"  # it would compute beyond the next step else
         ends: list[float | None] = [peer.micro_batch / peer.speed for peer in peers]
         flight: Flight | None = None
         waiting: set[int] = set()  # for the mean that is under way
@@ -192,7 +191,7 @@ class Run:
                 flight = self._fly(self._seal(None), now)
                 waiting = set(range(len(peers)))
             for index, peer in enumerate(peers):
-                stops = waits and flight is not None and peer.samples >= limits[index]
+                stops = flight is not None and peer.samples >= peer.strategy.most_windows * limits[index]
                 if ends[index] is None and not stops:
                     ends[index] = now + peer.micro_batch / peer.speed
 
@@ -215,7 +214,7 @@ class Run:
 
     def _fly(self, given: list[Sealed], now: float) -> Flight:
         step = self.peers[0].round
-        result = reduce(self.peers[0].copy.replica.layout_of(step), step, given)
+        result = reduce(self.peers[0].vectors.layout_of(step), step, given)
         steps, computed = [peer.steps for peer in self.peers], [peer.samples for peer in self.peers]
         for peer in self.peers:
             peer.samples = peer.steps = 0
@@ -254,8 +253,7 @@ class Run:
 @cache
 def facts_of_method(method: Method) -> StrategyFacts:
     """The facts of its strategy, which its task does not change."""
-    facts: StrategyFacts = facts_of(run_spec(TASKS["albert"], 0, 1, GLOBAL_BATCH * method.batches, method.spec))
-    return facts
+    return facts_of(run_spec(TASKS["albert"], 0, 1, GLOBAL_BATCH * method.batches, method.spec))
 
 
 def is_overlapped(method: Method) -> bool:

@@ -2,7 +2,8 @@
 
     python -m benchmarks.strategies --quick --json       # one seed, four methods; about five minutes on two cores
     python -m benchmarks.strategies --results FOLDER --methods float16,int8 --seeds 1,2,3 --json
-    python -m benchmarks.strategies --results FOLDER --plots docs
+    python -m benchmarks.strategies --results FOLDER --only-report --plots docs --write-gaps
+    python -m benchmarks.strategies --real --json        # the clock against processes on shaped links (Linux, root)
 
 Two small language models learn from the World English Bible, by 8 or 16 peers in turn in one process: gradients,
 strategies, codecs, residuals and their bytes are real, and time is virtual. A peer's speed is set; the transfer of a
@@ -41,13 +42,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._report import emit, finish, parser
+from benchmarks._report import emit, finish, note, parser
 from benchmarks._strategy_cells import Results
+from benchmarks._strategy_gaps import write_gaps
 from benchmarks._strategy_methods import METHODS, QUICK
 from benchmarks._strategy_series import KAPPAS, Series, bytes_row, remarks, times_row
 from benchmarks._strategy_tasks import TASKS
 
 FULL_SAMPLES, QUICK_SAMPLES = 130_000, 20_000
+REAL_STEPS = 6
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -75,6 +78,7 @@ def _options() -> Any:
     options.add_argument(
         "--quick", action="store_true", help="one task and seed, 20,000 sequences, four methods, kappa 1"
     )
+    options.add_argument("--real", action="store_true", help="compare the clock with processes on shaped links (root)")
     options.add_argument("--task", default=",".join(TASKS), help="names, separated by commas")
     options.add_argument("--methods", default=",".join(METHODS), help="names, separated by commas")
     options.add_argument("--seeds", default="1,2,3")
@@ -89,6 +93,7 @@ def _options() -> Any:
     options.add_argument("--only-report", action="store_true", help="run nothing, report what the folder has")
     options.add_argument("--processes", type=int, default=2, help="runs at a time, of one thread each")
     options.add_argument("--plots", type=Path, help="folder for pictures of losses against time and bytes")
+    options.add_argument("--write-gaps", action="store_true", help="keep the gaps in the table of `minga plan`")
     options.add_argument(
         "--tune", type=int, default=0, metavar="SAMPLES", help="first try settings of each method on so few sequences"
     )
@@ -112,8 +117,29 @@ def _options() -> Any:
     return given
 
 
+def real(options: Any) -> int:
+    """Compare steps on real links with the clock."""
+    from benchmarks._processes import WorkerError
+    from benchmarks._strategy_real import compare, points
+    from tests.netlab import LabError, why_unavailable
+
+    if (reason := why_unavailable()) is not None:
+        note(reason)
+        return finish("strategies", False, options.json, unavailable=reason, real={})
+    found: dict[str, dict[str, Any]] = {}
+    for method in points():
+        try:
+            found[method.name] = compare(method, REAL_STEPS)
+        except (WorkerError, LabError) as error:
+            found[method.name] = {"error": str(error), "ok": False}
+        emit(method=method.name, **found[method.name])
+    return finish("strategies", all(each["ok"] for each in found.values()), options.json, real=found)
+
+
 def main() -> int:
     options = _options()
+    if options.real:
+        return real(options)
     series: Series = options.series
     with tempfile.TemporaryDirectory(prefix="minga-strategies-") as temporary:
         results = Results(options.results or Path(temporary), processes=0 if options.only_report else options.processes)
@@ -125,6 +151,8 @@ def main() -> int:
         emit(**row)
     sizes = {(run.cell.task, run.cell.method.name): made for run in runs if (made := bytes_row(run)) is not None}
     times = [made for run in runs if (made := times_row(run)) is not None]
+    if options.write_gaps:
+        write_gaps(found)
     if options.plots is not None:
         from benchmarks._strategy_plots import write_plots
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,16 @@ import torch
 
 from benchmarks import _strategy_run, _strategy_tasks
 from benchmarks._strategy_cells import Results
-from benchmarks._strategy_clock import Clock
+from benchmarks._strategy_clock import NO_COST, Clock
 from benchmarks._strategy_figures import Timeline, figures
+from benchmarks._strategy_gaps import write_gaps
 from benchmarks._strategy_methods import METHODS, REFERENCE, Method
 from benchmarks._strategy_round import Sealed, reduce
-from benchmarks._strategy_run import Cell, is_overlapped
-from benchmarks._strategy_series import KAPPAS, bytes_row, speeds_of
+from benchmarks._strategy_run import Cell, Record, is_overlapped
+from benchmarks._strategy_series import KAPPAS, Series, bytes_row, remarks, speeds_of
 from benchmarks._strategy_tasks import TASKS, Task
 from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.residual import Residual
 from minga.averaging.solver.division import Division, PartShare
 from minga.simulation.virtual_time import run_virtual
 from tests.worlds.recipe_text import GENESIS
@@ -61,22 +64,32 @@ def given(layout: VectorLayout, names: list[str]) -> list[Sealed]:
     ]
 
 
-@pytest.mark.parametrize("codec", ["float32", "float16", "int8"])
-def test_a_round_of_the_benchmark_is_a_round_of_the_network_bit_by_bit(codec: str) -> None:
-    layout = VectorLayout((5000, 300), codec)
+@pytest.mark.parametrize(
+    ("codec", "download"), [("float32", None), ("float16", None), ("int8", None), ("topk(k=41)", "gtopk")]
+)
+def test_a_round_of_the_benchmark_is_a_round_of_the_network_bit_by_bit(codec: str, download: str | None) -> None:
+    """What residuals keep of it, too."""
+    layout = VectorLayout((9000, 300), codec, download)
 
-    async def over_the_network() -> tuple[torch.Tensor, list[Sealed]]:
+    async def over_the_network() -> tuple[torch.Tensor, list[Sealed], list[Residual]]:
         world = World(4)
         await world.start()
         sealed = given(layout, [party.peer_id for party in world.parties[:3]])
         plan = world.divide(layout, Division((PartShare(1.0, 3),)))
+        residuals = [Residual(layout.total) for _ in world.parties]
         vectors = [*(each.vector for each in sealed), None]
-        results, _ = await world.reduce(plan, layout, vectors, [each.weight for each in sealed] + [0])
+        results, _ = await world.reduce(
+            plan, layout, vectors, [each.weight for each in sealed] + [0], residuals=residuals
+        )
         await world.close()
-        return results[0], sealed
+        return results[0], sealed, residuals
 
-    mean, sealed = run_virtual(over_the_network())
-    assert torch.equal(reduce(layout, 0, sealed).mean, mean)
+    mean, sealed, residuals = run_virtual(over_the_network())
+    ours = [each._replace(residual=Residual(layout.total)) for each in sealed]
+    assert torch.equal(reduce(layout, 0, ours).mean, mean)
+    for each, theirs in zip(ours, residuals, strict=False):
+        assert each.residual is not None
+        assert torch.equal(each.residual.mass, theirs.mass)
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS.values() if m.up_bits is not None], ids=lambda m: m.name)
@@ -127,6 +140,44 @@ def test_a_run_that_is_trained_once_is_replayed_at_each_kappa_and_kept(tiny: Non
     assert found["too_short"]
     results.fill([reference])
     assert results.get(reference) == record
+
+
+def made_up(losses: tuple[float, float]) -> Record:
+    """Of 30 rounds of two peers that each send and get 1000 bytes."""
+    once = {"samples": [16, 16], "weights": [16, 16], "computed": [16, 16], "steps": [1, 1], "batches": 1.0}
+    curve = [{"round": r, "samples": 32 * r, "loss": loss} for r, loss in zip((0, 30), losses, strict=True)]
+    rounds = [{**once, "up": [1000, 1000], "down": 1000}] * 30
+    return {"numel": 1000, "cost": list(NO_COST), "rounds": rounds, "curve": curve}
+
+
+def test_gaps_are_kept_by_method_and_circumstances(tmp_path: Path) -> None:
+    path = tmp_path / "gaps.json"
+    series = Series(["albert"], [METHODS["int8"]], [1, 2], [0.1, 1.0], ["equal"], 2, 32 * 30)
+    results = Results(tmp_path, processes=0)
+    for cell in series.cells(series.as_given()):
+        last = {REFERENCE: 2.0, "int8": 2.0 + 0.02 * cell.seed}[cell.method.name]
+        results.keep(cell, made_up((4.0, last)), 1.0)
+    found = list(series.rows(results, series.as_given()))
+    assert len(found) == 4
+    assert write_gaps(found, path) == 2, "where a round is waited for, kappa changes nothing"
+    assert write_gaps(found, path) == 2
+    (line,) = [line for line in json.loads(path.read_text("utf-8")) if line["method"] == "int8"]
+    assert (line["strategy"], line["codec"], line["seeds"], line["peers"]) == ("synchronous", "int8", 2, 2)
+    assert line["gap_percent"] == [1.5, 1.0, 2.0]
+    noted = remarks([row for row, _ in found])
+    assert [remark.endswith("is the reference well tuned?") for remark in noted] == [True, True], "beyond 1 %"
+
+
+def test_a_loss_that_is_never_reached_is_a_result() -> None:
+    cells = [Cell("albert", METHODS[name], 1, (1.0, 1.0), 960) for name in ("int8", REFERENCE)]
+    runs = [Timeline(cell, made_up((4.0, last)), 1.0) for cell, last in zip(cells, (3.5, 2.0), strict=True)]
+    targets = figures(*runs)["targets"]
+    assert [targets[share]["loss"] for share in ("60%", "80%", "95%")] == [2.8, 2.4, 2.1]
+    assert all(target["hours"] is None and target["up_gb_mean"] is None for target in targets.values())
+    own = figures(runs[1], runs[1])["targets"]["80%"]
+    assert own["share_of_reference"] == 1.0
+    assert own["samples"] == 768
+    assert own["up_gb_mean"] == pytest.approx(24 * 17_800_000 / 1e9, rel=1e-4), "as the model it stands for"
 
 
 def test_fast_peers_compute_more_and_a_dead_one_is_replaced(tiny: None, tmp_path: Path) -> None:

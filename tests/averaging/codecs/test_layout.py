@@ -30,6 +30,39 @@ def test_adaptive_is_decided_by_the_tensor() -> None:
     assert chunk.upload_bytes == 5
 
 
+def test_adaptive_may_choose_between_other_codecs_from_another_size_on() -> None:
+    layout = VectorLayout((99, 100, 3), "adaptive( from_elements = 100, large = int4(block=32, rounding=nearest))")
+    assert layout.codec_choice == "adaptive(large=int4(block=32), from_elements=100)"
+    assert spans(layout) == [(0, 99, "float16"), (99, 199, "int4"), (199, 202, "float16")]
+    usual = VectorLayout((99, 100, 3), "adaptive")
+    assert layout.fingerprint != usual.fingerprint
+    assert VectorLayout((99, 100, 3), "adaptive(large=int8,from_elements=65537)").fingerprint == usual.fingerprint
+
+
+def test_large_tensors_may_leave_something_out_for_later() -> None:
+    layout = VectorLayout((9, BIG), "adaptive(large=sign)", "adaptive")
+    assert layout.needs_residual
+    assert [segment.codecs.download.name for segment in layout.segments] == ["float16", "int8"]
+    assert VectorLayout((9, BIG), "adaptive(large=sign)").download_choice == "int8"
+    with pytest.raises(ConfigurationError, match="means cannot travel by"):
+        VectorLayout((9, BIG), "adaptive(large=sign)", "adaptive(large=sign)")
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ("adaptive(large=adaptive)", "large = 'adaptive': it chooses by size already"),
+        ("adaptive(large=int5)", "'int5' is none of"),
+        ("adaptive(small=int4(block=33))", "block = 33: must be 32, 64 or 128"),
+        ("adaptive(from_elements=0)", "from_elements = 0: must be a whole number from 1"),
+    ],
+)
+def test_what_adaptive_cannot_choose_between(choice: str, said: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        VectorLayout((5,), choice)
+    assert said in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int8"])
 def test_one_codec_is_one_segment(name: str) -> None:
     layout = VectorLayout((5, BIG, 0, 9), name)

@@ -167,7 +167,7 @@ class AveragingSection(Section):
     sketch: ChoiceText = described(
         DEFAULT_SKETCH,
         "linear map whose image is averaged in the place of the gradient",
-        'the name of a sketch, with settings or without: "identity" or an installed one',
+        'the name of a sketch, with settings or without: "identity", "powersgd", "dct64" or an installed one',
     )
     residual_decay: Real = real(
         1.0,

@@ -92,9 +92,9 @@ class Forecast:
         return self.forming_s + self.round_s + self.update_s
 
 
-def encoded_bytes(model: ModelFacts, codec: str) -> int:
-    """Bytes of the vector as it travels."""
-    layout = VectorLayout(tuple(sorted(model.tensors, reverse=True)), codec)
+def encoded_bytes(model: ModelFacts, codec: str, download_codec: str | None = None) -> int:
+    """Bytes of the vector as it travels, in the direction in which they are more."""
+    layout = VectorLayout(tuple(sorted(model.tensors, reverse=True)), codec, download_codec)
     return layout.encoded_bytes(0, layout.total)
 
 
@@ -104,7 +104,9 @@ def forecast(setting: PlannedRun) -> Forecast:
     Raises `ConfigurationError` if nobody computes, or nobody can reduce.
     """
     given = _checked(setting)
-    vector_bytes = math.ceil(encoded_bytes(setting.model, setting.codec) / setting.strategy.facts.fragments)
+    vector_bytes = math.ceil(
+        encoded_bytes(setting.model, setting.codec, setting.download_codec) / setting.strategy.facts.fragments
+    )
     overlapped = setting.strategy.facts.max_in_flight > 0
     work = StepWork(vector_bytes, setting.round_batch_size, overlapped)
     takes_best = setting.strategy.facts.contributors == "best"

@@ -46,6 +46,7 @@ class PlannedRun:
     target_batch_size: int
     strategy: StrategyChoice
     codec: str
+    download_codec: str | None = None
 
     @property
     def round_batch_size(self) -> int:
@@ -54,16 +55,14 @@ class PlannedRun:
 
 
 def spec_of(planned: PlannedRun) -> RunSpec:
-    """A run spec with what is fixed, for the rules of what may be combined. If the strategy brings its own optimizer, SGD
-    is as plain as that needs.
-    """
+    """A run spec with what is fixed, for the rules of what may be combined; SGD is plain if a strategy needs that."""
     optimizer: dict[str, Any] = {"name": planned.optimizer}
     if planned.strategy.facts.owns_optimizer and planned.optimizer == "sgd":
         optimizer |= {"momentum": 0.0, "max_grad_norm": "off"}
     sections: dict[str, Any] = {
         "training": {"strategy": planned.strategy.name},
         "strategy": {planned.strategy.name: dict(planned.strategy.table)} if planned.strategy.table else {},
-        "averaging": {"codec": planned.codec},
+        "averaging": {"codec": planned.codec, "download_codec": planned.download_codec},
         "optimizer": optimizer,
     }
     return RunSpec.from_mapping({"name": "planned", **sections})

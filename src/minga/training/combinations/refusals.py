@@ -63,7 +63,7 @@ def _nearest_multiple(run: RunFacts) -> int:
 
 def _codec_of_means(run: RunFacts) -> str:
     """What the means of such contributions travel by."""
-    return "gtopk" if run.upload.is_sparse and run.upload.leaves_out else "float16"
+    return run.upload.usual_download or "float16"
 
 
 def _what(run: RunFacts) -> str:
@@ -203,13 +203,6 @@ OTHERS: Final = (
     ),
     Rule(
         "R9",
-        "contributions by a codec for means",
-        lambda run: run.upload.returns,
-        lambda run: f"{_upload(run)} leaves out of contributions what nobody would make up for later: it is for means",
-        ALL_OF_IT,
-    ),
-    Rule(
-        "R9",
         "means that give back to senders, and a codec of uploads that keeps nothing",
         lambda run: run.own_download and run.download.returns and not run.upload.leaves_out,
         lambda run: (
@@ -247,10 +240,17 @@ OTHERS: Final = (
     ),
     Rule(
         "R15",
-        "a decay of residuals or a warm-up, and a codec that leaves nothing out",
-        lambda run: not run.upload.leaves_out and (run.residual_decay != 1.0 or run.warmup_rounds > 0),
-        lambda run: f"{_upload(run)} has no residual to decay and nothing to warm up",
-        {DECAY: 1.0, WARM_UP: 0},
+        "a decay of residuals, and nothing that is left out",
+        lambda run: run.residual_decay != 1.0 and not run.leaves_out,
+        lambda run: f"{setting(DECAY, run.residual_decay)} is for residuals, and {_upload(run)} leaves none",
+        {DECAY: 1.0},
+    ),
+    Rule(
+        "R15",
+        "a warm-up, and a codec that leaves nothing out",
+        lambda run: run.warmup_rounds > 0 and not run.upload.leaves_out,
+        lambda run: f"{setting(WARM_UP, run.warmup_rounds)} is for codecs that leave something out, not {_upload(run)}",
+        {WARM_UP: 0},
     ),
 )
 """What cannot be in any run."""

@@ -81,7 +81,7 @@ class Local(Strategy):
         self._gradients = vector.new() if own.local_batch else None
         super().begin(replica)
         if own.fragments > 1:
-            replica.define_layouts(self._fragments.layout_of)
+            replica.define_fragments(self._fragments.layouts, self._fragments.tensors)
 
     # ---- counts
 
