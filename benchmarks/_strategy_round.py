@@ -133,7 +133,7 @@ def reduce(layout: VectorLayout, step: int, sealed: Sequence[Sealed]) -> Result:
     down = sum(_encode_mean(chunk, mean[chunk.start : chunk.stop], seeds) for chunk in chunks)
     for encoder in encoders:
         if encoder is not None:
-            encoder.commit(((chunk, Fate.COUNTED) for chunk in chunks), mean)
+            encoder.commit([(chunk, Fate.COUNTED) for chunk in chunks], mean)
     return Result(mean, sent, down)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, Final
 
 from minga.averaging.codecs.registry import ADAPTIVE, CODECS
 from minga.averaging.sketches.registry import SKETCHES
-from minga.averaging.strategy_choice import STRATEGIES
+from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.spec.plugins import Registry
 from minga.core.spec.run_spec import RunSpec
 from minga.training.combinations.cautions import CAUTIONS
@@ -29,6 +30,8 @@ Settings = dict[str, Any]
 VERIFICATION: Final = "security.verification"
 OPTIMIZER: Final = "optimizer.name"
 ALLOWED: Final = "✓"
+ASKED_SETTINGS: Final = {"overlap": True, "fragments": 2}
+"""Settings of strategies from which facts follow that the rules ask about."""
 
 HEAD: Final = """\
 # What may be combined
@@ -39,15 +42,14 @@ A run spec chooses a strategy, codecs for both directions, a sketch, and more. M
 `minga join`, `minga plan` and `minga sim` read the same rules before anything else happens:
 
 * **✓** is allowed.
-* **W** is allowed with a warning, **G** with the loss of a guarantee: these commands print a line that begins with `!`,
-  and with `--json` an event `run.caution` with `code` and `why`.
+* **W** is allowed with a warning: these commands print a line that begins with `!`, and with `--json` an event
+  `run.caution` with `code` and `why` (`minga plan --model` one of its `warnings`).
 * **R** is refused. The message names the settings as the run spec spells them, says why, and ends with the nearest
   choice that is allowed.
 
 The rules ask for facts (does this codec leave something out? what does this strategy send?) and not for names. So they
-hold for strategies, codecs and sketches of [other packages](extending.md), too. The tables show those of minga. A codec
-for uploads that leaves something out has a dense `averaging.download_codec` beside it here; where the optimizer matters
-it is AdamW or LAMB, but plain gradient descent for a strategy that brings its own.
+hold for strategies, codecs and sketches of [other packages](extending.md), too. The tables show those of minga. Where
+the optimizer matters it is AdamW or LAMB, but plain gradient descent for a strategy that brings its own.
 """
 
 TABLES: Final = (
@@ -102,7 +104,7 @@ def choices() -> dict[str, tuple[Any, ...]]:
     """The values of each setting that the rules ask about, as far as they come with minga."""
     codecs = (*own_names(CODECS), ADAPTIVE)
     return {
-        STRATEGY: own_names(STRATEGIES),
+        STRATEGY: strategy_choices(),
         UPLOAD: codecs,
         DOWNLOAD: codecs,
         SKETCH: own_names(SKETCHES),
@@ -113,9 +115,30 @@ def choices() -> dict[str, tuple[Any, ...]]:
     }
 
 
+def strategy_choices() -> tuple[StrategyChoice, ...]:
+    """The strategies of minga, each as it is usually and with those of its settings that the rules ask about."""
+    choices = []
+    for name in own_names(STRATEGIES):
+        fields = StrategyChoice(name).kind.Settings.model_fields
+        tables = [{}, *({key: value} for key, value in ASKED_SETTINGS.items() if key in fields)]
+        choices += [StrategyChoice(name, table) for table in tables]
+    return tuple(choices)
+
+
 def run_with(settings: Settings) -> RunSpec:
     """A run with these settings, and otherwise the usual ones."""
-    return RunSpec.from_mapping({"name": "combined"}).amended(settings)
+    spec, changes = RunSpec.from_mapping({"name": "combined"}), dict(settings)
+    if isinstance(chosen := changes.get(STRATEGY), StrategyChoice):
+        del changes[STRATEGY]
+        spec = spec.amended({STRATEGY: chosen.name}).with_strategy_settings(chosen.name, chosen.table)
+    return spec.amended(changes)
+
+
+def spelled(value: Any) -> str:
+    """A value as the run spec has it; of a strategy, its settings as well."""
+    if isinstance(value, StrategyChoice):
+        return ", ".join([value.name, *(f"{key} = {json.dumps(each)}" for key, each in value.table.items())])
+    return str(value)
 
 
 def with_company(pair: Settings) -> Settings | None:
@@ -166,7 +189,7 @@ def _table(column_key: str, row_keys: Sequence[str]) -> str:
 
 
 def _values(found: Sequence[Any]) -> str:
-    return ", ".join(f"`{value}`" for value in found)
+    return ", ".join(f"`{spelled(value)}`" for value in found)
 
 
 def _advice(changes: Instead) -> str:

@@ -74,6 +74,15 @@ def test_ranks_of_a_sharded_model_need_little_memory() -> None:
     assert found["vector_mb"] == 8.4
 
 
+def test_each_codec_has_its_figures() -> None:
+    words = ("--steps", "0", "--elements", "8192", "--codecs", "int4(block=32)", "sign", "union")
+    found = {row["codec"]: row for row in summary_here("codecs", *words)[1]["rows"]}
+    assert list(found) == ["int4(block=32)", "sign", "union"]
+    assert found["int4(block=32)"]["bits"] == 4.5
+    assert found["sign"]["error"] == pytest.approx(0.363, abs=0.02)
+    assert found["union"]["error"] < 1e-6
+
+
 def test_equivalence_holds_and_repeats_exactly() -> None:
     first, second = (summary("equivalence", "--steps", "3")[1] for _ in range(2))
     assert first["ok"]

@@ -20,6 +20,22 @@ def test_a_swarm_survives_two_mishaps_at_a_time(fault_seed: int) -> None:
         pytest.fail("\n  ".join([alone, *wrong]), pytrace=False)
 
 
+LOCAL = {"blocking": {}, "overlapped": {"overlap": True}, "streaming": {"overlap": True, "fragments": 4}}
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("blocking", 1), ("overlapped", 4), ("streaming", 5)])
+def test_a_swarm_that_steps_locally_survives_them_as_well(kind: str, seed: int) -> None:
+    if wrong := search(seed, "local", LOCAL[kind]):
+        pytest.fail("\n  ".join([f"seed {seed}, {kind}:", *wrong]), pytrace=False)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", LOCAL)
+def test_a_swarm_that_steps_locally_survives_any(kind: str, fault_seed: int) -> None:
+    if wrong := search(fault_seed, "local", LOCAL[kind]):
+        pytest.fail("\n  ".join([f"seed {fault_seed}, {kind}:", *wrong]), pytrace=False)
+
+
 def test_equal_seeds_give_equal_stories() -> None:
     first, second = story(play(2)), story(play(2))
     assert first == second

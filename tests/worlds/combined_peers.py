@@ -39,9 +39,9 @@ class CombinedPeer:
         self.vectors = RoundVectors(self.replica.layout_of, torch.zeros, keeps_uncounted=keeps)
         self._noise = torch.Generator().manual_seed(number)
 
-    def compute(self, micro_batches: int = 2) -> None:
-        """A few micro-batches, and the round is closed."""
-        for _ in range(micro_batches):
+    def compute(self) -> None:
+        """Two micro-batches."""
+        for _ in range(2):
             inputs = torch.randn(SAMPLES, SIZE, generator=self._noise)
             loss = (self.model(inputs) - inputs[:, :4]).square().mean()
             loss.backward()
@@ -49,12 +49,13 @@ class CombinedPeer:
             assert self.strategy.micro_batch(SAMPLES)
             self.strategy.count(SAMPLES)
             self.replica.zero_grad()
-        self.strategy.close()
 
     def seal(self, step: int) -> Encoder:
-        """What it gives to the round of `step`."""
+        """What it gives to the round of `step`; where rounds run beside computing, it goes on meanwhile."""
         vector, samples = self.strategy.contribution()
         values = self.replica.project(vector, samples, step, ROUND_ID)
+        if self.facts.max_in_flight:
+            self.compute()
         assert values is not None
         weight = samples if self.facts.weights == "samples" else 1
         seeds = RoundSeeds(self.replica.layout_of(step).fingerprint, step, str(self.number))
@@ -80,6 +81,7 @@ def take_step(peers: Sequence[CombinedPeer]) -> None:
     step, layout = peers[0].replica.step, peers[0].replica.layout_of(peers[0].replica.step)
     for peer in peers:
         peer.compute()
+        peer.strategy.close()
         assert peer.replica.layout_of(step) == layout
     givers = peers[:1] if peers[0].facts.contributors == "best" else peers
     mean = _reduce(layout, step, [peer.seal(step) for peer in givers])

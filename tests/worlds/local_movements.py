@@ -74,7 +74,7 @@ class Account:
             member, replica = peer.session.member, peer.replica
             for residual in member.vectors._residuals.values():  # type: ignore[union-attr]
                 kept += residual.mass.double()
-            kept += replica._projection.left_out.double()  # type: ignore[attr-defined]
+            kept += replica._projections.left_out.double()  # type: ignore[attr-defined]
             kept += (replica.read_values() - peer.port._strategy.anchor).double()  # type: ignore[union-attr]
         rest = self.moved - sum(self.applied.values()) - kept
         return float(rest.norm() / self.moved.norm())

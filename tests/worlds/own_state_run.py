@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,7 +22,12 @@ from tests.worlds.extension_world import EXTRAS
 LAST = 8
 CHECKPOINT_EVERY = 2
 SAMPLES = 4
-KINDS = {"sketch": ("synchronous", "block_means"), "strategy": ("local_sgd", "identity")}
+LOCAL = {"fragments": 2, "local_batch": 6}
+KINDS: dict[str, dict[str, Any]] = {
+    "sketch": {"training": {"strategy": "synchronous"}, "averaging": {"sketch": "block_means"}},
+    "strategy": {"training": {"strategy": "local_sgd"}},
+    "local": {"training": {"strategy": "local", "target_batch_size": 4 * SAMPLES}, "strategy": {"local": LOCAL}},
+}
 
 
 def install() -> None:
@@ -42,13 +48,14 @@ def uninstall() -> None:
 
 def begin(folder: Path, kind: str) -> tuple[minga.Peer, minga.Optimizer, torch.nn.Module]:
     """Host the run from `folder`, with whatever lies there."""
-    strategy, sketch = KINDS[kind]
+    sections = KINDS[kind]
     spec = minga.RunSpec.from_mapping(
         {
             "name": "own",
             "model": {"recipe": "custom"},
-            "training": {"target_batch_size": 2 * SAMPLES, "strategy": strategy, "stop_after_steps": LAST},
-            "averaging": {"codec": "float32", "sketch": sketch},
+            "training": {"target_batch_size": 2 * SAMPLES, "stop_after_steps": LAST, **sections["training"]},
+            "strategy": sections.get("strategy", {}),
+            "averaging": {"codec": "float32", **sections.get("averaging", {})},
             "checkpoints": {"every_steps": CHECKPOINT_EVERY},
         }
     )

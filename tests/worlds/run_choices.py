@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from documentation.combinations import Settings, choices
+from documentation.combinations import Settings, choices, spelled
 
 
 def pairs() -> Iterator[Settings]:
@@ -17,4 +17,4 @@ def pairs() -> Iterator[Settings]:
 
 def words(settings: Settings) -> str:
     """The settings as the id of a test."""
-    return ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in settings.items())
+    return ",".join(f"{key.rpartition('.')[2]}={spelled(value)}" for key, value in settings.items())

@@ -6,8 +6,8 @@
 Read: messages (what peers say to form a group, up to the plan), contracts (the seam to whatever produces the vectors),
 group (what group formation is told), election (who leads), apportionment (fractions to whole elements),
 strategy_choice (what strategies promise, and which are installed), link_record and link_reporter (what peers tell each
-other of their lines). Then codecs, compressors, sketches, solver, clocking, planning, allreduce, matchmaking: each uses
-only those before it.
+other of their lines). Then codecs, quantizers, compressors, sketches, solver, clocking, planning, allreduce,
+matchmaking: each uses only those before it.
 
 Called by training/life. It knows vectors and samples, but no models, data or optimizers.
 """

@@ -3,9 +3,8 @@
     your network, stream, codec, sketch, aggregator, strategy or recipe ─▶ suite: one check after the other
 
 Read: suite (what the network's suites share), network_suite (Network), stream_suite (Stream), bulk_suite (streams
-for bulk), codec_suite (Codec), with codec_defence (what a codec never lets through) and codec_cases (vectors that are
-hard on codecs), pair_suite (CodecPair, with the residual), sketch_suite (Sketch), aggregator_suite (Aggregator),
-strategy_suite (Strategy), recipe_suite (Recipe).
+for bulk), codecs (Codec), pair_suite (CodecPair, with the residual), sketch_suite (Sketch), aggregator_suite
+(Aggregator), strategy_suite (Strategy), recipe_suite (Recipe).
 `guard_threads()` makes what belongs to a peer's event loop raise where it is used on another thread.
 
 Called by tests, also those of other packages; nothing in minga imports it.
@@ -15,8 +14,8 @@ from __future__ import annotations
 
 from minga.core.thread_guard import guard_threads
 from minga.testing.aggregator_suite import AGGREGATOR_CHECKS, AggregatorViolation, check_aggregator
-from minga.testing.codec_cases import CodecViolation
-from minga.testing.codec_suite import CODEC_CHECKS, check_codec
+from minga.testing.codecs.cases import CodecViolation
+from minga.testing.codecs.suite import CODEC_CHECKS, check_codec
 from minga.testing.network_suite import NETWORK_CHECKS, check_network
 from minga.testing.pair_suite import PAIR_CHECKS, PairViolation, check_pair
 from minga.testing.recipe_suite import RECIPE_CHECKS, RecipeCase, RecipeViolation, check_recipe

@@ -146,7 +146,7 @@ def _check_applied(pair: CodecPair, outcome: _Mean, taken: torch.Tensor, weight:
     sizes = torch.stack([share.double().abs() for share in outcome.shares.values()]).amax(0)
     kept = outcome.mean != 0.0 if pair.download.returns else torch.ones_like(outcome.mean, dtype=torch.bool)
     slack = pair.download.max_error(outcome.exact)
-    if pair.download.returns:  # then that is all of what is returned; float16 is off by so much
+    if pair.download.is_sparse:  # then that is all of what is not sent; float16 is off by so much
         slack = (2.0**-11 * wanted.abs() + 2.0**-25).maximum(wanted.abs() - FLOAT16_MAX)
     off = (outcome.mean.double() - wanted).abs() > slack + 2.0**-20 * sizes
     _require(not bool((off & kept).any()), pair, "the mean is not what was counted of the peers")

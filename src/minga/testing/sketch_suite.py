@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -18,6 +19,8 @@ import torch
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.sketches.interface import Sketch
 from minga.averaging.sketches.projection import Projection
+from minga.averaging.sketches.round_projections import RoundProjections
+from minga.core.errors import ConfigurationError
 
 MakeSketch = Callable[[VectorLayout], Sketch]
 
@@ -211,6 +214,45 @@ def check_conservation_among_peers(make: MakeSketch) -> None:
         _require(rest <= 1e-5 * float(given.norm()), peers[0].sketch, "what peers left out does not add up")
 
 
+def check_fragments(make: MakeSketch) -> None:
+    """Restricted to fragments that take turns, it keeps what it promises, with the one basis of the whole vector.
+
+    A sketch with a basis may refuse that instead, by `ConfigurationError`.
+    """
+    whole = _WHOLES[0]
+    places = ((0, 2, 4), (1, 3))
+    fragments = [
+        replace(whole, tensors=tuple(whole.shapes[place] for place in each), label=f"fragment {number}")
+        for number, each in enumerate(places)
+    ]
+    peers = [RoundProjections(make(whole)) for _ in range(2)]
+    try:
+        for peer in peers:
+            peer.divide(fragments, places)
+    except ConfigurationError as error:
+        _require(bool(peers[0].sketch.basis()), peers[0].sketch, f"it has no basis, and refuses fragments: {error}")
+        return
+    given, applied = ([torch.zeros(each.total, dtype=torch.float64) for each in fragments] for _ in range(2))
+    for step in range(_ROUNDS):
+        turn = step % 2
+        vector = _normal(fragments[turn], step)
+        values = peers[0].contribution(vector, 2, step, "a round")
+        if values is None:
+            raise SketchViolation(f"{peers[0].sketch.name}: step {step}: an ordinary vector was left out")
+        fits = values.shape == (peers[0].layout_of(step).total,)
+        _require(fits, peers[0].sketch, f"step {step}: the values of a fragment do not fit to their layout")
+        given[turn] += 2 * vector.double()
+        images = [peer.absorb(values, step, counted_in="a round" if peer is peers[0] else None) for peer in peers]
+        _require(torch.equal(*images), peers[0].sketch, f"step {step}: two peers expand a fragment differently")
+        applied[turn] += 2 * images[0].double()
+    total = torch.cat(given)
+    rest = float((total - torch.cat(applied)).sub(0 if peers[0].sketch.is_lossless else peers[0].left_out).norm())
+    _require(rest <= 1e-5 * float(total.norm()), peers[0].sketch, "what fragments left out does not add up")
+    for name, tensor in peers[0].sketch.basis().items():
+        equal = torch.equal(tensor, peers[1].sketch.basis()[name])
+        _require(equal, peers[0].sketch, f"{name} of the basis differs between peers whose fragments take turns")
+
+
 def check_hard_vectors(make: MakeSketch) -> None:
     """Zeros, equal columns, one element alone, one that is huge among others, and magnitudes from the smallest to 2**90
     stay finite in all rounds.
@@ -285,6 +327,7 @@ SKETCH_CHECKS: Final[tuple[Callable[[MakeSketch], None], ...]] = (
     check_basis,
     check_conservation,
     check_conservation_among_peers,
+    check_fragments,
     check_lossless,
     check_hard_vectors,
     check_residual_gets_through,

@@ -21,7 +21,7 @@ from minga.training.archive.targets import target_of
 from minga.training.join import Door, PeerOptions, checked_options, enter, network_settings
 from minga.training.own_access import RunAccess
 from minga.training.peer import Peer
-from minga.training.plugins_of_run import check_plugins, with_origins
+from minga.training.plugins_of_run import check_plugins, spelled_out, with_origins
 from minga.training.run_folder.host_lock import HostLock
 from minga.training.run_folder.known_runs import known_run
 from minga.training.run_folder.own_settings import OwnSettings
@@ -146,7 +146,7 @@ def _resumed(directory: Path, given: RunSpec | None, files: Mapping[str, Content
 
 def _differences(given: RunSpec, spec: RunSpec) -> list[str]:
     """The sections of `given` that are not as in `spec`."""
-    ours, theirs = (each.published().model_dump(mode="json") for each in (given, spec))
+    ours, theirs = (each.published().model_dump(mode="json") for each in (spelled_out(given), spec))
     return sorted(name for name in ours if name not in _WRITTEN_BY_HOST and ours[name] != theirs[name])
 
 

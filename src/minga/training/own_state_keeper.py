@@ -45,8 +45,7 @@ class OwnStateKeeper:
         if own is None:
             return None
         try:
-            if own.left_out is not None:
-                self._replica.restore_left_out(own.left_out)
+            self._replica.restore_left_out(own.left_out)
             if own.local:
                 self._port.take_up(own.local)
         except ValueError as error:

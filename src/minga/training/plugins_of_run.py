@@ -36,7 +36,7 @@ def with_origins(spec: RunSpec) -> RunSpec:
 
     Raises `ConfigurationError` if something is not installed here, or cannot be used in such a run.
     """
-    spelled = _with_all_strategy_settings(_with_canonical_choices(spec))
+    spelled = spelled_out(spec)
     complete = spelled.with_plugins(recorded(uses(spelled), spelled.plugins))
     check_plugins(complete)
     return complete
@@ -52,6 +52,11 @@ def check_plugins(spec: RunSpec) -> None:
     check_combinations(spec)
     if spec.security.verification == "byzantine":
         verifiable_aggregator(spec.security.aggregator)
+
+
+def spelled_out(spec: RunSpec) -> RunSpec:
+    """The spec with one spelling of its choices and all settings of its strategy. Raises as `with_origins`."""
+    return _with_all_strategy_settings(_with_canonical_choices(spec))
 
 
 def _with_canonical_choices(spec: RunSpec) -> RunSpec:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from minga.averaging.codecs.round_vectors import LossySettings
 from minga.averaging.link_reporter import LinkReporter
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
@@ -249,6 +250,7 @@ class Session:
             computes=self.settings.role != "auxiliary",
             overlapped=facts.max_in_flight > 0,
             keeps_uncounted=facts.keeps_uncounted,
+            lossy=LossySettings(spec.averaging.residual_decay, spec.averaging.warmup_rounds),
             shares_parameters=facts.payload in ("pseudo-gradient", "parameters"),
             contributors=facts.contributors,
             weights=facts.weights,

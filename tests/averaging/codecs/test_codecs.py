@@ -21,7 +21,7 @@ from minga.averaging.codecs.dense import FLOAT32_MAX, CastCodec, Codec, InvalidE
 from minga.averaging.codecs.registry import CODECS
 from minga.core.errors import ConfigurationError
 from minga.testing import CODEC_CHECKS, CodecViolation
-from minga.testing.codec_suite import check_error_bound, check_processes
+from minga.testing.codecs.suite import check_error_bound, check_processes
 from tests.worlds.nonzero_codec import ENTRY, NonzeroCodec
 from tests.worlds.seeds import soaked
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minga.averaging.codecs.dense import CodecPair, codec
-from minga.averaging.codecs.layout import Segment, VectorLayout
+from minga.averaging.codecs.layout import Segment, VectorLayout, returns
 from minga.averaging.codecs.registry import codec_choices
 from minga.core.errors import ConfigurationError
 
@@ -28,6 +28,39 @@ def test_adaptive_is_decided_by_the_tensor() -> None:
     (chunk,) = layout.chunks(second - 3, second, 1000)
     assert chunk.codecs.upload.name == "int8"
     assert chunk.upload_bytes == 5
+
+
+def test_adaptive_may_choose_between_other_codecs_from_another_size_on() -> None:
+    layout = VectorLayout((99, 100, 3), "adaptive( from_elements = 100, large = int4(block=32, rounding=nearest))")
+    assert layout.codec_choice == "adaptive(large=int4(block=32), from_elements=100)"
+    assert spans(layout) == [(0, 99, "float16"), (99, 199, "int4"), (199, 202, "float16")]
+    usual = VectorLayout((99, 100, 3), "adaptive")
+    assert layout.fingerprint != usual.fingerprint
+    assert VectorLayout((99, 100, 3), "adaptive(large=int8,from_elements=65537)").fingerprint == usual.fingerprint
+
+
+def test_large_tensors_may_leave_something_out_for_later() -> None:
+    layout = VectorLayout((9, BIG), "adaptive(large=sign)", "adaptive")
+    assert layout.needs_residual
+    assert [segment.codecs.download.name for segment in layout.segments] == ["float16", "int8"]
+    assert VectorLayout((9, BIG), "adaptive(large=sign)").download_choice == "int8"
+    with pytest.raises(ConfigurationError, match="means cannot travel by"):
+        VectorLayout((9, BIG), "adaptive(large=sign)", "adaptive(large=sign)")
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ("adaptive(large=adaptive)", "large = 'adaptive': it chooses by size already"),
+        ("adaptive(large=int5)", "'int5' is none of"),
+        ("adaptive(small=int4(block=33))", "block = 33: must be 32, 64 or 128"),
+        ("adaptive(from_elements=0)", "from_elements = 0: must be a whole number from 1"),
+    ],
+)
+def test_what_adaptive_cannot_choose_between(choice: str, said: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        VectorLayout((5,), choice)
+    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int8"])
@@ -51,10 +84,13 @@ def test_chunks_are_whole_blocks_of_about_the_target() -> None:
     ]
 
 
+UPLOADS = [choice for choice in codec_choices() if not returns(choice)]
+
+
 @settings(deadline=None, max_examples=100)
 @given(
     st.lists(st.one_of(st.integers(0, 600), st.integers(SMALL - 2, BIG + 2), st.integers(0, 300_000)), max_size=12),
-    st.sampled_from(codec_choices()),
+    st.sampled_from(UPLOADS),
     st.integers(1, 1 << 20),
     st.lists(st.floats(0, 1), max_size=4),
 )
@@ -100,7 +136,7 @@ def test_fingerprints_tell_layouts_apart() -> None:
     layouts = [
         VectorLayout(numels, choice)
         for numels in ((1, 23), (12, 3), (1, 2, 3), (24,), (1, 23, 0), (23, 1))
-        for choice in codec_choices()
+        for choice in UPLOADS
     ]
     assert len({layout.fingerprint for layout in layouts}) == len(layouts)
     assert all(len(layout.fingerprint) == 32 for layout in layouts)

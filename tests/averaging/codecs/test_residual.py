@@ -20,8 +20,8 @@ from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 from minga.testing import CodecViolation, check_codec
-from minga.testing.codec_defence import check_hostile_bytes
-from minga.testing.codec_suite import check_residual
+from minga.testing.codecs.defence import check_hostile_bytes
+from minga.testing.codecs.suite import check_residual
 from tests.worlds.loudest_codec import ENTRY, LoudestCodec
 from tests.worlds.reduce_world import World
 from tests.worlds.swarm_tools import assert_equal_states, later, make_spec, pull, vector_replica, virtually

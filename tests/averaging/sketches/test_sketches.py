@@ -10,12 +10,13 @@ import torch
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
-from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT
+from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT, KeptResidual
 from minga.averaging.sketches.dct64 import DCT64
 from minga.averaging.sketches.interface import IdentitySketch, Sketch, make_sketch
 from minga.averaging.sketches.powersgd import PowerSGD, PowerSGDSettings
 from minga.averaging.sketches.projection import Projection
 from minga.averaging.sketches.registry import SKETCHES
+from minga.averaging.sketches.round_projections import RoundProjections
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.network.virtual.internet import HostSettings
@@ -162,6 +163,17 @@ def test_what_is_left_out_comes_later_and_a_round_that_came_to_nothing_changes_n
     assert torch.allclose(values, projection.sketch.project(vector + held / 2, 2))
 
 
+def test_each_round_keeps_a_share_of_what_it_leaves_out() -> None:
+    projection, vector = Projection(SomeElements(WHOLE), decay=0.75), normal(1)
+    for step, counted_in in enumerate(("a round", None)):
+        held = projection.left_out
+        values = projection.contribution(vector, 4, step, "a round")
+        assert values is not None
+        applied = projection.absorb(values, step, counted_in=counted_in)
+        rest = held + 4 * vector - (4 * applied if counted_in else 0.0)
+        torch.testing.assert_close(projection.left_out, 0.75 * rest)
+
+
 @pytest.mark.parametrize(("missed", "kept"), [(MOST_ROUNDS_KEPT, True), (MOST_ROUNDS_KEPT + 1, False), (-1, False)])
 def test_what_was_left_out_long_ago_is_forgotten(missed: int, kept: bool) -> None:
     projection, vector = Projection(SomeElements(WHOLE)), normal(1)
@@ -276,7 +288,7 @@ def test_a_run_with_a_sketch(sketch: str, codec: str, strategy: str) -> None:
             swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, 0.1))
             await swarm.run_until_step(55, limit_s=600)
             await assert_equal_states(swarm)
-            bases = [peer.replica._projection.sketch.basis() for peer in swarm.alive()]  # type: ignore[attr-defined]
+            bases = [peer.replica._projections.sketch.basis() for peer in swarm.alive()]  # type: ignore[attr-defined]
             assert len(bases) == 4
             assert all(torch.equal(bases[0][name], basis[name]) for basis in bases for name in bases[0])
             assert_one_group_per_step(swarm)
@@ -285,6 +297,43 @@ def test_a_run_with_a_sketch(sketch: str, codec: str, strategy: str) -> None:
             assert wrong < 0.2
             names = [entry.name for entry in newcomer.replica.capture().tensors if entry.name.startswith("sketch/")]
             assert names == (["sketch/left", "sketch/right"] if sketch.startswith("powersgd") else [])
+        finally:
+            await swarm.close()
+
+    main()
+
+
+def two_matrices(spec: RunSpec) -> Replica:
+    """A model with a matrix in each of two fragments."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 6), torch.nn.Linear(6, 7))
+    return Replica(spec, torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+
+
+@pytest.mark.parametrize(
+    ("sketch", "codec"), [("powersgd(rank=1, ratio=1.0, start=2)", "bfloat16"), ("dct64", "loudest")]
+)
+def test_a_run_whose_fragments_take_turns(sketch: str, codec: str) -> None:
+    """Each peer steps alone; every other round averages how far the same fragment moved. The second peer dies."""
+
+    @virtually
+    async def main() -> None:
+        averaging = {"sketch": sketch, "codec": codec, "download_codec": "float32"}
+        settings = {"fragments": 2, "outer_learning_rate": 1.0, "outer_momentum": 0.0}
+        spec = make_spec(8, averaging=averaging, training={"strategy": "local"}, strategy={"local": settings})
+        swarm = Swarm(spec, make_replica=two_matrices, gradient=pull_to_number, seed=11)
+        peers = [swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, 0.1)) for _ in range(3)]
+        try:
+            await swarm.run_until_step(9, limit_s=100)
+            await kill_in_a_round(swarm, peers[1])
+            newcomer = swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, 0.1))
+            await swarm.run_until_step(48, limit_s=600)
+            await assert_equal_states(swarm)
+            assert not offences(swarm)
+            layouts = {newcomer.replica.layout_of(step).fingerprint for step in range(40, 48)}
+            assert len(layouts) == (4 if sketch.startswith("powersgd") else 2)
+            wrong = float((newcomer.replica.read_values() - 3.0).norm() / 3.0 / 97**0.5)
+            assert wrong < 0.2
         finally:
             await swarm.close()
 
@@ -331,6 +380,77 @@ def test_a_state_without_the_basis_does_not_fit() -> None:
     assert other.digest() != sketched.digest()
     other.restore(sketched.capture())
     assert other.digest() == sketched.digest()
+
+
+def test_each_fragment_has_rounds_of_its_own() -> None:
+    """With two fragments each comes to turn in every other round, and yet both sides of its matrices do."""
+    whole = VectorLayout(((40, 40), (9,), (48, 40)), "float32")
+    fragments = [VectorLayout(((40, 40), (9,)), "float32", label="1 of 2"), VectorLayout(((48, 40),), "float32")]
+    projections = RoundProjections(PowerSGD(whole, PowerSGDSettings(rank=2, start=1)))
+    projections.divide(fragments, [(0, 1), (2,)])
+    shapes = [projections.layout_of(step).shapes for step in range(6)]
+    assert shapes == [((40, 40), (9,)), ((48, 40),), ((40, 2), (9,)), ((40, 2),), ((40, 2), (9,)), ((48, 2),)]
+    before = {name: tensor.clone() for name, tensor in projections.sketch.basis().items()}
+    for step in range(3):
+        values = projections.contribution(normal(step, fragments[step % 2].total), 1, step, "a round")
+        assert values is not None
+        projections.absorb(values, step, counted_in="a round")
+    left, right = (projections.sketch.basis()[name] != before[name] for name in ("left", "right"))
+    assert not left.any()
+    assert right[:40].all()  # of the first fragment
+    assert not right[40:].any()
+
+
+def test_what_fragments_left_out_is_found_again_once_there_are_fragments() -> None:
+    """A peer that is started anew reads its file before its strategy says what the fragments are."""
+    whole = VectorLayout(((40, 40), (48, 40)), "float32")
+    fragments, places = [VectorLayout((shape,), "float32") for shape in ((40, 40), (48, 40))], [(0,), (1,)]
+    first, again = (RoundProjections(PowerSGD(whole, PowerSGDSettings(rank=2, start=0))) for _ in range(2))
+    first.divide(fragments, places)
+    for step in range(2):
+        values = first.contribution(normal(step, fragments[step].total), 3, step, "a round")
+        assert values is not None
+        first.absorb(values, step, counted_in="a round")
+    kept = first.kept()
+    assert kept.keys() == {fragment.fingerprint for fragment in fragments}
+    again.restore(kept)
+    assert not again.left_out.any()
+    again.divide(fragments, places)
+    assert torch.equal(again.left_out, first.left_out)
+    again.forget()
+    again.divide(fragments, places)
+    assert not again.left_out.any()
+    again.restore({fragments[0].fingerprint: KeptResidual(0, torch.ones(7))})
+    assert again.kept() == {}
+    with pytest.raises(ValueError, match="does not consist of the tensors"):
+        again.divide(fragments, [(1,), (0,)])
+
+
+class Turning(Sketch):
+    """With a basis, and no word on parts of it."""
+
+    name = "turning"
+
+    def __init__(self, whole: VectorLayout) -> None:
+        super().__init__(whole)
+        self._direction = torch.ones(whole.total) / whole.total**0.5
+
+    def shapes(self, step: int) -> tuple[int]:
+        return (1,)
+
+    def project(self, vector: torch.Tensor, step: int) -> torch.Tensor:
+        return (vector @ self._direction)[None]
+
+    def expand(self, values: torch.Tensor, step: int) -> torch.Tensor:
+        return values * self._direction
+
+    def basis(self) -> dict[str, torch.Tensor]:
+        return {"direction": self._direction}
+
+
+def test_a_basis_of_the_whole_vector_is_none_of_its_fragments() -> None:
+    with pytest.raises(ConfigurationError, match='"turning" has a basis of the whole vector, and this run averages'):
+        RoundProjections(Turning(WHOLE)).divide([VectorLayout(((8, 6),), "float32")], [(0,)])
 
 
 def test_the_identity_changes_nothing() -> None:

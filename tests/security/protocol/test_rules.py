@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minga.averaging.codecs.dense import BlockwiseInt8Codec
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
+from minga.averaging.quantizers.int8 import BlockwiseInt8Codec
 from minga.core.errors import ConfigurationError
 from minga.security.protocol.rules import Rules
 from minga.security.protocol.settings import SecureSettings

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from documentation.combinations import Settings, run_with
-from minga.averaging.codecs.dense import BlockwiseInt8Codec
 from minga.averaging.codecs.registry import CODECS
+from minga.averaging.quantizers.int8 import BlockwiseInt8Codec
 from minga.averaging.sketches.registry import SKETCHES
 from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts
 from minga.core.errors import ConfigurationError
@@ -171,8 +171,8 @@ CASES = (
     ),
     Case(
         "R9",
-        {"averaging.codec": "topk"},
-        'averaging.codec = "topk" leaves out of the means what nobody would make up for later: it is for '
+        {"averaging.codec": "topk", "averaging.download_codec": "randomk"},
+        'averaging.download_codec = "randomk" leaves out of the means what nobody would make up for later: it is for '
         'contributions; set averaging.download_codec = "gtopk"',
     ),
     Case(
@@ -204,6 +204,18 @@ CASES = (
         {**SKETCHED, "averaging.average_parameters_every": 5},
         "averaging.average_parameters_every = 5 needs rounds that are planned for whole vectors, not for "
         'averaging.sketch = "block_means"; set averaging.average_parameters_every = 0',
+    ),
+    Case(
+        "R15",
+        {"averaging.codec": "int8", "averaging.residual_decay": 0.95},
+        'averaging.residual_decay = 0.95 is for residuals, and averaging.codec = "int8" leaves none; set '
+        "averaging.residual_decay = 1.0",
+    ),
+    Case(
+        "R15",
+        {**SKETCHED, "averaging.codec": "int8", "averaging.residual_decay": 0.95, "averaging.warmup_rounds": 10},
+        'averaging.warmup_rounds = 10 is for codecs that leave something out, not averaging.codec = "int8"; set '
+        "averaging.warmup_rounds = 0",
     ),
     Case(
         "R14",

@@ -181,6 +181,23 @@ def test_the_last_round_of_a_leader_averages_all_peers_by_their_samples() -> Non
     main()
 
 
+def test_nobody_computes_beyond_the_end_of_a_run_and_all_end_at_the_centre() -> None:
+    @virtually
+    async def main() -> None:
+        swarm = centred_swarm("elastic", 3, stop_after_steps=3)
+        try:
+            for peer in swarm.peers.values():
+                await peer.ended.wait()
+            for peer in swarm.peers.values():
+                assert torch.equal(parameters(peer), strategy_of(peer)._centre)
+                assert strategy_of(peer).samples == 0
+            assert not swarm.log.of("training.too_slow")
+        finally:
+            await swarm.close()
+
+    main()
+
+
 @pytest.mark.parametrize("strategy", ["leader", "elastic"])
 @pytest.mark.parametrize("seed", seeds(1, of=40))
 def test_a_swarm_around_a_centre_survives_two_mishaps_at_a_time(seed: int, strategy: str) -> None:

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
 import pytest
 import torch
 
+from minga.averaging.allreduce import sender
+from minga.averaging.allreduce.round import Round
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.residual import Encoder, Fate
+from minga.averaging.codecs.round_vectors import LossySettings, RoundVectors
+from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.network.rpc.framing import MessageStream
+from minga.network.virtual.internet import HostSettings
 from minga.optim import LAMB, SGD, AdamW
+from minga.simulation.swarm.simulated_peer import TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
+from minga.training.combinations.judgement import check_combinations
 from minga.training.replica.replica import Replica
 from minga.training.strategy.demo import Demo
 from minga.training.strategy.interface import ContributionFate
+from tests.worlds.combined_peers import SAMPLES, CombinedPeer, take_step
+from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, pull, virtually
 
 SPEC = RunSpec.from_mapping({"name": "demo", "training": {"strategy": "demo"}})
 RATE, DECAY = 0.01, 0.1
@@ -67,3 +81,138 @@ def test_momentum_and_clipping_are_refused() -> None:
     trained = model()
     with pytest.raises(ConfigurationError, match='max_grad_norm = "off"'):
         Replica(SPEC, SGD(trained.parameters(), lr=RATE), model=trained, max_grad_norm=1.0)
+
+
+# ---- with a sketch and a sparse codec
+
+
+class GridPeer(CombinedPeer):
+    """Its gradients are sixteenths, so that float16 holds them, their means and their sums exactly."""
+
+    def compute(self, micro_batches: int = 2) -> None:
+        """See `CombinedPeer`."""
+        for _ in range(micro_batches):
+            for parameter in self.model.parameters():
+                parameter.grad = torch.randint(-24, 25, parameter.shape, generator=self._noise) / 16.0
+            self.strategy.note_loss(1.0)
+            assert self.strategy.micro_batch(SAMPLES)
+            self.strategy.count(SAMPLES)
+            self.replica.zero_grad()
+        self.strategy.close()
+
+
+def grid_peers(**sections: dict[str, Any]) -> list[GridPeer]:
+    spec = RunSpec.from_mapping({"name": "grid", "model": {"recipe": "custom"}, **sections})
+    check_combinations(spec)
+    return [GridPeer(spec, number) for number in range(3)]
+
+
+def parameters(peer: CombinedPeer) -> torch.Tensor:
+    return peer.replica.read_values()
+
+
+def test_with_all_coefficients_it_is_descent_by_the_signs_of_the_mean_to_the_bit() -> None:
+    everything = {"codec": "topk(k=4096)", "download_codec": "float32"}
+    peers = grid_peers(training={"strategy": "demo"}, averaging=everything)
+    reference = GridPeer(RunSpec.from_mapping({"name": "grid", "averaging": {"codec": "float32"}}), 0)
+    others = [GridPeer(RunSpec.from_mapping({"name": "grid", "averaging": {"codec": "float32"}}), n) for n in (1, 2)]
+    for step in range(4):
+        take_step(peers)
+        total = torch.zeros(reference.replica.vector.numel)
+        for each in (reference, *others):
+            each.compute()
+            vector, samples = each.strategy.contribution()
+            assert vector is not None
+            total += samples * vector
+        for each in (reference, *others):
+            each.strategy.absorb(step + 1, total.sign(), ContributionFate.COUNTED)
+    assert torch.equal(parameters(peers[0]), parameters(reference))
+    assert len({peer.replica.digest() for peer in peers}) == 1
+
+
+@pytest.mark.parametrize(("k", "least"), [(32, 0.55), (4096, 0.999)])
+def test_what_is_sent_of_the_cosine_coefficients_gives_the_signs_of_the_mean(k: int, least: float) -> None:
+    averaging = {"codec": f"topk(k={k})", "download_codec": "float32", "sketch": "dct64"}
+    peers = grid_peers(training={"strategy": "demo"}, averaging=averaging)
+    before, vectors = parameters(peers[0]), []
+    for peer in peers:
+        peer.compute()
+        vector, _ = peer.strategy.contribution()
+        assert vector is not None
+        vectors.append(vector)
+    mean = torch.stack(vectors).mean(0)
+    for peer in peers:
+        peer.compute = lambda: None  # type: ignore[method-assign, misc]  # it has done so
+    take_step(peers)
+    moved = before - parameters(peers[0])
+    clear = (mean.abs() > 0.1) & (moved != 0)
+    assert clear.sum() > 1000
+    assert (moved.sign() == mean.sign())[clear].float().mean() > least
+    assert len({peer.replica.digest() for peer in peers}) == 1
+
+
+def test_the_residual_is_the_momentum_of_the_paper() -> None:
+    """delta <- beta (delta - sent) + g, of which the greatest coefficients are sent; a round that came to nothing
+    changes none of it, and sends the same again.
+    """
+    beta, count, samples = 0.999, 2, 4
+    layout = VectorLayout(((4096,),), f"topk(k={count})", "float32")
+    vectors = RoundVectors(lambda _: layout, torch.zeros, LossySettings(residual_decay=beta))
+    (chunk,) = layout.chunks(0, layout.total, 1 << 20)
+    torch.manual_seed(8)
+    momentum = torch.zeros(4096)
+    for step in range(6):
+        gradient = torch.randint(-9, 10, (4096,)).float()
+        momentum += gradient
+        for came_to_nothing in (True, False):
+            residual = vectors.residual(step)
+            assert residual is not None
+            encoder = residual.seal(gradient, samples, step)
+            sent, room = torch.zeros(4096), as_bytes(torch.empty(chunk.upload_bytes, dtype=torch.uint8))
+            chunk.codecs.upload.decode(encoder.encode(chunk, room), sent)
+            if came_to_nothing:
+                encoder.take_back()
+            else:
+                encoder.commit([(chunk, Fate.COUNTED)], sent)
+        chosen = sent.nonzero().flatten()
+        assert len(chosen) == count
+        assert torch.allclose(sent[chosen], momentum[chosen], rtol=2e-3)
+        assert momentum[chosen].abs().min() >= momentum.abs().topk(count).values.min() * 0.999
+        momentum = beta * (momentum - sent)
+        assert torch.allclose(residual.mass / samples, momentum, atol=1e-3)
+
+
+def test_a_peer_that_dies_in_the_middle_of_its_upload_leaves_the_others_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    @virtually
+    async def main() -> None:
+        averaging = {"codec": "topk(k=32)", "sketch": "dct64", "residual_decay": 0.999}
+        spec = make_spec(32, training={"strategy": "demo"}).amended({f"averaging.{k}": v for k, v in averaging.items()})
+        swarm = Swarm(spec, make_replica=matrix_replica, gradient=pull, seed=4)
+        for _ in range(4):
+            swarm.add(HostSettings(latency_s=0.02), TrainerSettings(2, 0.1))
+        send_own, killed = sender._send_own, list[str]()
+
+        async def send(round: Round, own: Encoder, index: int, buffer: memoryview, stream: MessageStream) -> None:
+            if round.plan.step == 1 and not killed:
+                killed.append(swarm.name_of(round.node.peer_id))
+                swarm.internet.kill(swarm.peers[killed[0]].network)
+            await send_own(round, own, index, buffer, stream)
+
+        monkeypatch.setattr(sender, "_send_own", send)
+        try:
+            while not killed:
+                await asyncio.sleep(0.01)
+            await swarm.run_until_step(4, peers=[peer.name for peer in swarm.alive()], limit_s=100)
+            await assert_equal_states(swarm)
+            assert not offences(swarm)
+        finally:
+            await swarm.close()
+
+    main()
+
+
+def matrix_replica(spec: RunSpec) -> Replica:
+    """One matrix under plain gradient descent."""
+    torch.manual_seed(1)
+    trained = torch.nn.Linear(96, 130, bias=False)
+    return Replica(spec, SGD(trained.parameters(), lr=RATE), model=trained)

@@ -113,9 +113,8 @@ def test_the_suite_finds_a_strategy_that_keeps_what_the_residual_keeps() -> None
 
 
 def test_the_facts_of_minga_s_own() -> None:
-    names = ("synchronous", "delayed", "local")
-    assert STRATEGIES.names()[:3] == names
-    assert [StrategyChoice(name).facts.max_in_flight for name in names] == [0, 1, 0]
+    assert STRATEGIES.names() == ("synchronous", "delayed", "local", "leader", "elastic", "demo")
+    assert [StrategyChoice(name).facts.max_in_flight for name in STRATEGIES.names()] == [0, 1, 0, 0, 0, 0]
 
 
 def test_a_run_needs_a_strategy_and_a_codec_that_are_installed() -> None:

@@ -1,9 +1,9 @@
 """How slices of a float32 vector travel, and where the vector is cut.
 
     tensor ─▶ layout (segments, chunks) ─▶ interface: encode ─▶ bytes ─▶ interface: decode_add ─▶ tensor
-                                              └─ dense: float32, float16, int8 …
+                                              └─ dense: float32, float16 …; quantizers and compressors have more
 
-Read: interface (the codec seam), dense (the codecs that come with minga, their bytes and error bounds), layout (which
+Read: interface (the codec seam), dense (float32, float16, bfloat16, and the codec of a choice), layout (which
 codec each element takes, and the chunks), seeds (what codecs may draw from), residual (what lossy uploads leave out,
 kept for the next round), round_vectors (which vector each round averages), registry (codecs by name), encoded_chunks
 (frames of a bounded length), tensor_bytes (bytes as tensors without copies).

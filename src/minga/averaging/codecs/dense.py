@@ -1,19 +1,14 @@
-"""How slices of a float32 vector travel: codecs turn them into bytes and back.
+"""Codecs that send each element by itself as a floating-point number, and the codec of a choice.
 
-A codec has no state. These here are dense: their size depends on the number of elements alone. All numbers
-on the wire are little-endian. n is the number of elements.
+All numbers on the wire are little-endian. n is the number of elements.
 
     name       bytes on the wire                                  |decoded - x| at most
     float32    n float32                                          0
     float16    n float16, clamped to +-65504                      max(2**-11 |x|, 2**-25) inside the clamp
     bfloat16   n bfloat16, clamped to its largest finite number   2**-8 |x| (2**-134 for subnormals)
-    int8       ceil(n / 256) bfloat16 scales, then n int8         half the scale of the block
 
-All rounding is to nearest, ties to even. **int8** cuts the slice into blocks of 256 elements, the last may be shorter.
-A block with largest magnitude a has scale s = bfloat16(a / 127), at least 2**-126, and stores q = round(x / s).
-Rounding s moves a / s into 126.5 < a / s < 127.5, so q stays within +-127: nothing is ever clipped, however far it
-lies from the rest; and q * s needs 15 significant bits, so that it is exact in float32 and encoding a decoded slice
-again gives the same bytes. float32, float16 and bfloat16 have that second property trivially.
+All rounding is to nearest, ties to even, and encoding a decoded slice again gives the same bytes. delta is 1 of float32
+and 1 / (1 - 2**-16) of bfloat16; float16 has none, since it rounds all that is below 2**-25 to 0.
 
 Work is done by torch kernels, which release the GIL, on slices small enough for the cache of one core.
 """
@@ -44,9 +39,7 @@ from minga.core.spec.choices import canonical, resolved
 __all__ = [
     "CONTRIBUTION_LIMIT",
     "FLOAT32_MAX",
-    "INT8_BLOCK_ELEMENTS",
     "WEIGHT_LIMIT",
-    "BlockwiseInt8Codec",
     "CastCodec",
     "Codec",
     "CodecPair",
@@ -54,11 +47,6 @@ __all__ = [
     "codec",
     "is_finite",
 ]
-
-INT8_BLOCK_ELEMENTS: Final = 256
-
-_SMALLEST_SCALE: Final = 2.0**-126
-_LARGEST_SCALE: Final = 2.0**121 + 2.0**114  # the largest bfloat16 s with 127 * s <= FLOAT32_MAX
 
 
 class CastCodec(Codec):
@@ -82,6 +70,10 @@ class CastCodec(Codec):
         info = torch.finfo(self._dtype)
         half_unit = (magnitude * info.eps / 2).clamp(min=info.smallest_normal * info.eps / 2)
         return torch.maximum(half_unit, magnitude - self._largest)
+
+    def delta(self, numel: int) -> float | None:  # noqa: ARG002
+        """See the module."""
+        return {torch.float32: 1.0, torch.bfloat16: 1 / (1 - 2.0**-16)}.get(self._dtype)
 
     def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float, seed: int) -> int:  # noqa: ARG002
         largest = largest_magnitude(source)
@@ -117,85 +109,6 @@ class CastCodec(Codec):
             piece = values[start : start + CACHED_ELEMENTS]
             widened = scratch(piece.numel()).copy_(piece)
             accumulator[start : start + CACHED_ELEMENTS].add_(widened, alpha=weight)
-
-
-class BlockwiseInt8Codec(Codec):
-    """Blocks of 256 elements as 8-bit integers times one bfloat16 scale each; see the module for the proof."""
-
-    name = "int8"
-    block_elements = INT8_BLOCK_ELEMENTS
-
-    def max_encoded_bytes(self, numel: int) -> int:
-        """One byte per element and two per block begun."""
-        return numel + 2 * _blocks(numel)
-
-    def max_error(self, source: torch.Tensor) -> torch.Tensor:
-        """Half the scale of the element's block, and the rounding of the division."""
-        padded = torch.zeros(_blocks(source.numel()) * self.block_elements, dtype=torch.float64)
-        padded[: source.numel()] = source.abs()
-        largest = padded.view(-1, self.block_elements).amax(dim=1)
-        scales = (largest / 127 * (1 + 2.0**-8)).clamp(min=_SMALLEST_SCALE)
-        return (scales * 0.50001).repeat_interleave(self.block_elements)[: source.numel()]
-
-    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float, seed: int) -> int:  # noqa: ARG002
-        scales = torch.empty(_blocks(source.numel()), dtype=torch.float32)
-        for start, rows in _rows(source):
-            out = scales[start : start + len(rows)]
-            torch.maximum(rows.amax(dim=1), rows.amin(dim=1).neg_(), out=out)
-        require_magnitude(float(scales.max()), limit)  # max propagates NaN
-        scales.div_(127).clamp_(_SMALLEST_SCALE, _LARGEST_SCALE)
-        rounded = scales.to(torch.bfloat16)
-        store(rounded, raw[: 2 * len(scales)], torch.bfloat16)
-        scales.copy_(rounded)
-        values = raw[2 * len(scales) :].view(torch.int8)
-        for (start, rows), (_, target) in zip(_rows(source), _rows(values), strict=True):
-            quotient = scratch(rows.numel()).view(rows.shape)
-            torch.div(rows, scales[start : start + len(rows), None], out=quotient)
-            target.copy_(quotient.round_())
-        return raw.numel()
-
-    def _check(self, raw: torch.Tensor, numel: int, limit: float) -> None:
-        low, high = torch.aminmax(load(raw[: 2 * _blocks(numel)], torch.bfloat16))
-        # The scale that the encoder gives to a block whose largest magnitude is the limit.
-        highest = float(torch.tensor(min(limit / 127, _LARGEST_SCALE), dtype=torch.float32).to(torch.bfloat16))
-        if not (float(low) >= _SMALLEST_SCALE and float(high) <= max(highest, _SMALLEST_SCALE)):
-            raise InvalidEncodingError(
-                f"block scales from {float(low):g} to {float(high):g}; {_SMALLEST_SCALE:g} to {highest:g} is accepted"
-            )
-        if int(raw[2 * _blocks(numel) :].view(torch.int8).min()) == -128:
-            raise InvalidEncodingError("an 8-bit value is -128, which no encoder produces")
-
-    def _decode(self, raw: torch.Tensor, target: torch.Tensor) -> None:
-        scales, values = self._split(raw, target.numel())
-        for (start, rows), (_, out) in zip(_rows(values), _rows(target), strict=True):
-            torch.mul(rows, scales[start : start + len(rows), None], out=out)
-
-    def _decode_add(self, raw: torch.Tensor, accumulator: torch.Tensor, weight: float) -> None:
-        scales, values = self._split(raw, accumulator.numel())
-        scales.mul_(weight)
-        for (start, rows), (_, out) in zip(_rows(values), _rows(accumulator), strict=True):
-            widened = scratch(rows.numel()).view(rows.shape).copy_(rows)
-            out.addcmul_(widened, scales[start : start + len(rows), None])
-
-    def _split(self, raw: torch.Tensor, numel: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The scales as new float32 and the values as a view of int8."""
-        blocks = _blocks(numel)
-        return load(raw[: 2 * blocks], torch.bfloat16).float(), raw[2 * blocks :].view(torch.int8)
-
-
-def _blocks(numel: int) -> int:
-    return -(-numel // INT8_BLOCK_ELEMENTS)
-
-
-def _rows(vector: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
-    """Views of `vector` as (first block, [blocks, elements]), cache-sized; a short last block is a piece by itself."""
-    whole = vector.numel() // INT8_BLOCK_ELEMENTS
-    step = CACHED_ELEMENTS // INT8_BLOCK_ELEMENTS
-    matrix = vector[: whole * INT8_BLOCK_ELEMENTS].view(whole, INT8_BLOCK_ELEMENTS)
-    pieces = [(start, matrix[start : start + step]) for start in range(0, whole, step)]
-    if vector.numel() % INT8_BLOCK_ELEMENTS:
-        pieces.append((whole, vector[whole * INT8_BLOCK_ELEMENTS :].view(1, -1)))
-    return pieces
 
 
 float32: Final = partial(CastCodec, "float32", torch.float32)

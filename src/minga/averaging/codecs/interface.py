@@ -67,6 +67,8 @@ class Codec(ABC):
     """Whether all slices of one length take exactly `max_encoded_bytes`."""
     recomputable: bool = True
     """Whether anybody who has the values, and no seed, can make the same bytes again, as runs with checks need."""
+    draws: bool = False
+    """Whether the bytes depend on the seed."""
     differs_by_peer: bool = False
     """Whether each peer has seeds of its own, so that their errors are independent; see `seeds.py`."""
     needs_residual: bool = False
@@ -103,6 +105,16 @@ class Codec(ABC):
     @abstractmethod
     def max_error(self, source: torch.Tensor) -> torch.Tensor:
         """Per element of the finite float32 `source`, the documented bound of |decoded - source|, in float64."""
+
+    def delta(self, numel: int) -> float | None:  # noqa: ARG002
+        """The constant with E |decoded - x|**2 <= (1 - 1 / delta) |x|**2 for all slices x of at most `numel` elements,
+        but for what magnitudes below 2**-120 add; None if there is none. Source: class B3 of Beznosikov et al. 2020.
+        """
+        return None
+
+    def zeta(self, numel: int) -> float | None:  # noqa: ARG002
+        """The constant with E decoded = x and E |decoded|**2 <= zeta |x|**2, over all seeds; None if it has a bias."""
+        return None
 
     def encode(self, source: torch.Tensor, target: Buffer, *, seed: int = 0, limit: float = FLOAT32_MAX) -> int:
         """Write `source` to the beginning of `target`, which has exactly `max_encoded_bytes(source.numel())` bytes.

@@ -83,7 +83,7 @@ class VectorLayout:
         tensors = (tuple(each) if isinstance(each, Sequence) else each for each in self.tensors)
         object.__setattr__(self, "tensors", tuple(tensors))
         object.__setattr__(self, "codec_choice", canonical_codec(self.codec_choice))
-        download = self.download_choice or _parts_of(self.codec_choice).usual_download
+        download = usual_download(self.codec_choice) if self.download_choice is None else self.download_choice
         if download is not None:
             object.__setattr__(self, "download_choice", canonical_codec(download))
         axes = [axis for shape in self.shapes for axis in shape]
@@ -95,6 +95,11 @@ class VectorLayout:
             )
         if not any(self.numels):
             raise ConfigurationError("the vector is empty: there is nothing to average")
+        if returns(self.codec_choice):
+            raise ConfigurationError(
+                f'the codec "{self.codec_choice}" leaves out what senders take back: it is for means, so set it as '
+                "averaging.download_codec"
+            )
         if needs_residual(self.download_choice or self.codec_choice):
             raise ConfigurationError(
                 f'means cannot travel by the codec "{self.download_choice or self.codec_choice}": they have no '
@@ -125,8 +130,7 @@ class VectorLayout:
     @property
     def needs_residual(self) -> bool:
         """Whether members have to keep what uploads or means left out; see `residual.py`."""
-        download = _parts_of(self.download_choice or self.codec_choice)
-        return needs_residual(self.codec_choice) or download.large.returns or download.small.returns
+        return needs_residual(self.codec_choice) or returns(self.download_choice or self.codec_choice)
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
@@ -246,6 +250,18 @@ def needs_residual(choice: str) -> bool:
     return any(each.needs_residual for each in codecs_of(choice))
 
 
+def returns(choice: str) -> bool:
+    """Whether senders take back what means by such a choice left out."""
+    parts = _parts_of(choice)
+    return parts.large.returns or parts.small.returns
+
+
+def usual_download(choice: str) -> str | None:
+    """How means travel where a run with this codec says nothing; None is by the same codec."""
+    parts = _parts_of(choice)
+    return parts.large.usual_download or parts.small.usual_download
+
+
 def _identity(choice: str) -> str:
     """What peers have to agree on: a later version of a codec is another one."""
     parts = _parts_of(choice)
@@ -259,11 +275,6 @@ class _Parts(NamedTuple):
     large: Codec
     small: Codec
     from_elements: int
-
-    @property
-    def usual_download(self) -> str | None:
-        """How means travel where nothing is said."""
-        return self.large.usual_download or self.small.usual_download
 
 
 @cache

@@ -12,7 +12,8 @@ It begins with the one that normal values would have and corrects it at most thr
 
     |mean| + sigma |quantile(k / 8192)|;    times 1/2 below 2/3 k elements, times 3/2 above 4/3 k of them
 
-How many there are is not certain, so at most 4/3 k of a block are sent, those of lower index.
+How many there are is not certain, so at most 4/3 k of a block are sent, those of lower index; and the largest where
+none is beyond.
 
 Source: "Understanding Top-k Sparsification in Distributed Deep Learning" (Shi et al. 2019).
 """
@@ -139,6 +140,8 @@ class GaussianKCodec(CountedBlocksCodec):
                 break
             threshold *= factor
         chosen = magnitudes > threshold
+        none = ~chosen.any(axis=1)  # as if all were alike: no block may send nothing for ever
+        chosen[none] = (magnitudes[none] == magnitudes[none].max(axis=1, keepdims=True)) & (magnitudes[none] > 0)
         for row in np.flatnonzero(np.count_nonzero(chosen, axis=1) > self._most(rows.shape[1])):
             chosen[row, np.flatnonzero(chosen[row])[self._most(rows.shape[1]) :]] = False
         return chosen

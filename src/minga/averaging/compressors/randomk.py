@@ -41,6 +41,7 @@ class RandomKCodec(SparseCodec):
     usual_download = "union"
     Settings = UploadSettings
     recomputable = False
+    draws = True
 
     def __init__(self, settings: UploadSettings) -> None:
         self.settings, self.k = settings, settings.k

@@ -11,6 +11,7 @@ Leaders, `minga plan` and forecasts all ask `resting`, so that what is foretold 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -90,6 +91,15 @@ def with_resting(rates: SwarmRates, rests: tuple[int, ...]) -> SwarmRates:
     for index in rests:
         peers[index] = replace(peers[index], sends=False)
     return replace(rates, peers=tuple(peers))
+
+
+def with_one_sender(rates: SwarmRates) -> SwarmRates:
+    """The same peers in a round that takes the contribution of one of them: that with the slowest known upload, since
+    nobody can foresee which it is.
+    """
+    senders = [index for index, peer in enumerate(rates.peers) if peer.sends]
+    slowest = min(senders, key=lambda index: (rates.peers[index].upload or math.inf, index), default=None)
+    return with_resting(rates, tuple(index for index in senders if index != slowest))
 
 
 def _ranked(rates: SwarmRates, work: StepWork, senders: list[int]) -> Iterator[tuple[int, ...]]:

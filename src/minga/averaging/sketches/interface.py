@@ -68,7 +68,8 @@ class Sketch(ABC):
         """The layout of the values of the round of `step`: no peer with another sketch or other shapes has the same."""
         key = self.shapes(step), self.part(step)
         if key not in self._layouts:
-            label = f"{self.choice} {self.version} of {self.whole.shapes_digest} {key[1]}".rstrip()
+            words = (self.choice, str(self.version), "of", self.whole.shapes_digest, key[1], self.whole.label)
+            label = " ".join(word for word in words if word)
             self._layouts[key] = VectorLayout(key[0], self.whole.codec_choice, self.whole.download_choice, label)
         return self._layouts[key]
 

@@ -30,7 +30,7 @@ from minga.averaging.sketches.interface import Sketch
 logger = logging.getLogger("minga.averaging")
 
 
-class _Sealed(NamedTuple):
+class _SealedValues(NamedTuple):
     """A contribution under way."""
 
     step: int
@@ -42,14 +42,15 @@ class _Sealed(NamedTuple):
 class Projection:
     """The vectors that one peer's rounds average, by its sketch.
 
-    With `keeps_uncounted` the strategy keeps a contribution that a round counts without.
+    With `keeps_uncounted` the strategy keeps a contribution that a round counts without. Each round that counts
+    multiplies what is left out after it by `decay`.
     """
 
-    def __init__(self, sketch: Sketch, *, keeps_uncounted: bool = False) -> None:
-        self.sketch, self._keeps_uncounted = sketch, keeps_uncounted
+    def __init__(self, sketch: Sketch, *, keeps_uncounted: bool = False, decay: float = 1.0) -> None:
+        self.sketch, self._keeps_uncounted, self._decay = sketch, keeps_uncounted, decay
         self._mass: torch.Tensor | None = None
         self._step = 0  # of the round that the mass was last brought up to date in
-        self._sealed: _Sealed | None = None
+        self._sealed: _SealedValues | None = None
         self._given: dict[str, tuple[int, torch.Tensor]] = {}  # weights and values of one step's rounds, by their ids
         self._given_step = 0
 
@@ -63,9 +64,7 @@ class Projection:
         return None if self._mass is None else KeptResidual(self._step, self._mass.clone())
 
     def restore(self, kept: KeptResidual) -> None:
-        """Go on from what `kept` returned before. Raises `ValueError` if it is of another length."""
-        if kept.mass.numel() != self.sketch.whole.total:
-            raise ValueError(f"{kept.mass.numel()} elements were left out of none of {self.sketch.whole.total}")
+        """Go on from what `kept` returned before, of a vector of this length."""
         self._mass, self._step = kept.mass.clone(), kept.step
 
     def layout_of(self, step: int) -> VectorLayout:
@@ -99,7 +98,7 @@ class Projection:
             return None
         if self.sketch.is_lossless:
             return values
-        self._sealed = _Sealed(step, weight, whole, values)
+        self._sealed = _SealedValues(step, weight, whole, values)
         self._given[round_id] = weight, values.clone()
         forget_oldest(self._given)
         return values
@@ -139,3 +138,5 @@ class Projection:
             if given is not None:
                 weight, values = given
                 self._mass.sub_(self.sketch.expand(values, step), alpha=weight)
+            if self._decay != 1.0:
+                self._mass.mul_(self._decay)

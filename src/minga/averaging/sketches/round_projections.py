@@ -10,6 +10,7 @@ has is part of the basis of the whole, which is one in the state of the run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -22,9 +23,11 @@ from minga.averaging.sketches.projection import Projection
 class RoundProjections:
     """What the rounds of one peer average, by its `sketch` of the whole vector; see `Projection`."""
 
-    def __init__(self, sketch: Sketch, *, keeps_uncounted: bool = False) -> None:
-        self.sketch, self._keeps_uncounted = sketch, keeps_uncounted
-        self._in_turn = [Projection(sketch, keeps_uncounted=keeps_uncounted)]
+    def __init__(self, sketch: Sketch, *, keeps_uncounted: bool = False, decay: float = 1.0) -> None:
+        self.sketch = sketch
+        self._new = partial(Projection, keeps_uncounted=keeps_uncounted, decay=decay)
+        self._in_turn = [self._new(sketch)]
+        self._restored: dict[str, KeptResidual] = {}  # of an earlier process, until there is the fragment
 
     def divide(self, fragments: Sequence[VectorLayout], tensors: Sequence[Sequence[int]]) -> None:
         """From now on rounds average vectors of these layouts in turn, in the place of the whole one.
@@ -36,9 +39,9 @@ class RoundProjections:
         for fragment, places in zip(fragments, tensors, strict=True):
             if fragment.shapes != tuple(self.sketch.whole.shapes[place] for place in places):
                 raise ValueError("a fragment does not consist of the tensors that it is said to have")
-            part = self.sketch.part_of(fragment, places)
-            in_turn.append(Projection(part, keeps_uncounted=self._keeps_uncounted))
+            in_turn.append(self._new(self.sketch.part_of(fragment, places)))
         self._in_turn = in_turn
+        self.restore(self._restored)
 
     def layout_of(self, step: int) -> VectorLayout:
         """The layout of what the round of `step` averages. Any thread may ask."""
@@ -66,16 +69,16 @@ class RoundProjections:
         return {name: kept for name, kept in found if kept is not None}
 
     def restore(self, kept: Mapping[str, KeptResidual]) -> None:
-        """Go on from what `kept` returned before; what is of other vectors is dropped.
-
-        Raises `ValueError` if one is of another length.
-        """
+        """Go on from what `kept` returned, in an earlier process too; what does not fit to its vector is dropped."""
+        self._restored = dict(kept)
         for projection in self._in_turn:
-            if (known := kept.get(projection.sketch.whole.fingerprint)) is not None:
+            known = kept.get(projection.sketch.whole.fingerprint)
+            if known is not None and known.mass.numel() == projection.sketch.whole.total:
                 projection.restore(known)
 
     def forget(self) -> None:
         """Rounds may have counted what this peer gave, and nobody can say: drop all that was left out and is sealed."""
+        self._restored = {}
         for projection in self._in_turn:
             projection.forget()
 

@@ -83,7 +83,8 @@ def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[StrategyChoic
     names = STRATEGIES.names() if strategy is None else (strategy,)
     strategies = [StrategyChoice(name, tables.get(name, {})) for name in names]
     codecs = compared_codecs() if codec is None else (codec,)
-    setting = PlannedRun(peers, model, optimizer, batch, strategies[0], codecs[0])
+    download = spec.averaging.download_codec if spec and options.codec is None else None
+    setting = PlannedRun(peers, model, optimizer, batch, strategies[0], codecs[0], download)
     return setting, strategies, codecs, auto
 
 

@@ -22,6 +22,7 @@ from minga.cli.simulating.sim_view import (
     sweep_table,
 )
 from minga.cli.terminal import exit_codes
+from minga.cli.terminal.cautions import tell_cautions
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import Ticker
 from minga.core.errors import ConfigurationError, StorageError
@@ -91,6 +92,7 @@ def _run_one(scenario: Scenario, options: SimOptions, context: Context) -> int:
             _draw(outcome, options.plot, context)
         _last_line(context, outcome.summary(), interrupted=interrupted)
 
+    tell_cautions(scenario.run_spec(), context.output)
     return _simulate(Simulation(scenario, options.log), context, tell)[1]
 
 

@@ -225,6 +225,9 @@ class RunSpec(Section):
             del values["averaging"]["download_codec"]
         if self.averaging.sketch == DEFAULT_SKETCH:  # and those that average whole vectors
             del values["averaging"]["sketch"]
+        for name in ("residual_decay", "warmup_rounds"):  # and those whose codecs leave nothing out
+            if values["averaging"][name] == AveragingSection.model_fields[name].default:
+                del values["averaging"][name]
         if self.model.init_from is None:  # and those that begin with random parameters
             values["model"].pop("init_from", None)
         for name in ("warmup_learning_rate", "final_learning_rate"):  # and those whose schedules begin and end at 0

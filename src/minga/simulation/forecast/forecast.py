@@ -4,7 +4,8 @@ A step is made of
 
     filling      until the target batch is there, in whole micro-batches (`minga.simulation.forecast.step_fill`)
     forming      `FORMING_TRIPS` round trips: the last report, the plan, and the latency of the round itself
-    round        `divide` and `predict` for the members that compute; the others are those that a leader would let rest
+    round        `divide` and `predict` for the members that compute; the others are those that a leader would let rest.
+                 Where a round takes one contribution, it is that of the member with the slowest line
     update       the slowest peer applies the result
 
 one after the other with the synchronous strategy. With the delayed one the next batch fills meanwhile, and a step takes
@@ -23,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.planning.contributor_choice import StepWork, resting, with_resting
+from minga.averaging.planning.contributor_choice import StepWork, resting, with_one_sender, with_resting
 from minga.averaging.solver.division import Binding, Division, SwarmRates
 from minga.averaging.solver.planner import divide
 from minga.averaging.solver.prediction import Prediction, predict
@@ -91,9 +92,9 @@ class Forecast:
         return self.forming_s + self.round_s + self.update_s
 
 
-def encoded_bytes(model: ModelFacts, codec: str) -> int:
-    """Bytes of the vector as it travels."""
-    layout = VectorLayout(tuple(sorted(model.tensors, reverse=True)), codec)
+def encoded_bytes(model: ModelFacts, codec: str, download_codec: str | None = None) -> int:
+    """Bytes of the vector as it travels, in the direction in which they are more."""
+    layout = VectorLayout(tuple(sorted(model.tensors, reverse=True)), codec, download_codec)
     return layout.encoded_bytes(0, layout.total)
 
 
@@ -103,11 +104,14 @@ def forecast(setting: PlannedRun) -> Forecast:
     Raises `ConfigurationError` if nobody computes, or nobody can reduce.
     """
     given = _checked(setting)
-    vector_bytes = math.ceil(encoded_bytes(setting.model, setting.codec) / setting.strategy.facts.fragments)
+    vector_bytes = math.ceil(
+        encoded_bytes(setting.model, setting.codec, setting.download_codec) / setting.strategy.facts.fragments
+    )
     overlapped = setting.strategy.facts.max_in_flight > 0
     work = StepWork(vector_bytes, setting.round_batch_size, overlapped)
-    rests = resting(given, work)
-    rates = with_resting(given, rests)
+    takes_best = setting.strategy.facts.contributors == "best"
+    rests = () if takes_best else resting(given, work)
+    rates = with_one_sender(given) if takes_best else with_resting(given, rests)
     division = divide(rates, vector_bytes)
     foreseen = predict(division, rates, vector_bytes)
     rested = _count_by_class(setting, rests)

@@ -46,6 +46,7 @@ class PlannedRun:
     target_batch_size: int
     strategy: StrategyChoice
     codec: str
+    download_codec: str | None = None
 
     @property
     def round_batch_size(self) -> int:
@@ -58,7 +59,7 @@ def spec_of(planned: PlannedRun) -> RunSpec:
     sections: dict[str, Any] = {
         "training": {"strategy": planned.strategy.name},
         "strategy": {planned.strategy.name: dict(planned.strategy.table)} if planned.strategy.table else {},
-        "averaging": {"codec": planned.codec},
+        "averaging": {"codec": planned.codec, "download_codec": planned.download_codec},
         "optimizer": {"name": planned.optimizer},
     }
     return RunSpec.from_mapping({"name": "planned", **sections})

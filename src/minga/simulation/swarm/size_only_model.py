@@ -118,7 +118,7 @@ class SizeOnlyReplica:
         self.history = _hash(f"minga ghost {spec.training.seed}")
         """64 hexadecimal digits that stand for all rounds applied so far."""
         self._vector = SizeOnlyVector(model, spec.averaging.codec, spec.averaging.download_codec)
-        self._layout_of: Callable[[int], VectorLayout] = lambda _: self._vector.layout
+        self._fragments: tuple[VectorLayout, ...] = (self._vector.layout,)
         self._mean = ""
 
     @property
@@ -133,11 +133,15 @@ class SizeOnlyReplica:
 
     def layout_of(self, step: int) -> VectorLayout:
         """All rounds average the whole vector, unless the strategy says something else."""
-        return self._layout_of(step)
+        return self._fragments[step % len(self._fragments)]
 
-    def define_layouts(self, layout_of: Callable[[int], VectorLayout]) -> None:
-        """Average vectors of these layouts."""
-        self._layout_of = layout_of
+    def define_fragments(
+        self,
+        fragments: Sequence[VectorLayout],
+        tensors: Sequence[Sequence[int]],  # noqa: ARG002
+    ) -> None:
+        """Average vectors of these layouts in turn."""
+        self._fragments = tuple(fragments)
 
     def project(
         self,

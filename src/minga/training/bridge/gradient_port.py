@@ -217,14 +217,18 @@ class GradientPort(TrainingThread):
         """The round came to nothing: what was sealed counts again, for the next group."""
         await self._loop.run_in_executor(None, self._unseal)
 
-    def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate, contributors: int = 1) -> None:
+    def absorb(
+        self, round: int, mean: torch.Tensor, fate: ContributionFate, contributors: int = 1, earlier: int = 0
+    ) -> None:
         """The round that leads to global step `round` counted: let the strategy change the replica by its mean, which
         is one of so many contributions.
 
-        For the training thread; `reopen` comes after it.
+        It has what was sealed so many attempts `earlier` than the last. For the training thread; `reopen` comes after.
         """
         with self._strategy.arithmetic:
             self._strategy.note_contributors(contributors)
+            if earlier:
+                self._strategy.counted_earlier(earlier)
             self._strategy.absorb(round, mean, fate)
 
     def reopen(self, limit: int | None = None) -> None:

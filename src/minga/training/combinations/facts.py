@@ -21,14 +21,14 @@ class CodecFacts:
     leaves_out: whether senders have to keep what it leaves out, and add it to later contributions.
     recomputable: whether anybody who has the values can make the same bytes again, as many as for any other values.
     returns: whether, as a download codec, it gives back to the senders what of their contributions the mean left out.
-    is_sparse: whether most of what it decodes to is exactly 0.
+    usual_download: how the means of such contributions travel where the run does not say; None: by this codec, too.
     """
 
     choice: str
     leaves_out: bool
     recomputable: bool
     returns: bool
-    is_sparse: bool
+    usual_download: str | None
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ class RunFacts:
     has_moments: bool
     is_plain_descent: bool
     average_parameters_every: int
+    residual_decay: float
+    warmup_rounds: int
     target_batch_size: int | str
 
     @property
@@ -74,13 +76,14 @@ class RunFacts:
 def facts_of_run(spec: RunSpec) -> RunFacts:
     """The facts of this run. Raises `ConfigurationError` for a strategy, codec or sketch that is not installed."""
     averaging, training = spec.averaging, spec.training
+    upload = codec_facts(averaging.codec)
     brings_own, optimizer = spec.model.recipe == "custom", spec.optimizer
     is_plain = (optimizer.name, optimizer.momentum, optimizer.max_grad_norm) == ("sgd", 0.0, None)
     return RunFacts(
         strategy_name=training.strategy,
         strategy=facts_of(spec),
-        upload=codec_facts(averaging.codec),
-        download=codec_facts(averaging.download_codec or averaging.codec),
+        upload=upload,
+        download=codec_facts(averaging.download_codec or upload.usual_download or averaging.codec),
         own_download=averaging.download_codec is not None,
         sketch=sketch_facts(averaging.sketch),
         is_verified=spec.security.verification == "byzantine",
@@ -88,6 +91,8 @@ def facts_of_run(spec: RunSpec) -> RunFacts:
         has_moments=not brings_own and optimizer.name in MOMENT_OPTIMIZERS,
         is_plain_descent=brings_own or is_plain,
         average_parameters_every=averaging.average_parameters_every,
+        residual_decay=averaging.residual_decay,
+        warmup_rounds=averaging.warmup_rounds,
         target_batch_size=training.target_batch_size,
     )
 
@@ -100,7 +105,7 @@ def codec_facts(choice: str) -> CodecFacts:
         leaves_out=any(each.needs_residual for each in found),
         recomputable=all(each.recomputable and each.has_fixed_size for each in found),
         returns=any(each.returns for each in found),
-        is_sparse=any(each.is_sparse for each in found),
+        usual_download=next((each.usual_download for each in found if each.usual_download), None),
     )
 
 

@@ -13,6 +13,8 @@ DOWNLOAD: Final = "averaging.download_codec"
 SKETCH: Final = "averaging.sketch"
 STRATEGY: Final = "training.strategy"
 AVERAGE_PARAMETERS: Final = "averaging.average_parameters_every"
+DECAY: Final = "averaging.residual_decay"
+WARM_UP: Final = "averaging.warmup_rounds"
 BATCH: Final = "training.target_batch_size"
 
 OPTIMIZER: Final = "optimizer.name"
@@ -61,7 +63,7 @@ def _nearest_multiple(run: RunFacts) -> int:
 
 def _codec_of_means(run: RunFacts) -> str:
     """What the means of such contributions travel by."""
-    return "gtopk" if run.upload.is_sparse and run.upload.leaves_out else "float16"
+    return run.upload.usual_download or "float16"
 
 
 def _what(run: RunFacts) -> str:
@@ -235,6 +237,20 @@ OTHERS: Final = (
         lambda run: run.upload.leaves_out and run.sketch.leaves_out,
         lambda run: f"{_upload(run)} and {_sketch(run)} both leave something out: one of them can be made up for",
         ALL_OF_IT,
+    ),
+    Rule(
+        "R15",
+        "a decay of residuals, and nothing that is left out",
+        lambda run: run.residual_decay != 1.0 and not run.leaves_out,
+        lambda run: f"{setting(DECAY, run.residual_decay)} is for residuals, and {_upload(run)} leaves none",
+        {DECAY: 1.0},
+    ),
+    Rule(
+        "R15",
+        "a warm-up, and a codec that leaves nothing out",
+        lambda run: run.warmup_rounds > 0 and not run.upload.leaves_out,
+        lambda run: f"{setting(WARM_UP, run.warmup_rounds)} is for codecs that leave something out, not {_upload(run)}",
+        {WARM_UP: 0},
     ),
 )
 """What cannot be in any run."""

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 import torch
 
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
-from minga.averaging.codecs.round_vectors import RoundVectors
+from minga.averaging.codecs.round_vectors import LossySettings, RoundVectors
 from minga.averaging.contracts import WITHOUT_ORDERS
 from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.former import GroupFormation
@@ -84,9 +84,9 @@ class MemberSettings:
     Whether it can be dialled by all and so `aggregates` for them, and whether it `computes` gradients. Of the run: the
     smallest and the largest target batch size (equal where that is fixed; else it is chosen so that communication takes
     no more than the share `most_communication`); `overlapped`, `keeps_uncounted`, `shares_parameters` (in each round
-    anyway), `contributors` and `weights` are facts of its strategy. `average_parameters_every` so many steps; 0 is as
-    needed. `divide` says who reduces what in the groups that it leads. Where half of a round's members are left, those
-    with the `organiser` go on.
+    anyway), `contributors` and `weights` are facts of its strategy. `lossy` is for codecs that leave most out.
+    `average_parameters_every` so many steps; 0 is as needed. `divide` says who reduces what in the groups that it
+    leads. Where half of a round's members are left, those with the `organiser` go on.
     """
 
     target_batch_sizes: tuple[int, int]
@@ -94,6 +94,7 @@ class MemberSettings:
     computes: bool = True
     overlapped: bool = False
     keeps_uncounted: bool = False
+    lossy: LossySettings = field(default_factory=LossySettings)
     shares_parameters: bool = False
     contributors: Contributors = "all"
     weights: Weights = "samples"
@@ -140,7 +141,9 @@ class Member:
         is_useful = not (settings.shares_parameters or replica.rounds_alike)
         interval = AveragingInterval(settings.average_parameters_every, settings.digest_every, is_useful=is_useful)
         self._states = StateComparison(board, replica, settings.digest_every, interval)
-        self.vectors = RoundVectors(replica.layout_of, replica.vector.new, keeps_uncounted=settings.keeps_uncounted)
+        self.vectors = RoundVectors(
+            replica.layout_of, replica.vector.new, settings.lossy, keeps_uncounted=settings.keeps_uncounted
+        )
         group = GroupSettings(
             settings.target_batch_sizes[0],
             self.vectors.described,
@@ -359,6 +362,7 @@ class Member:
 
     async def _contribution(self, plan: Plan) -> tuple[torch.Tensor | None, int]:
         """What this peer brings to a round of the present step, and the samples that it has for it."""
+        self.replica_step.begin(plan)
         vector, samples = await self._port.seal()
         if plan.scores and plan.rank_of(self._node.peer_id) not in plan.contributors:
             return None, samples
@@ -391,7 +395,7 @@ class Member:
         is_alone = not self.swarm_view.active()
         state = await self.replica_step.take(outcome, self._result, fate, limit, is_alone=is_alone)
         self._formation.previous = await hashing
-        self._too_slow.note(plan, limit, report)
+        self._too_slow.note(plan, report)
         self.step, self.in_doubt = step, False
         members = len(plan.members) - len(outcome.lost)
         self._node.events.emit(StepApplied(step=step, samples=samples, members=members, batch=batch))

@@ -24,11 +24,11 @@ class TooSlowNotice:
         self._is_too_slow = False
         self._step_began_s: float | None = None
 
-    def note(self, plan: Plan, limit: int | None, report: Report) -> None:
-        """A step was taken by `plan`, which lets this peer compute up to `limit` samples in the next one."""
+    def note(self, plan: Plan, report: Report) -> None:
+        """A step was taken by `plan`, which says how many samples this peer may compute in the next one."""
         now = asyncio.get_running_loop().time()
         me = plan.rank_of(self._node.peer_id)
-        is_too_slow = limit == 0 and report.micro_batch_s > 0 and me not in plan.resting
+        is_too_slow = bool(plan.limits) and plan.limits[me] == 0 and report.micro_batch_s > 0 and me not in plan.resting
         if is_too_slow and not self._is_too_slow and self._step_began_s is not None:
             why = (
                 f"a micro-batch of {report.micro_batch} samples takes {report.micro_batch_s:.1f} s here, and all peers "

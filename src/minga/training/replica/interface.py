@@ -6,7 +6,7 @@ matters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -66,10 +66,12 @@ class ReplicaInterface(Protocol):
     def forget_left_out(self) -> None:
         """Drop what `project` left out: a round may have counted some of it, and nobody can say how much."""
 
-    def define_layouts(self, layout_of: Callable[[int], VectorLayout]) -> None:
-        """From now on rounds average vectors of these layouts, by their steps, in the place of the whole vector.
+    def define_fragments(self, fragments: Sequence[VectorLayout], tensors: Sequence[Sequence[int]]) -> None:
+        """From now on rounds average vectors of these layouts, the round of step r that of place r modulo their number,
+        in the place of the whole vector. Each has some tensors of the whole, `tensors` says which by their places.
 
-        `contribution` and `absorb` of the strategy have them, too. Raises `ConfigurationError` in a run with a sketch.
+        `contribution` and `absorb` of the strategy have them, too. Raises `ConfigurationError` for a sketch that has a
+        basis of the whole vector only.
         """
 
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
@@ -15,11 +15,10 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import KeptResidual
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.sketches.interface import make_sketch
-from minga.averaging.sketches.projection import Projection
+from minga.averaging.sketches.round_projections import RoundProjections
 from minga.averaging.strategy_choice import facts_of
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.core.spec.sections import DEFAULT_SKETCH
 from minga.optim.norms import clip_by_global_norm
 from minga.optim.reproducible import ReproducibleOptimizer
 from minga.training.replica.buffers import SharedBuffers
@@ -71,8 +70,8 @@ class Replica:
         self._buffers = SharedBuffers(model if averaged else None)
         self.vector = self._new_vector(optimizer, spec)
         sketch = make_sketch(spec.averaging.sketch, self.vector.layout)
-        self._projection = Projection(sketch, keeps_uncounted=facts.keeps_uncounted)
-        self._layout_of: Callable[[int], VectorLayout] = self._projection.layout_of
+        decay = spec.averaging.residual_decay
+        self._projections = RoundProjections(sketch, keeps_uncounted=facts.keeps_uncounted, decay=decay)
         self._state = TrainingState(
             optimizer,
             model=model,
@@ -92,36 +91,31 @@ class Replica:
 
     def layout_of(self, step: int) -> VectorLayout:
         """The layout of the vector that the round of `step` averages. Any thread may ask."""
-        return self._layout_of(step)
+        return self._projections.layout_of(step)
 
-    def define_layouts(self, layout_of: Callable[[int], VectorLayout]) -> None:
-        """Average vectors of these layouts in the place of the whole one; see `ReplicaInterface`."""
-        if not self._projection.sketch.is_identity:
-            raise ConfigurationError(
-                f'averaging.sketch = "{self._projection.sketch.name}" maps the whole vector, and the strategy of this '
-                f'run sends one fragment after the other: set averaging.sketch = "{DEFAULT_SKETCH}"'
-            )
-        self._layout_of = layout_of
+    def define_fragments(self, fragments: Sequence[VectorLayout], tensors: Sequence[Sequence[int]]) -> None:
+        """Average vectors of these layouts in turn, in the place of the whole one; see `ReplicaInterface`."""
+        self._projections.divide(fragments, tensors)
 
     def project(self, vector: torch.Tensor | None, weight: int, step: int, round_id: str) -> torch.Tensor | None:
         """What this peer gives to a round of `step`, for its mean gradient over `weight` samples. On any thread."""
-        return self._projection.contribution(vector, weight, step, round_id)
+        return self._projections.contribution(vector, weight, step, round_id)
 
     def expand(self, mean: torch.Tensor, step: int, *, counted_in: str | None) -> torch.Tensor:
-        """The mean gradient that the mean of the round of `step` stands for, which counts; see `Projection.absorb`."""
-        return self._projection.absorb(mean, step, counted_in=counted_in)
+        """The mean gradient that the mean of the round of `step` stands for, which counts; see `RoundProjections`."""
+        return self._projections.absorb(mean, step, counted_in=counted_in)
 
-    def left_out(self) -> KeptResidual | None:
-        """A copy of what the sketch left out so far; None if that is nothing."""
-        return self._projection.kept()
+    def left_out(self) -> dict[str, KeptResidual]:
+        """Copies of what the sketch left out so far, by the fingerprints of the vectors of which it was left out."""
+        return self._projections.kept()
 
-    def restore_left_out(self, kept: KeptResidual) -> None:
-        """Go on from what `left_out` returned before. Raises `ValueError` if it is of another vector."""
-        self._projection.restore(kept)
+    def restore_left_out(self, kept: Mapping[str, KeptResidual]) -> None:
+        """Go on from what `left_out` returned before; what does not fit to its vector is dropped."""
+        self._projections.restore(kept)
 
     def forget_left_out(self) -> None:
         """Drop what the sketch left out so far."""
-        self._projection.forget()
+        self._projections.forget()
 
     def collect(self, samples: int) -> int:
         """A micro-batch of `samples` samples is ready: how many does it have in all processes of this peer?

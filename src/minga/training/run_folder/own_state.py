@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -38,9 +39,11 @@ from minga.training.state.tensor_file import Pieces, write_tensors
 
 FORMAT = 1
 MAX_HEADER_BYTES = 1 << 20
-_LOCAL, _RESIDUAL, _SKETCH = "local/", "residual/", "sketch"
+_LOCAL, _RESIDUAL, _SKETCH = "local/", "residual/", "sketch/"
 
 logger = logging.getLogger("minga.training")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,14 +51,15 @@ class OwnState:
     """The own part of a peer's state after global step `step`.
 
     `local` are the tensors of its strategy, `residuals` those of uploads by the fingerprints of their layouts, and
-    `left_out` what its sketch left out. `is_final`: the peer has given nothing to any round since.
+    `left_out` what its sketch left out, by those of the vectors. `is_final`: the peer has given nothing to any round
+    since.
     """
 
     step: int
     is_final: bool
     local: Mapping[str, torch.Tensor] = field(default_factory=dict)
     residuals: Mapping[str, KeptResidual] = field(default_factory=dict)
-    left_out: KeptResidual | None = None
+    left_out: Mapping[str, KeptResidual] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -86,10 +90,10 @@ class OwnStateFile:
     def save(self, state: OwnState) -> None:
         """Write it in the place of the last one, which stays if the disk refuses: that raises `StorageError`."""
         tensors = {f"{_LOCAL}{name}": tensor.contiguous() for name, tensor in state.local.items()}
-        tensors |= {f"{_RESIDUAL}{name}": kept.mass for name, kept in state.residuals.items()}
-        tensors |= {_SKETCH: state.left_out.mass} if state.left_out else {}
-        steps = {f"{_RESIDUAL}{name}": kept.step for name, kept in state.residuals.items()}
-        steps |= {_SKETCH: state.left_out.step} if state.left_out else {}
+        kept = {f"{_RESIDUAL}{name}": each for name, each in state.residuals.items()}
+        kept |= {f"{_SKETCH}{name}": each for name, each in state.left_out.items()}
+        tensors |= {name: each.mass for name, each in kept.items()}
+        steps = {name: each.step for name, each in kept.items()}
         header = _Header(FORMAT, self._owner, state.step, state.is_final, steps, _hash_of(tensors))
         try:
             with replacing(self.path) as path, path.open("wb") as file:
@@ -127,17 +131,22 @@ class OwnStateFile:
         kept = {name: KeptResidual(header.residual_steps.get(name, -1), tensor) for name, tensor in tensors.items()}
         kept = {name: each for name, each in kept.items() if not name.startswith(_LOCAL)}
         for name, each in kept.items():
-            known = name == _SKETCH or name.startswith(_RESIDUAL)
+            known = name.startswith((_RESIDUAL, _SKETCH))
             right = each.mass.dtype == torch.float32 and each.mass.dim() == 1 and 0 <= each.step < max(step, 1)
             if not (known and right and is_finite(each.mass)):
                 raise ValueError(f"its {name[:80]!r} is no residual of an earlier step")
         return OwnState(
             step,
             header.is_final,
-            {name.removeprefix(_LOCAL): each for name, each in tensors.items() if name.startswith(_LOCAL)},
-            {name.removeprefix(_RESIDUAL): each for name, each in kept.items() if name != _SKETCH},
-            kept.get(_SKETCH),
+            _inside(_LOCAL, tensors),
+            _inside(_RESIDUAL, kept),
+            _inside(_SKETCH, kept),
         )
+
+
+def _inside(folder: str, found: Mapping[str, T]) -> dict[str, T]:
+    """What is in one folder of names, by the rest of these."""
+    return {name.removeprefix(folder): each for name, each in found.items() if name.startswith(folder)}
 
 
 def _with_bytes(tensors: Mapping[str, torch.Tensor]) -> list[tuple[TensorEntry, Pieces]]:

@@ -23,6 +23,7 @@ from minga.core.spec.fields import Section
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
 
+_CENTRE: Final = "strategy/centre"
 _OWN: Final = "own/parameters"
 _ROUND: Final = "own/round"
 _SAMPLES: Final = "own/samples"
@@ -43,8 +44,8 @@ class Centred(Strategy):
 
     def begin(self, replica: ReplicaInterface) -> None:
         """See `Strategy`."""
+        self._centre = self._without_buffers(replica.read_values(), replica)
         super().begin(replica)
-        self._centre = replica.read_values()
 
     def note_contributors(self, count: int) -> None:
         """See `Strategy`."""
@@ -64,7 +65,7 @@ class Centred(Strategy):
         if not self.samples:
             return None, 0
         if self._sealed is None:
-            distance = self.replica.read_values().sub_(self._centre)
+            distance = self.replica.read_values().sub_(self.replica.rounded(self._centre))
             if not is_finite(distance, CONTRIBUTION_LIMIT):
                 self._is_lost = True
                 self._count_anew()
@@ -78,9 +79,9 @@ class Centred(Strategy):
 
     def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:  # noqa: ARG002
         """Move the centre, whatever became of the own contribution, and let it draw this peer."""
-        before, own = self._centre, self.replica.read_values()
-        self.replica.adopt(self._moved(mean), round)
-        self._centre = self.replica.read_values()
+        before, own = self.replica.rounded(self._centre), self.replica.read_values()
+        adopted = self.replica.adopt(self._moved(mean), round)
+        self._centre = self._without_buffers(adopted, self.replica)
         if self._is_lost:
             self._begin_at_centre()
         else:
@@ -110,6 +111,12 @@ class Centred(Strategy):
         values[:size].lerp_(target[:size], share)
         return values
 
+    @staticmethod
+    def _without_buffers(values: torch.Tensor, replica: ReplicaInterface) -> torch.Tensor:
+        """Parameters alone, in the same memory: averaged buffers move by means, and have no centre."""
+        values[replica.vector.parameters_numel :].zero_()
+        return values
+
     def _begin_at_centre(self) -> None:
         """Go on from the centre, as a newcomer does."""
         self._is_apart = self._is_lost = False
@@ -122,10 +129,13 @@ class Centred(Strategy):
     # ---- state
 
     def shared_tensors(self) -> Mapping[str, torch.Tensor]:
-        """The model at the centre."""
+        """The model at the centre, and the centre itself where the model has fewer bits."""
         moments = self._moments().keys()
         own = {name: each for name, each in self.replica.tensors().items() if name not in moments}
-        return {**own, **self.replica.named(self._centre)}
+        found = {**own, **self.replica.named(self._centre)}
+        if self.replica.rounded(self._centre) is not self._centre:
+            found[_CENTRE] = self._centre
+        return found
 
     def local_tensors(self) -> Mapping[str, torch.Tensor]:
         """The own parameters, the moments of the optimizer, and what is counted."""
@@ -134,12 +144,14 @@ class Centred(Strategy):
 
     def restored(
         self,
-        shared: Mapping[str, torch.Tensor],  # noqa: ARG002
+        shared: Mapping[str, torch.Tensor],
         round: int,
         local: Mapping[str, torch.Tensor] | None,
     ) -> None:
         """Go on at the centre, or where the centre of now leaves the own parameters of earlier."""
-        self._centre, self._sealed = self.replica.read_values(), None
+        kept = shared.get(_CENTRE)
+        found = self.replica.read_values() if kept is None else kept.detach().clone()
+        self._centre, self._sealed = self._without_buffers(found, self.replica), None
         self._is_apart, self._is_lost = local is not None, False
         if local is not None:
             own = local[_OWN].clone()

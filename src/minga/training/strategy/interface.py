@@ -159,6 +159,11 @@ class Strategy(ABC):
     def take_back(self) -> None:
         """The round came to nothing: undo `contribution`, unless that is done already."""
 
+    def counted_earlier(self, attempts: int) -> None:  # noqa: B027
+        """The mean that is absorbed next adopts a result, and has what `contribution` gave so many attempts before the
+        last one. By default the last one is taken for it.
+        """
+
     def note_contributors(self, count: int) -> None:  # noqa: B027
         """The mean that is absorbed next is one of so many contributions, as far as the plan of its round foresaw."""
 

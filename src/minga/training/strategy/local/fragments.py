@@ -43,15 +43,17 @@ class Fragments:
             )
         found = _assign(whole.numels[:trained], names, count) if count > 1 else [list(range(trained))]
         self._runs = [_joined((ends[i], ends[i + 1]) for i in sorted(tensors)) for tensors in found]
+        self.tensors = [(*sorted(tensors), *range(trained, len(whole.tensors))) for tensors in found]
+        """Those of each fragment, by their places in the whole."""
         self.tail = slice(parameters_numel, whole.total)
         """The averaged buffers in the whole vector."""
         self.layouts = [
             replace(
                 whole,
-                tensors=(*(whole.tensors[i] for i in sorted(tensors)), *whole.tensors[trained:]),
+                tensors=tuple(whole.tensors[i] for i in tensors),
                 label=f"local fragment {place + 1} of {count}",
             )
-            for place, tensors in enumerate(found)
+            for place, tensors in enumerate(self.tensors)
         ]
         if count == 1:
             self.layouts = [whole]

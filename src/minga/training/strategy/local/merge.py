@@ -13,24 +13,49 @@ Sources: mix is that of Streaming DiLoCo (arXiv:2501.18512). That rebase conserv
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-Merge = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
-"""From θ, what moved, Θ' and alpha, flat and of one length, to the new θ. Any of the first two may be changed."""
+
+@dataclass(frozen=True)
+class Merge:
+    """What a slice of θ becomes, in place: `depart` before Θ takes its step, `arrive` after it.
+
+    `depart` gets θ, Θ as the model holds it, and the contribution if the mean has it; `arrive` θ, the new Θ and alpha.
+    """
+
+    depart: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], None]
+    arrive: Callable[[torch.Tensor, torch.Tensor, float], None]
 
 
-def _rebase(own: torch.Tensor, moved: torch.Tensor, anchor: torch.Tensor, alpha: float) -> torch.Tensor:  # noqa: ARG001
-    return moved.add_(anchor)
+def _to_moved(own: torch.Tensor, anchor: torch.Tensor, contribution: torch.Tensor | None) -> None:
+    own.sub_(anchor)
+    if contribution is not None:
+        own.add_(contribution)
 
 
-def _mix(own: torch.Tensor, moved: torch.Tensor, anchor: torch.Tensor, alpha: float) -> torch.Tensor:  # noqa: ARG001
-    return own.mul_(alpha).add_(anchor, alpha=1.0 - alpha)
+def _stay(own: torch.Tensor, anchor: torch.Tensor, contribution: torch.Tensor | None) -> None:
+    pass
 
 
-def _overwrite(own: torch.Tensor, moved: torch.Tensor, anchor: torch.Tensor, alpha: float) -> torch.Tensor:  # noqa: ARG001
-    return anchor
+def _add(own: torch.Tensor, anchor: torch.Tensor, alpha: float) -> None:  # noqa: ARG001
+    own.add_(anchor)
 
 
-MERGES: Final[dict[str, Merge]] = {"rebase": _rebase, "mix": _mix, "overwrite": _overwrite, "eager": _rebase}
+def _mix(own: torch.Tensor, anchor: torch.Tensor, alpha: float) -> None:
+    own.mul_(alpha).add_(anchor, alpha=1.0 - alpha)
+
+
+def _overwrite(own: torch.Tensor, anchor: torch.Tensor, alpha: float) -> None:  # noqa: ARG001
+    own.copy_(anchor)
+
+
+_REBASE: Final = Merge(_to_moved, _add)
+MERGES: Final[dict[str, Merge]] = {
+    "rebase": _REBASE,
+    "mix": Merge(_stay, _mix),
+    "overwrite": Merge(_stay, _overwrite),
+    "eager": _REBASE,
+}

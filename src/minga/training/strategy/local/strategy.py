@@ -23,6 +23,8 @@ from minga.training.strategy.local.settings import LocalSettings
 
 ANCHOR, MOMENTUM = "strategy/anchor", "strategy/momentum"
 _OPTIMIZER = "optimizer/"
+KEPT_ATTEMPTS = 2
+"""Contributions of rounds that came to nothing that are kept: a later round of the step may adopt such a result."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,13 @@ class Local(Strategy):
         super().__init__(condition, unit=unit, settings=settings)
         own = self._own = cast("LocalSettings", self.settings)
         self._outer = OuterOptimizer(own.outer_learning_rate, own.outer_momentum, own.nesterov)
-        self._merge_own = MERGES[own.merge]
+        self._merge = MERGES[own.merge]
         self._guess = Guess() if own.merge == "eager" else None
         self._windows, self._steps = [0] * own.fragments, [0] * own.fragments
         self._pending = 0  # samples of gradients that wait for an inner step
         self._sealed: _Sealed | None = None
+        self._is_asked = False
+        self._earlier: list[_Sealed | None] = []  # of rounds of this step that came to nothing, the last ones
         self._late_steps = 0  # inner steps since the contribution was made
         self._is_broken = False
 
@@ -77,7 +81,7 @@ class Local(Strategy):
         self._gradients = vector.new() if own.local_batch else None
         super().begin(replica)
         if own.fragments > 1:
-            replica.define_layouts(self._fragments.layout_of)
+            replica.define_fragments(self._fragments.layouts, self._fragments.tensors)
 
     # ---- counts
 
@@ -98,7 +102,7 @@ class Local(Strategy):
         if self._gradients is not None:
             self._gradients.zero_()
         with self._condition:
-            self._sealed, self._samples = None, 0
+            self._sealed, self._samples, self._earlier = None, 0, []
 
     # ---- inner steps
 
@@ -173,11 +177,16 @@ class Local(Strategy):
 
     def contribution(self) -> tuple[torch.Tensor | None, int]:
         """Δ = Θ - θ of the fragment whose turn it is; see `Strategy`."""
+        self._is_asked = True
         if self._sealed is None:
             self._seal()
         return (None, 0) if self._sealed is None else (self._sealed.delta, self._sealed.weight)
 
     def _seal(self) -> None:
+        if self._earlier and self._earlier[-1] is not None and not self._late_steps:
+            with self._condition:
+                self._sealed = self._earlier[-1]
+            return
         fragment = self._fragments.of(self.replica.step)
         window, steps = self._windows[fragment] - self._pending, self._steps[fragment]
         if self._samples <= 0 or window <= 0 or self._is_broken:
@@ -198,8 +207,18 @@ class Local(Strategy):
 
     def take_back(self) -> None:
         """See `Strategy`: θ was never changed, so nothing but the contribution is forgotten."""
+        if self._is_asked:
+            self._earlier = [*self._earlier[1 - KEPT_ATTEMPTS :], self._sealed]
+        self._is_asked = False
         with self._condition:
             self._sealed = None
+
+    def counted_earlier(self, attempts: int) -> None:
+        """What moved since that contribution was made goes on counting."""
+        if attempts <= len(self._earlier):
+            with self._condition:
+                self._sealed = self._earlier[-attempts]
+            self._late_steps += 1
 
     def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:
         """Take the outer step, and bring θ along; see `Strategy`."""
@@ -208,28 +227,24 @@ class Local(Strategy):
         sealed = self._sealed if fate is ContributionFate.COUNTED else None
         moved_on = sealed is None or self._late_steps > 0 or self._own.fragments > 1
         own = self._position() if moved_on else None
-        moved = None if own is None else self._moved(own, fragment, sealed)
+        if own is not None:
+            before = self.replica.rounded(self._anchor)
+            for run, part in self._fragments.slices(fragment):
+                self._merge.depart(own[run], before[run], None if sealed is None else sealed.delta[part])
         for run, part in self._fragments.slices(fragment):
             momentum = None if self._momentum is None else self._momentum[run]
             self._outer.step(self._anchor[run], momentum, mean[part])
         self._adopt(round, mean)
-        if own is not None and moved is not None:
-            self._merge(own, moved, fragment)
+        if own is not None:
+            for run, _ in self._fragments.slices(fragment):
+                self._merge.arrive(own[run], self._anchor[run], self._own.alpha)
+            self.replica.write_values(own)
         if self._guess is not None:
             self._guess.note(
                 mean, None if sealed is None else sealed.delta, 0.0 if sealed is None else self._share(sealed)
             )
             self._guess.jump = None
         self._settle_counts(fragment, sealed, fate)
-
-    def _moved(self, own: torch.Tensor, fragment: int, sealed: _Sealed | None) -> list[torch.Tensor]:
-        """By how much each slice of the fragment has moved since the contribution, or from Θ if there is none."""
-        before = self.replica.rounded(self._anchor)
-        found = []
-        for run, part in self._fragments.slices(fragment):
-            moved = own[run] - before[run]
-            found.append(moved if sealed is None else moved.add_(sealed.delta[part]))
-        return found
 
     def _adopt(self, round: int, mean: torch.Tensor) -> None:
         """Bring the replica to Θ at `round`, with the mean movements of buffers, by the rules of the model."""
@@ -240,16 +255,12 @@ class Local(Strategy):
             self._anchor[self._parameters] = adopted[self._parameters]
         self._anchor[tail].zero_()
 
-    def _merge(self, own: torch.Tensor, moved: list[torch.Tensor], fragment: int) -> None:
-        for (run, _), movement in zip(self._fragments.slices(fragment), moved, strict=True):
-            own[run] = self._merge_own(own[run], movement, self._anchor[run], self._own.alpha)
-        self.replica.write_values(own)
-
     def _settle_counts(self, fragment: int, sealed: _Sealed | None, fate: ContributionFate) -> None:
         """What counted counts no more; what did not, and what came later, does."""
         gone = sealed
         if fate is ContributionFate.UNCOUNTED and not self.facts.keeps_uncounted:
             gone = self._sealed
+        self._earlier, self._is_asked = [], False
         with self._condition:
             self._sealed = None
             if gone is not None:

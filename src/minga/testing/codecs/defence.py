@@ -17,7 +17,7 @@ from minga.averaging.codecs.interface import (
     InvalidEncodingError,
 )
 from minga.core.errors import NonFiniteError
-from minga.testing.codec_cases import decoded_of, encoded_of, refuses, require
+from minga.testing.codecs.cases import decoded_of, encoded_of, refuses, require
 
 
 def check_local_non_finite(codec: Codec) -> None:
@@ -69,14 +69,17 @@ def check_hostile_bytes(codec: Codec) -> None:
     chance = torch.Generator().manual_seed(13)
     size = 600
     count = codec.max_encoded_bytes(size)
+    measured = [bytes([fill]) * count for fill in (0, 1, 0x7F, 0x80, 0xFF)]
     cases = [bytes([fill]) * count for fill in range(256)]
     cases += [bytes(torch.randint(0, 256, (count,), generator=chance).tolist()) for _ in range(100)]
     valid = encoded_of(codec, torch.randn(size, generator=chance))
-    ends = (*range(min(100, len(valid))), *range(100, len(valid), 7), *range(max(0, len(valid) - 50), len(valid)))
+    if codec.has_fixed_size:  # all prefixes are refused for their size alone
+        ends = range(0, len(valid), 97)
+    else:
+        ends = range(len(valid))
+        measured += [bytes([fill]) * stop for fill in (0, 0xFF) for stop in range(1, count, 29)]
     cases += [bytes(valid[:stop]) for stop in ends]
-    if not codec.has_fixed_size:  # short frames whose counts, if there are any, are small
-        cases += [bytes([fill]) * stop for fill in (0, 0xFF) for stop in range(1, count, 29)]
-    for _ in range(300):
+    for _ in range(1000):
         flipped, bit = bytearray(valid), int(torch.randint(0, 8 * len(valid), (), generator=chance))
         flipped[bit // 8] ^= 1 << bit % 8
         cases.append(bytes(flipped))
@@ -85,9 +88,15 @@ def check_hostile_bytes(codec: Codec) -> None:
         flipped[position] = 0xFF - flipped[position]
         cases.append(bytes(flipped))
     # Counts and lengths in the bytes, if there are any, at their largest in every place.
-    cases += [bytes(valid[:at]) + b"\xff" * 8 + bytes(valid[at + 8 :]) for at in range(0, len(valid) - 8, 5)]
+    huge = [
+        bytes(valid[:at]) + b"\xff" * 8 + bytes(valid[at + 8 :])
+        for at in range(0, len(valid) - 8, max(5, len(valid) // 200))
+    ]
+    measured += [bytes(valid), *huge[:40], *huge[40::20]]
+    for case in cases + huge:
+        _decode_hostile(codec, case, size)
     with _Allocations() as allocations:
-        for case in cases:
+        for case in measured:
             _decode_hostile(codec, case, size)
     most = max(2 * 4 * size, 1 << 20)
     require(allocations.largest <= most, codec, f"decoding {size} elements took {allocations.largest} bytes at once")

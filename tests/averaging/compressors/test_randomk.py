@@ -1,0 +1,54 @@
+"""Elements that a seed draws: the same of all peers, all of them in time, and no indices in the bytes."""
+
+from __future__ import annotations
+
+import torch
+from minga.testing.codec_cases import decoded_of
+
+from minga.averaging.codecs.dense import codec
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.seeds import RoundSeeds
+from minga.averaging.compressors.randomk import drawn
+
+
+def sent(source: torch.Tensor, seed: int) -> torch.Tensor:
+    made = codec("randomk")
+    room = bytearray(made.max_encoded_bytes(source.numel()))
+    made.encode(source, room, seed=seed)
+    return decoded_of(made, room, source.numel())
+
+
+def test_all_peers_of_a_round_send_the_same_elements_and_other_rounds_send_others() -> None:
+    layout = VectorLayout((20_000,), "randomk")
+    (chunk, *_) = layout.chunks(0, 20_000, 10_000)
+    support = []
+    for step in (4, 5):
+        one, other = (
+            sent(torch.randn(20_000).abs() + 1, RoundSeeds(layout.fingerprint, step, peer).upload(chunk)) != 0
+            for peer in ("a", "b")
+        )
+        assert torch.equal(one, other)
+        assert int(one.sum()) == 4 * 64 + round(64 * (20_000 - 4 * 4096) / 4096)
+        support.append(one)
+    assert not torch.equal(*support)
+    assert layout.download_choice == "union"
+
+
+def test_each_element_comes_equally_often() -> None:
+    times = torch.zeros(4096)
+    for seed in range(2000):
+        times[torch.from_numpy(drawn(seed, 64, 4096).copy())] += 1
+    assert float(times.mean()) == 2000 / 64
+    assert 0.8 * 31.25 < float(times.var()) < 1.2 * 31.25
+    assert int(times.min()) > 5
+
+
+def test_a_draw_is_the_same_on_all_machines() -> None:
+    """Pinned: peers of two versions must agree on it."""
+    wanted = [[0, 43, 54, 66], [3, 66, 78, 90], [37, 56, 83, 94]]
+    assert [drawn(seed, 4, 100).tolist() for seed in (0, 1, 2**32 - 1)] == wanted
+
+
+def test_nothing_but_a_seed_and_values_is_sent() -> None:
+    assert codec("randomk").max_encoded_bytes(4096) == 4 + 2 * 64
+    assert torch.equal(sent(torch.ones(100), 2**64 - 1), sent(torch.ones(100), 2**32 - 1))

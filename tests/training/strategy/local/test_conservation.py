@@ -1,0 +1,193 @@
+"""Each movement of each peer counts exactly once, whatever flies, dies or is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import torch
+
+from minga.averaging.allreduce.round import Round
+from minga.averaging.strategy_choice import STRATEGIES
+from minga.network.virtual.internet import HostSettings
+from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
+from minga.training.strategy.interface import ContributionFate
+from minga.training.strategy.local.strategy import Local
+from tests.worlds.local_peers import LocalPeer, mean_of
+from tests.worlds.seeds import soaked
+from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, pull, vector_replica, virtually
+
+NUMEL = 48
+
+
+class Account(Local):
+    """The strategy, with an account of what it moved and of what was counted of it."""
+
+    means: dict[int, torch.Tensor]
+    """By step: what was absorbed, by any peer."""
+    given: dict[int, list[tuple[torch.Tensor, int]]]
+    """By step: the contributions of peers that were told that theirs counted, and their weights."""
+
+    def begin(self, replica: Any) -> None:
+        super().begin(replica)
+        self.moved = torch.zeros(replica.vector.numel, dtype=torch.float64)
+        self.is_whole = True
+        """Whether it never began anew."""
+
+    def micro_batch(self, samples: int) -> bool:
+        before = self._position().double()
+        done = super().micro_batch(samples)
+        self.moved += self._position().double() - before
+        return done
+
+    def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:
+        if fate is ContributionFate.COUNTED and self._sealed is not None:
+            fragment, delta = self._fragments.of(round - 1), self._sealed.delta
+            for run, part in self._fragments.slices(fragment):
+                self.moved[run] += delta[part].double()
+            self.given[round].append((delta.clone(), self._sealed.weight))
+        self.means[round] = mean.clone()
+        super().absorb(round, mean, fate)
+
+    def restored(self, shared: Any, round: int, local: Any) -> None:
+        self.is_whole = self.is_whole and (local is not None or round == 0)
+        super().restored(shared, round, local)
+
+    def conclude(self) -> None:
+        """The run is over: what is still here is dropped."""
+        self.moved -= (self._position() - self._anchor).double()
+        super().conclude()
+
+    def missing(self) -> float:
+        """How much of what it moved neither counted nor is here; or the surplus."""
+        here = (self._position() - self._anchor).double()
+        return float((self.moved - here).norm())
+
+
+def begin(
+    patch: pytest.MonkeyPatch, table: dict[str, Any], steps: int, count: int
+) -> tuple[Swarm, list[SimulatedPeer]]:
+    kind = type("Accounted", (Account,), {"means": {}, "given": defaultdict(list)})
+    patch.setitem(STRATEGIES._loaded, "local", kind)
+    spec = make_spec(24, training={"strategy": "local", "stop_after_steps": steps}, strategy={"local": table})
+    parts = table.get("fragments", 1)
+    swarm = Swarm(spec, make_replica=vector_replica(NUMEL, parts), gradient=pull, seed=4)
+    speeds = (0.1, 0.05, 0.025, 0.1, 0.1, 0.1)[:count]
+    return swarm, [swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, speed)) for speed in speeds]
+
+
+def check(swarm: Swarm, peers: list[SimulatedPeer]) -> list[Account]:
+    strategies = [peer.port._strategy for peer in peers]  # type: ignore[union-attr]
+    for strategy in strategies:
+        assert isinstance(strategy, Account)
+        assert not strategy.is_whole or strategy.missing() < 1e-4
+    first = strategies[0]
+    for step, mean in first.means.items():
+        if step in first.given:
+            wanted = mean_of(list(first.given[step]))
+            if len(first.given[step]) == len(peers):
+                torch.testing.assert_close(mean, wanted, rtol=1e-4, atol=1e-5)
+    assert not offences(swarm)
+    return strategies
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "blocking": {},
+    "overlapped": {"overlap": True},
+    "eager": {"overlap": True, "merge": "eager"},
+    "streaming": {"overlap": True, "fragments": 3},
+}
+
+
+TRIED = ["blocking", "overlapped", soaked("eager"), "streaming"]
+
+
+@pytest.mark.parametrize("kind", TRIED)
+def test_rounds_that_come_to_nothing_lose_no_movement(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of all rounds is given up when the result is there, and some of these results are adopted later."""
+    rng, commit = random.Random(kind), Round.commit
+    verdicts: dict[str, bool] = {}
+
+    def maybe(self: Round, term: int) -> None:
+        fails = verdicts.setdefault(self.plan.round_id, not self.plan.adopts and rng.random() < 0.35)
+        if fails:
+            self.abort("it is cut off")
+        else:
+            commit(self, term)
+
+    monkeypatch.setattr(Round, "commit", maybe)
+
+    @virtually
+    async def main() -> None:
+        swarm, peers = begin(monkeypatch, KINDS[kind], 10, 4)
+        try:
+            for peer in peers:
+                await peer.ended.wait()
+            await assert_equal_states(swarm)
+            strategies = check(swarm, peers)
+            assert len(swarm.log.of("round.aborted")) > 4
+            assert sum(strategy.is_whole for strategy in strategies) >= 2, "the others were in doubt what counted"
+        finally:
+            await swarm.close()
+
+    main()
+
+
+@pytest.mark.parametrize("kind", TRIED)
+def test_a_peer_that_dies_takes_its_own_window_along_and_no_other(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It dies when a round begins; one that was away comes back. The others' movements are whole."""
+
+    @virtually
+    async def main() -> None:
+        swarm, peers = begin(monkeypatch, KINDS[kind], 16, 6)
+        away, dead, *others = peers
+        names = [peer.name for peer in peers]
+        try:
+            await swarm.run_until_step(3, limit_s=100)
+            for other in names[1:]:
+                swarm.internet.cut(away.name, other)
+            begun = len(swarm.log.of("round.begun"))
+            while len(swarm.log.of("round.begun")) == begun:
+                await asyncio.sleep(0.01)
+            swarm.internet.kill(dead.name)
+            await swarm.run_until_step(9, peers=[peer.name for peer in others], limit_s=200)
+            for other in names[2:]:
+                swarm.internet.restore(away.name, other)
+            for peer in (away, *others):
+                await peer.ended.wait()
+            await assert_equal_states(swarm, [peer.name for peer in (away, *others)])
+            strategies = check(swarm, [away, *others])
+            assert all(strategy.is_whole for strategy in strategies[1:])
+        finally:
+            await swarm.close()
+
+    main()
+
+
+def test_a_result_that_is_adopted_counts_what_was_given_to_it() -> None:
+    """Given, given up, moved on, given again; then the first result counts."""
+    for settings in KINDS.values():
+        peer = LocalPeer(**settings)
+        strategy = peer.strategy
+        assert isinstance(strategy, Local)
+        peer.micro_batch(2, 1)
+        first, _ = peer.seal()
+        assert first is not None
+        first = first.clone()
+        strategy.take_back()
+        strategy.take_back()
+        peer.micro_batch(3, 2)
+        moved = peer.values()
+        assert peer.seal()[1] == 5
+        where = strategy._position()[: moved.numel()] - peer.anchor
+        strategy.counted_earlier(1)
+        mean = torch.full_like(first, 0.25)
+        peer.absorb(mean)
+        assert strategy.samples == 3
+        kept = peer.values() - peer.anchor
+        for run, part in strategy._fragments.slices(0):
+            torch.testing.assert_close(kept[run], where[run] + first[part], rtol=0, atol=1e-6)
