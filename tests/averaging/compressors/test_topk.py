@@ -116,7 +116,7 @@ def test_tensors_of_less_than_a_block_travel_as_float16() -> None:
 def test_a_codec_for_means_is_none_for_contributions_and_the_other_way_round() -> None:
     with pytest.raises(ConfigurationError, match="it is for means"):
         VectorLayout((5000,), "gtopk", "float16")
-    with pytest.raises(ConfigurationError, match="they have no residual"):
+    with pytest.raises(ConfigurationError, match="means cannot travel"):
         VectorLayout((5000,), "topk", "topk")
     with pytest.raises(ConfigurationError, match="k = 0"):
         codec("topk(k=0)")
