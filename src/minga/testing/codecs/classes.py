@@ -104,7 +104,8 @@ def check_error_feedback(codec: Codec) -> None:
     own they arrive.
     """
     if codec.needs_residual:
-        left = distance_after(codec, with_residual=True)
+        # At 0.05 a gradient that comes up to three steps late is at the edge of what these functions bear.
+        left = distance_after(codec, with_residual=True, rate=0.03, steps=500)
         require(left < 1e-2, codec, f"with residuals, descent ended {left} from where it began at 1")
 
 
