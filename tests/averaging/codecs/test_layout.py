@@ -111,11 +111,11 @@ def test_chunks_tile_every_part(numels: list[int], choice: str, target_bytes: in
             expected = chunk.stop
             assert chunk.upload_bytes == chunk.codecs.upload.max_encoded_bytes(chunk.numel)
             block = math.lcm(chunk.codecs.upload.block_elements, chunk.codecs.download.block_elements)
-            for codec, size in (
+            for used, size in (
                 (chunk.codecs.upload, chunk.upload_bytes),
                 (chunk.codecs.download, chunk.download_bytes),
             ):
-                assert size <= max(target_bytes, codec.max_encoded_bytes(block))
+                assert size <= max(target_bytes, used.max_encoded_bytes(block))
             assert not any(chunk.start < border < chunk.stop for border in inner)
             (segment,) = (one for one in layout.segments if one.start <= chunk.start < one.stop)
             assert chunk.codecs.upload is segment.codecs.upload
