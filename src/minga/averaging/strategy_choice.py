@@ -115,9 +115,10 @@ class StrategyChoice:
     table: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, run: StrategyUser) -> StrategyChoice:
-        """That of a run spec."""
-        return cls(run.training.strategy, run.strategy.get(run.training.strategy, {}))
+    def of(cls, run: StrategyUser, name: str | None = None) -> StrategyChoice:
+        """That of a run spec: the one with which the run begins, or the one called `name`."""
+        chosen = name or run.training.strategy
+        return cls(chosen, run.strategy.get(chosen, {}))
 
     @property
     def kind(self) -> Any:
@@ -148,6 +149,11 @@ class StrategyChoice:
 def facts_of(run: StrategyUser) -> StrategyFacts:
     """The facts of a run's strategy, which follow from its settings, too. Raises as `StrategyChoice`."""
     return StrategyChoice.of(run).facts
+
+
+def largest_strategy(run: StrategyUser) -> StrategyChoice:
+    """Of all strategies that a run has one after the other, the one that holds most vectors."""
+    return max((StrategyChoice.of(run, name) for name in run.training.strategies), key=lambda each: each.facts.vectors)
 
 
 def round_batch_range(run: StrategyUser) -> tuple[int, int]:

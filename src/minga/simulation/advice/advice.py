@@ -57,7 +57,7 @@ def warnings(found: Forecast) -> tuple[str, ...]:
 
 def _cautions(found: Forecast) -> Iterator[str]:
     for each in cautions(spec_of(found.setting)):
-        yield each.reason
+        yield f"the setting {each.reason}"
 
 
 def _newcomers(found: Forecast) -> Iterator[str]:
