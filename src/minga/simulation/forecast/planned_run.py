@@ -60,7 +60,7 @@ def spec_of(planned: PlannedRun) -> RunSpec:
     if planned.strategy.facts.owns_optimizer and planned.optimizer == "sgd":
         optimizer |= {"momentum": 0.0, "max_grad_norm": "off"}
     sections: dict[str, Any] = {
-        "training": {"strategy": planned.strategy.name},
+        "training": {"strategy": planned.strategy.name, "target_batch_size": planned.target_batch_size},
         "strategy": {planned.strategy.name: dict(planned.strategy.table)} if planned.strategy.table else {},
         "averaging": {"codec": planned.codec, "download_codec": planned.download_codec},
         "optimizer": optimizer,
