@@ -223,6 +223,29 @@ def test_the_leader_of_a_group_cannot_pass_over_a_better_peer(monkeypatch: pytes
     main()
 
 
+def test_n_of_elastic_averaging_counts_the_trainers_of_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three trainers and an auxiliary, of which one trainer dies."""
+    heard: list[int] = []
+    note = Centred.note_contributors
+    monkeypatch.setattr(Centred, "note_contributors", lambda self, count: (heard.append(count), note(self, count)))
+
+    @virtually
+    async def main() -> None:
+        swarm = centred_swarm("elastic", 3)
+        swarm.add(HostSettings(latency_s=0.02), auxiliary=True)
+        try:
+            await swarm.run_until_step(4, limit_s=200)
+            assert set(heard) == {3}
+            swarm.internet.kill(swarm.peers["peer-1"].network)
+            heard.clear()
+            await swarm.run_until_step(7, peers=["peer-0", "peer-2"], limit_s=200)
+            assert heard[-1] == 2
+        finally:
+            await swarm.close()
+
+    main()
+
+
 def test_nobody_computes_beyond_the_end_of_a_run_and_all_end_at_the_centre() -> None:
     @virtually
     async def main() -> None:
