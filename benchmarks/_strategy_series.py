@@ -10,7 +10,7 @@ from typing import Any, Final
 from benchmarks._strategy_cells import Results
 from benchmarks._strategy_figures import Timeline, figures, over_seeds
 from benchmarks._strategy_methods import METHODS, REFERENCE, Method
-from benchmarks._strategy_run import Cell, is_overlapped
+from benchmarks._strategy_run import Cell, facts_of_method, is_overlapped
 from benchmarks._strategy_tasks import TASKS
 
 KAPPAS: Final = (0.1, 1.0, 10.0)
@@ -124,12 +124,13 @@ def _final_loss(results: Results, cell: Cell) -> float:
 
 def bytes_row(run: Timeline) -> Row | None:
     """Encoded bits an element against the formula, on both ways; None without a formula."""
-    method, rounds, numel = run.cell.method, run.record["rounds"], run.record["numel"]
+    method, numel, fragments = run.cell.method, run.record["numel"], facts_of_method(run.cell.method).fragments
+    rounds = run.record["rounds"]
+    rounds = rounds[: max(1, len(rounds) // fragments) * fragments]  # each fragment as often
     sent = [size for each in rounds for size, w in zip(each["up"], each["weights"], strict=True) if w]
-    measured = {
-        "up": 8 * sum(sent) / len(sent) / numel,
-        "down": 8 * sum(e["down"] for e in rounds) / len(rounds) / numel,
-    }
+    got = [each["down"] for each in rounds]
+    bits = 8 * fragments / numel
+    measured = {"up": bits * sum(sent) / len(sent), "down": bits * sum(got) / len(got)}
     expected = {"up": method.up_bits, "down": method.down_bits}
     row: Row = {"method": method.name, "task": run.cell.task, "ok": True}
     for way, formula in expected.items():
