@@ -24,6 +24,8 @@ class OnesVector:
 class OnesReplica(ReplicaInterface):
     """Adds ones to accumulators, unless `is_finite` is False, and calls `before_adding` first."""
 
+    strategy = "synchronous"
+
     def __init__(self) -> None:
         self.step = 0
         self.is_finite = True
@@ -43,6 +45,9 @@ class OnesReplica(ReplicaInterface):
 
     def define_shared(self, shared: Callable[[], Mapping[str, torch.Tensor]], *, optimizer: bool) -> None:
         pass
+
+    def hand_over(self, strategy: str, *, keeps_uncounted: bool) -> None:
+        self.strategy = strategy
 
     def restore(self, snapshot: StateSnapshot) -> None:
         self.step = snapshot.step

@@ -48,8 +48,8 @@ class RunOrders(Protocol):
     def due(self, step: int) -> tuple[str, ...]:
         """Those that a leader puts in force in the round of `step`."""
 
-    def batch_range(self, orders: Sequence[str]) -> tuple[int, int] | None:
-        """The smallest and the largest target batch size under these orders; None if they say nothing of it."""
+    def batch_range(self, orders: Sequence[str], step: int) -> tuple[int, int] | None:
+        """The smallest and the largest target batch size of `step` under these orders; None if nothing changes it."""
 
     async def obtain(self, orders: Sequence[str], peer: PeerId, step: int) -> None:
         """Get those that are not known here from `peer`, which wants them in force in the round of `step`.
@@ -65,7 +65,7 @@ class WithoutOrders:
         """None."""
         return ()
 
-    def batch_range(self, orders: Sequence[str]) -> tuple[int, int] | None:  # noqa: ARG002
+    def batch_range(self, orders: Sequence[str], step: int) -> tuple[int, int] | None:  # noqa: ARG002
         """Nothing."""
         return None
 

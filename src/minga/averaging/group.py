@@ -56,11 +56,15 @@ class SwarmView(Protocol):
 
 @dataclass(frozen=True)
 class RoundVector:
-    """The vector of a round: the fingerprint of its `layout`, its elements, and the bytes they take as encoded."""
+    """The vector of a round: the fingerprint of its `layout`, its elements, and the bytes they take as encoded.
+
+    Parts should begin at multiples of `block_elements`, where a codec chooses within blocks.
+    """
 
     layout: str
     numel: int
     encoded_bytes: int
+    block_elements: int = 1
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,11 @@ class GroupSettings:
     `vectors` tells which vector the round of a step averages, as a function of the step's number alone, the same for
     all peers. Of this peer: whether it can be dialled by all and so `aggregates` for them, and whether it `computes`
     (an auxiliary does not).
-    `overlapped`: rounds go on beside the next step's computing. With a `largest_batch_size` the target batch size is
-    only the smallest one, and chosen so that communication takes no more than the share `most_communication`. Where
-    half of a round's members are left, those go on that have the `organiser` among them. `orders` may change the target
-    batch size. `averages_every` tells what a leader writes into the plan of the round of a step, see `Plan`.
-    `notes` travel along.
+    `overlapped` tells whether rounds go on beside the next step's computing, now. With a `largest_batch_size` the
+    target batch size is only the smallest one, and chosen so that communication takes no more than the share
+    `most_communication`. Where half of a round's members are left, those go on that have the `organiser` among them.
+    `orders` may change the target batch size. `averages_every` tells what a leader writes into the plan of the round of
+    a step, see `Plan`. `notes` travel along.
     """
 
     target_batch_size: int
@@ -82,7 +86,7 @@ class GroupSettings:
     aggregates: bool
     computes: bool = True
     wait_in_minority: bool = True
-    overlapped: bool = False
+    overlapped: Callable[[], bool] = lambda: False
     largest_batch_size: int | None = None
     most_communication: float = 0.1
     organiser: PeerId | None = None

@@ -38,6 +38,7 @@ class StrategyFacts:
     contributors: whose contributions a round takes: those of all, or that of the member with the best score alone (see
         `Strategy.score`), while all others only receive. The last round of a run takes those of all.
     weights: what a contribution counts in a mean of several: its samples, or as much as any other.
+    least_micro_batches: fewer micro-batches of a peer between two means of the same vector are known to do harm.
     owns_optimizer: the strategy decides how a mean changes parameters; the optimizer is to be plain gradient descent,
         without momentum or clipping.
 
@@ -53,6 +54,7 @@ class StrategyFacts:
     weights: Weights = "samples"
     owns_optimizer: bool = False
     fragments: int = 1
+    least_micro_batches: int = 0
 
     @property
     def shares_optimizer(self) -> bool:
@@ -113,9 +115,10 @@ class StrategyChoice:
     table: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, run: StrategyUser) -> StrategyChoice:
-        """That of a run spec."""
-        return cls(run.training.strategy, run.strategy.get(run.training.strategy, {}))
+    def of(cls, run: StrategyUser, name: str | None = None) -> StrategyChoice:
+        """That of a run spec: the one with which the run begins, or the one called `name`."""
+        chosen = name or run.training.strategy
+        return cls(chosen, run.strategy.get(chosen, {}))
 
     @property
     def kind(self) -> Any:
@@ -146,6 +149,11 @@ class StrategyChoice:
 def facts_of(run: StrategyUser) -> StrategyFacts:
     """The facts of a run's strategy, which follow from its settings, too. Raises as `StrategyChoice`."""
     return StrategyChoice.of(run).facts
+
+
+def largest_strategy(run: StrategyUser) -> StrategyChoice:
+    """Of all strategies that a run has one after the other, the one that holds most vectors."""
+    return max((StrategyChoice.of(run, name) for name in run.training.strategies), key=lambda each: each.facts.vectors)
 
 
 def round_batch_range(run: StrategyUser) -> tuple[int, int]:

@@ -140,6 +140,10 @@ def host(
             "--from", metavar="RUN", help="Begin with the parameters of this run's folder; see model.init_from."
         ),
     ] = None,
+    peers: Annotated[
+        str | None,
+        typer.Option(help='For training.strategy = "auto": who will take part, as `minga plan --peers` takes them.'),
+    ] = None,
     announce: Annotated[
         list[str] | None,
         typer.Option(
@@ -172,6 +176,8 @@ def host(
         raise typer.BadParameter("a run keeps its settings: name either a run spec or --resume DIRECTORY")
     if begin_from is not None and spec is None:
         raise typer.BadParameter("--from begins a new run: name its run spec, too, such as run.toml")
+    if peers is not None and spec is None:
+        raise typer.BadParameter("--peers decides with which strategy a run begins: name its run spec, too")
     if spec is None:
         resume = resume or run_folder_here()
     path = spec or resume
@@ -209,7 +215,18 @@ def host(
         from minga.cli.watching.open_dashboard import checked_settings
 
         shown = checked_settings(dashboard_listen, public=dashboard_public, url=dashboard_url)
-    run_host(path, peer, work, ready, links, resume=spec is None, begin_from=begin_from, log_to=loggers, shown=shown)
+    run_host(
+        path,
+        peer,
+        work,
+        ready,
+        links,
+        resume=spec is None,
+        begin_from=begin_from,
+        expected_peers=peers,
+        log_to=loggers,
+        shown=shown,
+    )
 
 
 @app.command()

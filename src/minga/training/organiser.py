@@ -28,9 +28,10 @@ from minga.identity.links.grant import LinkAccess
 from minga.identity.links.links import Link
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.training.access.access_files import AccessFiles
-from minga.training.access.standing_orders import StandingOrders, check_changes
+from minga.training.access.standing_orders import OPTIMIZER, STRATEGY, StandingOrders, amended_spec, check_changes
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
+from minga.training.plugins_of_run import check_plugins
 from minga.training.record_kinds import Progress
 from minga.training.run_folder.rejoin import RejoinFile
 from minga.training.status.run_status import RunStatus
@@ -157,6 +158,8 @@ class Organiser:
         """
         step = self.step_ahead() if from_step is None else from_step
         check_changes(self._amended(step), dict(changes))
+        if STRATEGY in changes:
+            self._check_strategy(changes, step)
         return draft_amendment(self.ledger, changes, step, int(time.time())).signed_by(self._key)
 
     def regroup(self) -> Regroup:
@@ -252,6 +255,14 @@ class Organiser:
             return orders.spec(orders.due(step))
 
         return amended() if self._peer is None else self._peer.on_loop(amended)
+
+    def _check_strategy(self, changes: Mapping[str, Any], step: int) -> None:
+        """Raise `ConfigurationError` if peers of the run may lack this strategy, or if it does not go with the rest."""
+        if others := [key for key in changes if key.startswith(OPTIMIZER)]:
+            raise ConfigurationError(
+                f"{STRATEGY} changes at the end of a round, and {others[0]} within one: amend them one after the other"
+            )
+        check_plugins(amended_spec(self._amended(step), changes))
 
     def _check_for_members(self) -> None:
         if self.ledger.is_open:

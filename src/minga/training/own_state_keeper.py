@@ -41,7 +41,7 @@ class OwnStateKeeper:
 
     def take_up(self) -> OwnState | None:
         """Put back into strategy and sketch what an earlier process had at this step; returns it, for `begin`."""
-        own = self.file.load(self._replica.step, self._limit_bytes)
+        own = self.file.load(self._replica.step, self._limit_bytes, self._port.strategy)
         if own is None:
             return None
         try:
@@ -101,4 +101,5 @@ class OwnStateKeeper:
         residuals = self._vectors.kept(step)
         if residuals is None:
             return None
-        return OwnState(step, is_final, self._port.local_tensors(), residuals, self._replica.left_out())
+        port, left_out = self._port, self._replica.left_out()
+        return OwnState(step, is_final, port.strategy, port.local_tensors(), residuals, left_out)

@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -276,8 +276,9 @@ class Peer:
         port = GradientPort(
             self._thread.loop,
             replica,
-            strategy=StrategyChoice.of(self.spec),
-            target_batch_sizes=round_batch_range(self.spec),
+            strategy=StrategyChoice.of(self.spec, replica.strategy),
+            choose=partial(StrategyChoice.of, self.spec),
+            target_batch_sizes=round_batch_range(self.spec.at(replica.step)),
         )
         port.on_broken_sum = replica.look_closely
         own = self._own = OwnStateKeeper(self.directory, self._session.peer_id, self.spec, replica, port)

@@ -16,13 +16,15 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.choices import parse_choice
 from minga.core.spec.plugins import Use, check_recorded, recorded
 from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import AUTO_STRATEGY
 from minga.security.robust.registry import AGGREGATORS, verifiable_aggregator
 from minga.training.combinations.judgement import check_combinations
 
 
 def uses(spec: RunSpec) -> list[Use]:
     """The seams and names that peers of this run need; without the recipe."""
-    found: list[Use] = [(STRATEGIES, spec.training.strategy), (SKETCHES, parse_choice(spec.averaging.sketch).name)]
+    found: list[Use] = [(STRATEGIES, name) for name in spec.training.strategies]
+    found.append((SKETCHES, parse_choice(spec.averaging.sketch).name))
     chosen = [choice for choice in (spec.averaging.codec, spec.averaging.download_codec) if choice is not None]
     found += [(CODECS, name) for name in {name: None for choice in chosen for name in codec_names(choice)}]
     if spec.security.verification == "byzantine":
@@ -36,6 +38,11 @@ def with_origins(spec: RunSpec) -> RunSpec:
 
     Raises `ConfigurationError` if something is not installed here, or cannot be used in such a run.
     """
+    if spec.training.strategy == AUTO_STRATEGY:
+        raise ConfigurationError(
+            f'training.strategy = "{AUTO_STRATEGY}" is chosen by `minga host` when it begins the run; a program calls '
+            "minga.simulation.advice.auto_choice.with_chosen_strategy before"
+        )
     spelled = spelled_out(spec)
     complete = spelled.with_plugins(recorded(uses(spelled), spelled.plugins))
     check_plugins(complete)
@@ -49,13 +56,19 @@ def check_plugins(spec: RunSpec) -> None:
     """
     check_recorded(uses(spec), spec.plugins)
     _canonical_choices(spec)
-    check_combinations(spec)
+    if spec.training.strategy_changes and spec.security.verification == "byzantine":
+        raise ConfigurationError(
+            'security.verification = "byzantine" needs one strategy and one target batch size to the end of the run: '
+            "leave training.strategy_changes out"
+        )
+    for phase in spec.phases:
+        check_combinations(phase)
     if spec.security.verification == "byzantine":
         verifiable_aggregator(spec.security.aggregator)
 
 
 def spelled_out(spec: RunSpec) -> RunSpec:
-    """The spec with one spelling of its choices and all settings of its strategy. Raises as `with_origins`."""
+    """The spec with one spelling of its choices and all settings of its strategies. Raises as `with_origins`."""
     return _with_all_strategy_settings(_with_canonical_choices(spec))
 
 
@@ -66,9 +79,10 @@ def _with_canonical_choices(spec: RunSpec) -> RunSpec:
 
 
 def _with_all_strategy_settings(spec: RunSpec) -> RunSpec:
-    choice = StrategyChoice.of(spec)
-    settings = choice.settings.model_dump(mode="json", exclude_none=True)
-    return spec.with_strategy_settings(choice.name, settings) if settings else spec
+    for name in spec.training.strategies:
+        settings = StrategyChoice.of(spec, name).settings.model_dump(mode="json", exclude_none=True)
+        spec = spec.with_strategy_settings(name, settings) if settings else spec
+    return spec
 
 
 def _canonical_choices(spec: RunSpec) -> dict[str, str]:

@@ -19,7 +19,7 @@ from minga.averaging.codecs.round_vectors import LossySettings
 from minga.averaging.link_reporter import LinkReporter
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
-from minga.averaging.strategy_choice import facts_of, round_batch_range
+from minga.averaging.strategy_choice import round_batch_range
 from minga.core.errors import ClosedError, ConfigurationError, MingaError, RejectedError, RemoteError, UnreachableError
 from minga.core.events.bus import EventBus
 from minga.core.events.network import PeerNotDialable
@@ -148,7 +148,7 @@ class Session:
         self.sync_progress: SyncProgress | None = None
         self.identity = identity
         self.orders: StandingOrders | None = None
-        """The organisers' amendments, once a trainer is attached in a run that can have some."""
+        """The organisers' amendments, once a trainer is attached."""
         self.state_epoch = 0
         """Of which epoch of the run the state is that a trainer brings: see `Member.epoch`."""
         self.on_amended: Callable[[RunSpec], None] = lambda _: None
@@ -243,29 +243,21 @@ class Session:
         """Begin to take part in steps with a trainer behind `port`; `organiser` is whose key signed the run spec, and
         `directory` holds the files of the run.
         """
-        facts = facts_of(spec)
         settings = MemberSettings(
             target_batch_sizes=round_batch_range(spec),
             aggregates=self.settings.role != "client",
             computes=self.settings.role != "auxiliary",
-            overlapped=facts.max_in_flight > 0,
-            keeps_uncounted=facts.keeps_uncounted,
             lossy=LossySettings(spec.averaging.residual_decay, spec.averaging.warmup_rounds),
-            shares_parameters=facts.payload in ("pseudo-gradient", "parameters"),
-            contributors=facts.contributors,
-            weights=facts.weights,
             most_communication=spec.training.most_communication,
             wait_in_minority=spec.network.minority == "wait",
             digest_every=spec.state.digest_every,
             average_parameters_every=spec.averaging.average_parameters_every,
-            stop_after_steps=spec.training.stop_after_steps,
             divide=self.settings.divide,
             organiser=None if organiser is None else PeerId(organiser),
         )
         watch, ledger = self._access_watch, self.admission.ledger
         orders = None if watch is None or ledger is None else watch.exchange.exchange
-        standing = None if ledger is None else StandingOrders(spec, ledger, orders)
-        self.orders = standing
+        self.orders = standing = StandingOrders(spec, ledger, orders)
         file = None if directory is None else BookFile(directory, self.peer_id)
         receipts = Receipts(self.node, self.identity, file, self.admission.credential_of)
         download_state = self._downloader(replica, port)

@@ -50,3 +50,16 @@ def test_what_a_run_needs_is_counted_on_its_recipe() -> None:
     vectors = memory - PYTORCH_BYTES  # what the process takes without a model is counted, too
     assert vectors > disk // (spec.checkpoints.keep + 1) > 4 * 100_000  # more vectors than in one checkpoint
     assert needed_bytes(RunSpec.from_mapping({"name": "x", "model": {"recipe": "custom"}})) is None
+
+
+def test_what_a_run_needs_is_that_of_its_largest_strategy_and_of_moments_as_they_are_kept() -> None:
+    model = {"name": "x", "recipe": {"albert": {"size": "tiny"}}}
+    plain = needed_bytes(RunSpec.from_mapping(model))
+    changing = {"training": {"strategy_changes": [{"from_step": 9, "strategy": "delayed"}]}}
+    later = needed_bytes(RunSpec.from_mapping({**model, **changing}))
+    coded = needed_bytes(RunSpec.from_mapping({**model, "optimizer": {"state_bits": 8}}))
+    assert plain is not None
+    assert later is not None
+    assert coded is not None
+    assert later[0] > plain[0] > coded[0]
+    assert later[1] == plain[1] > coded[1]

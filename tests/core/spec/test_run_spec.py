@@ -153,6 +153,43 @@ def test_moments_may_take_8_bits_and_old_specs_are_what_they_were() -> None:
             spec(optimizer=wrong)
 
 
+def test_the_strategy_may_change_at_a_step_and_old_specs_are_what_they_were() -> None:
+    later = [{"from_step": 10, "strategy": "own"}, {"from_step": 20, "strategy": "delayed", "target_batch_size": 64}]
+    plain, changing = spec(), spec(training={"strategy_changes": later}, strategy={"own": {"period": 3}})
+    assert b"strategy_changes" not in plain.canonical_bytes()
+    assert plain.at(7) is plain
+    assert RunSpec.from_toml(changing.to_toml()) == RunSpec.from_canonical(changing.canonical_bytes()) == changing
+    assert changing.run_id != spec(training={"strategy_changes": later[:1]}, strategy={"own": {"period": 3}}).run_id
+    assert changing.training.strategies == ("synchronous", "own", "delayed")
+    seen = [(phase.training.strategy, phase.training.target_batch_size) for phase in changing.phases]
+    assert seen == [("synchronous", 4096), ("own", 4096), ("delayed", 64)]
+    assert [changing.at(step).training.strategy for step in (9, 10, 19, 20)] == ["synchronous", "own", "own", "delayed"]
+    amended = changing.amended({"training.strategy": "delayed", "training.strategy_changes": []})
+    assert (amended.training.strategies, amended.strategy) == (("delayed",), {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "others", "message"),
+    [
+        ([{"from_step": 9, "strategy": "own"}, {"from_step": 9, "strategy": "delayed"}], {}, "comes after from_step"),
+        ([{"from_step": 0, "strategy": "own"}], {}, "number 1: from_step = 0: must be a whole number from 1"),
+        ([{"strategy": "own"}], {}, "from_step: missing"),
+        ([{"from_step": n, "strategy": "own"} for n in range(1, 18)], {}, "at most 16"),
+        (
+            [{"from_step": 9, "strategy": "own", "target_batch_size": 8}],
+            {"training": {"target_batch_size": "auto"}},
+            "cannot set it to a number",
+        ),
+        ([{"from_step": 9, "strategy": "own"}], {"strategy": {"owm": {"a": 1}}}, "did you mean own"),
+    ],
+)
+def test_changes_of_the_strategy_that_make_no_sense(
+    changes: list[dict[str, Any]], others: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        spec(**{**others, "training": {**others.get("training", {}), "strategy_changes": changes}})
+
+
 def test_the_run_id_depends_on_the_content_only() -> None:
     plain = RunSpec.from_toml('name = "test"')
     spelled_out = RunSpec.from_toml(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,15 @@ import torch
 from safetensors.torch import save_file
 
 import minga.cli
-from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
+from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.simulation.advice.advice import warnings
 from minga.simulation.advice.advised_batch import advised_batch
-from minga.simulation.advice.comparison import USUAL_CODECS, best_of, compare
+from minga.simulation.advice.comparison import best_of, compare
+from minga.simulation.advice.ways import DENSE, TrainingWay, local_way
 from minga.simulation.forecast.devices import DEVICES, Measurement, keep_measurements, look_up, read_measurements
-from minga.simulation.forecast.forecast import Forecast, forecast, state_bytes
+from minga.simulation.forecast.forecast import Forecast, encoded_bytes, forecast, state_bytes
 from minga.simulation.forecast.memory import footprint
 from minga.simulation.forecast.model_facts import ModelFacts, model_facts
 from minga.simulation.forecast.peer_text import parse_peers
@@ -48,6 +50,15 @@ def plan(peers: str, batch: int = 4096, model: ModelFacts = SMALL, codec: str = 
 
 
 # ---- models and devices
+
+
+def test_peers_that_take_few_steps_alone_are_told_of() -> None:
+    peers = "4x(v100, up=1Gbit, down=1Gbit, samples_per_s=100, micro_batch=8)"
+    (said,) = [each for each in warnings(plan(peers, batch=320, strategy="local")) if "inner steps" in each]
+    assert said.startswith('v100 takes about 10 inner steps between two means, and strategy = "local"')
+    assert "wants 30 with this momentum: raise the target batch to 960, or lower that" in said
+    for quiet in (plan(peers, batch=960, strategy="local"), plan(peers, batch=320, strategy="synchronous")):
+        assert not [each for each in warnings(quiet) if "inner steps" in each]
 
 
 def test_the_recipe_s_sizes_are_counted() -> None:
@@ -161,23 +172,51 @@ def test_traffic_memory_and_sync() -> None:
 def test_ways_that_no_run_can_have_are_not_compared_and_a_price_is_told() -> None:
     setting = plan("4x(t4, 100Mbit, samples_per_s=10, micro_batch=4)").setting
     elastic = StrategyChoice("elastic")
-    found = compare(setting, (*BOTH, elastic), ("float16", "gtopk"))
-    assert [(each.setting.strategy.name, each.setting.codec) for each in found] == [
+    ways = [TrainingWay(strategy, codec) for strategy in (*BOTH, elastic) for codec in ("float16", "gtopk")]
+    found = compare(setting, ways)
+    assert [(each.way.strategy.name, each.way.codec) for each in found] == [
         (each.name, "float16") for each in (*BOTH, elastic)
     ]
     with pytest.raises(
         ConfigurationError, match=r'averaging\.codec = "gtopk" leaves out.*set averaging\.codec = "float16"'
     ):
-        compare(setting, BOTH, ("gtopk",))
+        compare(setting, [TrainingWay(strategy, "gtopk") for strategy in BOTH])
 
 
 def test_of_equally_good_ways_the_first_is_best() -> None:
     setting = plan("8x(t4, 1Gbit, samples_per_s=1, micro_batch=1)").setting
-    forecasts = compare(setting, BOTH, USUAL_CODECS)
-    assert len(forecasts) == 8
-    assert best_of(forecasts) is forecasts[0]
-    slow = compare(plan("8x(t4, 5Mbit, samples_per_s=10, micro_batch=4)").setting, BOTH, USUAL_CODECS)
-    assert best_of(slow).setting.strategy.name == "delayed"
+    ways = [TrainingWay(strategy, codec) for strategy in BOTH for codec in DENSE]
+    found = compare(setting, ways)
+    assert len(found) == 8
+    assert best_of(found) is found[0]
+    slow = plan("8x(t4, 5Mbit, samples_per_s=10, micro_batch=4)").setting
+    assert best_of(compare(slow, ways)).way.strategy.name == "delayed"
+
+
+def test_a_round_whose_means_are_larger_than_its_contributions_waits_for_the_downloads() -> None:
+    """Eight homes and an auxiliary that reduces: each sends its own and receives one mean."""
+    peers = "8x(t4, up=20Mbit, down=20Mbit, samples_per_s=10, nat); (aux, 1Gbit)"
+    plain = plan(peers, codec="topk(k=41)")
+    up, down = encoded_bytes(SMALL, "topk(k=41)", "gtopk")
+    assert down > 4 * up
+    found = forecast(replace(plain.setting, download_codec="gtopk"))
+    assert found.round_s == pytest.approx(down / 2.5e6, rel=0.01)
+    assert found.binding is not None
+    assert found.binding.kind == "download"
+    assert found.classes[0].upload_bytes == pytest.approx(up, rel=0.01)
+    assert found.classes[0].download_bytes == pytest.approx(down, rel=0.01)
+
+
+def test_local_steps_are_ranked_by_the_time_to_a_loss_and_fragments_divide_their_rounds() -> None:
+    setting = plan("8x(t4, up=2Mbit, down=10Mbit, samples_per_s=10, micro_batch=4)", batch=320).setting
+    few, many = local_way(20, "int8"), local_way(100, "int8")
+    streaming = local_way(100, "int8", overlap=True, fragments=2)
+    synchronous, *local = compare(setting, [TrainingWay(BOTH[0], "int8"), few, many, streaming])
+    assert [each.forecast.setting.target_batch_size for each in local] == [6400, 32_000, 32_000]
+    assert [each.forecast.setting.round_batch_size for each in local] == [6400, 32_000, 16_000]
+    assert local[0].traffic_per_day[0] > 2 * local[1].traffic_per_day[0]
+    assert all(each.equal_s < synchronous.equal_s for each in local)
+    assert best_of([synchronous, *local]).way.strategy.name == "local"
 
 
 def test_a_single_peer_needs_no_round() -> None:
@@ -280,12 +319,15 @@ def test_the_command_for_people_and_for_programs(capfd: pytest.CaptureFixture[st
     last = json.loads(text.splitlines()[-1])
     assert code == 0
     assert last["steps_per_hour"] == pytest.approx(3600 / last["step_s"], rel=1e-3)
-    assert last["target_batch_size"] == 512
-    assert (last["strategy"] in STRATEGIES.names(), last["codec"] in USUAL_CODECS, len(last["ways"])) == (
-        True,
-        True,
-        4 * (len(STRATEGIES.names()) - 1),
-    ), "demo goes with another optimizer"
+    ways = {(way["strategy"], way["codec"], way["batches_of_a_round"]): way for way in last["ways"]}
+    best = next(way for way in ways.values() if way["target_batch_size"] == last["target_batch_size"])
+    assert (best["strategy"], best["codec"]) == (last["strategy"], last["codec"])
+    reference, local = ways["synchronous", "float16", 1], ways["local", "float16", 20]
+    assert (reference["target_batch_size"], local["target_batch_size"]) == (512, 20 * 512)
+    assert reference["loss_gap_percent"] == [0.0, 0.0]
+    assert reference["upload_bytes_per_day"] > local["upload_bytes_per_day"] > 0
+    equal = local["samples_per_s"] / local["extra_samples"]
+    assert local["equal_loss_samples_per_s"] == pytest.approx(equal, rel=1e-3)
     assert set(last["traffic"]) == set(last["memory_bytes"]) == {"t4", "a100"}
     assert set(last["traffic"]["t4"]) == {"upload_bytes_per_day", "download_bytes_per_day"}
     assert last["memory_bytes"]["t4"]["activations"] is None
@@ -316,7 +358,7 @@ def test_the_means_of_a_planned_run_travel_as_its_spec_says(tmp_path: Path, capf
         assert code == 0
         found.append(json.loads(text.splitlines()[-1]))
     assert 3 * found[0]["vector_bytes"] < found[1]["vector_bytes"], "by default they are sparse, too"
-    assert any(warning.startswith('averaging.codec = "topk" sends old gradients') for warning in found[0]["warnings"])
+    assert any(warning.startswith('the setting averaging.codec = "topk" sends old') for warning in found[0]["warnings"])
 
 
 def test_the_leaders_own_choice_of_the_batch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -403,3 +445,12 @@ def test_a_round_with_one_contributor_is_foreseen_without_the_uploads_of_the_oth
     of_homes = [found.classes[0].upload_bytes for found in (leader, everybody)]
     assert of_homes[0] < 0.3 * of_homes[1]
     assert leader.filling_s == everybody.filling_s
+
+
+def test_a_strategy_that_brings_its_own_optimizer_is_planned_with_plain_descent_alone() -> None:
+    setting = plan("2x(t4, 1Gbit, samples_per_s=10, micro_batch=4)").setting
+    demo = [StrategyChoice("demo")]
+    (found,) = compare(replace(setting, optimizer="sgd"), demo, ("float16",))
+    assert found.step_s < math.inf
+    with pytest.raises(ConfigurationError, match=r'set optimizer\.name = "sgd"'):
+        compare(setting, demo, ("float16",))

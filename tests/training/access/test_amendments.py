@@ -298,7 +298,7 @@ def test_bounds_that_move_together_are_changed_together() -> None:
             spec, 1, 0, training__target_batch_size_max=str(most), training__target_batch_size_min=str(least)
         )
         orders = standing(spec, order)
-        assert orders.batch_range([order.id]) == (least, most)
+        assert orders.batch_range([order.id], 3) == (least, most)
 
 
 @virtually

@@ -11,7 +11,7 @@ CLOSE, MIDDLE, FAR = Drift(0.01, 1.0), Drift(0.1, 1.0), Drift(0.5, 1.0)
 
 
 def of(every: int = 0, *, fixed: int = 0, is_useful: bool = True) -> AveragingInterval:
-    interval = AveragingInterval(fixed, 10, is_useful=is_useful)
+    interval = AveragingInterval(fixed, 10, is_useful=lambda: is_useful)
     interval.every = every
     return interval
 

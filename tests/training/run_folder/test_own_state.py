@@ -29,6 +29,7 @@ from tests.worlds.own_state_run import CHECKPOINT_EVERY, LAST, begin, train, tra
 
 ME, STEP, LIMIT = PeerId("a" * 64), 7, 1 << 16
 SPEC = RunSpec.from_mapping({"name": "own"})
+STRATEGY = SPEC.training.strategy
 
 
 def file_in(folder: Path, *, spec: RunSpec = SPEC, vector: str = "a vector") -> OwnStateFile:
@@ -40,6 +41,7 @@ def state(*, is_final: bool = False) -> OwnState:
     return OwnState(
         STEP,
         is_final,
+        STRATEGY,
         {"optimizer/weight/exp_avg": torch.randn(3, 2, generator=generator), "samples": torch.tensor(12)},
         {"f1": KeptResidual(6, torch.randn(40, generator=generator)), "f2": KeptResidual(3, torch.ones(9))},
         {"f1": KeptResidual(5, torch.randn(20, generator=generator))},
@@ -49,9 +51,9 @@ def state(*, is_final: bool = False) -> OwnState:
 @pytest.mark.parametrize("is_final", [False, True])
 def test_it_comes_back_bit_for_bit(is_final: bool, tmp_path: Path) -> None:
     kept = state(is_final=is_final)
-    file_in(tmp_path).save(OwnState(STEP - 1, is_final))
+    file_in(tmp_path).save(OwnState(STEP - 1, is_final, STRATEGY))
     file_in(tmp_path).save(kept)
-    read = file_in(tmp_path).load(STEP, LIMIT)
+    read = file_in(tmp_path).load(STEP, LIMIT, STRATEGY)
     assert read is not None
     assert (read.step, read.is_final) == (STEP, is_final)
     assert read.local.keys() == kept.local.keys()
@@ -121,9 +123,9 @@ def test_a_damaged_file_is_dropped_with_one_line(
     file = file_in(tmp_path)
     file.save(state())
     damage(file.path)
-    assert file.load(STEP, LIMIT) is None
+    assert file.load(STEP, LIMIT, STRATEGY) is None
     assert [record.getMessage().count("is not used") for record in caplog.records] == [1]
-    assert file.load(STEP, LIMIT) is None
+    assert file.load(STEP, LIMIT, STRATEGY) is None
     assert len(caplog.records) == 1
 
 
@@ -140,7 +142,7 @@ def test_a_stale_file_is_dropped_with_one_line(
     spec: RunSpec, vector: str, step: int, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file_in(tmp_path).save(state())
-    assert file_in(tmp_path, spec=spec, vector=vector).load(step, LIMIT) is None
+    assert file_in(tmp_path, spec=spec, vector=vector).load(step, LIMIT, spec.training.strategy) is None
     assert why in caplog.text
     assert len(caplog.records) == 1
 
@@ -155,8 +157,8 @@ def test_a_full_disk_leaves_the_last_file(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(own_state, "write_tensors", full)
     with pytest.raises(StorageError, match="No space left"):
-        file.save(OwnState(STEP + 2, is_final=False))
-    assert file.load(STEP, LIMIT) is not None
+        file.save(OwnState(STEP + 2, is_final=False, strategy=STRATEGY))
+    assert file.load(STEP, LIMIT, STRATEGY) is not None
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -264,5 +266,5 @@ def test_a_polite_end_writes_the_last_one(kind: str, tmp_path: Path, installed: 
         assert not peer.session.member.in_doubt  # type: ignore[union-attr]
         train(optimizer, model, 6)  # rounds may have counted what was in the file
         assert peer._own is not None
-        on_disk = peer._own.file.load(5, 1 << 16)
+        on_disk = peer._own.file.load(5, 1 << 16, peer.spec.training.strategy)
         assert on_disk is None or not on_disk.is_final

@@ -39,16 +39,18 @@ class BatchSize:
     """The target batch size, as one peer knows it."""
 
     def __init__(self, settings: GroupSettings) -> None:
+        self.step = 0
+        """The step that `present` is about."""
         self._settings = settings
         self._known: int | None = None
         self._orders: Sequence[str] = ()
         self._rounds_s: deque[float] = deque(maxlen=ROUNDS)
 
-    def allowed(self, orders: Sequence[str]) -> tuple[int, int]:
-        """The smallest and the largest one that the run spec permits, as amended by `orders`."""
+    def allowed(self, orders: Sequence[str], step: int) -> tuple[int, int]:
+        """The smallest and the largest one that the run spec permits in `step`, as amended by `orders`."""
         settings = self._settings
         usual = settings.target_batch_size, settings.largest_batch_size or settings.target_batch_size
-        return settings.orders.batch_range(orders) or usual
+        return settings.orders.batch_range(orders, step) or usual
 
     @property
     def told(self) -> int:
@@ -58,13 +60,13 @@ class BatchSize:
     @property
     def present(self) -> int:
         """That of this step."""
-        return self._known or self.allowed(self._orders)[0]
+        return self._known or self.allowed(self._orders, self.step)[0]
 
     # ---- from step to step
 
     def note(self, plan: Plan, seconds: float) -> None:
         """A step was taken by `plan`; from the plan to the update it took so many seconds."""
-        self._known, self._orders = plan.next_batch, plan.orders
+        self.step, self._known, self._orders = plan.step + 1, plan.next_batch, plan.orders
         self._rounds_s.append(seconds)
 
     def forget(self) -> None:
@@ -73,7 +75,7 @@ class BatchSize:
 
     def check(self, plan: Plan) -> None:
         """Raises `ProtocolError`, naming the leader, if the plan leaves the range of the run spec and its orders."""
-        least, most = self.allowed(plan.orders)
+        least, most = self.allowed(plan.orders, plan.step + 1)
         if not least <= plan.next_batch <= most:
             why = f"plan refused: its target batch size {plan.next_batch} is not from {least} to {most}"
             raise ProtocolError(why, peer=plan.members[0].peer_id, round=plan.step, phase="group")
@@ -84,7 +86,7 @@ class BatchSize:
         """Go by what most members say if this peer does not know."""
         if self._known is not None:
             return
-        least, most = self.allowed(self._orders)
+        least, most = self.allowed(self._orders, self.step)
         votes = Counter(
             registration.join.batch for registration in registrations if least <= registration.join.batch <= most
         )
@@ -93,7 +95,7 @@ class BatchSize:
 
     def next(self, registrations: Collection[Registration], orders: Sequence[str] = ()) -> int:
         """The target batch size of the step after this one, whose group this is and which goes by `orders`."""
-        least, most = self.allowed(orders)
+        least, most = self.allowed(orders, self.step + 1)
         present = min(most, max(least, self.present))
         speed = sum(registration.report.rate for registration in registrations if registration.report.samples)
         if least == most or len(self._rounds_s) < FEWEST_ROUNDS or not speed:
@@ -103,7 +105,7 @@ class BatchSize:
         )
         settings = self._settings
         wish = smallest_batch(
-            speed, seconds, settings.most_communication, (least, most), overlapped=settings.overlapped
+            speed, seconds, settings.most_communication, (least, most), overlapped=settings.overlapped()
         )
         if present / STEADY <= wish <= present * STEADY:
             return present

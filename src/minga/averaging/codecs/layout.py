@@ -133,6 +133,16 @@ class VectorLayout:
         return needs_residual(self.codec_choice) or returns(self.download_choice or self.codec_choice)
 
     @cached_property
+    def choosing_block_elements(self) -> int:
+        """The elements of a block within which the codec of the first elements chooses what it sends; 1 if it sends
+        all. Cut at multiples of these, vectors whose blocks mean something are chosen from block by block.
+        """
+        codecs = self.segments[0].codecs
+        if not codecs.upload.needs_residual:
+            return 1
+        return math.lcm(codecs.upload.block_elements, codecs.download.block_elements)
+
+    @cached_property
     def segments(self) -> tuple[Segment, ...]:
         """Maximal runs of elements with one pair of codecs, in order; they tile the vector."""
         segments: list[Segment] = []
@@ -201,14 +211,15 @@ class VectorLayout:
         """Bytes that elements `start` to `stop` take on the wire at most, in the direction in which they take more;
         raises as `chunks` does.
         """
-        return max(self.upload_bytes(start, stop), self._download_bytes(start, stop))
+        return max(self.upload_bytes(start, stop), self.download_bytes(start, stop))
 
     def upload_bytes(self, start: int, stop: int) -> int:
         """Bytes that elements `start` to `stop` take at most on their way to an aggregator; raises as `chunks` does."""
         pieces = self._pieces(start, stop)
         return sum(piece.codecs.upload.max_encoded_bytes(piece.stop - piece.start) for piece in pieces)
 
-    def _download_bytes(self, start: int, stop: int) -> int:
+    def download_bytes(self, start: int, stop: int) -> int:
+        """The same of the mean, on its way to a peer."""
         pieces = self._pieces(start, stop)
         return sum(piece.codecs.download.max_encoded_bytes(piece.stop - piece.start) for piece in pieces)
 

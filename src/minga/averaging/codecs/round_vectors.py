@@ -51,7 +51,7 @@ class RoundVectors:
         keeps_uncounted: bool = False,
     ) -> None:
         self._layout_of, self._lossy = layout_of, lossy
-        self._new, self._keeps_uncounted = new, keeps_uncounted
+        self._new, self.keeps_uncounted = new, keeps_uncounted
         self._results: dict[int, torch.Tensor] = {}
         self._residuals: dict[str, Residual] = {}
         self._restored: dict[str, KeptResidual] = {}  # of an earlier process, by vector, until a round asks for them
@@ -88,7 +88,7 @@ class RoundVectors:
                 layout.total,
                 device=self.result(step).device,
                 age=lambda a, b: self._rounds_of(name, a, b),
-                keeps_uncounted=self._keeps_uncounted,
+                keeps_uncounted=self.keeps_uncounted,
                 decay=self._lossy.residual_decay,
             )
             kept = self._restored.pop(name, None)
@@ -111,10 +111,14 @@ class RoundVectors:
         """Go on from what `kept` returned in an earlier process; what does not fit to its layout is dropped."""
         self._restored = dict(kept)
 
-    def forget(self) -> None:
-        """Rounds may have counted what this peer gave, and nobody can say: drop all residuals."""
+    def forget(self) -> int:
+        """Drop all residuals: rounds may have counted what this peer gave, and nobody can say; or another strategy goes
+        on. Returns of how many vectors something was left out.
+        """
+        masses = [each.mass for each in self._residuals.values()] + [each.mass for each in self._restored.values()]
         self._residuals.clear()
         self._restored.clear()
+        return sum(1 for mass in masses if mass.any())
 
     def _rounds_of(self, subject: str, since: int, step: int) -> int:
         """How many rounds from `since` on, before `step`, are of this vector; it does not count beyond what matters."""
@@ -128,4 +132,5 @@ class RoundVectors:
 
 @lru_cache(maxsize=64)
 def _described(layout: VectorLayout) -> RoundVector:
-    return RoundVector(layout.fingerprint, layout.total, layout.encoded_bytes(0, layout.total))
+    sizes = layout.total, layout.encoded_bytes(0, layout.total)
+    return RoundVector(layout.fingerprint, *sizes, layout.choosing_block_elements)

@@ -142,7 +142,7 @@ class GroupFormation:
         Raises `OutOfSyncError` if the swarm is ahead, and `MinorityError` if the view's majority is out of sight and
         the run spec says to stop then.
         """
-        self._step = step
+        self._step = self.batch.step = step
         self._membership.begin_step(step, avoid)
         self._succession.begin_step(step)
         self._standby.begin_step(step)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace as with_fields
@@ -69,7 +69,7 @@ class PlanMaker:
 
     def __init__(self, node: Node, settings: GroupSettings, swarm_view: SwarmView, divide: Divide) -> None:
         self._node, self._settings, self._swarm_view, self._divide = node, settings, swarm_view, divide
-        self._work = StepWork(settings.vectors(0).encoded_bytes, settings.target_batch_size, settings.overlapped)
+        self._work = StepWork(settings.vectors(0).encoded_bytes, settings.target_batch_size, settings.overlapped())
         self._step = 0
         self._solved: _Solved | None = None
         self._asked = _Standby()
@@ -80,7 +80,7 @@ class PlanMaker:
     def expect(self, step: int, batch: int) -> None:
         """It is `step` that is planned for, and it has so many samples."""
         self._step = step
-        self._work = replace(self._work, batch=batch, vector_bytes=self._settings.vectors(step).encoded_bytes)
+        self._work = StepWork(self._settings.vectors(step).encoded_bytes, batch, self._settings.overlapped())
 
     # ---- the leader
 
@@ -98,7 +98,7 @@ class PlanMaker:
         now = self._node.network.wall_time()  # so that no round has the name of an earlier one, aborted or long ago
         name = f"{run_id}\n{step}\n{self._plans}\n{now}\n" + "\n".join(order)
         vector = self._settings.vectors(step)
-        needs = PlanNeeds(step, vector.numel, vector.encoded_bytes)
+        needs = PlanNeeds(step, vector.numel, vector.encoded_bytes, vector.block_elements)
         rests = next((r.peers for r in (self._asked, self._agreed) if r.order == solved.order), frozenset())
         members = [member_of(registrations[peer].join) for peer in order]
         plan = make_plan(name, needs, members, division, [i for i, peer in enumerate(order) if peer in rests])

@@ -24,9 +24,15 @@ class RoundProjections:
     """What the rounds of one peer average, by its `sketch` of the whole vector; see `Projection`."""
 
     def __init__(self, sketch: Sketch, *, keeps_uncounted: bool = False, decay: float = 1.0) -> None:
-        self.sketch = sketch
-        self._new = partial(Projection, keeps_uncounted=keeps_uncounted, decay=decay)
-        self._in_turn = [self._new(sketch)]
+        self.sketch, self._decay = sketch, decay
+        self.begin_anew(keeps_uncounted=keeps_uncounted)
+
+    def begin_anew(self, *, keeps_uncounted: bool) -> None:
+        """Rounds average the whole vector, for a strategy that `keeps_uncounted` contributions or not; nothing is left
+        out yet.
+        """
+        self._new = partial(Projection, keeps_uncounted=keeps_uncounted, decay=self._decay)
+        self._in_turn = [self._new(self.sketch)]
         self._restored: dict[str, KeptResidual] = {}  # of an earlier process, until there is the fragment
 
     def divide(self, fragments: Sequence[VectorLayout], tensors: Sequence[Sequence[int]]) -> None:

@@ -80,21 +80,21 @@ def from_outside(direct: Sequence[str]) -> Finding:
 
 def needed_bytes(spec: RunSpec) -> tuple[int, int] | None:
     """Bytes of memory and of disk that PyTorch, the model, its optimizer and its checkpoints take; None if unknown."""
-    from minga.averaging.strategy_choice import facts_of
+    from minga.averaging.strategy_choice import largest_strategy
     from minga.recipes.registry import CUSTOM, load_recipe
-    from minga.simulation.scenario.tables import MOMENTS
+    from minga.simulation.forecast.device_memory import moment_bytes
 
     if spec.model.recipe == CUSTOM:
         return None
     try:
         recipe = load_recipe(spec)
         recipe.check_received()
-        parameters = sum(recipe.facts().tensors)
+        tensors = recipe.facts().tensors
     except ConfigurationError:
         return None  # not installed here, or no model of its settings can be made; joining says so
-    moments = MOMENTS[spec.optimizer.name]
-    vectors = 3 + facts_of(spec).vectors + moments
-    return PYTORCH_BYTES + 4 * parameters * vectors, 4 * parameters * (1 + moments) * (spec.checkpoints.keep + 1)
+    size, moments = 4 * sum(tensors), moment_bytes(tensors, spec.optimizer)
+    vectors = 3 + largest_strategy(spec).facts.vectors
+    return PYTORCH_BYTES + size * vectors + moments, (size + moments) * (spec.checkpoints.keep + 1)
 
 
 def room(memory: int, disk: int, total_memory: int | None, free_disk: int) -> Finding:

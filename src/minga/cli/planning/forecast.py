@@ -12,9 +12,9 @@ from minga.cli.terminal.context import Context
 from minga.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from minga.averaging.strategy_choice import StrategyChoice
     from minga.core.spec.run_spec import RunSpec
     from minga.simulation.advice.advised_batch import BatchLimits
+    from minga.simulation.advice.ways import TrainingWay
     from minga.simulation.forecast.devices import Precision
     from minga.simulation.forecast.model_facts import OptimizerName
     from minga.simulation.forecast.planned_run import PlannedRun
@@ -43,24 +43,25 @@ def run_forecast(options: ForecastOptions, context: Context) -> None:
     from minga.simulation.advice.advice import warnings
     from minga.simulation.advice.comparison import best_of, compare
 
-    setting, strategies, codecs, auto = _asked(options)
+    setting, ways, auto = _asked(options)
     context.output.say("Planning …")
-    forecasts = compare(setting, strategies, codecs, auto)
-    best = best_of(forecasts)
-    found = warnings(best)
-    for table in forecast_table(best, forecasts):
+    compared = compare(setting, ways, auto)
+    best = best_of(compared)
+    found = warnings(best.forecast)
+    for table in forecast_table(best, compared):
         context.output.say(table)
-    for line in forecast_text(best, found, options.precision):
+    for line in forecast_text(best, found, options.precision, is_table=len(compared) > 1):
         context.output.say(escape(line))
-    context.output.summary(ok=True, **forecast_json(best, forecasts, found))
+    context.output.summary(ok=True, **forecast_json(best, compared, found))
 
 
-def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[StrategyChoice], Sequence[str], BatchLimits | None]:
-    """The setting with the first strategy and codec, all of either that are to be compared, and how the target batch
-    size is chosen if the leaders do that.
+def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[TrainingWay], BatchLimits | None]:
+    """The setting with the first way, all ways that are to be compared, and how the target batch size is chosen if the
+    leaders do that.
     """
     from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
-    from minga.simulation.advice.comparison import compared_codecs
+    from minga.core.spec.sections import AUTO_STRATEGY
+    from minga.simulation.advice.ways import TrainingWay, compared_ways
     from minga.simulation.forecast.devices import THIS, read_measurements
     from minga.simulation.forecast.model_facts import STATE_BYTES, model_facts, recipe_spec
     from minga.simulation.forecast.peer_text import parse_peers
@@ -69,8 +70,9 @@ def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[StrategyChoic
 
     spec = recipe_spec(options.model, options.tokens) if options.model.lower().endswith(".toml") else None
     precision = cast("Precision", _one_of("--precision", options.precision, PRECISIONS))
-    strategy = _one_of("--strategy", options.strategy or _of(spec, "training", "strategy"), STRATEGIES.names())
-    codec = _codec_choice(options.codec or _of(spec, "averaging", "codec"))
+    named = options.strategy or _of(spec, "training", "strategy")
+    strategy = _one_of("--strategy", None if named == AUTO_STRATEGY else named, STRATEGIES.names())
+    codec = _codec_choice(options.codec or (None if named == AUTO_STRATEGY else _of(spec, "averaging", "codec")))
     wanted = options.optimizer or _of(spec, "optimizer", "name") or "lamb"
     optimizer = cast("OptimizerName", _one_of("--optimizer", wanted, tuple(STATE_BYTES)))
     auto = _limits_of(spec) if spec and options.target_batch_size is None else None
@@ -79,13 +81,11 @@ def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[StrategyChoic
     model = model_facts(options.model, options.tokens)
     measured = read_measurements() if any(each.device == THIS for each in classes) else ()
     peers = resolve(classes, model, optimizer, batch, precision=precision, measured=measured)
-    tables = {} if spec is None else spec.strategy
-    names = STRATEGIES.names() if strategy is None else (strategy,)
-    strategies = [StrategyChoice(name, tables.get(name, {})) for name in names]
-    codecs = compared_codecs() if codec is None else (codec,)
-    download = spec.averaging.download_codec if spec and options.codec is None else None
-    setting = PlannedRun(peers, model, optimizer, batch, strategies[0], codecs[0], download)
-    return setting, strategies, codecs, auto
+    ways = compared_ways(strategy, codec)
+    if spec is not None and strategy is not None:
+        download = None if options.codec else spec.averaging.download_codec
+        ways = [TrainingWay(StrategyChoice.of(spec, strategy), str(codec), download)]
+    return PlannedRun(peers, model, optimizer, batch, ways[0].strategy, ways[0].codec), ways, auto
 
 
 def _limits_of(spec: RunSpec) -> BatchLimits | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,17 +13,19 @@ from rich.table import Table
 from minga.cli.terminal.output import plain_table
 from minga.core.units import format_duration, format_size
 from minga.simulation.advice.advised_batch import advised_batch
+from minga.simulation.advice.comparison import Compared
+from minga.simulation.advice.gaps import Gap
 from minga.simulation.forecast.forecast import Forecast
 from minga.simulation.forecast.memory import footprint
 from minga.simulation.forecast.plan_words import binding_text, seconds_json
 from minga.simulation.forecast.planned_run import Volunteers
 
 
-def forecast_table(best: Forecast, forecasts: Sequence[Forecast]) -> Iterator[Table]:
+def forecast_table(best: Compared, compared: Sequence[Compared]) -> Iterator[Table]:
     """Who does what and needs what; and the ways that were compared."""
-    yield _classes_table(best)
-    if len(forecasts) > 1:
-        yield _ways_table(best, forecasts)
+    yield _classes_table(best.forecast)
+    if len(compared) > 1:
+        yield _ways_table(best, compared)
 
 
 def _classes_table(best: Forecast) -> Table:
@@ -43,24 +47,40 @@ def _classes_table(best: Forecast) -> Table:
     return table
 
 
-def _ways_table(best: Forecast, forecasts: Sequence[Forecast]) -> Table:
-    table = plain_table("strategy", "codec", "round", "step", "steps an hour", "utilisation", "")
-    for each in forecasts:
+def _ways_table(best: Compared, compared: Sequence[Compared]) -> Table:
+    """Steps of local strategies are rounds, of as many batches as their name says."""
+    table = plain_table("strategy, codec", "steps/h", "up a day", "down", "gap %", "to a loss", "")
+    least_s = min(each.equal_s for each in compared)
+    for each in compared:
+        up, down = each.traffic_per_day
         table.add_row(
-            each.setting.strategy.name,
-            each.setting.codec,
-            format_duration(each.round_s),
-            format_duration(each.step_s),
-            f"{each.steps_per_hour:.3g}",
-            f"{each.utilisation:.0%}",
+            f"{each.way.name}, {each.way.codec}" + (f"/{each.way.download_codec}" if each.way.download_codec else ""),
+            f"{each.forecast.steps_per_hour:.3g}",
+            format_size(up),
+            format_size(down),
+            _gap_text(each.gap),
+            f"{each.equal_s / least_s:.2f} x" if each.gap is not None and each.equal_s < math.inf else "?",
             "best" if each is best else "",
         )
     return table
 
 
-def forecast_text(best: Forecast, warnings: Sequence[str], precision: str) -> Iterator[str]:
+def _gap_text(gap: Gap | None) -> str:
+    if gap is None:
+        return "?"
+    half = (gap.most - gap.least) / 2.0
+    return f"{gap.percent:.2g} ± {half:.2g}" + ("*" if gap.basis == "literature" else "")
+
+
+def forecast_text(chosen: Compared, warnings: Sequence[str], precision: str, *, is_table: bool) -> Iterator[str]:
     """What the tables do not say, in sentences."""
+    best = chosen.forecast
     setting = best.setting
+    if is_table:
+        yield (
+            "Gap: how much higher the loss is after equally many samples than with synchronous float16; * is from the "
+            "literature, for small models. To a loss: the time, relative to the way that comes first to it."
+        )
     yield (
         f"{best.steps_per_hour:.3g} steps an hour of {best.batch:,} samples: a step takes "
         f"{format_duration(best.step_s)}, of which {format_duration(best.filling_s)} computing"
@@ -71,7 +91,8 @@ def forecast_text(best: Forecast, warnings: Sequence[str], precision: str) -> It
     )
     yield f"The round waits for {binding_text(best.binding, names(setting.volunteers))}."
     yield (
-        f'Best: strategy = "{setting.strategy.name}", codec = "{setting.codec}". Communication takes at most a fifth '
+        f'Best: strategy = "{setting.strategy.name}", codec = "{setting.codec}"{_settings_text(chosen)}. '
+        f"Communication takes at most a fifth "
         f"of the time from a target batch of {advised_batch(best):,} on."
     )
     estimated = sorted({str(each.peers.device) for each in setting.volunteers if each.speed_origin == "estimate"})
@@ -86,6 +107,19 @@ def forecast_text(best: Forecast, warnings: Sequence[str], precision: str) -> It
         yield f"! {warning[0].upper()}{warning[1:]}."
 
 
+def _settings_text(chosen: Compared) -> str:
+    """What else the run spec has to say for this way."""
+    way, words = chosen.way, ""
+    if way.download_codec is not None:
+        words += f', download_codec = "{way.download_codec}"'
+    if way.batches > 1:
+        words += f", target_batch_size = {chosen.forecast.setting.target_batch_size}"
+    if way.strategy.table:
+        table = ", ".join(f"{key} = {json.dumps(value)}" for key, value in way.strategy.table.items())
+        words += f", [strategy.{way.strategy.name}] {table}"
+    return words
+
+
 def names(volunteers: Sequence[Volunteers]) -> list[str]:
     """A name for each single peer."""
     return [
@@ -95,8 +129,9 @@ def names(volunteers: Sequence[Volunteers]) -> list[str]:
     ]
 
 
-def forecast_json(best: Forecast, forecasts: Sequence[Forecast], warnings: Sequence[str]) -> dict[str, Any]:
+def forecast_json(chosen: Compared, compared: Sequence[Compared], warnings: Sequence[str]) -> dict[str, Any]:
     """The same as JSON values; times that are infinite are null."""
+    best = chosen.forecast
     setting = best.setting
     return {
         "steps_per_hour": round(best.steps_per_hour, 4),
@@ -122,7 +157,7 @@ def forecast_json(best: Forecast, forecasts: Sequence[Forecast], warnings: Seque
         },
         "memory_bytes": {each.name: _memory(best, place) for place, each in enumerate(setting.volunteers)},
         "classes": [_class_json(best, place) for place in range(len(setting.volunteers))],
-        "ways": [_way_json(each) for each in forecasts],
+        "ways": [_way_json(each) for each in compared],
         "warnings": list(warnings),
     }
 
@@ -148,12 +183,24 @@ def _class_json(best: Forecast, place: int) -> dict[str, Any]:
     }
 
 
-def _way_json(each: Forecast) -> dict[str, Any]:
+def _way_json(each: Compared) -> dict[str, Any]:
+    found, gap, (up, down) = each.forecast, each.gap, each.traffic_per_day
     return {
-        "strategy": each.setting.strategy.name,
-        "codec": each.setting.codec,
-        "round_s": seconds_json(each.round_s),
-        "step_s": seconds_json(each.step_s),
-        "steps_per_hour": round(each.steps_per_hour, 4),
-        "utilisation": round(each.utilisation, 4),
+        "strategy": each.way.strategy.name,
+        "settings": dict(each.way.strategy.table),
+        "codec": each.way.codec,
+        "download_codec": each.way.download_codec,
+        "target_batch_size": found.setting.target_batch_size,
+        "batches_of_a_round": each.way.batches,
+        "round_s": seconds_json(found.round_s),
+        "step_s": seconds_json(found.step_s),
+        "steps_per_hour": round(found.steps_per_hour, 4),
+        "samples_per_s": round(1.0 / each.sample_s, 4),
+        "utilisation": round(found.utilisation, 4),
+        "upload_bytes_per_day": round(up),
+        "download_bytes_per_day": round(down),
+        "loss_gap_percent": None if gap is None else [round(gap.least, 3), round(gap.most, 3)],
+        "loss_gap_basis": None if gap is None else gap.basis,
+        "extra_samples": None if gap is None else round(gap.extra_samples, 4),
+        "equal_loss_samples_per_s": None if gap is None else round(1.0 / each.equal_s, 4),
     }

@@ -57,7 +57,7 @@ def _count(options: MemoryOptions) -> tuple[ModelFacts, DeviceMemory, int | None
     """The model, what it needs, and the micro-batch of all peers where samples are coupled."""
     import torch
 
-    from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
+    from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice, largest_strategy
     from minga.recipes.registry import load_recipe
     from minga.simulation.forecast.device_memory import counted_passes, device_memory, estimated_passes
     from minga.simulation.forecast.model_facts import facts_of_recipe, model_facts, named_spec
@@ -70,7 +70,7 @@ def _count(options: MemoryOptions) -> tuple[ModelFacts, DeviceMemory, int | None
     changes = {"name": options.optimizer, "state_bits": options.state_bits}
     settings = {**usual.optimizer.model_dump(mode="json"), **{k: v for k, v in changes.items() if v is not None}}
     optimizer = usual.from_mapping({"name": "plan", "model": {"recipe": "custom"}, "optimizer": settings}).optimizer
-    strategy = StrategyChoice.of(usual) if options.strategy is None else StrategyChoice(options.strategy)
+    strategy = largest_strategy(usual) if options.strategy is None else StrategyChoice(options.strategy)
     if strategy.name not in STRATEGIES.names():
         raise ConfigurationError(f"--strategy {strategy.name!r}: it must be one of {', '.join(STRATEGIES.names())}")
     if spec is None:

@@ -68,18 +68,20 @@ def run_host(
     *,
     resume: bool,
     begin_from: str | None = None,
+    expected_peers: str | None = None,
     log_to: tuple[LoggerChoice, ...] = (),
     shown: DashboardSettings | None = None,
 ) -> None:
     """Begin the run of the spec in the file `path`, or to `resume` go on with the one in the folder `path`; stay until
-    it ends or Ctrl-C comes. A run that begins may take its first parameters from `begin_from`, see `init_from`.
+    it ends or Ctrl-C comes. A run that begins may take its first parameters from `begin_from`, see `init_from`, and is
+    planned for the `expected_peers` where its strategy is "auto".
     With `shown` it serves a dashboard.
     """
     from minga.recipes.registry import CUSTOM, spelled_out
 
     output = context.output
     known = known_run(path) if resume else None
-    spec = known.spec if known else with_origins(RunSpec.from_file(path))  # to prepare the files can take minutes
+    spec = known.spec if known else _read_spec(path, expected_peers, output)
     if begin_from is not None:
         spec = spec.model_copy(update={"model": spec.model.model_copy(update={"init_from": begin_from})})
     if spec.model.recipe == CUSTOM:
@@ -119,6 +121,19 @@ def run_host(
             log.begin(hosted.spec, hosted.directory)
             watcher.history.listeners.append(log)
             _Hosting(hosted, work, context, watcher, tell).run()
+
+
+def _read_spec(path: Path, expected_peers: str | None, output: Output) -> RunSpec:
+    """The spec of a run that begins, complete: to prepare the files can take minutes."""
+    from minga.simulation.advice.auto_choice import with_chosen_strategy
+
+    spec, reason = with_chosen_strategy(RunSpec.from_file(path), expected_peers)
+    if reason:
+        output.event("strategy.chosen", strategy=spec.training.strategy, reason=reason)
+        output.say(escape(f"Auto: {reason}."))
+    elif expected_peers is not None:
+        raise ConfigurationError('--peers: only for a run spec with training.strategy = "auto", which they decide')
+    return with_origins(spec)
 
 
 _OWN_PROGRAM = (

@@ -208,6 +208,17 @@ class RunAmended(EventData, kind="run.amended"):
     changes: str
 
 
+class StrategyChanged(EventData, kind="strategy.changed"):
+    """From `step` on `strategy` goes on from the shared parameters. Of the one before, this peer dropped so many
+    samples, and what its uploads of so many vectors had left out.
+    """
+
+    step: int
+    strategy: str
+    dropped_samples: int
+    dropped_residuals: int
+
+
 class RunRegrouped(EventData, kind="run.regrouped"):
     """By the organisers' order the run goes on with `members` peers from `step`; `present`: this peer is one of them,
     and has that state.

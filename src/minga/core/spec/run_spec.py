@@ -129,7 +129,7 @@ class RunSpec(Section):
 
     @model_validator(mode="after")
     def _check_strategy(self) -> RunSpec:
-        found = read_strategy_tables(self.strategy, (self.training.strategy,))
+        found = read_strategy_tables(self.strategy, self.training.strategies)
         self.strategy.clear()
         self.strategy.update(found)
         return self
@@ -225,6 +225,8 @@ class RunSpec(Section):
             del values["averaging"]["download_codec"]
         if self.averaging.sketch == DEFAULT_SKETCH:  # and those that average whole vectors
             del values["averaging"]["sketch"]
+        if not self.training.strategy_changes:  # and those that keep to one strategy
+            del values["training"]["strategy_changes"]
         for name in ("residual_decay", "warmup_rounds"):  # and those whose codecs leave nothing out
             if values["averaging"][name] == AveragingSection.model_fields[name].default:
                 del values["averaging"][name]
@@ -295,7 +297,20 @@ class RunSpec(Section):
         for key, value in changes.items():
             section, _, name = key.partition(".")
             values[section] = {**values[section], name: value}
+        if "training.strategy" in changes:
+            values["strategy"] = {name: table for name, table in self.strategy.items() if name in _strategies(values)}
         return type(self).from_mapping(to_past(values) if self.is_old else values, "amended run spec")
+
+    def at(self, step: int) -> RunSpec:
+        """The spec as it holds in the round of `step`, with one strategy."""
+        if not self.training.strategy_changes:
+            return self
+        return self.model_copy(update={"training": self.training.at(step)})
+
+    @property
+    def phases(self) -> list[RunSpec]:
+        """The specs that hold one after the other, each with one strategy."""
+        return [self.at(step) for step in (0, *(each.from_step for each in self.training.strategy_changes))]
 
     def with_recipe_settings(self, settings: Mapping[str, Any]) -> RunSpec:
         """The spec with these settings of its recipe in place of those it has."""
@@ -325,6 +340,12 @@ class RunSpec(Section):
         """All tables, in the places of the spec's version."""
         values = self.model_dump(mode="json")
         return to_past(values) if self.is_old else values
+
+
+def _strategies(values: Mapping[str, Any]) -> set[str]:
+    training = values["training"]
+    later = [each["strategy"] for each in training["strategy_changes"] if isinstance(each, dict)]
+    return {training["strategy"], *later} if isinstance(training["strategy"], str) else set()
 
 
 def run_id_of(canonical: bytes) -> str:

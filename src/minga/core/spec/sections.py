@@ -6,6 +6,7 @@ Every value has bounds and a meaning; a new field raises `SPEC_VERSION` in `run_
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, StrictInt, field_validator, model_validator
@@ -20,8 +21,10 @@ MAX_BATCH = 2**24
 MAX_ORGANISERS = 7
 MAX_FOUNDERS = 256
 MAX_ANNOUNCED = 4
+MAX_STRATEGY_CHANGES = 16
 DEFAULT_AGGREGATOR = "centered_clip"
 DEFAULT_SKETCH = "identity"
+AUTO_STRATEGY = "auto"
 _RESERVED_NAMES = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(10))}
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,99}){0,3}", re.ASCII)
 
@@ -101,6 +104,16 @@ PluginName = Annotated[str, Field(pattern=NAME_PATTERN)]
 """A name in a registry. The code that uses it checks whether it is installed."""
 
 
+class StrategyChange(Section):
+    """Another strategy from a step on."""
+
+    from_step: int = whole(..., 1, MAX_STEPS, "the first step whose samples peers collect by it")
+    strategy: PluginName = described(..., "the strategy from there on", 'the name of a strategy, such as "delayed"')
+    target_batch_size: Annotated[StrictInt, Field(ge=1, le=MAX_BATCH)] | None = described(
+        None, "samples of a step from there on, if others than before", f"a whole number from 1 to {MAX_BATCH:_}"
+    )
+
+
 class TrainingSection(Section):
     """When a step happens."""
 
@@ -122,8 +135,16 @@ class TrainingSection(Section):
     )
     strategy: PluginName = described(
         "synchronous",
-        "delayed averages while the next batch is computed, one step behind",
-        'the name of a strategy: "synchronous", "delayed" or an installed one',
+        "delayed averages while the next batch is computed, one step behind; auto is chosen when the run begins",
+        'the name of a strategy: "synchronous", "delayed", "local" or an installed one, or "auto"',
+    )
+    strategy_changes: Annotated[tuple[StrategyChange, ...], Field(strict=False, max_length=MAX_STRATEGY_CHANGES)] = (
+        described(
+            (),
+            "strategies that take over at later steps; peers go on from the parameters",
+            f"a list of at most {MAX_STRATEGY_CHANGES} tables {{from_step = N, strategy = NAME}}, each with a larger N "
+            "than the one before",
+        )
     )
     seed: int = whole(0, 0, 2**63 - 1, "seed of the initial parameters and of each peer's order of the data")
     stop_after_steps: int | None = whole(None, 1, MAX_STEPS, "end the run after this many steps")
@@ -151,6 +172,33 @@ class TrainingSection(Section):
                 f"target_batch_size_max = {self.target_batch_size_max}"
             )
         return self
+
+    @field_validator("strategy_changes")
+    @classmethod
+    def _check_changes(cls, changes: tuple[StrategyChange, ...]) -> tuple[StrategyChange, ...]:
+        for one, other in pairwise(changes):
+            if one.from_step >= other.from_step:
+                raise ValueError(f"from_step = {other.from_step} comes after from_step = {one.from_step}")
+        return changes
+
+    @model_validator(mode="after")
+    def _check_changed_batches(self) -> TrainingSection:
+        if self.target_batch_size == "auto" and any(each.target_batch_size for each in self.strategy_changes):
+            raise ValueError("strategy_changes: where target_batch_size is auto, a change cannot set it to a number")
+        return self
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """The names of all strategies of this run, each once, in the order in which they come."""
+        return tuple(dict.fromkeys((self.strategy, *(each.strategy for each in self.strategy_changes))))
+
+    def at(self, step: int) -> TrainingSection:
+        """These settings as they hold in the round of `step`, without changes."""
+        due = [each for each in self.strategy_changes if each.from_step <= step]
+        batches = [each.target_batch_size for each in due if each.target_batch_size is not None]
+        changes: dict[str, Any] = {"strategy": due[-1].strategy} if due else {}
+        changes |= {"target_batch_size": batches[-1]} if batches else {}
+        return self.model_copy(update={**changes, "strategy_changes": ()})
 
 
 _A_CODEC: Final = (

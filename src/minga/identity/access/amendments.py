@@ -13,7 +13,7 @@ force after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -58,6 +58,10 @@ class Amendment(ChangeOrder, frozen=True):
         """The change's id, hexadecimal."""
         return self.change_id.hex()
 
+    def first_step(self, early: Collection[str]) -> int:
+        """The first step in whose round it may be in force, where these settings are a round ahead of their step."""
+        return self.from_step - any(key in early for key, _ in self.changes)
+
     @property
     def rank(self) -> tuple[int, str]:
         """What decides between two amendments of one setting."""
@@ -98,19 +102,21 @@ class Amendments:
         self._void.update({name: each for name, each in self._known.items() if not counts(each)})
         self._known = {name: each for name, each in self._known.items() if name not in self._void}
 
-    def due(self, step: int) -> tuple[str, ...]:
-        """The ids of those that may be in force in the round of `step` and are not overruled, by number."""
+    def due(self, step: int, early: Collection[str] = ()) -> tuple[str, ...]:
+        """The ids of those that may be in force in the round of `step` and are not overruled, by number. Settings that
+        come `early` are in force in the round before their step.
+        """
         winners: dict[str, str] = {}
         for amendment in self:
-            if amendment.from_step <= step:
+            if amendment.first_step(early) <= step:
                 winners.update({key: amendment.id for key, _ in amendment.changes})
         wins = set(winners.values())
         return tuple(amendment.id for amendment in self if amendment.id in wins)
 
-    def not_due(self, ids: Iterable[str], step: int) -> tuple[str, ...]:
+    def not_due(self, ids: Iterable[str], step: int, early: Collection[str] = ()) -> tuple[str, ...]:
         """Which of these are for later steps than `step`."""
         known = {**self._void, **self._known}
-        return tuple(name for name in ids if name in known and known[name].from_step > step)
+        return tuple(name for name in ids if name in known and known[name].first_step(early) > step)
 
     def changes(self, ids: Iterable[str]) -> dict[str, str]:
         """What these amendments together say: the JSON of a value by key. Those not known here are left out."""

@@ -1,50 +1,85 @@
-"""The ways to train that a run can choose from, its strategies and codecs, compared by their forecasts."""
+"""Ways to train, compared by their forecasts and by how far behind their losses are after equally many samples."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
-from minga.averaging.codecs.registry import CODECS
-from minga.averaging.strategy_choice import StrategyChoice
+from minga.core.spec.sections import MAX_BATCH
 from minga.simulation.advice.advised_batch import BatchLimits, with_advised_batch
+from minga.simulation.advice.gaps import Gap
+from minga.simulation.advice.ways import TrainingWay
 from minga.simulation.forecast.forecast import Forecast, forecast
 from minga.simulation.forecast.planned_run import PlannedRun, spec_of
 from minga.training.combinations.judgement import check_combinations, refusals
 
-USUAL_CODECS: Final = ("adaptive", "float16", "int8", "float32")
-"""Those of minga's own that are compared, the usual one first; bfloat16 takes as many bytes as float16."""
-
 GOOD_ENOUGH: Final = 0.05
-"""By which fraction a strategy with stale gradients, or an unusual codec, has to be faster to be called better."""
+"""By which fraction a way has to come sooner to a loss than those before it to be called better."""
 
 
-def compared_codecs() -> tuple[str, ...]:
-    """The usual ones, then those of other packages that are installed here."""
-    return (*USUAL_CODECS, *(name for name in CODECS.names() if CODECS.origin(name) is not None))
+@dataclass(frozen=True)
+class Compared:
+    """A way and what comes of it."""
+
+    way: TrainingWay
+    forecast: Forecast
+    gap: Gap | None
+
+    @property
+    def sample_s(self) -> float:
+        """Seconds for each sample that counts."""
+        return self.forecast.step_s / self.forecast.setting.round_batch_size
+
+    @property
+    def equal_s(self) -> float:
+        """Seconds for each sample that the reference would need to the same loss; where nobody knows the gap, as if
+        there were none.
+        """
+        return self.sample_s * (1.0 if self.gap is None else self.gap.extra_samples)
+
+    @property
+    def traffic_per_day(self) -> tuple[float, float]:
+        """Bytes that a peer with gradients sends and receives a day, at most."""
+        classes = zip(self.forecast.setting.volunteers, self.forecast.classes, strict=True)
+        computing = [figures for each, figures in classes if each.computes]
+        return (
+            max(figures.upload_bytes_per_day for figures in computing),
+            max(figures.download_bytes_per_day for figures in computing),
+        )
 
 
-def compare(
-    setting: PlannedRun, strategies: Sequence[StrategyChoice], codecs: Sequence[str], auto: BatchLimits | None = None
-) -> tuple[Forecast, ...]:
-    """The forecasts of all these ways, in the order strategies, codecs, but for those that no run can have.
+def compare(setting: PlannedRun, ways: Sequence[TrainingWay], auto: BatchLimits | None = None) -> tuple[Compared, ...]:
+    """What comes of these ways, in their order, but for those that no run can have.
 
-    With `auto` each has the target batch size within these limits that its leaders would choose.
+    With `auto` each has the target batch size within these limits that its leaders would choose, but for local steps.
     Raises `ConfigurationError`, with the nearest way that runs can have, if none is left.
     """
-    every = [replace(setting, strategy=strategy, codec=codec) for strategy in strategies for codec in codecs]
-    ways = [way for way in every if not refusals(spec_of(way))]
-    if not ways:
-        check_combinations(spec_of(every[0]))
-    return tuple(forecast(way if auto is None else with_advised_batch(way, auto)) for way in ways)
+    every = [(way, _planned(setting, way)) for way in ways]
+    allowed = [(way, planned) for way, planned in every if not refusals(spec_of(planned))]
+    if not allowed:
+        check_combinations(spec_of(every[0][1]))
+    found = []
+    for way, planned in allowed:
+        chosen = planned if auto is None or way.batches > 1 else with_advised_batch(planned, auto)
+        found.append(Compared(way, forecast(chosen), way.gap))
+    return tuple(found)
 
 
-def best_of(forecasts: Sequence[Forecast]) -> Forecast:
-    """The fastest, by the time for each sample of the target batch; or the first of those that are hardly slower."""
-    least_s = min(map(_sample_s, forecasts))
-    return next(each for each in forecasts if _sample_s(each) <= least_s * (1.0 + GOOD_ENOUGH))
+def best_of(found: Sequence[Compared]) -> Compared:
+    """The one that comes first to a loss; or the first of those that are hardly later."""
+    least_s = min(each.equal_s for each in found)
+    return next(each for each in found if each.equal_s <= least_s * (1.0 + GOOD_ENOUGH) or math.isinf(least_s))
 
 
-def _sample_s(found: Forecast) -> float:
-    return found.step_s / found.setting.round_batch_size
+def _planned(setting: PlannedRun, way: TrainingWay) -> PlannedRun:
+    fragments = way.strategy.facts.fragments
+    batch = min(setting.target_batch_size * way.batches, MAX_BATCH)
+    return replace(
+        setting,
+        strategy=way.strategy,
+        codec=way.codec,
+        download_codec=way.download_codec,
+        target_batch_size=max(fragments, batch // fragments * fragments),
+    )

@@ -13,6 +13,7 @@ Where no recipe of the model is here, what a sample keeps is multiplied by `KEPT
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -126,7 +127,7 @@ def device_memory(
     return DeviceMemory(
         parameters=size,
         gradients=size,
-        moments=moment_bytes(model, optimizer),
+        moments=moment_bytes(model.tensors, optimizer),
         scratch=scratch if optimizer.name in WITH_SCRATCH else 0,
         averaging=size * (strategy.facts.vectors + 1),
         passes=passes,
@@ -134,12 +135,12 @@ def device_memory(
     )
 
 
-def moment_bytes(model: ModelFacts, optimizer: OptimizerSection) -> int:
-    """What the optimizer keeps for all parameters."""
+def moment_bytes(tensors: Sequence[int], optimizer: OptimizerSection) -> int:
+    """What the optimizer keeps for parameters of so many elements each."""
     if optimizer.state_bits != 8:
-        return model.parameters * STATE_BYTES[optimizer.name]
+        return sum(tensors) * STATE_BYTES[optimizer.name]
     total = 0
-    for numel in model.tensors:
+    for numel in tensors:
         if numel < optimizer.state_min_numel:
             total += STATE_BYTES[optimizer.name] * numel
         else:

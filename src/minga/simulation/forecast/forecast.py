@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.planning.contributor_choice import StepWork, resting, with_one_sender, with_resting
+from minga.averaging.solver.clean_rates import usable
 from minga.averaging.solver.division import Binding, Division, SwarmRates
 from minga.averaging.solver.planner import divide
 from minga.averaging.solver.prediction import Prediction, predict
@@ -92,10 +93,10 @@ class Forecast:
         return self.forming_s + self.round_s + self.update_s
 
 
-def encoded_bytes(model: ModelFacts, codec: str, download_codec: str | None = None) -> int:
-    """Bytes of the vector as it travels, in the direction in which they are more."""
+def encoded_bytes(model: ModelFacts, codec: str, download_codec: str | None = None) -> tuple[int, int]:
+    """Bytes of the vector as it travels: on its way up, and of a mean on its way down."""
     layout = VectorLayout(tuple(sorted(model.tensors, reverse=True)), codec, download_codec)
-    return layout.encoded_bytes(0, layout.total)
+    return layout.upload_bytes(0, layout.total), layout.download_bytes(0, layout.total)
 
 
 def forecast(setting: PlannedRun) -> Forecast:
@@ -104,16 +105,17 @@ def forecast(setting: PlannedRun) -> Forecast:
     Raises `ConfigurationError` if nobody computes, or nobody can reduce.
     """
     given = _checked(setting)
-    vector_bytes = math.ceil(
-        encoded_bytes(setting.model, setting.codec, setting.download_codec) / setting.strategy.facts.fragments
-    )
+    fragments = setting.strategy.facts.fragments
+    sizes = encoded_bytes(setting.model, setting.codec, setting.download_codec)
+    up, down = (math.ceil(size / fragments) for size in sizes)
+    vector_bytes = max(up, down)
     overlapped = setting.strategy.facts.max_in_flight > 0
     work = StepWork(vector_bytes, setting.round_batch_size, overlapped)
     takes_best = setting.strategy.facts.contributors == "best"
     rests = () if takes_best else resting(given, work)
     rates = with_one_sender(given) if takes_best else with_resting(given, rests)
     division = divide(rates, vector_bytes)
-    foreseen = predict(division, rates, vector_bytes)
+    foreseen = predict(division, rates, vector_bytes) if up == down else _predicted(division, rates, up, down)
     rested = _count_by_class(setting, rests)
     paces = _paces(setting, rested)
     filling = fill(paces, setting.round_batch_size)
@@ -161,6 +163,21 @@ def _checked(setting: PlannedRun) -> SwarmRates:
     if len(rates.peers) > 1 and not any(peer.aggregates for peer in rates.peers):
         raise ConfigurationError("--peers: all are clients, so nobody can reduce; at least one must be reachable")
     return rates
+
+
+def _predicted(division: Division, rates: SwarmRates, up_bytes: int, down_bytes: int) -> Prediction:
+    """A round whose contributions and means differ in size: what each peer carries of both, over its link."""
+    no_means = replace(rates, peers=tuple(replace(peer, receives=False) for peer in rates.peers))
+    no_gradients = replace(rates, peers=tuple(replace(peer, sends=False) for peer in rates.peers))
+    one, other = predict(division, no_means, up_bytes), predict(division, no_gradients, down_bytes)
+    sent = np.add(one.upload_bytes, other.upload_bytes)
+    received = np.add(one.download_bytes, other.download_bytes)
+    links = usable(rates)
+    seconds = np.concatenate((sent / links.upload, received / links.download))
+    busiest = int(np.argmax(seconds))
+    binding = Binding("upload" if busiest < len(sent) else "download", busiest % len(sent))
+    longest = float(seconds[busiest])
+    return Prediction(longest, tuple(sent.tolist()), tuple(received.tolist()), binding if longest > 0.0 else None)
 
 
 def _count_by_class(setting: PlannedRun, rests: Sequence[int]) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, field_validator
 
-from minga.averaging.strategy_choice import facts_of
+from minga.averaging.strategy_choice import largest_strategy
 from minga.core.spec.fields import Printable, Section, choice, described, whole
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import (
@@ -92,7 +92,7 @@ class ScenarioTables(Section):
     @property
     def memory_bytes(self) -> int:
         """What a peer needs at least: parameters, gradients, two or three vectors of averaging, moments; float32."""
-        vectors = 3 + facts_of(self).vectors + MOMENTS[self.optimizer.name]
+        vectors = 3 + largest_strategy(self).facts.vectors + MOMENTS[self.optimizer.name]
         return 4 * self.parameters * vectors
 
     def relay_of(self, kind: PeerTable) -> RelayTable | None:

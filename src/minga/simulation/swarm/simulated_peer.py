@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ClosedError, ConfigurationError, LocalError, RemoteError, RunFinishedError
@@ -125,8 +126,10 @@ class SimulatedPeer:
 
     async def _train(self, task: TrainingTask) -> None:
         spec, checkpoint_every = task.spec, task.checkpoint_every
-        strategy = StrategyChoice.of(spec)
-        self.port = port = GradientPort(asyncio.get_running_loop(), self.replica, strategy=strategy)
+        strategy = StrategyChoice.of(spec, self.replica.strategy)
+        self.port = port = GradientPort(
+            asyncio.get_running_loop(), self.replica, strategy=strategy, choose=partial(StrategyChoice.of, spec)
+        )
         member = self.session.attach(spec, self.replica, port, task.organiser)
         await self._serve(port, member.ready.is_set, checkpoint_every)
         while True:

@@ -26,7 +26,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import DEFAULT_SKETCH
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.training.state.manifest import MAX_STATE_BYTES, MAX_TENSORS, Manifest, build_manifest
-from minga.training.state.scalars import Json
+from minga.training.state.scalars import STRATEGY_NAME, Json, strategy_of
 from minga.training.state.sketch import Sketch
 from minga.training.state.snapshot import StateSnapshot, TensorEntry, layout_bytes
 
@@ -117,6 +117,7 @@ class SizeOnlyReplica:
         self.model, self.step = model, 0
         self.history = _hash(f"minga ghost {spec.training.seed}")
         """64 hexadecimal digits that stand for all rounds applied so far."""
+        self.strategy = self._first_strategy = spec.training.strategy
         self._vector = SizeOnlyVector(model, spec.averaging.codec, spec.averaging.download_codec)
         self._fragments: tuple[VectorLayout, ...] = (self._vector.layout,)
         self._mean = ""
@@ -214,6 +215,10 @@ class SizeOnlyReplica:
     def define_shared(self, shared: Callable[[], Mapping[str, torch.Tensor]], *, optimizer: bool) -> None:
         """The history is shared, whatever a strategy keeps beside it."""
 
+    def hand_over(self, strategy: str, *, keeps_uncounted: bool) -> None:  # noqa: ARG002
+        """Have another strategy go on from this state."""
+        self.strategy, self._fragments = strategy, (self._vector.layout,)
+
     def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """There is nothing to put back."""
 
@@ -223,16 +228,17 @@ class SizeOnlyReplica:
 
     def capture(self) -> StateSnapshot:
         """The state after the last step: its sizes and the history."""
-        return _snapshot(self.model, self.step, self.history)
+        return _snapshot(self.model, self.step, self.history, self._named)
 
     def restore(self, snapshot: StateSnapshot) -> None:
         """Take over a history. Raises `ConfigurationError` if the snapshot is not of this model."""
         self._check(snapshot.tensors, snapshot.scalars)
         self.step, self.history = snapshot.step, str(snapshot.scalars["history"])
+        self.strategy = strategy_of(snapshot.scalars) or self._first_strategy
 
-    def check(self, manifest: Manifest) -> None:
-        """Refuse a manifest of another model, by `ConfigurationError`."""
-        self._check(manifest.tensors, manifest.scalars)
+    def check(self, state: Manifest | StateSnapshot) -> None:
+        """Refuse a state of another model, by `ConfigurationError`."""
+        self._check(state.tensors, state.scalars)
 
     def sketch(self) -> Sketch:
         """That of no numbers."""
@@ -240,10 +246,15 @@ class SizeOnlyReplica:
 
     def digest(self) -> str:
         """The state digest: the hash of the manifest."""
-        return _digest(self.model, self.step, self.history)
+        return _digest(self.model, self.step, self.history, self._named)
+
+    @property
+    def _named(self) -> str | None:
+        return None if self.strategy == self._first_strategy else self.strategy
 
     def _check(self, tensors: tuple[TensorEntry, ...], scalars: Mapping[str, Json]) -> None:
-        if tensors != self.model.tensors or scalars.keys() != {"history"} or not isinstance(scalars["history"], str):
+        known = scalars.keys() - {STRATEGY_NAME} == {"history"}
+        if tensors != self.model.tensors or not known or not isinstance(scalars["history"], str):
             raise ConfigurationError("the state does not fit this ghost model: it is of another model")
 
 
@@ -252,15 +263,16 @@ def no_gradient(peer: SimulatedPeer, samples: int) -> float:  # noqa: ARG001
     return 0.0
 
 
-def _snapshot(model: SizeOnlyModel, step: int, history: str) -> StateSnapshot:
+def _snapshot(model: SizeOnlyModel, step: int, history: str, strategy: str | None) -> StateSnapshot:
     buffer = torch.empty(model.state_bytes, dtype=torch.uint8, device="meta")
-    return StateSnapshot(step, model.tensors, {"history": history}, buffer)
+    scalars: dict[str, Json] = {"history": history, **({} if strategy is None else {STRATEGY_NAME: strategy})}
+    return StateSnapshot(step, model.tensors, scalars, buffer)
 
 
 @lru_cache(maxsize=64)
-def _digest(model: SizeOnlyModel, step: int, history: str) -> str:
+def _digest(model: SizeOnlyModel, step: int, history: str, strategy: str | None) -> str:
     """Peers with equal states ask for it one after the other."""
-    digest: str = build_manifest(_snapshot(model, step, history)).digest
+    digest: str = build_manifest(_snapshot(model, step, history, strategy)).digest
     return digest
 
 

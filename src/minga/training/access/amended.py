@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from minga.averaging.strategy_choice import round_batch_range
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.amendments import Regroup
-from minga.training.access.standing_orders import PAUSED, StandingOrders
-
-OPTIMIZER = "optimizer."
-
-
-class Capped(Protocol):
-    """A trainer's port, as far as amendments go."""
-
-    def cap(self, samples: int) -> None:
-        """The largest target batch size of the run is another now."""
+from minga.training.access.standing_orders import OPTIMIZER, PAUSED, StandingOrders
 
 
 class Amendable(Protocol):
@@ -28,39 +18,41 @@ class Amendable(Protocol):
 
 
 class Amended:
-    """Puts amendments into effect on `replica` and `port`; `orders` is None in a run without organisers."""
+    """Puts amendments into effect on `replica`, and knows the run spec as it holds now."""
 
-    def __init__(self, orders: StandingOrders | None, replica: Amendable, port: Capped) -> None:
+    def __init__(self, orders: StandingOrders, replica: Amendable) -> None:
         self.in_force: tuple[str, ...] = ()
         """Those of the last plan."""
         self.on_change: Callable[[RunSpec], None] = lambda _: None
         """Told the amended run spec when another set comes into force."""
-        self._orders, self._replica, self._port = orders, replica, port
+        self._orders, self._replica = orders, replica
         self._has_taken_step = False
         self._due: dict[str, Any] | None = None  # what the training thread still has to tell the replica
 
     @property
     def can_be(self) -> bool:
         """Whether the run has organisers whose orders this peer follows."""
-        return self._orders is not None
+        return self._orders.can_be
 
     def regroup(self, epoch: int) -> Regroup | None:
         """The organisers' newest regroup, if it is of a later epoch than this."""
-        return None if self._orders is None else self._orders.regroup(epoch)
+        return self._orders.regroup(epoch)
 
     def is_paused(self, step: int) -> bool:
         """Whether the organisers want no round of `step`."""
-        return self._orders is not None and self._orders.is_paused(step)
+        return self._orders.is_paused(step)
 
-    def last_step(self, usual: int | None, step: int) -> int | None:
-        """After which step the run ends; `usual` is what the run spec says, `step` where this peer is.
+    def last_step(self, step: int) -> int | None:
+        """After which step the run ends; `step` is where this peer is."""
+        return self._spec(step).training.stop_after_steps
 
-        A peer goes by the last plan that it followed; one that followed none, by what is due at its step.
-        """
-        if self._orders is None:
-            return usual
-        ids = self.in_force if self._has_taken_step else self._orders.due(step)
-        return self._orders.spec(ids).training.stop_after_steps if ids else usual
+    def at(self, step: int) -> RunSpec:
+        """The run spec as it holds in the round of `step`, which this peer has come to, with one strategy."""
+        return self._spec(step).at(step)
+
+    def _spec(self, step: int) -> RunSpec:
+        """A peer goes by the last plan that it followed; one that followed none, by what is due at its step."""
+        return self._orders.spec(self.in_force if self._has_taken_step else self._orders.due(step))
 
     def come_back(self) -> None:
         """The state was fetched: the plan by which it came about is not known here."""
@@ -70,12 +62,11 @@ class Amended:
         """The round of a plan with these orders counts. Returns what they change, in words, if they are another set."""
         first, self._has_taken_step = not self._has_taken_step, True
         ids = tuple(plan_orders)
-        if self._orders is None or (ids == self.in_force and not (first and ids)):
+        if ids == self.in_force and not (first and ids):
             return ""
         self.in_force = ids
         changes, spec = self._orders.changes(ids), self._orders.spec(ids)
         self._due = {key: value for key, value in changes.items() if key.startswith(OPTIMIZER)}
-        self._port.cap(round_batch_range(spec)[1])
         self.on_change(spec)
         return ", ".join(f"{key} = {value}" for key, value in sorted(changes.items()) if key != PAUSED)
 

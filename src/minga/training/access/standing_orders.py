@@ -7,6 +7,9 @@ late: whether an amendment counts in a step is part of what the round decides, l
 result of an earlier attempt adopts its amendments, too (`averaging/allreduce/commit.py`). The next leader took part in
 that round, or fetched its state, so it knows them: what is in force stays so until a higher number overrules it.
 
+The strategy makes contributions before there is a plan: so it changes at the end of a round. A leader has amendments
+of it in the plan of the round before `from_step`, and what that round leads to is the first state of the new strategy.
+
 A pause is no value that a step uses. Each peer forms no round while the newest order about it that is due at its step
 says `paused`; a peer that hears later is alone with its wish for a round.
 """
@@ -14,24 +17,30 @@ says `paused`; a peer that hears later is alone with its wish for a round.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
-from minga.averaging.strategy_choice import round_batch_range
+from minga.averaging.strategy_choice import facts_of, round_batch_range
 from minga.core.errors import ConfigurationError, ProtocolError
 from minga.core.spec.problems import suggestion
 from minga.core.spec.run_spec import RunSpec
 from minga.core.thread_guard import loop_bound
-from minga.identity.access.amendments import Regroup
+from minga.identity.access.amendments import Amendments, Regroup, Regroups
 from minga.identity.access.ledger import AccessLedger
 from minga.network.interface import PeerId
 
 PAUSED: Final = "paused"
 STOP: Final = "training.stop_after_steps"
+STRATEGY: Final = "training.strategy"
+OPTIMIZER: Final = "optimizer."
+EARLY: Final = (STRATEGY,)
+"""What the plan of the round before its step has to say already."""
+BATCH: Final = "training.target_batch_size"
 AMENDABLE: Final = (
     "optimizer.learning_rate",
     "optimizer.max_grad_norm",
-    "training.target_batch_size",
+    STRATEGY,
+    BATCH,
     "training.target_batch_size_min",
     "training.target_batch_size_max",
     STOP,
@@ -42,7 +51,7 @@ AMENDABLE: Final = (
 
 WHY_NOT: Final = {
     "network.relay": "a peer opens its network before it can hear orders",
-    "training.strategy": "peers have work in flight that belongs to it",
+    "training.strategy_changes": "amend training.strategy, with a step",
     "averaging.codec": "peers with another codec could not read each other's vectors",
     "averaging.download_codec": "peers with another codec could not read each other's vectors",
     "averaging.sketch": "peers with another map could not average",
@@ -66,7 +75,7 @@ def check_changes(spec: RunSpec, changes: dict[str, Any]) -> None:
                 f"{key} cannot change in a running run{because}. These can: {', '.join(AMENDABLE)}"
             )
     if isinstance(spec.training.target_batch_size, int) != isinstance(
-        changes.get("training.target_batch_size", spec.training.target_batch_size), int
+        changes.get(BATCH, spec.training.target_batch_size), int
     ):
         raise ConfigurationError(
             "training.target_batch_size can change from number to number; where it is auto, target_batch_size_min and "
@@ -74,28 +83,45 @@ def check_changes(spec: RunSpec, changes: dict[str, Any]) -> None:
         )
     if not isinstance(changes.get(PAUSED, False), bool):
         raise ConfigurationError("paused is true or false")
-    spec.amended({key: value for key, value in changes.items() if key != PAUSED})
+    facts_of(amended_spec(spec, changes))
+
+
+def amended_spec(spec: RunSpec, changes: Mapping[str, Any]) -> RunSpec:
+    """The spec with these changes, which overrule what `strategy_changes` says of the same. Raises
+    `ConfigurationError`.
+    """
+    values = {key: value for key, value in changes.items() if key != PAUSED}
+    scheduled = spec.training.model_dump(mode="json")["strategy_changes"]
+    overruled = {"strategy": values[STRATEGY]} if STRATEGY in values else {}
+    overruled |= {"target_batch_size": None} if BATCH in values else {}
+    if scheduled and overruled:
+        values["training.strategy_changes"] = [{**each, **overruled} for each in scheduled]
+    return spec.amended(values) if values else spec
 
 
 @loop_bound
 class StandingOrders:
-    """The amendments of one run, and its last regroup; `fetch` exchanges orders with a peer."""
+    """The amendments of a run, and its last regroup; none without a `ledger`. `fetch` exchanges orders with a peer."""
 
     def __init__(
-        self, spec: RunSpec, ledger: AccessLedger, fetch: Callable[[PeerId], Awaitable[None]] | None = None
+        self, spec: RunSpec, ledger: AccessLedger | None, fetch: Callable[[PeerId], Awaitable[None]] | None = None
     ) -> None:
-        self._spec, self._amendments, self._regroups, self._fetch = spec, ledger.amendments, ledger.regroups, fetch
+        self._spec, self._fetch = spec, fetch
+        self._amendments = Amendments() if ledger is None else ledger.amendments
+        self._regroups = Regroups() if ledger is None else ledger.regroups
+        self.can_be = ledger is not None
+        """Whether the run has organisers whose orders this peer follows."""
         self._specs: dict[tuple[str, ...], RunSpec] = {}
 
     # ---- for rounds; see `RunOrders`
 
     def due(self, step: int) -> tuple[str, ...]:
         """Those that a leader puts in force in the round of `step`."""
-        return self._amendments.due(step)
+        return self._amendments.due(step, EARLY)
 
-    def batch_range(self, orders: Sequence[str]) -> tuple[int, int] | None:
-        """The smallest and the largest number of samples with which a round may close under these orders."""
-        return round_batch_range(self.spec(orders))
+    def batch_range(self, orders: Sequence[str], step: int) -> tuple[int, int] | None:
+        """The smallest and the largest number of samples with which a round of `step` may close under these orders."""
+        return round_batch_range(self.spec(orders).at(step))
 
     async def obtain(self, orders: Sequence[str], peer: PeerId, step: int) -> None:
         """Get those that are not known here from `peer`, which wants them in force in the round of `step`.
@@ -108,7 +134,7 @@ class StandingOrders:
         if unknown := [name for name in orders if name not in self._amendments]:
             why = f"its plan is by the order {unknown[0]}, which it does not have"
             raise ProtocolError(why, peer=peer, phase="group")
-        if early := self._amendments.not_due(orders, step):
+        if early := self._amendments.not_due(orders, step, EARLY):
             why = f"its plan for step {step} is by the order {early[0]}, which is for later steps"
             raise ProtocolError(why, peer=peer, phase="group")
 
@@ -134,10 +160,10 @@ class StandingOrders:
         """The run spec as amended by these."""
         name = tuple(orders)
         if name not in self._specs:
-            changes = {key: value for key, value in self.changes(name).items() if key != PAUSED}
+            changes = self.changes(name)
             if len(self._specs) > 2 * len(AMENDABLE):
                 self._specs.clear()
-            self._specs[name] = self._spec.amended(changes) if changes else self._spec
+            self._specs[name] = amended_spec(self._spec, changes)
         return self._specs[name]
 
     def regroup(self, epoch: int) -> Regroup | None:

@@ -9,6 +9,7 @@ and no estimate has to hold. A leader that was in no round yet begins anew.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from minga.core.thread_guard import loop_bound
@@ -25,10 +26,10 @@ class AveragingInterval:
     """The interval of one run, as one peer knows it.
 
     `fixed` is what the run spec says, 0 for as needed. States are compared every `compared_every` steps. It never
-    happens where it is not `is_useful` (optimizers that round alike, a strategy that shares parameters anyway).
+    happens while it is not `is_useful` (optimizers that round alike, a strategy that shares parameters anyway).
     """
 
-    def __init__(self, fixed: int, compared_every: int, *, is_useful: bool) -> None:
+    def __init__(self, fixed: int, compared_every: int, *, is_useful: Callable[[], bool]) -> None:
         self.every = 0
         """That of the last plan."""
         self._fixed, self._shortest, self._is_useful = fixed, compared_every, is_useful
@@ -40,7 +41,7 @@ class AveragingInterval:
 
     def choose(self, step: int, drift: Drift | None) -> int:
         """What a leader writes into the plan of the round that leads to `step`."""
-        if self._fixed or not self._is_useful:
+        if self._fixed or not self._is_useful():
             return self._fixed
         if drift is None:
             return self.every
@@ -56,7 +57,7 @@ class AveragingInterval:
 
     def follow(self, every: int) -> bool:
         """A plan with this interval counts; whether that is news."""
-        if self._fixed or not self._is_useful:
+        if self._fixed or not self._is_useful():
             return False
         is_news, self.every = every != self.every, every
         return is_news
@@ -68,4 +69,4 @@ class AveragingInterval:
         """
         if self._fixed:
             return step % self._fixed == 0
-        return self._is_useful and every >= self._shortest and step % every == 0
+        return self._is_useful() and every >= self._shortest and step % every == 0

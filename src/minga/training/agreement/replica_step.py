@@ -13,12 +13,14 @@ import torch
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import RoundAbortedError
 from minga.averaging.messages import Plan
+from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.events.bus import EventBus
 from minga.core.events.training import ParametersDrift, ParametersNotAveraged
 from minga.core.thread_guard import loop_bound
 from minga.training.access.amended import Amended
 from minga.training.agreement.comparison import StateComparison
 from minga.training.agreement.parameter_average import ParameterAverage
+from minga.training.agreement.strategy_switch import StrategySwitch
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import ReplicaInterface
@@ -36,12 +38,13 @@ class ReplicaStep:
         states: StateComparison,
         parameter_average: ParameterAverage,
         amended: Amended,
+        switch: StrategySwitch,
         events: EventBus,
     ) -> None:
         self.on_absorbed: Callable[[int], None] | None = None
         """Called on the training thread when the replica has come to a step, while no round runs."""
         self._replica, self._port, self._amended, self._events = replica, port, amended, events
-        self._states, self._parameter_average = states, parameter_average
+        self._states, self._parameter_average, self._switch = states, parameter_average, switch
         self._step = 0
         self._attempts: list[str] = []  # rounds of the step for which this peer was asked what it gives
 
@@ -57,15 +60,22 @@ class ReplicaStep:
             self._events.emit(ParametersDrift(step=plan.step, every=plan.averages_every))
 
     async def take(
-        self, outcome: RoundOutcome, mean: torch.Tensor, fate: ContributionFate, limit: int | None, *, is_alone: bool
+        self,
+        outcome: RoundOutcome,
+        mean: torch.Tensor,
+        fate: ContributionFate,
+        limit: int | None,
+        strategy: StrategyChoice,
+        *,
+        is_alone: bool,
     ) -> StateInfo | None:
-        """Apply a round's `mean`, and let the trainer go on with at most `limit` samples.
+        """Apply a round's `mean`, and let the trainer go on by `strategy` with at most `limit` samples.
 
         Returns what the step led to, before parameters are averaged, where states are to be compared; a peer that
         `is_alone` compares none.
         """
         plan, step = outcome.plan, outcome.plan.step + 1
-        absorb = self._absorption(outcome, mean, fate)
+        absorb = self._absorption(outcome, mean, fate, strategy)
         averages = self._states.interval.is_due(step, plan.averages_every)
         compares = averages or (self._states.is_due(step) and not is_alone)
         port, measure = self._port, self._states.measure()
@@ -79,6 +89,8 @@ class ReplicaStep:
             return measure.end() if compares else None
 
         state: StateInfo | None = await port.request("apply", run)
+        if changed := self._switch.said():
+            self._events.emit(changed)
         if averages and state is not None:
             await self._average_parameters(plan, state.tolerance)
             await port.request("reopen", lambda: port.reopen(limit))
@@ -86,9 +98,12 @@ class ReplicaStep:
 
     # ---- inner workings
 
-    def _absorption(self, outcome: RoundOutcome, mean: torch.Tensor, fate: ContributionFate) -> Callable[[], None]:
+    def _absorption(
+        self, outcome: RoundOutcome, mean: torch.Tensor, fate: ContributionFate, strategy: StrategyChoice
+    ) -> Callable[[], None]:
         """What the training thread has to do to bring the replica to the next step by this round's mean."""
         replica, port, amended, on_absorbed = self._replica, self._port, self._amended, self.on_absorbed
+        switch = self._switch
         step = outcome.plan.step + 1
         counted_in = outcome.plan.result_id if fate is ContributionFate.COUNTED else None
         known = counted_in in self._attempts
@@ -100,6 +115,7 @@ class ReplicaStep:
             if replica.step != step - 1:
                 raise RuntimeError(f"the replica is at step {replica.step}, and the round led to step {step}")
             port.absorb(step, replica.expand(mean, step - 1, counted_in=counted_in), fate, contributors, earlier)
+            switch.to(strategy)
             if on_absorbed is not None:
                 on_absorbed(step)
 

@@ -35,7 +35,7 @@ from typing import Final
 import torch
 
 from minga.averaging.messages import Report
-from minga.averaging.strategy_choice import StrategyChoice
+from minga.averaging.strategy_choice import StrategyChoice, StrategyFacts
 from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.training.bridge.moving_average import MovingAverage
 from minga.training.bridge.thread_bridge import TrainingThread
@@ -62,7 +62,8 @@ class GradientPort(TrainingThread):
 
     With `target_batch_sizes` (the smallest and the largest B of the run) the trainer never goes on beyond the largest,
     and its vector holds gradients times samples / B instead of times samples, B being the smallest; where that is the
-    only one, this keeps the gradient of a whole batch as it is, to the last bit.
+    only one, this keeps the gradient of a whole batch as it is, to the last bit. `choose` gives strategies by their
+    names, for states that bring another one.
     """
 
     def __init__(
@@ -71,18 +72,19 @@ class GradientPort(TrainingThread):
         replica: ReplicaInterface,
         *,
         strategy: StrategyChoice = SYNCHRONOUS,
+        choose: Callable[[str], StrategyChoice] = StrategyChoice,
         target_batch_sizes: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(loop)
         self.on_broken_sum: Callable[[], None] = lambda: None
         """Called on any thread when a sum had to be dropped because it was not finite."""
+        self.on_strategy: Callable[[int], None] = lambda _: None
+        """Called on the training thread when another strategy goes on, with the samples that the last one had left."""
         self.unit = target_batch_sizes[0] if target_batch_sizes else 1
         """Samples that have weight 1 in the vector."""
         self._target = target_batch_sizes[1] if target_batch_sizes else None
-        self._strategy: Strategy = strategy.kind(self.condition, unit=self.unit, settings=strategy.settings)
-        self._facts = self._strategy.facts
-        self._parks = self._facts.max_in_flight == 0
-        self._strategy.begin(replica)
+        self._replica, self._choose = replica, choose
+        self._begin(strategy)
         _take_over(self._strategy, replica.strategy_tensors())
         self._phase = PortPhase.OPEN
         self._limit: int | None = None
@@ -92,6 +94,16 @@ class GradientPort(TrainingThread):
         self._last_samples = 0
         self._speed = MovingAverage()
         self._batch_time = MovingAverage()
+
+    @property
+    def facts(self) -> StrategyFacts:
+        """Those of the present strategy."""
+        return self._strategy.facts
+
+    @property
+    def strategy(self) -> str:
+        """The name of the present strategy, as the replica has it."""
+        return self._replica.strategy
 
     def cap(self, samples: int) -> None:
         """The largest target batch size of the run is another now. On any thread."""
@@ -110,7 +122,7 @@ class GradientPort(TrainingThread):
             with self.condition:
                 began_s, self._paused = self._boundary_s, False
                 self._boundary_s = self._loop.time() if began_s is None else began_s
-                taken = self._phase is not PortPhase.SEALED or self._facts.keeps_late_micro_batches
+                taken = self._phase is not PortPhase.SEALED or self.facts.keeps_late_micro_batches
             if taken:
                 self._merge()
                 self._strategy.note_loss(loss)
@@ -237,18 +249,33 @@ class GradientPort(TrainingThread):
             self._phase, self._limit, self._next_limit = PortPhase.OPEN, limit, None
         self._wake()
 
+    def change(self, strategy: StrategyChoice) -> None:
+        """Have another strategy go on from the state that peers share now, and drop what is not shared.
+
+        For the training thread, between `absorb` and `reopen`.
+        """
+        with self._strategy.arithmetic:
+            if not self.facts.shares_optimizer:  # the parameters here may be others than the shared ones
+                self._replica.restore(self._replica.capture())
+            self._succeed(strategy)
+
     def restore(self, snapshot: StateSnapshot, recovery: Recovery, limit: int | None = None) -> None:
-        """Have the replica become what `snapshot` holds, and begin a new step, up to `limit` at first.
+        """Have the replica become what `snapshot` holds, and begin a new step, up to `limit` at first. A snapshot of
+        another strategy brings that along, and what this peer had of its own is dropped.
 
         For the training thread. Raises `ConfigurationError` if the snapshot is of another model or optimizer.
         """
-        strategy = self._strategy
-        with strategy.arithmetic:
+        before = self.strategy
+        with self._strategy.arithmetic:
             local = None
             if recovery is Recovery.REBASE:
-                local = {name: tensor.clone() for name, tensor in strategy.local_tensors().items()}
-            strategy.replica.restore(snapshot)
-            strategy.restored(_tensors_of(snapshot), snapshot.step, local)
+                local = {name: tensor.clone() for name, tensor in self._strategy.local_tensors().items()}
+            self._replica.restore(snapshot)
+            if self.strategy != before:
+                local = None
+                self._succeed(self._choose(self.strategy))
+                self._replica.check(snapshot)
+            self._strategy.restored(_tensors_of(snapshot), snapshot.step, local)
         self.reopen(limit)
 
     def local_tensors(self) -> dict[str, torch.Tensor]:
@@ -278,6 +305,18 @@ class GradientPort(TrainingThread):
         return self._strategy.missed(rounds)
 
     # ---- inner workings
+
+    def _begin(self, choice: StrategyChoice) -> None:
+        strategy: Strategy = choice.kind(self.condition, unit=self.unit, settings=choice.settings)
+        self._replica.hand_over(choice.name, keeps_uncounted=strategy.facts.keeps_uncounted)
+        strategy.begin(self._replica)
+        with self.condition:
+            self._strategy, self._parks = strategy, strategy.facts.max_in_flight == 0
+
+    def _succeed(self, choice: StrategyChoice) -> None:
+        samples = self._strategy.samples
+        self._begin(choice)
+        self.on_strategy(samples)
 
     def _park(self) -> None:
         """Under the condition: what was accumulated is complete for this step.

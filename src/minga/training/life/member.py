@@ -20,14 +20,13 @@ import torch
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.codecs.round_vectors import LossySettings, RoundVectors
-from minga.averaging.contracts import WITHOUT_ORDERS
 from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.former import GroupFormation
 from minga.averaging.matchmaking.leader import OutOfSyncError
 from minga.averaging.messages import Plan
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
-from minga.averaging.strategy_choice import Contributors, Weights
+from minga.averaging.strategy_choice import Contributors, StrategyChoice, round_batch_range
 from minga.core.aio.hedging import racing
 from minga.core.aio.observers import Observers
 from minga.core.errors import RemoteError, RunFinishedError
@@ -54,6 +53,7 @@ from minga.training.agreement.averaging_interval import AveragingInterval
 from minga.training.agreement.comparison import StateComparison
 from minga.training.agreement.parameter_average import ParameterAverage
 from minga.training.agreement.replica_step import ReplicaStep
+from minga.training.agreement.strategy_switch import StrategySwitch
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.life.board_view import BoardView
 from minga.training.life.catching_up import CatchingUp
@@ -83,26 +83,19 @@ class MemberSettings:
 
     Whether it can be dialled by all and so `aggregates` for them, and whether it `computes` gradients. Of the run: the
     smallest and the largest target batch size (equal where that is fixed; else it is chosen so that communication takes
-    no more than the share `most_communication`); `overlapped`, `keeps_uncounted`, `shares_parameters` (in each round
-    anyway), `contributors` and `weights` are facts of its strategy. `lossy` is for codecs that leave most out.
-    `average_parameters_every` so many steps; 0 is as needed. `divide` says who reduces what in the groups that it
-    leads. Where half of a round's members are left, those with the `organiser` go on.
+    no more than the share `most_communication`). `lossy` is for codecs that leave most out. `average_parameters_every`
+    so many steps; 0 is as needed. `divide` says who reduces what in the groups that it leads. Where half of a round's
+    members are left, those with the `organiser` go on.
     """
 
     target_batch_sizes: tuple[int, int]
     aggregates: bool
     computes: bool = True
-    overlapped: bool = False
-    keeps_uncounted: bool = False
     lossy: LossySettings = field(default_factory=LossySettings)
-    shares_parameters: bool = False
-    contributors: Contributors = "all"
-    weights: Weights = "samples"
     most_communication: float = 0.1
     wait_in_minority: bool = True
     digest_every: int = 10
     average_parameters_every: int = 0
-    stop_after_steps: int | None = None
     divide: Divide = divide
     organiser: PeerId | None = None
 
@@ -120,7 +113,7 @@ class Member:
         replica: ReplicaInterface,
         port: GradientPort,
         download: Download,
-        orders: StandingOrders | None = None,
+        orders: StandingOrders,
         receipts: Receipts | None = None,
     ) -> None:
         self.receipts = Receipts(node, identity) if receipts is None else receipts
@@ -138,11 +131,14 @@ class Member:
         self._node, self._board, self._settings = node, board, settings
         self._port, self._replica = port, replica
         self._synchroniser = Synchroniser(replica, port, download)
-        is_useful = not (settings.shares_parameters or replica.rounds_alike)
-        interval = AveragingInterval(settings.average_parameters_every, settings.digest_every, is_useful=is_useful)
+        interval = AveragingInterval(
+            settings.average_parameters_every,
+            settings.digest_every,
+            is_useful=lambda: port.facts.shares_optimizer and not replica.rounds_alike,
+        )
         self._states = StateComparison(board, replica, settings.digest_every, interval)
         self.vectors = RoundVectors(
-            replica.layout_of, replica.vector.new, settings.lossy, keeps_uncounted=settings.keeps_uncounted
+            replica.layout_of, replica.vector.new, settings.lossy, keeps_uncounted=port.facts.keeps_uncounted
         )
         group = GroupSettings(
             settings.target_batch_sizes[0],
@@ -150,18 +146,18 @@ class Member:
             settings.aggregates,
             computes=settings.computes,
             wait_in_minority=settings.wait_in_minority,
-            overlapped=settings.overlapped,
+            overlapped=lambda: port.facts.max_in_flight > 0,
             largest_batch_size=settings.target_batch_sizes[1],
             most_communication=settings.most_communication,
             organiser=settings.organiser,
-            orders=WITHOUT_ORDERS if orders is None else orders,
+            orders=orders,
             averages_every=lambda step: self._states.choose_interval(step + 1, self._others()),
             contributors=self._contributors,
             notes=self.receipts,
         )
         self._formation = GroupFormation(node, identity, group, self.swarm_view, port, settings.divide)
         self.receipts.epoch = lambda: self.epoch
-        self.receipts.last_step = self._last_step
+        self.receipts.last_step = lambda: self.amended.last_step(self.step)
         self._all_reduce = AllReduce(node)
         self._publisher = ProgressPublisher(
             board,
@@ -173,10 +169,11 @@ class Member:
             epoch=lambda: self.epoch,
         )
         self._too_slow = TooSlowNotice(node)
-        self.amended = Amended(orders, replica, port)
+        self.amended = Amended(orders, replica)
         """The organisers' amendments, as this member goes by them."""
         average = ParameterAverage(self._all_reduce, replica, port)
-        self.replica_step = ReplicaStep(replica, port, self._states, average, self.amended, node.events)
+        self._switch = StrategySwitch(replica, port, self.vectors)
+        self.replica_step = ReplicaStep(replica, port, self._states, average, self.amended, self._switch, node.events)
         """Applies the mean of each round."""
         self._catching_up = CatchingUp(self._synchroniser, self.swarm_view, self._states, node.events, self._others)
         self._lost: tuple[PeerId, ...] = ()
@@ -204,6 +201,7 @@ class Member:
         minga's own.
         """
         self.step = step
+        self._port.cap(round_batch_range(self.amended.at(step))[1])
         self._port.limit(0)  # nobody begins before a leader said how far to go
         publisher = asyncio.get_running_loop().create_task(self._publisher.run())
         try:
@@ -372,11 +370,11 @@ class Member:
 
     def _weight(self, plan: Plan, samples: int) -> int:
         """What a contribution with so many samples counts; a mean of one with weight 1 is not rounded."""
-        return min(1, samples) if plan.scores or self._settings.weights == "equal" else samples
+        return min(1, samples) if plan.scores or self._port.facts.weights == "equal" else samples
 
     def _contributors(self, step: int) -> Contributors:
         """Whose contributions the round of `step` takes."""
-        return "all" if step + 1 == self._last_step() else self._settings.contributors
+        return "all" if step + 1 == self.amended.last_step(self.step) else self._port.facts.contributors
 
     async def _watch_whether_overtaken(self, plan: Plan) -> None:
         """Give a round up whose other members are done with the next one: they gave this peer up in this one."""
@@ -391,9 +389,11 @@ class Member:
         batch = self._formation.batch.present
         if said := self.amended.enter(plan.orders):
             self._node.events.emit(RunAmended(step=self.step, changes=said))
-        limit = self._limit_by(plan)
+        limit, goes_on = self._limit_by(plan), self.amended.at(step)
+        self._port.cap(round_batch_range(goes_on)[1])
         is_alone = not self.swarm_view.active()
-        state = await self.replica_step.take(outcome, self._result, fate, limit, is_alone=is_alone)
+        strategy = StrategyChoice.of(goes_on)
+        state = await self.replica_step.take(outcome, self._result, fate, limit, strategy, is_alone=is_alone)
         self._formation.previous = await hashing
         self._too_slow.note(plan, report)
         self.step, self.in_doubt = step, False
@@ -410,7 +410,7 @@ class Member:
         """At how many samples this peer stops in the next step, unless the leader of that says something else; at none
         if there is no next one.
         """
-        if plan.step + 1 == self._last_step():
+        if plan.step + 1 == self.amended.last_step(self.step):
             return 0
         me = [member.peer_id for member in plan.members].index(self._node.peer_id)
         return plan.limits[me] if plan.limits else None
@@ -437,6 +437,9 @@ class Member:
             self.in_doubt = False
         self._formation.come_back(self.swarm_view.settled())
         self.amended.come_back()
+        self._port.cap(round_batch_range(self.amended.at(self.step))[1])
+        if changed := self._switch.said():
+            self._node.events.emit(changed)
         self._catching_up.finish(self.step)
         self.on_epoch(self.epoch)
         self._node.events.emit(SyncFinished(step=self.step, seconds=asyncio.get_running_loop().time() - begun_s))
@@ -444,11 +447,8 @@ class Member:
     def _others(self) -> set[PeerId]:
         return set(self.swarm_view.alive()) - {self._node.peer_id}
 
-    def _last_step(self) -> int | None:
-        return self.amended.last_step(self._settings.stop_after_steps, self.step)
-
     def _is_finished(self) -> bool:
-        last = self._last_step()
+        last = self.amended.last_step(self.step)
         return last is not None and self.step >= last and not self._catching_up.needs_state
 
 

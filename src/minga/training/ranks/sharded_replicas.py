@@ -32,7 +32,6 @@ from minga.training.ranks.shard_stream import ShardStream
 from minga.training.ranks.sharded_state import ShardedAccess, check_kept
 from minga.training.ranks.sharded_vector import ShardedVector
 from minga.training.replica.flat_vector import ParameterVector
-from minga.training.state.manifest import Manifest
 from minga.training.state.sketch import Sketch, sketch_of
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.state.state_dict import STRATEGY
@@ -120,10 +119,6 @@ class ShardedLeader(ShardedReplica, LeaderReplica):
         """Become what `snapshot` holds, each rank its shard of it."""
         self._state.check(snapshot)
         self._send(snapshot)
-
-    def check(self, manifest: Manifest) -> None:
-        """Refuse a manifest of another model or optimizer."""
-        self._state.check(manifest)
 
     def release(self, *, finished: bool) -> None:
         """Let all ranks go on."""

@@ -64,7 +64,9 @@ class ReplicaInterface(Protocol):
         """
 
     def forget_left_out(self) -> None:
-        """Drop what `project` left out: a round may have counted some of it, and nobody can say how much."""
+        """Drop what `project` left out: a round may have counted some of it, and nobody can say how much; or another
+        strategy goes on.
+        """
 
     def define_fragments(self, fragments: Sequence[VectorLayout], tensors: Sequence[Sequence[int]]) -> None:
         """From now on rounds average vectors of these layouts, the round of step r that of place r modulo their number,
@@ -124,6 +126,15 @@ class ReplicaInterface(Protocol):
         any of `optimizer/…` and `strategy/…`. Without `optimizer` the numbers that the optimizer keeps are not shared.
         """
 
+    @property
+    def strategy(self) -> str:
+        """The name of the strategy that goes on from this state."""
+
+    def hand_over(self, strategy: str, *, keeps_uncounted: bool) -> None:
+        """The strategy of this name goes on from this state, and the state says so, if it is not the one with which
+        the run began. Whether it `keeps_uncounted` contributions is a fact of it; it may `define_fragments`.
+        """
+
     def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Put some of the tensors that `tensors` had back in place."""
 
@@ -136,8 +147,10 @@ class ReplicaInterface(Protocol):
     def restore(self, snapshot: StateSnapshot) -> None:
         """Become what `snapshot` holds. Raises `ConfigurationError` if it is of another model or optimizer."""
 
-    def check(self, manifest: Manifest) -> None:
-        """Refuse a manifest of another model or optimizer, by `ConfigurationError`."""
+    def check(self, state: Manifest | StateSnapshot) -> None:
+        """Refuse a state of another model, optimizer or strategy, by `ConfigurationError`. A state that names another
+        strategy than this replica has may be of any that is installed.
+        """
 
     def sketch(self) -> Sketch:
         """That of the parameters: peers whose optimizers may round differently compare by it."""

@@ -16,7 +16,7 @@ from minga.averaging.codecs.residual import KeptResidual
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.sketches.interface import make_sketch
 from minga.averaging.sketches.round_projections import RoundProjections
-from minga.averaging.strategy_choice import facts_of
+from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.optim.norms import clip_by_global_norm
@@ -28,6 +28,7 @@ from minga.training.replica.host_memory import HostMemory
 from minga.training.replica.optimizer_check import check_optimizer, check_plain_descent, check_scheduler
 from minga.training.replica.update_rules import RuledModel, UpdateRules
 from minga.training.state.manifest import Manifest
+from minga.training.state.scalars import strategy_of
 from minga.training.state.sketch import Sketch, sketch_of
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.state.state_dict import TrainingState
@@ -55,11 +56,11 @@ class Replica:
         rules: UpdateRules | None = None,
         offload: bool = False,
     ) -> None:
-        facts = facts_of(spec)
         check_optimizer(optimizer)
         check_scheduler(scheduler, optimizer)
-        if facts.owns_optimizer:
-            check_plain_descent(spec.training.strategy, optimizer, max_grad_norm)
+        for name in spec.training.strategies:
+            if StrategyChoice.of(spec, name).facts.owns_optimizer:
+                check_plain_descent(name, optimizer, max_grad_norm)
         self.optimizer, self.scheduler, self.max_grad_norm = optimizer, scheduler, max_grad_norm
         self._ruled = RuledModel(rules, model)
         self.step = 0
@@ -71,7 +72,7 @@ class Replica:
         self.vector = self._new_vector(optimizer, spec)
         sketch = make_sketch(spec.averaging.sketch, self.vector.layout)
         decay = spec.averaging.residual_decay
-        self._projections = RoundProjections(sketch, keeps_uncounted=facts.keeps_uncounted, decay=decay)
+        self._projections = RoundProjections(sketch, decay=decay)
         self._state = TrainingState(
             optimizer,
             model=model,
@@ -80,6 +81,7 @@ class Replica:
             basis=sketch.basis(),
             access=self._new_access(),
         )
+        self._first_strategy = spec.training.strategy
         self._schedule_at = self._epoch()
         self.vector.quick = True
         self._host = HostMemory(optimizer) if offload else None
@@ -232,6 +234,16 @@ class Replica:
         """All tensors of model and optimizer by their names in checkpoints."""
         return self._state.tensors()
 
+    @property
+    def strategy(self) -> str:
+        """The name of the strategy that goes on from this state."""
+        return self._state.strategy or self._first_strategy
+
+    def hand_over(self, strategy: str, *, keeps_uncounted: bool) -> None:
+        """Have another strategy go on from this state; see `ReplicaInterface`."""
+        self._state.strategy = None if strategy == self._first_strategy else strategy
+        self._projections.begin_anew(keeps_uncounted=keeps_uncounted)
+
     def define_shared(self, shared: Callable[[], Mapping[str, torch.Tensor]], *, optimizer: bool) -> None:
         """Have the state consist of the tensors that `shared` returns; see `ReplicaInterface`."""
         self._state.define_shared(shared, optimizer=optimizer)
@@ -285,9 +297,11 @@ class Replica:
         self.step = snapshot.step
         self._schedule_at = self._epoch()
 
-    def check(self, manifest: Manifest) -> None:
-        """Refuse a manifest of another model or optimizer, by `ConfigurationError`."""
-        self._state.check(manifest)
+    def check(self, state: Manifest | StateSnapshot) -> None:
+        """Refuse a state of another model, optimizer or strategy; see `ReplicaInterface`."""
+        self._state.check(state)
+        if named := strategy_of(state.scalars):
+            STRATEGIES.get(named)
 
     def check_schedule(self) -> None:
         """Raise `ConfigurationError` if somebody else advanced the scheduler, which would differ between peers."""

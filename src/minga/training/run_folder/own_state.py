@@ -50,13 +50,14 @@ T = TypeVar("T")
 class OwnState:
     """The own part of a peer's state after global step `step`.
 
-    `local` are the tensors of its strategy, `residuals` those of uploads by the fingerprints of their layouts, and
+    `local` are the tensors of its `strategy`, `residuals` those of uploads by the fingerprints of their layouts, and
     `left_out` what its sketch left out, by those of the vectors. `is_final`: the peer has given nothing to any round
     since.
     """
 
     step: int
     is_final: bool
+    strategy: str
     local: Mapping[str, torch.Tensor] = field(default_factory=dict)
     residuals: Mapping[str, KeptResidual] = field(default_factory=dict)
     left_out: Mapping[str, KeptResidual] = field(default_factory=dict)
@@ -85,7 +86,7 @@ class OwnStateFile:
 
     def __init__(self, directory: Path, peer: PeerId, spec: RunSpec, vector: str) -> None:
         self.path = directory / f"own-{peer[:16]}.safetensors"
-        self._owner = f"{spec.run_id} {vector} {spec.training.strategy}"
+        self._owner = f"{spec.run_id} {vector}"
 
     def save(self, state: OwnState) -> None:
         """Write it in the place of the last one, which stays if the disk refuses: that raises `StorageError`."""
@@ -94,34 +95,36 @@ class OwnStateFile:
         kept |= {f"{_SKETCH}{name}": each for name, each in state.left_out.items()}
         tensors |= {name: each.mass for name, each in kept.items()}
         steps = {name: each.step for name, each in kept.items()}
-        header = _Header(FORMAT, self._owner, state.step, state.is_final, steps, _hash_of(tensors))
+        owner = f"{self._owner} {state.strategy}"
+        header = _Header(FORMAT, owner, state.step, state.is_final, steps, _hash_of(tensors))
         try:
             with replacing(self.path) as path, path.open("wb") as file:
                 write_tensors(file, _with_bytes(tensors), {"minga": msgspec.json.encode(header).decode()})
         except OSError as error:
             raise StorageError(f"{self.path} could not be written: {error}; the last one is untouched") from error
 
-    def load(self, step: int, limit_bytes: int) -> OwnState | None:
-        """What was written with the shared state of `step`; None if there is none, or none that can be used.
+    def load(self, step: int, limit_bytes: int, strategy: str) -> OwnState | None:
+        """What was written with the shared state of `step`, which is `strategy`'s; None if there is none, or none that
+        can be used.
 
         A file of more than `limit_bytes` of tensors is not read. What cannot be used is removed, and logged.
         """
         if not self.path.exists():
             return None
         try:
-            return self._read(step, limit_bytes)
+            return self._read(step, limit_bytes, strategy)
         except (OSError, ValueError, SafetensorError, *DECODING_ERRORS) as error:
             logger.warning("%s is not used: %s; what this peer alone had begins anew", self.path, error)
             with contextlib.suppress(OSError):
                 self.path.unlink()
             return None
 
-    def _read(self, step: int, limit_bytes: int) -> OwnState:
+    def _read(self, step: int, limit_bytes: int, strategy: str) -> OwnState:
         if self.path.stat().st_size > limit_bytes + MAX_HEADER_BYTES:
             raise ValueError("it is impossibly large")
         with safe_open(self.path, framework="pt", device="cpu") as file:
             header = msgspec.json.decode((file.metadata() or {}).get("minga", ""), type=_Header)
-            if header.format != FORMAT or header.owner != self._owner:
+            if header.format != FORMAT or header.owner != f"{self._owner} {strategy}":
                 raise ValueError("it is of another run, another model or another strategy")
             if header.step != step:
                 raise ValueError(f"it is of step {header.step}, and the state here is of step {step}")
@@ -138,6 +141,7 @@ class OwnStateFile:
         return OwnState(
             step,
             header.is_final,
+            strategy,
             _inside(_LOCAL, tensors),
             _inside(_RESIDUAL, kept),
             _inside(_SKETCH, kept),

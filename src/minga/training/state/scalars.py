@@ -13,14 +13,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from minga.core.errors import ConfigurationError, NonFiniteError
+from minga.core.spec.plugins import NAME_PATTERN
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+STRATEGY_NAME = "strategy"
+"""The key under which a state names its strategy."""
 
 MAX_SCALARS_BYTES = 8 << 20
 """Largest canonical JSON: 60 bytes for each of 100,000 parameters, and room."""
@@ -53,6 +58,17 @@ def parse_canonical_json(data: bytes) -> dict[str, Json]:
     if canonical_json(value) != data:
         raise ValueError("scalars are not in canonical form")
     return value
+
+
+def strategy_of(scalars: Mapping[str, Json]) -> str | None:
+    """The strategy that goes on from a state with these scalars; None for that with which the run began.
+
+    Raises `ConfigurationError` if what they say is no name.
+    """
+    name = scalars.get(STRATEGY_NAME)
+    if name is not None and not (isinstance(name, str) and re.fullmatch(NAME_PATTERN, name)):
+        raise ConfigurationError("the state's scalars are malformed: the strategy has no name")
+    return name
 
 
 def numbers_of(value: Any) -> Json:

@@ -8,8 +8,8 @@ Theory of operation. Tensors are named by what they belong to, never by their pl
     strategy/<name>                                     tensors that the run's strategy keeps beside them
 
 Python numbers that the optimizer keeps for a parameter, the numbers of its parameter groups and those of the scheduler
-are scalars (see `scalars.py`). The order is that of the model, then of the keys' names, so equal states give equal
-bytes.
+are scalars (see `scalars.py`), and so is the strategy that goes on from the state, if it is another one than the run
+began with. The order is that of the model, then of the keys' names, so equal states give equal bytes.
 
 Optimizers create their state on the first step. A newcomer's optimizer has none yet: `restore` creates the tensors
 from the snapshot, with its dtypes and shapes, and removes those that the snapshot lacks. `torch`'s own
@@ -31,6 +31,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from minga.core.errors import ConfigurationError
 from minga.training.state.manifest import Manifest, manifest_of
 from minga.training.state.scalars import (
+    STRATEGY_NAME,
     Json,
     decode_number,
     encode_number,
@@ -38,6 +39,7 @@ from minga.training.state.scalars import (
     merge_numbers,
     numbers_of,
     set_group_numbers,
+    strategy_of,
 )
 from minga.training.state.snapshot import DTYPE_NAMES, DTYPES, StateSnapshot, TensorEntry, layout_bytes
 from minga.training.state.tensor_access import TensorAccess
@@ -73,6 +75,8 @@ class TrainingState:
         self._shared: Callable[[], Mapping[str, torch.Tensor]] | None = None
         self._shares_optimizer = True
         self._of_strategy: dict[str, torch.Tensor] = {}  # restored while there was none
+        self.strategy: str | None = None
+        """The name of the strategy that goes on from here; None for that with which the run began."""
 
     def define_shared(self, shared: Callable[[], Mapping[str, torch.Tensor]], *, optimizer: bool) -> None:
         """From now on the state that is captured and described has the tensors that `shared` returns, and not those
@@ -162,6 +166,7 @@ class TrainingState:
         if self._scheduler is not None:
             here = self._scheduler.state_dict()
             self._scheduler.load_state_dict(merge_numbers(here, snapshot.scalars["scheduler"]))
+        self.strategy = strategy_of(snapshot.scalars)
 
     def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Put some tensors back under the names that `tensors` had for them, and leave the rest as it is."""
@@ -247,7 +252,9 @@ class TrainingState:
             numbers = {_plain_key(k): _scalar(name, k, v) for k, v in values if not isinstance(v, torch.Tensor)}
             if numbers:
                 state[name] = dict(numbers)
+        named: dict[str, Json] = {} if self.strategy is None else {STRATEGY_NAME: self.strategy}
         return {
+            **named,
             "groups": [group_numbers(group) for group in self._optimizer.param_groups],
             "scheduler": None if self._scheduler is None else numbers_of(self._scheduler.state_dict()),
             "state": state,
@@ -265,10 +272,14 @@ class TrainingState:
                     f"{_describe(here.get(name))} here; build the same model with the same dtype as the run"
                 )
         model_bytes = sum(entry.size_bytes for entry in here.values())
-        self._check_strategy([entry for entry in tensors if entry.name.startswith(STRATEGY)])
+        if strategy_of(scalars) == self.strategy:
+            self._check_strategy([entry for entry in tensors if entry.name.startswith(STRATEGY)])
         others = [entry for entry in tensors if entry.name not in here and not entry.name.startswith(STRATEGY)]
-        if layout_bytes(others) > _MAX_OPTIMIZER_FACTOR * model_bytes + _MAX_OPTIMIZER_EXTRA_BYTES:
-            raise ConfigurationError("the state holds far more optimizer state than any optimizer keeps for this model")
+        kept = [entry for entry in tensors if entry.name not in here]
+        if layout_bytes(kept) > _MAX_OPTIMIZER_FACTOR * model_bytes + _MAX_OPTIMIZER_EXTRA_BYTES:
+            raise ConfigurationError(
+                "the state holds far more beside the model than any optimizer or strategy keeps for it"
+            )
         parameters = {name for name, _ in self._optimized()}
         for entry in others:
             if not entry.name.startswith(OPTIMIZER) or _split(entry.name)[0] not in parameters:
@@ -276,7 +287,7 @@ class TrainingState:
         self._check_scalars(scalars, parameters)
 
     def _check_strategy(self, tensors: list[TensorEntry]) -> None:
-        """Without a strategy, as in an export, its tensors are of no use and may be any."""
+        """Those of the strategy at work here. Without one, as in an export, they are of no use and may be any."""
         if self._shared is None:
             return
         here = {name: _entry(name, tensor) for name, tensor in self._shared().items() if name.startswith(STRATEGY)}
@@ -289,7 +300,7 @@ class TrainingState:
                 )
 
     def _check_scalars(self, scalars: dict[str, Json], parameters: set[str]) -> None:
-        if scalars.keys() != {"groups", "scheduler", "state"}:
+        if scalars.keys() - {STRATEGY_NAME} != {"groups", "scheduler", "state"}:
             raise ConfigurationError("the state's scalars are malformed: not groups, scheduler and state")
         groups, count = _list(scalars["groups"]), len(self._optimizer.param_groups)
         if len(groups) != count or not all(isinstance(group, dict) for group in groups):

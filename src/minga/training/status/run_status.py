@@ -142,9 +142,9 @@ def read_status(board: Board, node: Node, spec: RunSpec, losses: LossMeter) -> R
 
 def target_batch_size(board: Board, spec: RunSpec) -> int:
     """The value of most peers at the newest step, within the bounds of the run spec."""
-    least, most = round_batch_range(spec)
     known = [item.payload for item in board.items(Progress)]
     step = max((progress.step for progress in known), default=0)
+    least, most = round_batch_range(spec.at(step))
     told = [progress.target_batch_size for progress in known if progress.step == step]
     return int(statistics.mode([batch for batch in told if least <= batch <= most] or [least]))
 
@@ -152,7 +152,8 @@ def target_batch_size(board: Board, spec: RunSpec) -> int:
 def live_work(board: Board, spec: RunSpec) -> tuple[LiveRates, StepWork]:
     """The rates on the board, and what a step of the run carries: what a plan is made of. On the event loop only."""
     live, batch = live_rates(board), target_batch_size(board, spec)
-    return live, StepWork(live.vector_bytes, batch, overlapped=facts_of(spec).max_in_flight > 0)
+    present = spec.at(max((item.payload.step for item in board.items(Progress)), default=0))
+    return live, StepWork(live.vector_bytes, batch, overlapped=facts_of(present).max_in_flight > 0)
 
 
 def _ages(board: Board) -> dict[PeerId, float]:

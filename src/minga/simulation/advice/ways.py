@@ -1,0 +1,118 @@
+"""The ways to train that a planner compares: strategies with their settings, codecs, and how often peers average.
+
+A round of local steps has several of the run's target batches, H of them: each peer takes H inner steps, and those of
+all peers together have the samples of H batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from minga.averaging.codecs.registry import ADAPTIVE, CODECS
+from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
+from minga.core.spec.choices import parse_choice
+from minga.simulation.advice.gaps import Gap, gap_of
+
+SYNCHRONOUS: Final = StrategyChoice("synchronous")
+DELAYED: Final = StrategyChoice("delayed")
+DENSE: Final = (ADAPTIVE, "float16", "int8", "float32")
+"""Codecs that send all of a vector; bfloat16 takes as many bytes as float16."""
+FEW_INNER_STEPS: Final = 30
+"""With fewer of them in a round much outer momentum does harm."""
+
+
+@dataclass(frozen=True)
+class TrainingWay:
+    """A way to train; `batches` target batches are a round of it."""
+
+    strategy: StrategyChoice
+    codec: str
+    download_codec: str | None = None
+    batches: int = 1
+
+    @property
+    def name(self) -> str:
+        """In a few words, for tables."""
+        settings = self.strategy.table
+        words = [self.strategy.name]
+        words += [f"H={self.batches}"] if self.batches > 1 else []
+        words += ["overlapped"] if settings.get("overlap") and not settings.get("fragments") else []
+        words += [f"{settings['fragments']} fragments"] if settings.get("fragments") else []
+        return " ".join(words)
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether this machine has what it names."""
+        has_codecs = all(name in CODECS.names() for name in self._codecs)
+        return has_codecs and self.strategy.name in STRATEGIES.names()
+
+    @property
+    def gap(self) -> Gap | None:
+        """How far its loss is behind after equally many samples; None if nobody knows."""
+        settings = self.strategy.table
+        return gap_of(
+            self.strategy.name,
+            self.codec,
+            self.download_codec,
+            batches=self.batches,
+            overlap=bool(settings.get("overlap", False)),
+            fragments=int(settings.get("fragments", 1)),
+        )
+
+    @property
+    def _codecs(self) -> list[str]:
+        chosen = [self.codec, *([] if self.download_codec is None else [self.download_codec])]
+        return [parse_choice(choice).name for choice in chosen if choice != ADAPTIVE]
+
+
+def local_way(
+    batches: int, codec: str, *, local_batch: int = 0, overlap: bool = False, fragments: int = 1
+) -> TrainingWay:
+    """Local steps of so many batches a round, with the outer rates that fit to that number.
+
+    `local_batch` is that of an inner step; 0 is a micro-batch.
+    """
+    often = batches < FEW_INNER_STEPS
+    table: dict[str, Any] = {"outer_learning_rate": 0.6 if often else 0.8, "outer_momentum": 0.5 if often else 0.9}
+    table |= {"overlap": True} if overlap else {}
+    table |= {"fragments": fragments} if fragments > 1 else {}
+    table |= {"local_batch": local_batch} if local_batch else {}
+    return TrainingWay(StrategyChoice("local", table), codec, batches=batches)
+
+
+OWN: Final = (
+    TrainingWay(SYNCHRONOUS, ADAPTIVE),
+    TrainingWay(SYNCHRONOUS, "float16"),
+    TrainingWay(SYNCHRONOUS, "int8"),
+    TrainingWay(SYNCHRONOUS, "float32"),
+    TrainingWay(DELAYED, ADAPTIVE),
+    TrainingWay(DELAYED, "float16"),
+    TrainingWay(DELAYED, "int8"),
+    local_way(20, "float16"),
+    local_way(20, "int4"),
+    local_way(100, "int4"),
+    local_way(100, "int4", overlap=True),
+    local_way(100, "int4", overlap=True, fragments=2),
+    TrainingWay(SYNCHRONOUS, "topk(k=41)", "gtopk"),
+    TrainingWay(StrategyChoice("leader"), "float16", batches=64),
+)
+"""Those of minga's own that are compared, the usual one first."""
+
+
+def compared_ways(strategy: str | None = None, codec: str | None = None) -> list[TrainingWay]:
+    """The ways with this strategy, and with this codec: minga's own, then those that other packages bring."""
+    ways = [way for way in (*OWN, *_of_packages()) if way.is_installed and strategy in (None, way.strategy.name)]
+    ways = ways or [TrainingWay(StrategyChoice(str(strategy)), each) for each in DENSE]
+    if codec is None:
+        return ways
+    kinds = {(way.strategy.name, str(way.strategy.table), way.batches): way for way in ways}
+    return [replace(way, codec=codec, download_codec=None) for way in kinds.values()]
+
+
+def _of_packages() -> list[TrainingWay]:
+    strategies = [name for name in STRATEGIES.names() if STRATEGIES.origin(name) is not None]
+    codecs = [name for name in CODECS.names() if CODECS.origin(name) is not None]
+    return [TrainingWay(StrategyChoice(name), ADAPTIVE) for name in strategies] + [
+        TrainingWay(SYNCHRONOUS, name) for name in codecs
+    ]
