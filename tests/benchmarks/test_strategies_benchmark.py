@@ -216,6 +216,6 @@ def test_peers_share_one_state_with_every_kind_of_method(tiny: None, tmp_path: P
     kappa = 1.0 if is_overlapped(method) else None
     run = _strategy_run.Run(Cell("tiny", method, 1, (1.0, 1.0, 2.0), 320, kappa, evaluations=1), tmp_path)
     curve = run.train()["curve"]
-    assert curve[-1]["loss"] < curve[0]["loss"] - 0.05
+    assert curve[-1]["loss"] < curve[0]["loss"] - 0.01
     shared = [peer.strategy.shared_tensors() for peer in run.peers]
     assert all(torch.equal(shared[0][key], other[key]) for other in shared[1:] for key in shared[0])
