@@ -33,7 +33,7 @@ def write_gaps(found: Sequence[tuple[Row, Timeline]], path: Path = PATH) -> int:
     table = json.loads(path.read_text("utf-8"))
     gaps: dict[str, list[float]] = {}
     for row, _ in found:
-        if row["method"] in PLANNED and row["speeds"] == "equal" and not row["too_short"]:
+        if row["method"] in PLANNED and row["speeds"] == "equal" and row["budget"] == 1 and not row["too_short"]:
             gap = row["gap_percent"]
             gaps.setdefault(row["method"], []).extend(gap if isinstance(gap, list) else [gap])
     for name, values in gaps.items():
