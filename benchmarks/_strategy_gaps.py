@@ -1,7 +1,7 @@
-"""The table of losses at equal samples that `minga plan` reads: what a strategy costs beside its time.
+"""The table of losses at equal samples that `minga plan` reads: what a way to train costs beside its time.
 
-Each line is a choice of strategy and codecs with the gap that was measured: held-out loss relative to synchronous
-float16 at the same samples, in percent, mean, least and most of the seeds.
+What was measured takes the place of what the literature says about the same choice: held-out loss relative to
+synchronous float16 at the same samples, in percent, least and most of all tasks and seeds.
 """
 
 from __future__ import annotations
@@ -12,59 +12,54 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks._strategy_figures import Timeline
-from benchmarks._strategy_methods import Method
+from benchmarks._strategy_methods import METHODS, Method
 from minga.core.files import write_atomically
 
 PATH: Final = Path(__file__).resolve().parents[1] / "src/minga/simulation/forecast/strategy_gaps.json"
-KEY: Final = ("method", "task", "peers", "speeds", "kappa")
+PLANNED: Final = (
+    *("float32", "int8", "int4", "adaptive", "delayed", "topk", "local-20", "local-100", "local-100-int4"),
+    *("streaming-100-int4", "leader", "elastic"),
+)
+"""Methods that plans can tell from one another."""
 
 Row = dict[str, Any]
 
 
 def write_gaps(found: Sequence[tuple[Row, Timeline]], path: Path = PATH) -> int:
-    """Put the gaps of these rows in the place of those of the same methods and circumstances; how many there are now.
+    """Put the gaps of these rows into the table, whose other rows stay; how many rows are measured now.
 
-    Runs that are too short for a result are left out.
+    Peers of equal speed count, and runs that are long enough for a result.
     """
-    known = {_key(line): line for line in (json.loads(path.read_text("utf-8")) if path.exists() else [])}
-    for row, run in found:
-        if not row["too_short"]:
-            line = _line(row, run)
-            known[_key(line)] = line
-    lines = [json.dumps(known[key]) for key in sorted(known)]
-    write_atomically(path, ("[\n  " + ",\n  ".join(lines) + "\n]\n").encode())
-    return len(lines)
-
-
-def _line(row: Row, run: Timeline) -> Row:
-    gap = row["gap_percent"]
-    return {
-        "method": row["method"],
-        **_choice(run.cell.method),
-        "task": row["task"],
-        "parameters": run.record["numel"],
-        "peers": len(run.cell.speeds),
-        "speeds": row["speeds"],
-        "kappa": run.cell.kappa,
-        "samples": run.cell.samples,
-        "global_batch": run.cell.target_batch // run.cell.method.batches,
-        "seeds": row["seeds"],
-        "gap_percent": gap if isinstance(gap, list) else [gap, gap, gap],
-    }
+    table = json.loads(path.read_text("utf-8"))
+    gaps: dict[str, list[float]] = {}
+    for row, _ in found:
+        if row["method"] in PLANNED and row["speeds"] == "equal" and row["budget"] == 1 and not row["too_short"]:
+            gap = row["gap_percent"]
+            gaps.setdefault(row["method"], []).extend(gap if isinstance(gap, list) else [gap])
+    for name, values in gaps.items():
+        line = {**_choice(METHODS[name]), "percent": [min(values), max(values)], "basis": "measured"}
+        table["rows"] = [each for each in table["rows"] if _key(each) != _key(line)] + [line]
+    before, after = ({**table, "rows": []}, table["rows"])
+    head = json.dumps(before, indent=1, ensure_ascii=False).removesuffix("[]\n}")
+    lines = ",\n".join(f"  {json.dumps(line)}" for line in after)
+    write_atomically(path, f"{head}[\n{lines}\n ]\n}}\n".encode())
+    return sum(line["basis"] == "measured" for line in after)
 
 
 def _choice(method: Method) -> Row:
-    averaging = method.spec.get("averaging", {})
+    """What plans know a method by; what is as usual is left out."""
     strategy = method.spec.get("training", {}).get("strategy", "synchronous")
-    return {
-        "strategy": strategy,
-        "settings": dict(method.spec.get("strategy", {}).get(strategy, {})),
-        "codec": method.codec,
+    settings = method.spec.get("strategy", {}).get(strategy, {})
+    usual = {"download_codec": None, "batches": 1, "overlap": False, "fragments": 1}
+    said = {
         "download_codec": method.download_codec,
-        "sketch": averaging.get("sketch", "identity").partition("(")[0],
-        "batches_a_round": method.batches,
+        "batches": method.batches,
+        "overlap": settings.get("overlap", False),
+        "fragments": settings.get("fragments", 1),
     }
+    changed = {name: value for name, value in said.items() if value != usual[name]}
+    return {"strategy": strategy, "codec": method.codec, **changed}
 
 
-def _key(line: Row) -> tuple[str, ...]:
-    return tuple(str(line[name]) for name in KEY)
+def _key(line: Row) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted((name, value) for name, value in line.items() if name not in ("percent", "basis")))

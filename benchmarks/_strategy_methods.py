@@ -14,8 +14,9 @@ TUNED_FACTORS: Final = (0.5, 1.0, 2.0)
 class Method:
     """A way to train: tables of a run spec, and global batches a round (H inner steps, where peers take these).
 
-    `up_bits` and `down_bits` are what the formulas give for an element on each way, encoded; None where they depend on
-    the data. `times` are the seconds a sample that they give for kappa 0.1, 1 and 10, relative to computing alone.
+    `up_bits` and `down_bits` are what the formulas give for an element on each way, encoded, all fragments together;
+    None where they depend on the data. `times` are the seconds a sample that they give for kappa 0.1, 1 and 10,
+    relative to computing alone.
     `variant` has what tuning tries instead of some settings.
     """
 
@@ -66,14 +67,17 @@ def _strategy(name: str, averaging: Mapping[str, Any] | None = None, **settings:
     return {**tables, "strategy": {name: settings}} if settings else tables
 
 
-def _local(name: str, batches: int, averaging: Mapping[str, Any] | None = None, **settings: Any) -> Method:
+def _local(name: str, batches: int, *, is_int4: bool = False, **settings: Any) -> Method:
     """Local steps, an outer step every so many global batches. Tuning tries half of the outer rate, too."""
-    times = tuple(1.0 if settings.get("overlap") else 1.0 + kappa / batches for kappa in (0.1, 1.0, 10.0))
+    averaging, bits = (INT4, INT4_BITS) if is_int4 else ({"codec": "float16"}, 16.0)
+    times = tuple(1.0 if settings.get("overlap") else 1.0 + kappa * bits / 16 / batches for kappa in (0.1, 1.0, 10.0))
     half = _strategy("local", averaging, outer_learning_rate=settings["outer_learning_rate"] / 2)
-    return Method(name, _strategy("local", averaging, **settings), batches, times=times, variant=half)
+    return Method(name, _strategy("local", averaging, **settings), batches, bits, bits, times, half)
 
 
-INT8_BITS: Final = 8.0 + 16.0 / 256
+INT8_BITS, INT4_BITS = 8.0 + 16.0 / 256, 4.0 + 16.0 / 64
+SPARSE: Final = {"codec": "topk(k=64, values=2bit)", "download_codec": "gtopk"}
+INT4: Final = {"codec": "int4"}
 REFERENCE: Final = "float16"
 
 METHODS: Final = {
@@ -83,6 +87,7 @@ METHODS: Final = {
         Method("float32", _averaging(codec="float32"), up_bits=32.0, down_bits=32.0, times=(1.2, 3.0, 21.0)),
         Method("delayed", _strategy("delayed"), times=(1.0, 1.0, 10.0)),
         Method("int8", _averaging(codec="int8"), up_bits=INT8_BITS, down_bits=INT8_BITS, times=(1.05, 1.5, 6.0)),
+        Method("int4", _averaging(codec="int4"), 1, INT4_BITS, INT4_BITS, (1.03, 1.27, 3.66)),
         Method("adaptive", _averaging(codec="adaptive"), up_bits=None, down_bits=None),
         Method(
             "topk",
@@ -111,6 +116,33 @@ METHODS: Final = {
         _local("local-20-overlap", 20, outer_learning_rate=0.6, outer_momentum=0.5, overlap=True),
         _local("local-20-eager", 20, outer_learning_rate=0.6, outer_momentum=0.5, overlap=True, merge="eager"),
         _local("local-100", 100, outer_learning_rate=0.8),
+        _local("local-100-int4", 100, is_int4=True, outer_learning_rate=0.8),
+        _local("streaming-100-int4", 100, is_int4=True, outer_learning_rate=0.8, fragments=2, overlap=True),
+        _local("streaming-100-mix", 100, is_int4=True, outer_learning_rate=0.8, fragments=2, overlap=True, merge="mix"),
+        Method(
+            "sparseloco-30",
+            _strategy("local", {**SPARSE, "residual_decay": 0.95}, outer_learning_rate=1.0, outer_momentum=0.0),
+            30,
+            None,
+            None,
+            variant=_strategy("local", {**SPARSE, "residual_decay": 0.95}, outer_learning_rate=4.0),
+        ),
+        Method(
+            "demo",
+            {
+                "training": {"strategy": "demo"},
+                "optimizer": {"name": "sgd", "momentum": 0.0, "learning_rate": 1e-3, "max_grad_norm": "off"},
+                "averaging": {
+                    "codec": "topk(k=32)",
+                    "download_codec": "union",
+                    "sketch": "dct64",
+                    "residual_decay": 0.999,
+                },
+            },
+            1,
+            None,
+            None,
+        ),
         Method("leader", _strategy("leader"), 64, times=(1.0, 1.02, 1.16), variant=_strategy("leader", pull=0.2)),
         Method("elastic", _strategy("elastic"), 20, variant=_strategy("elastic", beta=0.9)),
     )

@@ -18,7 +18,7 @@ from benchmarks._strategy_tasks import Subject
 from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT
 from minga.averaging.codecs.layout import Chunk, VectorLayout
 from minga.averaging.codecs.residual import Encoder, Fate, Residual
-from minga.averaging.codecs.round_vectors import RoundVectors
+from minga.averaging.codecs.round_vectors import LossySettings, RoundVectors
 from minga.averaging.codecs.seeds import RoundSeeds
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.strategy_choice import StrategyChoice, StrategyFacts, round_batch_range
@@ -64,7 +64,9 @@ class BenchPeer:
         self.facts: StrategyFacts = self.strategy.facts
         self.strategy.begin(self.copy.replica)
         replica = self.copy.replica
-        self.vectors = RoundVectors(replica.layout_of, replica.vector.new, keeps_uncounted=self.facts.keeps_uncounted)
+        averaging, keeps = subject.spec.averaging, self.facts.keeps_uncounted
+        lossy = LossySettings(averaging.residual_decay, averaging.warmup_rounds)
+        self.vectors = RoundVectors(replica.layout_of, replica.vector.new, lossy, keeps_uncounted=keeps)
         self._batches: Iterator[Batch] = subject.recipe.batches(
             subject.files, StreamPosition(name.encode().hex().rjust(64, "0")), micro_batch
         )

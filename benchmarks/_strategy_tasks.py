@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -116,6 +117,12 @@ def _prepared(recipe: Recipe[Any], folder: Path) -> dict[str, Path]:
             write_atomically(folder / name, made if isinstance(made, bytes) else Path(made).read_bytes())
         write_atomically(listing, json.dumps(sorted(content)).encode())
     return {name: folder / name for name in json.loads(listing.read_text("utf-8"))}
+
+
+@cache
+def tensors_of(name: str) -> tuple[int, ...]:
+    """The numbers of elements of a task's tensors."""
+    return load_recipe(run_spec(TASKS[name], 0, 1, GLOBAL_BATCH, {})).facts().tensors
 
 
 def run_spec(task: Task, seed: int, rounds: int, batch: int, changes: Mapping[str, Mapping[str, Any]]) -> RunSpec:

@@ -16,7 +16,8 @@ global batch of 32 sequences. All runs begin with equal parameters and have equa
 Each run is kept in the folder of `--results` and not repeated, so a long series can be cut into pieces. `rows` has for
 each task, speeds, kappa and method (numbers of several seeds as mean, least and most):
 
-    gap_percent        held-out loss at equal samples, relative to synchronous float16
+    budget             times the samples of the reference that the run had, and for which its learning rate falls
+    gap_percent        held-out loss at equal samples, relative to synchronous float16 (a result with budget 1 alone)
     gap_percent_at_equal_time  the same when the first of both has ended
     targets            for the losses that the reference has after 60, 80 and 95 % of its samples: hours, that as a
                        share of the reference's, samples, and gigabytes up and down of a home (largest and mean) and
@@ -28,7 +29,8 @@ each task, speeds, kappa and method (numbers of several seeds as mean, least and
     counted_share      of the computed samples; window_growth: samples of a round relative to its batch
 
 `bytes` compares the encoded bytes with what formulas give, `times` the relative times without fixed costs and codecs
-with those expected. `remarks` names what looks like a badly tuned reference.
+with those expected. `rankings` says which methods come to the targets first, and which never do, at the largest kappa;
+`remarks` names what looks like a badly tuned reference.
 
 What this cannot show: large models, for which methods that step locally lose less; data centres; real loss of packets.
 
@@ -46,7 +48,7 @@ from benchmarks._report import emit, finish, note, parser
 from benchmarks._strategy_cells import Results
 from benchmarks._strategy_gaps import write_gaps
 from benchmarks._strategy_methods import METHODS, QUICK
-from benchmarks._strategy_series import KAPPAS, Series, bytes_row, remarks, times_row
+from benchmarks._strategy_series import KAPPAS, Series, bytes_row, named, rankings, remarks, times_row
 from benchmarks._strategy_tasks import TASKS
 
 FULL_SAMPLES, QUICK_SAMPLES = 130_000, 20_000
@@ -62,7 +64,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
         sizes = [_mean(target["up_gb_mean"]), _mean(target["down_gb_mean"])]
         words = [f"{each:.3f}" if each is not None else "never" for each in (*shown, *sizes)]
         lines.append(
-            f"{row['task']:7} {row['speeds']:6} {row['kappa']:5g} {row['method']:18} {words[0]:>7} {words[1]:>8} "
+            f"{row['task']:7} {row['speeds']:6} {row['kappa']:5g} {named(row):18} {words[0]:>7} {words[1]:>8} "
             f"{words[2]:>8} {words[3]:>9} {words[4]:>9}"
         )
     return "\n".join(lines)
@@ -86,6 +88,9 @@ def _options() -> Any:
     options.add_argument("--speeds", default="equal", help="equal, mixed or both, separated by a comma")
     options.add_argument("--peers", type=int, default=8)
     options.add_argument("--samples", type=int, help="sequences of each run")
+    options.add_argument(
+        "--budgets", default="1", help="how many times the reference's sequences methods get, with their own schedules"
+    )
     options.add_argument(
         "--churn", action="store_true", help="one peer dies and one joins in ten rounds, where peers wait"
     )
@@ -113,6 +118,7 @@ def _options() -> Any:
         peers=given.peers,
         samples=given.samples or (QUICK_SAMPLES if given.quick else FULL_SAMPLES),
         churn=given.churn,
+        budgets=[int(budget) for budget in given.budgets.split(",")],
     )
     return given
 
@@ -167,6 +173,7 @@ def main() -> int:
         trials=trials,
         bytes=list(sizes.values()),
         times=times,
+        rankings=rankings(rows),
         remarks=remarks(rows),
         **shown,
     )

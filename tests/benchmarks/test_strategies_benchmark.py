@@ -150,8 +150,11 @@ def made_up(losses: tuple[float, float]) -> Record:
     return {"numel": 1000, "cost": list(NO_COST), "rounds": rounds, "curve": curve}
 
 
-def test_gaps_are_kept_by_method_and_circumstances(tmp_path: Path) -> None:
+def test_measured_gaps_take_the_place_of_those_of_the_literature(tmp_path: Path) -> None:
     path = tmp_path / "gaps.json"
+    kept = {"strategy": "delayed", "codec": "float16", "percent": [0.0, 1.0], "basis": "literature"}
+    guessed = {"strategy": "synchronous", "codec": "int8", "percent": [-9.0, 9.0], "basis": "literature"}
+    path.write_text(json.dumps({"about": "a table", "exponent": 0.2, "rows": [guessed, kept]}))
     series = Series(["albert"], [METHODS["int8"]], [1, 2], [0.1, 1.0], ["equal"], 2, 32 * 30)
     results = Results(tmp_path, processes=0)
     for cell in series.cells(series.as_given()):
@@ -159,11 +162,10 @@ def test_gaps_are_kept_by_method_and_circumstances(tmp_path: Path) -> None:
         results.keep(cell, made_up((4.0, last)), 1.0)
     found = list(series.rows(results, series.as_given()))
     assert len(found) == 4
-    assert write_gaps(found, path) == 2, "where a round is waited for, kappa changes nothing"
-    assert write_gaps(found, path) == 2
-    (line,) = [line for line in json.loads(path.read_text("utf-8")) if line["method"] == "int8"]
-    assert (line["strategy"], line["codec"], line["seeds"], line["peers"]) == ("synchronous", "int8", 2, 2)
-    assert line["gap_percent"] == [1.5, 1.0, 2.0]
+    assert write_gaps(found, path) == write_gaps(found, path) == 1
+    table = json.loads(path.read_text("utf-8"))
+    measured = {"strategy": "synchronous", "codec": "int8", "percent": [1.0, 2.0], "basis": "measured"}
+    assert table == {"about": "a table", "exponent": 0.2, "rows": [kept, measured]}
     noted = remarks([row for row, _ in found])
     assert [remark.endswith("is the reference well tuned?") for remark in noted] == [True, True], "beyond 1 %"
 
@@ -203,3 +205,17 @@ def test_the_loss_of_a_run_is_of_what_peers_share(tiny: None, tmp_path: Path) ->
     assert all(torch.equal(shared[name], other) for name, other in run.peers[1].strategy.shared_tensors().items())
     assert dataclasses.asdict(cell)["samples"] == 512
     assert set(TASKS) >= {"albert", "gpt"}
+
+
+@pytest.mark.parametrize(
+    "name", ["streaming-100-int4", "local-20-eager", "sparseloco-30", "demo", "powersgd", "leader"]
+)
+def test_peers_share_one_state_with_every_kind_of_method(tiny: None, tmp_path: Path, name: str) -> None:
+    """Overlapped or not, whole or in fragments, with residuals and sketches, of all peers or of the best."""
+    method = dataclasses.replace(METHODS[name], batches=2)
+    kappa = 1.0 if is_overlapped(method) else None
+    run = _strategy_run.Run(Cell("tiny", method, 1, (1.0, 1.0, 2.0), 320, kappa, evaluations=1), tmp_path)
+    curve = run.train()["curve"]
+    assert curve[-1]["loss"] < curve[0]["loss"] - 0.01
+    shared = [peer.strategy.shared_tensors() for peer in run.peers]
+    assert all(torch.equal(shared[0][key], other[key]) for other in shared[1:] for key in shared[0])
