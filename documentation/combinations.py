@@ -9,6 +9,8 @@ from typing import Any, Final
 from minga.averaging.codecs.registry import ADAPTIVE, CODECS
 from minga.averaging.sketches.registry import SKETCHES
 from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
+from minga.core.spec.choices import Choice
+from minga.core.spec.fields import Section
 from minga.core.spec.plugins import Registry
 from minga.core.spec.run_spec import RunSpec
 from minga.training.combinations.cautions import CAUTIONS
@@ -30,8 +32,8 @@ Settings = dict[str, Any]
 VERIFICATION: Final = "security.verification"
 OPTIMIZER: Final = "optimizer.name"
 ALLOWED: Final = "✓"
-ASKED_SETTINGS: Final = {"overlap": True, "fragments": 2}
-"""Settings of strategies from which facts follow that the rules ask about."""
+ASKED_SETTINGS: Final = {"overlap": True, "fragments": 2, "rounding": "stochastic"}
+"""Settings of strategies and codecs from which facts follow that the rules ask about."""
 
 HEAD: Final = """\
 # What may be combined
@@ -102,11 +104,10 @@ def own_names(registry: Registry[Any]) -> tuple[str, ...]:
 
 def choices() -> dict[str, tuple[Any, ...]]:
     """The values of each setting that the rules ask about, as far as they come with minga."""
-    codecs = (*own_names(CODECS), ADAPTIVE)
     return {
         STRATEGY: strategy_choices(),
-        UPLOAD: codecs,
-        DOWNLOAD: codecs,
+        UPLOAD: upload_choices(),
+        DOWNLOAD: (*own_names(CODECS), ADAPTIVE),
         SKETCH: own_names(SKETCHES),
         AVERAGE_PARAMETERS: (0, 4),
         VERIFICATION: ("none", "byzantine"),
@@ -117,12 +118,22 @@ def choices() -> dict[str, tuple[Any, ...]]:
 
 def strategy_choices() -> tuple[StrategyChoice, ...]:
     """The strategies of minga, each as it is usually and with those of its settings that the rules ask about."""
-    choices = []
-    for name in own_names(STRATEGIES):
-        fields = StrategyChoice(name).kind.Settings.model_fields
-        tables = [{}, *({key: value} for key, value in ASKED_SETTINGS.items() if key in fields)]
-        choices += [StrategyChoice(name, table) for table in tables]
-    return tuple(choices)
+    return tuple(
+        StrategyChoice(name, table)
+        for name in own_names(STRATEGIES)
+        for table in _asked(StrategyChoice(name).kind.Settings)
+    )
+
+
+def upload_choices() -> tuple[str, ...]:
+    """The codecs of minga, in the same way."""
+    kinds = {name: getattr(CODECS.get(name), "Settings", Section) for name in own_names(CODECS)}
+    return (*(str(Choice(name, table)) for name, kind in kinds.items() for table in _asked(kind)), ADAPTIVE)
+
+
+def _asked(kind: type[Section]) -> list[Settings]:
+    """No settings, and each of those that the rules ask about."""
+    return [{}, *({key: value} for key, value in ASKED_SETTINGS.items() if key in kind.model_fields)]
 
 
 def run_with(settings: Settings) -> RunSpec:

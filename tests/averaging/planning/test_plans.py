@@ -88,6 +88,15 @@ def test_parts_follow_the_shares_and_names_the_text() -> None:
     assert plan.round_id != make_plan("another", PlanNeeds(5, 3000, 12000), MEMBERS, division).round_id
 
 
+def test_parts_have_whole_blocks_where_a_codec_chooses_within_blocks() -> None:
+    """Unless they have few of these."""
+    division = Division((PartShare(0.5, 1), PartShare(0.3, 0), PartShare(0.2, 0)))
+    plan = make_plan("a name", PlanNeeds(5, 400_003, 12000, block_elements=4096), MEMBERS, division)
+    assert plan.parts == (Part(49 * 4096, 1), Part(78 * 4096, 0), Part(400_003, 0))
+    plan = make_plan("a name", PlanNeeds(5, 300_000, 12000, block_elements=4096), MEMBERS, division)
+    assert plan.parts == (Part(150_000, 1), Part(240_000, 0), Part(300_000, 0))
+
+
 def test_parts_too_small_for_an_element_are_left_out() -> None:
     division = Division((PartShare(0.999, 0), PartShare(0.001, 1)))
     plan = make_plan("a name", PlanNeeds(5, 10, 40), MEMBERS, division)

@@ -82,6 +82,20 @@ def test_a_codec_that_needs_a_residual_goes_with_a_sketch_that_loses_nothing(mon
     assert projection.kept() is None
 
 
+def test_a_sparse_codec_chooses_within_the_blocks_of_matrices() -> None:
+    """What it sends of each 4096 values are the largest coefficients of one block, in whatever part of the vector."""
+    sketch = make_sketch("dct64", VectorLayout(((256, 130), (70,)), "topk(k=32)", "float16"))
+    layout = sketch.layout(0)
+    assert layout.choosing_block_elements == 64 * 64
+    values = sketch.project(normal(sketch.whole.total), 0)
+    (chunk, *_) = layout.chunks(3 * 4096, 5 * 4096, 1 << 20)
+    sent = torch.empty(chunk.upload_bytes, dtype=torch.uint8)
+    block, decoded = values[chunk.start : chunk.stop], torch.empty(chunk.numel)
+    chunk.codecs.upload.decode(sent[: chunk.codecs.upload.encode(block, sent)], decoded)
+    for one, found in zip(block.view(2, 4096), decoded.view(2, 4096), strict=True):
+        assert set(found.nonzero().flatten().tolist()) == set(one.abs().topk(32).indices.tolist())
+
+
 def test_what_cannot_be_sent_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     projection = Projection(dct64((64, 64)))
     assert projection.contribution(torch.full((4096,), 2.0**95), 1, 0, "a round") is None

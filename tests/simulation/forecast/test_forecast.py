@@ -52,6 +52,15 @@ def plan(peers: str, batch: int = 4096, model: ModelFacts = SMALL, codec: str = 
 # ---- models and devices
 
 
+def test_peers_that_take_few_steps_alone_are_told_of() -> None:
+    peers = "4x(v100, up=1Gbit, down=1Gbit, samples_per_s=100, micro_batch=8)"
+    (said,) = [each for each in warnings(plan(peers, batch=320, strategy="local")) if "inner steps" in each]
+    assert said.startswith('v100 takes about 10 inner steps between two means, and strategy = "local"')
+    assert "wants 30 with this momentum: raise the target batch to 960, or lower that" in said
+    for quiet in (plan(peers, batch=960, strategy="local"), plan(peers, batch=320, strategy="synchronous")):
+        assert not [each for each in warnings(quiet) if "inner steps" in each]
+
+
 def test_the_recipe_s_sizes_are_counted() -> None:
     large = model_facts("albert-large")
     assert large.parameters == 17_847_474
@@ -349,7 +358,7 @@ def test_the_means_of_a_planned_run_travel_as_its_spec_says(tmp_path: Path, capf
         assert code == 0
         found.append(json.loads(text.splitlines()[-1]))
     assert 3 * found[0]["vector_bytes"] < found[1]["vector_bytes"], "by default they are sparse, too"
-    assert any(warning.startswith('averaging.codec = "topk" sends old gradients') for warning in found[0]["warnings"])
+    assert any(warning.startswith('the setting averaging.codec = "topk" sends old') for warning in found[0]["warnings"])
 
 
 def test_the_leaders_own_choice_of_the_batch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -436,3 +445,12 @@ def test_a_round_with_one_contributor_is_foreseen_without_the_uploads_of_the_oth
     of_homes = [found.classes[0].upload_bytes for found in (leader, everybody)]
     assert of_homes[0] < 0.3 * of_homes[1]
     assert leader.filling_s == everybody.filling_s
+
+
+def test_a_strategy_that_brings_its_own_optimizer_is_planned_with_plain_descent_alone() -> None:
+    setting = plan("2x(t4, 1Gbit, samples_per_s=10, micro_batch=4)").setting
+    demo = [StrategyChoice("demo")]
+    (found,) = compare(replace(setting, optimizer="sgd"), demo, ("float16",))
+    assert found.step_s < math.inf
+    with pytest.raises(ConfigurationError, match=r'set optimizer\.name = "sgd"'):
+        compare(setting, demo, ("float16",))

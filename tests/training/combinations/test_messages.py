@@ -133,8 +133,8 @@ CASES = (
         "R8",
         {**OWN, "model.recipe": "albert", "optimizer.name": "adamw"},
         'training.strategy = "own" brings its own optimizer, which needs gradient descent without momentum and '
-        'clipping, not optimizer.name = "adamw" as it is set; set optimizer.name = "sgd" and set '
-        'optimizer.momentum = 0.0 and set optimizer.max_grad_norm = "off"',
+        'clipping, not optimizer.name = "adamw" as it is set; set optimizer.name = "sgd", optimizer.momentum = 0.0 and '
+        'optimizer.max_grad_norm = "off"',
         {"owns_optimizer": True},
     ),
     Case(

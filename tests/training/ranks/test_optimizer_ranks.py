@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ while not opt.finished:
     micro_batches += 1
 print(json.dumps({
     "role": role, "rank": rank, "digest": opt._replica.digest(), "step": opt.global_step,
+    "values": [each.double().sum().item() for each in model.parameters()],
     "members": max(heard, default=0), "lr": opt.param_groups[0]["lr"], "micro_batches": micro_batches,
 }), flush=True)
 if peer is not None:
@@ -88,12 +90,13 @@ def finish(processes: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
     return forked.results_of(processes, 45.0)
 
 
-def write_spec(folder: Path, **training: Any) -> None:
+def write_spec(folder: Path, local: Mapping[str, Any] | None = None, **training: Any) -> None:
     spec = minga.RunSpec.from_mapping(
         {
             "name": "ranks",
             "model": {"recipe": "custom"},
             "training": {"target_batch_size": 32, "stop_after_steps": 12, **training},
+            "strategy": {} if local is None else {"local": dict(local)},
             "averaging": {"codec": "float32"},
             "checkpoints": {"every_steps": 0},
         }
@@ -101,8 +104,13 @@ def write_spec(folder: Path, **training: Any) -> None:
     (folder / "run.toml").write_text(spec.to_toml())
 
 
-def test_two_ranks_and_a_single_process_hold_the_same_model(tmp_path: Path) -> None:
-    write_spec(tmp_path)
+LOCAL = {"fragments": 2, "overlap": True, "local_batch": 8}
+
+
+@pytest.mark.parametrize("strategy", ["synchronous", "local"])
+def test_two_ranks_and_a_single_process_hold_the_same_model(strategy: str, tmp_path: Path) -> None:
+    """With local steps the optimizer's numbers are each peer's own; rank 1, which has no strategy, counts them in."""
+    write_spec(tmp_path, LOCAL if strategy == "local" else None, strategy=strategy)
     processes = [start(tmp_path, "host", "pair", rank) for rank in (0, 1)]
     while not (tmp_path / "link").exists():
         assert all(process.poll() is None for process in processes), processes[0].communicate()[1]
@@ -110,7 +118,9 @@ def test_two_ranks_and_a_single_process_hold_the_same_model(tmp_path: Path) -> N
     processes.append(start(tmp_path, "join", "pair"))
     results = finish(processes)
     assert [result["step"] for result in results] == [12, 12, 12]
-    assert len({result["digest"] for result in results}) == 1
+    shared = results if strategy == "synchronous" else [results[0], results[2]]
+    assert len({result["digest"] for result in shared}) == 1
+    assert results[0]["values"] == results[1]["values"] == results[2]["values"]
     assert len({result["lr"] for result in results}) == 1
     assert results[0]["micro_batches"] == results[1]["micro_batches"]
     assert results[0]["members"] == results[2]["members"] == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from minga.training.ranks.process_group import ProcessGroup
 from minga.training.ranks.replica_choice import trains_shards
 from minga.training.ranks.sharded_replicas import ShardedLeader
 from minga.training.replica.replica import Replica
+from minga.training.strategy.local.strategy import Local
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo")
 
@@ -214,4 +216,6 @@ def test_a_strategy_with_a_state_of_its_own_is_refused(ranks: ProcessGroup) -> N
         sharded.define_shared(lambda: {"strategy/momentum": torch.zeros(3)}, optimizer=True)
     with pytest.raises(minga.ConfigurationError, match="the strategy of this run keeps another state"):
         sharded.define_shared(sharded.tensors, optimizer=False)
+    with pytest.raises(minga.ConfigurationError, match="the strategy of this run keeps another state"):
+        Local(threading.Condition(), unit=1).begin(sharded)
     sharded.define_shared(sharded.tensors, optimizer=True)

@@ -64,17 +64,18 @@ def train(opt: minga.Optimizer, model: nn.Module, samples: int = BATCH, steps: i
         opt.step(samples=samples)
 
 
-def ended(folder: Path, *, offload: bool) -> tuple[str, list[torch.Tensor]]:
+def ended(folder: Path, strategy: str, *, offload: bool) -> tuple[str, list[torch.Tensor]]:
     """The digest and the values after a whole run of one peer."""
     model = model_of()
-    with minga.host(run_spec(), options(folder)) as peer:
+    with minga.host(run_spec(strategy=strategy), options(folder)) as peer:
         opt = optimizer_of(model, peer, offload=offload)
         train(opt, model)
         return opt.digest(), [value.detach().clone() for value in model.state_dict().values()]
 
 
-def test_a_run_with_and_without_ends_with_the_same_bits(tmp_path: Path) -> None:
-    plain, away = ended(tmp_path / "plain", offload=False), ended(tmp_path / "away", offload=True)
+@pytest.mark.parametrize("strategy", ["synchronous", "local"])
+def test_a_run_with_and_without_ends_with_the_same_bits(strategy: str, tmp_path: Path) -> None:
+    plain, away = (ended(tmp_path / name, strategy, offload=name == "away") for name in ("plain", "away"))
     assert plain[0] == away[0]
     assert all(map(torch.equal, plain[1], away[1]))
 

@@ -16,15 +16,15 @@ from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 from minga.testing import STRATEGY_CHECKS, StrategyViolation
-from minga.testing.strategy_suite import (
+from minga.testing.strategies.contributions import (
     check_alone,
     check_facts,
     check_repeated_calls,
-    check_shared_part,
     check_take_back,
     check_uncounted,
     check_unequal_speeds,
 )
+from minga.testing.strategies.states import check_shared_part
 from minga.training.plugins_of_run import check_plugins
 from minga.training.strategy.delayed import Delayed
 from minga.training.strategy.demo import Demo

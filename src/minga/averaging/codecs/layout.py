@@ -133,6 +133,16 @@ class VectorLayout:
         return needs_residual(self.codec_choice) or returns(self.download_choice or self.codec_choice)
 
     @cached_property
+    def choosing_block_elements(self) -> int:
+        """The elements of a block within which the codec of the first elements chooses what it sends; 1 if it sends
+        all. Cut at multiples of these, vectors whose blocks mean something are chosen from block by block.
+        """
+        codecs = self.segments[0].codecs
+        if not codecs.upload.needs_residual:
+            return 1
+        return math.lcm(codecs.upload.block_elements, codecs.download.block_elements)
+
+    @cached_property
     def segments(self) -> tuple[Segment, ...]:
         """Maximal runs of elements with one pair of codecs, in order; they tile the vector."""
         segments: list[Segment] = []

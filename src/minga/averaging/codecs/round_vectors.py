@@ -132,4 +132,5 @@ class RoundVectors:
 
 @lru_cache(maxsize=64)
 def _described(layout: VectorLayout) -> RoundVector:
-    return RoundVector(layout.fingerprint, layout.total, layout.encoded_bytes(0, layout.total))
+    sizes = layout.total, layout.encoded_bytes(0, layout.total)
+    return RoundVector(layout.fingerprint, *sizes, layout.choosing_block_elements)

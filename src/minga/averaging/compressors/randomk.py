@@ -40,7 +40,7 @@ class RandomKCodec(SparseCodec):
     name = "randomk"
     usual_download = "union"
     Settings = UploadSettings
-    recomputable = False
+    draws, recomputable = True, False
     draws = True
 
     def __init__(self, settings: UploadSettings) -> None:

@@ -7,7 +7,8 @@ their values. All blocks take the same number of bytes, so that a slice takes as
     32     100 bytes a block, 82x     48 bytes, 171x        below float16, which takes 8192 bytes
     64     192 bytes, 43x             84 bytes, 98x
 
-`topk` leaves out by far the most, and a residual makes up for that. ||C(x) - x||**2 is at most (1 - k / 4096) ||x||**2.
+`topk` leaves out by far the most, and a residual makes up for that. Where values are in the range of float16,
+||C(x) - x||**2 is at most (1 - k / 4096) ||x||**2; what is below it (6e-8) waits in the residual until it is above.
 
 `gtopk` is for means of such vectors, which have fewer zeros than each of them. Of the sums of all peers it sends the
 largest, by default 256 of 4096, and the others are *returned*: where the mean is exactly 0, each peer takes back what
@@ -115,6 +116,13 @@ class TopKCodec(_LargestOfBlocks):
 
     def __init__(self, settings: TopKSettings) -> None:
         super().__init__(settings, settings.k, KEPT_VALUES[settings.values])
+        self._has_levels = settings.values == "2bit"
+
+    def delta(self, numel: int) -> float | None:
+        """With two levels, that of the largest element alone, which never has a level of less use; as float16 there is
+        none, since small values become 0.
+        """
+        return min(numel, BLOCK_ELEMENTS) * (1 + 2.0**-15) if self._has_levels else None
 
 
 class GlobalTopKCodec(_LargestOfBlocks):

@@ -98,7 +98,7 @@ class PlanMaker:
         now = self._node.network.wall_time()  # so that no round has the name of an earlier one, aborted or long ago
         name = f"{run_id}\n{step}\n{self._plans}\n{now}\n" + "\n".join(order)
         vector = self._settings.vectors(step)
-        needs = PlanNeeds(step, vector.numel, vector.encoded_bytes)
+        needs = PlanNeeds(step, vector.numel, vector.encoded_bytes, vector.block_elements)
         rests = next((r.peers for r in (self._asked, self._agreed) if r.order == solved.order), frozenset())
         members = [member_of(registrations[peer].join) for peer in order]
         plan = make_plan(name, needs, members, division, [i for i, peer in enumerate(order) if peer in rests])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import msgspec
 from blake3 import blake3
@@ -41,13 +41,21 @@ LONGEST_CHUNKS = MAX_CHUNKS // 2
 """Chunks of a plan at most, leaving room for those that the borders of parts and codecs cut off."""
 
 
+WHOLE_FROM_BLOCKS = 16
+"""Parts of fewer codec blocks are cut anywhere: whole blocks would move too much of one to another member."""
+
+
 @dataclass(frozen=True)
 class PlanNeeds:
-    """What a plan is for: the round's step, the elements of the vector and the bytes that they take encoded."""
+    """What a plan is for: the round's step, the elements of the vector and the bytes that they take encoded.
+
+    Parts begin at multiples of `block_elements` where they have `WHOLE_FROM_BLOCKS` blocks and more.
+    """
 
     step: int
     numel: int
     encoded_bytes: int
+    block_elements: int = 1
 
 
 def make_plan(
@@ -60,11 +68,9 @@ def make_plan(
     is_large = len(members) > LARGE
     is_quick = is_large or division.predicted_s is None or division.predicted_s < QUICK_S
     chunks = CHUNKS_IF_QUICK if is_quick else CHUNKS_PER_MEMBER
-    sizes = apportion(needs.numel, [part.share for part in division.parts])
-    parts, stop = [], 0
-    for size, share in zip(sizes, division.parts, strict=True):
-        if size:
-            stop += size
+    parts: list[Part] = []
+    for stop, share in zip(_stops(needs, division), division.parts, strict=True):
+        if stop > (parts[-1].stop if parts else 0):
             parts.append(Part(stop, share.root, share.relays))
     return Plan(
         round_id=blake3(name.encode()).hexdigest(length=16),
@@ -77,6 +83,16 @@ def make_plan(
         resting=tuple(resting),
         predicted_s=None if division.predicted_s is None else min(division.predicted_s, LONGEST_S),
     )
+
+
+def _stops(needs: PlanNeeds, division: Division) -> Iterator[int]:
+    """Where each part of the vector ends."""
+    sizes = apportion(needs.numel, [part.share for part in division.parts])
+    block = needs.block_elements
+    if min(size for size in sizes if size) < WHOLE_FROM_BLOCKS * block:
+        block = 1
+    for stop in accumulate(sizes):
+        yield stop if stop == needs.numel else (stop + block // 2) // block * block
 
 
 def _lanes(members: int, division: Division) -> int:

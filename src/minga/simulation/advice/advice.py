@@ -39,13 +39,25 @@ def warnings(found: Forecast) -> tuple[str, ...]:
     """What an organiser about to start this run should know, the worst first."""
     if not found.step_s < math.inf:
         return ("no step would ever end: nobody gets all of the batch, or the vector, to the others",)
-    kinds = (_cautions, _newcomers, _memory, _unheard, _idle, _binding, _resting, _coarse, _traffic, _helper)
+    kinds = (
+        _cautions,
+        _newcomers,
+        _memory,
+        _unheard,
+        _few_inner_steps,
+        _idle,
+        _binding,
+        _resting,
+        _coarse,
+        _traffic,
+        _helper,
+    )
     return tuple(text for kind in kinds for text in kind(found))
 
 
 def _cautions(found: Forecast) -> Iterator[str]:
     for each in cautions(spec_of(found.setting)):
-        yield each.reason
+        yield f"the setting {each.reason}"
 
 
 def _newcomers(found: Forecast) -> Iterator[str]:
@@ -89,6 +101,20 @@ def _unheard(found: Forecast) -> Iterator[str]:
                 f"a step fills ({format_duration(found.filling_s)}): it never contributes; join there with a smaller "
                 "--micro-batch"
             )
+
+
+def _few_inner_steps(found: Forecast) -> Iterator[str]:
+    strategy, facts = found.setting.strategy.name, found.setting.strategy.facts
+    for each, figures in zip(found.setting.volunteers, found.classes, strict=True):
+        at_work = max(1, each.peers.count - figures.resting)
+        taken = facts.fragments * figures.samples / at_work / each.micro_batch if each.computes else math.inf
+        if 0 < taken < facts.least_micro_batches:
+            advice = math.ceil(found.setting.target_batch_size * facts.least_micro_batches / taken)
+            yield (
+                f'{each.name} takes about {taken:.0f} inner steps between two means, and strategy = "{strategy}" wants '
+                f"{facts.least_micro_batches} with this momentum: raise the target batch to {advice:,}, or lower that"
+            )
+            return
 
 
 def _idle(found: Forecast) -> Iterator[str]:

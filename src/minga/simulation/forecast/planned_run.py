@@ -55,12 +55,15 @@ class PlannedRun:
 
 
 def spec_of(planned: PlannedRun) -> RunSpec:
-    """A run spec with what is fixed, for the rules of what may be combined."""
+    """A run spec with what is fixed, for the rules of what may be combined; SGD is plain if a strategy needs that."""
+    optimizer: dict[str, Any] = {"name": planned.optimizer}
+    if planned.strategy.facts.owns_optimizer and planned.optimizer == "sgd":
+        optimizer |= {"momentum": 0.0, "max_grad_norm": "off"}
     sections: dict[str, Any] = {
         "training": {"strategy": planned.strategy.name, "target_batch_size": planned.target_batch_size},
         "strategy": {planned.strategy.name: dict(planned.strategy.table)} if planned.strategy.table else {},
         "averaging": {"codec": planned.codec, "download_codec": planned.download_codec},
-        "optimizer": {"name": planned.optimizer},
+        "optimizer": optimizer,
     }
     return RunSpec.from_mapping({"name": "planned", **sections})
 

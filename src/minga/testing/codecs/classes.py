@@ -104,11 +104,12 @@ def check_error_feedback(codec: Codec) -> None:
     own they arrive.
     """
     if codec.needs_residual:
-        left = distance_after(codec, with_residual=True)
+        # At 0.05 a gradient that comes up to three steps late is at the edge of what these functions bear.
+        left = distance_after(codec, with_residual=True, rate=0.03, steps=500)
         require(left < 1e-2, codec, f"with residuals, descent ended {left} from where it began at 1")
 
 
-def distance_after(codec: Codec, *, with_residual: bool, rate: float = 0.05, steps: int = 300) -> float:
+def distance_after(codec: Codec, *, with_residual: bool, rate: float = 0.03, steps: int = 450) -> float:
     """How far from the optimum three peers are after so many steps, of 1 at the begin.
 
     Each has the function <v, x>**2 + |x|**2 / 4 with its own v, and sends its gradient of three elements.

@@ -26,10 +26,10 @@ def check_combinations(spec: RunSpec) -> None:
     if not found:
         return
     reasons = [each.reason for each in found]
-    changes = nearest_allowed(spec)
+    changes = dict(nearest_allowed(spec))
+    if STRATEGY in changes:
+        changes |= {f"[strategy.{name}]": None for name in spec.strategy}
     way_out = advice(changes)
-    if STRATEGY in changes and spec.strategy:
-        way_out += f" and leave [strategy.{spec.training.strategy}] out"
     if len(reasons) == 1:
         raise ConfigurationError(f"{reasons[0]}; {way_out}")
     raise ConfigurationError("\n".join([*reasons, f"for all of this: {way_out}"]))

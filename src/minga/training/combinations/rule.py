@@ -60,8 +60,15 @@ def _ruling(rule: Rule, run: RunFacts) -> Ruling:
 
 def advice(changes: Changes) -> str:
     """The changes in words, such as: set averaging.codec = "float16" and leave averaging.download_codec out."""
-    words = [f"leave {key} out" if value is None else f"set {setting(key, value)}" for key, value in changes.items()]
-    return " and ".join(words)
+    settings = [setting(key, value) for key, value in changes.items() if value is not None]
+    without = [key for key, value in changes.items() if value is None]
+    words = [f"set {_listed(settings)}"] if settings else []
+    words += [f"leave {_listed(without)} out"] if without else []
+    return (", and " if len(settings) > 1 else " and ").join(words)
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def setting(key: str, value: object) -> str:

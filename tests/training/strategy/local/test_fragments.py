@@ -9,7 +9,6 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.training.plugins_of_run import check_plugins
-from minga.training.replica.replica import Replica
 from minga.training.strategy.local.fragments import SMALL, Fragments, layer_of
 from tests.worlds.local_peers import LocalPeer, loss_of, small_model, take_round
 
@@ -76,14 +75,6 @@ def test_a_batch_that_fragments_do_not_divide_is_refused() -> None:
     run = {"name": "x", "training": {"strategy": "local", "target_batch_size": 4096}}
     with pytest.raises(ConfigurationError, match="4096 is not a multiple of the 3 fragments"):
         check_plugins(RunSpec.from_mapping({**run, "strategy": {"local": {"fragments": 3}}}))
-
-
-def test_a_sketch_of_the_whole_vector_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    peer = LocalPeer()
-    monkeypatch.setattr(peer.replica._projection.sketch, "is_identity", False)
-    with pytest.raises(ConfigurationError, match=r'set averaging\.sketch = "identity"'):
-        peer.replica.define_layouts(lambda _: peer.replica.vector.layout)
-    assert isinstance(peer.replica, Replica)
 
 
 def test_streaming_is_diloco_for_each_fragment_at_its_own_rounds() -> None:

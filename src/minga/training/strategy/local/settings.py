@@ -11,6 +11,8 @@ from minga.core.spec.fields import Real, Section, choice, described, real, whole
 from minga.core.spec.sections import MAX_BATCH
 
 MAX_FRAGMENTS = 24
+LEAST_STEPS, MUCH_MOMENTUM = 30, 0.5
+"""With more momentum the outer step wants the movement of at least so many inner steps."""
 
 
 class LocalSettings(Section):
@@ -73,6 +75,7 @@ class LocalSettings(Section):
             payload="pseudo-gradient",
             keeps_uncounted=not is_dropped,
             fragments=self.fragments,
+            least_micro_batches=LEAST_STEPS if self.outer_momentum > MUCH_MOMENTUM else 0,
         )
 
     def _vectors(self) -> int:

@@ -71,6 +71,7 @@ class Local(Strategy):
 
     def begin(self, replica: ReplicaInterface) -> None:
         """See `Strategy`: θ is Θ."""
+        super().begin(replica)
         vector, own = replica.vector, self._own
         self._parameters = slice(0, vector.parameters_numel)
         self._anchor = replica.read_values()
@@ -79,7 +80,6 @@ class Local(Strategy):
         self._fragments = Fragments(vector.layout, vector.parameters_numel, self._names, own.fragments)
         self._momentum = vector.new() if own.outer_momentum else None
         self._gradients = vector.new() if own.local_batch else None
-        super().begin(replica)
         if own.fragments > 1:
             replica.define_fragments(self._fragments.layouts, self._fragments.tensors)
 

@@ -1,0 +1,205 @@
+"""Checks of what a strategy sends, and of what becomes of it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import torch
+
+from minga.averaging.strategy_choice import StrategyFacts
+from minga.testing.strategies.trainer import NUMEL, Trainer, facts_for, require, sends_gradients
+from minga.training.replica.flat_vector import ParameterVector
+from minga.training.strategy.interface import ContributionFate, Strategy
+
+
+def check_facts(kind: type[Strategy], **settings: Any) -> None:
+    """The facts are facts of the class, equal for every instance; gradients it sends take the vectors that it says."""
+    facts = facts_for(kind, settings)
+    require(isinstance(facts, StrategyFacts), kind, "its facts are none")
+    of_instances = [Trainer(kind, settings, unit).strategy.facts for unit in (1, 7)]
+    require(of_instances == [facts, facts], kind, "its facts differ")
+    vectors = 0
+
+    class Counting(ParameterVector):
+        def new(self, numel: int | None = None) -> torch.Tensor:
+            nonlocal vectors
+            vectors += 1
+            return super().new(numel)
+
+    trainer = Trainer(kind, settings)
+    trainer.replica.vector.__class__ = Counting
+    kind(threading.Condition(), unit=1, settings=kind.Settings(**settings)).begin(trainer.replica)
+    require(vectors <= facts.vectors, kind, f"it holds {vectors} vectors, not {facts.vectors}")
+
+
+def check_mean(kind: type[Strategy], **settings: Any) -> None:
+    """A contribution is the mean by samples of all that came before it was closed, whatever `unit` is."""
+    facts = facts_for(kind, settings)
+    trainer = Trainer(kind, settings)
+    trainer.feed((2.0, 1), (6.0, 3))
+    require(trainer.strategy.samples == 4, kind, "samples are miscounted")
+    trainer.strategy.close()
+    require(trainer.strategy.complete_samples == 4, kind, "not all samples are complete once they are closed")
+    if sends_gradients(facts):
+        trainer.contributes(5.0, 4, "two micro-batches")
+
+
+def check_take_back(kind: type[Strategy], **settings: Any) -> None:
+    """After `take_back` a new contribution is the same, and micro-batches that came meanwhile count as well."""
+    facts = facts_for(kind, settings)
+    late = facts.keeps_late_micro_batches
+    trainer, whole = Trainer(kind, settings), Trainer(kind, settings)
+    trainer.feed((2.0, 2), (4.0, 2))
+    first = trainer.seal()[0].clone()
+    trainer.strategy.take_back()
+    require(torch.equal(trainer.contribution()[0], first), kind, "after take_back it contributed something else")
+    if late:
+        trainer.feed((11.0, 4))
+    trainer.take_back()
+    if not late:
+        trainer.feed((11.0, 4))
+    require(trainer.strategy.samples == 8, kind, "samples were lost or doubled by take_back")
+    whole.feed((2.0, 2), (4.0, 2), (11.0, 4))
+    same = torch.equal(trainer.seal()[0], whole.seal()[0])
+    require(same, kind, "after take_back and more micro-batches it contributed something else")
+
+
+def check_repeated_calls(kind: type[Strategy], **settings: Any) -> None:
+    """A contribution gives the same bytes again, and taking it back twice takes it back once."""
+    trainer = Trainer(kind, settings, unit=8)
+    trainer.feed((0.3, 3), (0.7, 4))
+    vector, samples = trainer.seal()
+    first = vector.clone()
+    again, samples_again = trainer.contribution()
+    same = torch.equal(first, again) and samples == samples_again
+    require(same, kind, "a second contribution of the same samples differs")
+    trainer.strategy.take_back()
+    once = trainer.strategy.samples, trainer.contribution()[0].clone()
+    trainer.strategy.take_back()
+    trainer.strategy.take_back()
+    twice = trainer.strategy.samples, trainer.contribution()[0]
+    good = once[0] == twice[0] == 7 and torch.allclose(once[1], twice[1], rtol=1e-6)
+    require(good, kind, "taking back twice is not taking back once")
+
+
+def check_late_micro_batches(kind: type[Strategy], **settings: Any) -> None:
+    """Micro-batches after a contribution was closed, however many, all count after it is taken back."""
+    facts = facts_for(kind, settings)
+    if not facts.keeps_late_micro_batches:
+        return
+    for late in (1, 2, 5):
+        trainer, whole = Trainer(kind, settings), Trainer(kind, settings)
+        trainer.feed((4.0, 2))
+        trainer.seal()
+        trainer.feed(*[(8.0, 2)] * late)
+        trainer.take_back()
+        whole.feed((4.0, 2), *[(8.0, 2)] * late)
+        got, wanted = trainer.seal()[0], whole.seal()[0]
+        good = trainer.strategy.complete_samples == 2 + 2 * late and torch.allclose(got, wanted, rtol=1e-6)
+        require(good, kind, f"{late} late micro-batches do not all count after take_back")
+
+
+def check_alone(kind: type[Strategy], **settings: Any) -> None:
+    """One peer, whose mean is its own contribution, comes down: sign and scale. With gradients of which the optimizer
+    makes steps, by hand's steps.
+    """
+    facts = facts_for(kind, settings)
+    by_hand, trainer = torch.full((NUMEL,), 8.0), Trainer(kind, settings)
+    for _ in range(20):
+        micro_batches = [(1.0, 1), (2.0, 3)]  # targets, samples
+        gradient = sum((by_hand - target) * samples for target, samples in micro_batches) / 4
+        by_hand = by_hand - 0.5 * gradient
+        trainer.pull(*micro_batches)
+        mean, _ = trainer.seal()
+        samples = trainer.strategy.complete_samples
+        require(samples == 4, kind, f"alone it contributed {samples} of 4 samples")
+        trainer.absorb(mean)
+    through = trainer.values()
+    if sends_gradients(facts) and not facts.owns_optimizer:
+        good = torch.allclose(by_hand, through, rtol=1e-6)
+        require(good, kind, f"alone it came to {through}, by hand to {by_hand}")
+    require(bool(((through - 1.5).abs() < 3.0).all()), kind, f"alone it came from 8 to {through}, not near 1 to 2")
+
+
+def check_unequal_speeds(kind: type[Strategy], **settings: Any) -> None:
+    """Peers with 1, 4 and 16 times the samples count as much; of gradients the mean is over samples, not peers."""
+    facts = facts_for(kind, settings)
+    total, weights = torch.zeros(1), 0
+    for value, speed in ((32.0, 1), (16.0, 4), (2.0, 16)):
+        trainer = Trainer(kind, settings)
+        trainer.feed(*[(value, 1)] * speed)
+        mean, weight = trainer.seal()
+        samples = weight if sends_gradients(facts) else trainer.strategy.complete_samples
+        require(samples == speed, kind, f"it counted {samples} samples, not {speed}")
+        total = total + mean * weight
+        weights += weight
+    wanted = (32.0 + 64.0 + 32.0) / 21
+    if sends_gradients(facts):
+        good = torch.allclose(total / weights, torch.full((NUMEL,), wanted), rtol=1e-6)
+        require(good, kind, f"the mean over samples is {total / weights}, not {wanted}")
+
+
+def check_absorb(kind: type[Strategy], **settings: Any) -> None:
+    """`absorb` forgets what was complete and nothing that came after it; `restored` forgets everything."""
+    facts = facts_for(kind, settings)
+    trainer = Trainer(kind, settings)
+    trainer.feed((2.0, 2))
+    mean, _ = trainer.seal()
+    late = 4 if facts.keeps_late_micro_batches else 0
+    if late:
+        trainer.feed((8.0, late))
+    before = mean.clone()
+    trainer.absorb(mean := before.clone())
+    require(torch.equal(mean, before), kind, "absorb changed the mean, which is served to other peers")
+    require(trainer.replica.step == 1, kind, "absorb did not bring the replica to the step of the round")
+    counts = trainer.strategy.samples, trainer.strategy.complete_samples
+    require(counts[0] == late and counts[1] in (0, late), kind, "absorb forgot other samples")
+    trainer.feed((16.0, 4))
+    trainer.seal()
+    require(trainer.strategy.complete_samples == late + 4, kind, "after absorb samples are miscounted")
+    if sends_gradients(facts):
+        trainer.contributes(12.0 if late else 16.0, late + 4, "after absorb")
+    trainer.absorb(trainer.mean())
+    trainer.feed((1.0, 1))
+    trainer.strategy.restored(trainer.strategy.shared_tensors(), trainer.replica.step, None)
+    require(trainer.strategy.samples == 0, kind, "it kept samples that it was to forget")
+    trainer.feed((5.0, 1))
+    require(trainer.seal()[1] == 1, kind, "it kept samples that it was to forget")
+    if sends_gradients(facts):
+        trainer.contributes(5.0, 1, "after everything was forgotten")
+
+
+def check_uncounted(kind: type[Strategy], **settings: Any) -> None:
+    """After a round that counted without its contribution it keeps the samples, as its facts say, or forgets them."""
+    facts = facts_for(kind, settings)
+    trainer = Trainer(kind, settings)
+    trainer.pull((1.0, 2))
+    mean = trainer.seal()[0].clone()
+    trainer.absorb(mean, ContributionFate.UNCOUNTED)
+    kept = 2 if facts.keeps_uncounted else 0
+    what = f"after a round without its contribution it has {trainer.strategy.samples} samples, not {kept}"
+    require(trainer.strategy.samples == kept, kind, what)
+    trainer.pull((1.0, 3))
+    trainer.seal()
+    samples = trainer.strategy.complete_samples
+    what = f"after a round without its contribution it contributed {samples} samples, not {kept + 3}"
+    require(samples == kept + 3, kind, what)
+
+
+def check_score(kind: type[Strategy], **settings: Any) -> None:
+    """Where rounds take the best contribution, a peer has a score that is a number when it has one to give, and only
+    then.
+    """
+    trainer = Trainer(kind, settings)
+    takes_best = trainer.strategy.facts.contributors == "best"
+    require(trainer.strategy.score is None, kind, "it has a score, and nothing to give")
+    trainer.feed((2.0, 2))
+    score = trainer.strategy.score
+    has_one = score is not None and math.isfinite(score.value)
+    require(has_one == takes_best, kind, f"its score is {score}")
+    mean = trainer.seal()[0].clone()
+    require(trainer.strategy.score == score, kind, "its score changed while nothing was computed")
+    trainer.absorb(mean)
+    require(trainer.strategy.score is None, kind, "it has a score after a round, and nothing to give")
