@@ -449,8 +449,8 @@ def test_a_round_with_one_contributor_is_foreseen_without_the_uploads_of_the_oth
 
 def test_a_strategy_that_brings_its_own_optimizer_is_planned_with_plain_descent_alone() -> None:
     setting = plan("2x(t4, 1Gbit, samples_per_s=10, micro_batch=4)").setting
-    demo = [StrategyChoice("demo")]
-    (found,) = compare(replace(setting, optimizer="sgd"), demo, ("float16",))
-    assert found.step_s < math.inf
+    demo = [TrainingWay(StrategyChoice("demo"), "float16")]
+    (found,) = compare(replace(setting, optimizer="sgd"), demo)
+    assert found.forecast.step_s < math.inf
     with pytest.raises(ConfigurationError, match=r'set optimizer\.name = "sgd"'):
-        compare(setting, demo, ("float16",))
+        compare(setting, demo)
