@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from types import ModuleType
@@ -28,7 +28,7 @@ from minga.averaging.codecs.round_vectors import RoundVectors
 from minga.averaging.group import GroupSettings
 from minga.averaging.link_reporter import LinkReporter
 from minga.averaging.matchmaking.former import GroupFormation
-from minga.averaging.messages import Part, Plan, Report
+from minga.averaging.messages import Part, PeerScore, Plan, Report
 from minga.core.errors import RemoteError
 from minga.core.events.bus import Event
 from minga.identity.keys.keys import Identity
@@ -192,9 +192,9 @@ class Averager:
         # It is expected to take long, so that no work is taken away from those who are too slow for their part.
         return msgspec.structs.replace(plan, parts=parts, sites=(), resting=(), predicted_s=1e4)
 
-    def _check_plan(self, plan: Plan) -> None:
+    def _check_plan(self, plan: Plan, said: Collection[PeerScore | None] = ()) -> None:
         if self.kind == "adaptive":
-            self._check(plan)
+            self._check(plan, said)
 
 
 def describe(plan: Plan) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 from iroh import iroh_ffi
 
 from minga.testing import guard_threads
@@ -13,6 +14,9 @@ from tests.worlds import forked
 gc.disable()  # until all tests are imported: collections meanwhile would find a million objects and nothing to free
 REFUSED = guard_threads()
 torch.set_num_threads(1)  # small tensors, and several test processes on one machine
+
+settings.register_profile("shared machine", deadline=None)  # an example may have to wait for a core
+settings.load_profile("shared machine")
 
 FAULT_SEEDS = "0:1"
 

@@ -10,6 +10,7 @@ import pytest
 
 from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.spec.run_spec import RunSpec
+from minga.simulation.advice.auto_choice import with_chosen_strategy
 from minga.training.plugins_of_run import with_origins
 
 TEXT = (Path(__file__).parents[3] / "docs" / "strategies.md").read_text("utf-8")
@@ -18,7 +19,8 @@ PRESETS = dict(re.findall(r"^```toml (\S+)\n((?:.*\n)*?)```$", TEXT, re.MULTILIN
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_can_be_hosted(name: str) -> None:
-    spec = with_origins(RunSpec.from_toml(PRESETS[name]))
+    chosen, _ = with_chosen_strategy(RunSpec.from_toml(PRESETS[name]))
+    spec = with_origins(chosen)
     for strategy, table in tomllib.loads(PRESETS[name]).get("strategy", {}).items():
         assert spec.strategy[strategy].items() >= table.items()
 

@@ -210,7 +210,7 @@ class RunAmended(EventData, kind="run.amended"):
 
 class StrategyChanged(EventData, kind="strategy.changed"):
     """From `step` on `strategy` goes on from the shared parameters. Of the one before, this peer dropped so many
-    samples, and what its uploads of so many vectors had left out.
+    `dropped_samples`, and what its uploads of so many vectors had left out, `dropped_residuals`.
     """
 
     step: int

@@ -153,8 +153,8 @@ class TrainingState:
         targets, state = self._targets(snapshot.tensors)
         self._access.fill([(start, targets.get(entry.name)) for entry, start in snapshot.placed()], snapshot)
         if self._shared is None:
-            kept = ((entry.name, tensor) for entry, tensor in snapshot.named_tensors())
-            self._of_strategy = {name: tensor.clone() for name, tensor in kept if name.startswith(STRATEGY)}
+            kept = ((entry, start) for entry, start in snapshot.placed() if entry.name.startswith(STRATEGY))
+            self._of_strategy = {entry.name: snapshot.tensor(entry, start).clone() for entry, start in kept}
         for name, values in _dictionary(snapshot.scalars["state"]).items():
             state[name].update({key: _plain(value) for key, value in _dictionary(values).items()})
         for name, parameter in parameters.items():
