@@ -132,7 +132,7 @@ class Drifting(RankTwo):
 
 
 class NotLossless(RankTwo):
-    is_lossless = True
+    needs_residual = False
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,6 @@ class NaturalCodec(Codec):
     def __init__(self, settings: NaturalSettings = NaturalSettings()) -> None:  # noqa: B008  # frozen
         self.settings: NaturalSettings = settings
         self.draws = self.differs_by_peer = settings.rounding == "stochastic"
-        self.recomputable = self.recomputable and not self.draws
 
     def max_encoded_bytes(self, numel: int) -> int:
         """Nine bits for each element."""

@@ -96,7 +96,7 @@ class Projection:
             logger.warning("left out of step: the sketch of the gradients of %d samples is not finite", weight)
             self._mass = None
             return None
-        if self.sketch.is_lossless:
+        if not self.sketch.needs_residual:
             return values
         self._sealed = _SealedValues(step, weight, whole, values)
         self._given[round_id] = weight, values.clone()
@@ -112,7 +112,7 @@ class Projection:
         if self.sketch.is_identity:
             return mean
         vector = self.sketch.expand(mean, step)
-        if not self.sketch.is_lossless:
+        if self.sketch.needs_residual:
             self._settle(step, counted_in)
         self.sketch.absorb(mean, step)
         return vector
@@ -121,7 +121,7 @@ class Projection:
         """`values` as others will decode them; None if they cannot be sent."""
         if not is_finite(values, CONTRIBUTION_LIMIT):
             return None
-        for segment in () if self.sketch.is_lossless else self.sketch.layout(step).segments:
+        for segment in self.sketch.layout(step).segments if self.sketch.needs_residual else ():
             codec, piece = segment.codecs.upload, values[segment.start : segment.stop]
             if not codec.is_identity:
                 room = torch.empty(codec.max_encoded_bytes(piece.numel()), dtype=torch.uint8, device="cpu")
