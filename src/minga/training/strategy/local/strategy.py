@@ -153,8 +153,8 @@ class Local(Strategy):
         return self._outer.movement(self._momentum, mean)
 
     def _share(self, sealed: _Sealed) -> float:
-        """What part of the mean is this peer's, as far as it knows."""
-        return min(1.0, sealed.weight / self._unit)
+        """What part of the mean is this peer's, as far as it knows: the part of the target batch that it computed."""
+        return min(1.0, sealed.window / self._unit)
 
     # ---- rounds
 
