@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable
@@ -225,9 +226,9 @@ def test_a_guess_moves_the_peer_alone_and_is_gone_when_the_round_is() -> None:
 
 
 def test_a_guess_takes_a_peers_part_of_the_target_batch_for_its_part_of_the_mean_whatever_it_counts_by() -> None:
-    jumps = []
+    jumps, model = [], small_model()
     for weight in ("samples", "batch"):
-        peer = LocalPeer(unit=16, overlap=True, merge="eager", weight=weight)
+        peer = LocalPeer(model=copy.deepcopy(model), unit=16, overlap=True, merge="eager", weight=weight)
         for round in range(2):
             for step in range(4):
                 peer.micro_batch(2, 10 * round + step)
