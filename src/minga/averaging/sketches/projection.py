@@ -10,7 +10,8 @@ residual changes when the mean of the round is absorbed, not before: a round tha
 It takes as much memory as the vector does, and as much again while a round runs.
 
 Values are rounded as the codec of the round rounds them, before anything else is done with them. So the residual also
-takes up what the codec rounds away: encoded again, they are the same.
+takes up what the codec rounds away: encoded again, they are the same. A codec that draws rounds once, by the seeds of
+the round (`averaging/codecs/seeds.py`): its errors have no bias and differ by peer, so they need no residual.
 
 Where the sketch loses nothing, nothing is kept here. Then a codec may leave something out, and keeps that itself.
 """
@@ -123,7 +124,7 @@ class Projection:
             return None
         for segment in self.sketch.layout(step).segments if self.sketch.needs_residual else ():
             codec, piece = segment.codecs.upload, values[segment.start : segment.stop]
-            if not codec.is_identity:
+            if not (codec.is_identity or codec.draws):
                 room = torch.empty(codec.max_encoded_bytes(piece.numel()), dtype=torch.uint8, device="cpu")
                 codec.decode(room[: codec.encode(piece, room)], piece)
         return values
