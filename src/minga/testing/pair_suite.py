@@ -98,7 +98,7 @@ class _Swarm:
         """What each peer is told of its chunk; one that is not told takes it for counted."""
         own = Fate.COUNTED if self.pair.encodes_own else Fate.WHOLE
         return [
-            Fate.LEFT_OUT if peer not in counted else own if peer == counted[0] else Fate.COUNTED
+            Fate.UNCOUNTED if peer not in counted else own if peer == counted[0] else Fate.COUNTED
             for peer in range(PEERS)
         ]
 

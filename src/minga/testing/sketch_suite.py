@@ -160,7 +160,7 @@ def check_conservation(make: MakeSketch) -> None:
                 if values is None:
                     raise SketchViolation(f"{projection.sketch.name}: step {step}: an ordinary vector was left out")
                 sent.append((weight, values))
-            adopted = 0 if step % 4 == 1 and not projection.sketch.is_lossless else len(sent) - 1
+            adopted = 0 if step % 4 == 1 and projection.sketch.needs_residual else len(sent) - 1
             given += weight * vector.double()
             mean = projection.absorb(sent[adopted][1], step, counted_in=f"round {adopted}")
             applied += sent[adopted][0] * mean.double()
@@ -176,7 +176,7 @@ def check_conservation_among_peers(make: MakeSketch) -> None:
     dead held back is lost with them, and nothing else is.
     """
     for whole in _WHOLES[::2]:
-        if make(whole).is_lossless:
+        if not make(whole).needs_residual:
             continue  # it holds nothing back
         chance = random.Random(7)
         peers = [Projection(make(whole)) for _ in range(4)]
@@ -246,7 +246,7 @@ def check_fragments(make: MakeSketch) -> None:
         _require(torch.equal(*images), peers[0].sketch, f"step {step}: two peers expand a fragment differently")
         applied[turn] += 2 * images[0].double()
     total = torch.cat(given)
-    rest = float((total - torch.cat(applied)).sub(0 if peers[0].sketch.is_lossless else peers[0].left_out).norm())
+    rest = float((total - torch.cat(applied)).sub(peers[0].left_out if peers[0].sketch.needs_residual else 0).norm())
     _require(rest <= 1e-5 * float(total.norm()), peers[0].sketch, "what fragments left out does not add up")
     for name, tensor in peers[0].sketch.basis().items():
         equal = torch.equal(tensor, peers[1].sketch.basis()[name])
@@ -286,7 +286,7 @@ def check_lossless(make: MakeSketch) -> None:
     for sketch, step in _rounds(make):
         vector = _normal(sketch.whole, step)
         wrong = _distance(_image(sketch, vector, step), vector, float(vector.norm()))
-        _require(wrong < 1e-6 or not sketch.is_lossless, sketch, f"step {step}: it loses {wrong:.1e} of a vector")
+        _require(wrong < 1e-6 or sketch.needs_residual, sketch, f"step {step}: it loses {wrong:.1e} of a vector")
 
 
 def check_residual_gets_through(make: MakeSketch) -> None:
@@ -309,7 +309,7 @@ def check_facts(make: MakeSketch) -> None:
     vector = _normal(sketch.whole, 1)
     values = sketch.project(vector, 0)
     _require(sketch.is_identity == (values is vector), sketch, f"is_identity is {sketch.is_identity}")
-    _require(sketch.is_lossless or not sketch.is_identity, sketch, "it is the identity, and not lossless")
+    _require(not (sketch.needs_residual and sketch.is_identity), sketch, "it is the identity, and needs a residual")
     tensors = sketch.basis().values()
     fits = all(tensor.device.type == "cpu" and not tensor.requires_grad for tensor in tensors)
     _require(fits, sketch, "the basis is to be of CPU tensors without gradients")

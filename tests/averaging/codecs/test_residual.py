@@ -313,5 +313,5 @@ def test_a_decay_forgets_its_share_in_each_round_that_counts(layout: VectorLayou
     assert torch.equal(decaying.mass, plain.mass / 2)
     decaying.seal(vector, 2, 1).take_back()
     assert torch.equal(decaying.mass, plain.mass / 2)
-    decaying.seal(vector, 2, 1).commit([(chunk, Fate.LEFT_OUT) for chunk in chunks], vector)
+    decaying.seal(vector, 2, 1).commit([(chunk, Fate.UNCOUNTED) for chunk in chunks], vector)
     assert torch.equal(decaying.mass, (plain.mass / 2 + 2 * vector) / 2)

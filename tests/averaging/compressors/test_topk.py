@@ -15,6 +15,7 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.core.errors import ConfigurationError
 from minga.testing import CODEC_CHECKS
 from minga.testing.codecs.cases import decoded_of, encoded_of
+from minga.testing.codecs.classes import distance_after
 from minga.testing.codecs.suite import check_processes
 
 CHOICES = ("topk(k=41, values=2bit)", "topk(k=4096)", "gtopk(k=1)")
@@ -135,3 +136,18 @@ def test_a_warm_up_sends_more_at_first_and_halves_it() -> None:
     assert choices("topk(k=1000)") == ["topk(k=1000)"]
     assert choices("gaussiank(k=200)") == ["gaussiank(k=256)"]
     assert choices("int8") == ["int8"]
+
+
+def test_no_constant_bounds_what_values_of_float16_lose() -> None:
+    tiny = torch.full((4096,), 1e-30)
+    for choice in ("topk", "gaussiank", "randomk"):
+        made = codec(choice)
+        assert not decoded_of(made, encoded_of(made, tiny), 4096).any()
+        assert made.delta(4096) is None
+
+
+def test_without_a_residual_the_largest_elements_alone_lead_astray_and_others_arrive() -> None:
+    for choice in ("topk", "topk(values=2bit)", "gaussiank"):
+        assert distance_after(codec(choice), with_residual=False) > 1e4
+    for choice in ("sign", "randomk"):
+        assert distance_after(codec(choice), with_residual=False, rate=0.05) < 1e-3

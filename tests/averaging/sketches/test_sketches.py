@@ -132,7 +132,7 @@ class Drifting(RankTwo):
 
 
 class NotLossless(RankTwo):
-    is_lossless = True
+    needs_residual = False
 
 
 @pytest.mark.parametrize(
@@ -161,6 +161,14 @@ def test_what_is_left_out_comes_later_and_a_round_that_came_to_nothing_changes_n
     values = projection.contribution(vector, 2, 2, "later")
     assert values is not None
     assert torch.allclose(values, projection.sketch.project(vector + held / 2, 2))
+
+
+def test_a_codec_that_draws_rounds_by_the_seeds_of_the_round_and_not_before() -> None:
+    layout = VectorLayout(((64, 64),), "int4(rounding=stochastic)")
+    sketch, vector = make_sketch("powersgd(start=0)", layout), normal(3, 4096)
+    values = Projection(sketch).contribution(vector, 4, 0, "a round")
+    assert values is not None
+    assert torch.equal(values, sketch.project(vector, 0))
 
 
 def test_each_round_keeps_a_share_of_what_it_leaves_out() -> None:

@@ -31,12 +31,6 @@ PARAMETERS, MOVEMENTS = {"payload": "parameters"}, {"payload": "pseudo-gradient"
 SYNCHRONOUS = 'set training.strategy = "synchronous"'
 
 
-class Stochastic(BlockwiseInt8Codec):
-    """Bytes that nobody can make again."""
-
-    name, recomputable = "stochastic", False
-
-
 class GivingBack(BlockwiseInt8Codec):
     """Means that leave something out, which senders take back."""
 
@@ -63,9 +57,9 @@ CASES = (
     ),
     Case(
         "R2",
-        {**SECURE, "averaging.codec": "stochastic"},
-        NEEDS + 'a codec of fixed size whose bytes others can make again, not averaging.codec = "stochastic"; set '
-        'averaging.codec = "float16"',
+        {**SECURE, "averaging.codec": "int8(rounding=stochastic)"},
+        NEEDS + "a codec of fixed size whose bytes others can make again, not averaging.codec = "
+        '"int8(rounding=stochastic)"; set averaging.codec = "float16"',
     ),
     Case(
         "R2",
@@ -260,8 +254,6 @@ def _own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(STRATEGIES._builtin, "own", "of another package")
     monkeypatch.setitem(STRATEGIES._loaded, "own", type("Own", (Synchronous,), {"facts": facts}))
     monkeypatch.setitem(CODECS._builtin, "loudest", loudest_codec.ENTRY)
-    monkeypatch.setitem(CODECS._builtin, "stochastic", "of another package")
-    monkeypatch.setitem(CODECS._loaded, "stochastic", Stochastic)
     monkeypatch.setitem(CODECS._builtin, "giving_back", "of another package")
     monkeypatch.setitem(CODECS._loaded, "giving_back", GivingBack)
     monkeypatch.setitem(SKETCHES._builtin, "block_means", sketches.ENTRIES["block_means"])

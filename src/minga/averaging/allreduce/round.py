@@ -217,7 +217,7 @@ class Round:
         sent, or it summed it up itself.
         """
         taken = Fate.COUNTED if encoded or self.chunks[index].codecs.encodes_own else Fate.WHOLE
-        self.fates[index] = taken if self.me in counted else Fate.LEFT_OUT
+        self.fates[index] = taken if self.me in counted else Fate.UNCOUNTED
 
     def note_heard(self, member: int, samples: int) -> None:
         """Note that all chunks of an assignment came from a member, with so many samples; the least it says counts."""
@@ -352,7 +352,7 @@ class Round:
         """The summary of a finished round."""
         lost = {self.members[i]: why for i, why in (self.unheard | self.dead).items()}
         seconds = asyncio.get_running_loop().time() - self.started_s
-        is_counted = self.is_counted and any(fate is not Fate.LEFT_OUT for fate in self.fates)
+        is_counted = self.is_counted and any(fate is not Fate.UNCOUNTED for fate in self.fates)
         heard = {self.members[i]: samples for i, samples in self.heard.items() if self.members[i] not in lost}
         return RoundOutcome(self.plan, lost, seconds, self.bytes_sent, self.bytes_received, is_counted, heard)
 

@@ -65,10 +65,8 @@ class Codec(ABC):
     """Whether the bytes are the float32 values themselves: then no memory is needed to encode into."""
     has_fixed_size: bool = True
     """Whether all slices of one length take exactly `max_encoded_bytes`."""
-    recomputable: bool = True
-    """Whether anybody who has the values, and no seed, can make the same bytes again, as runs with checks need."""
     draws: bool = False
-    """Whether the bytes depend on the seed."""
+    """Whether the bytes depend on the seed. Runs with checks refuse that: members make the bytes again from values."""
     differs_by_peer: bool = False
     """Whether each peer has seeds of its own, so that their errors are independent; see `seeds.py`."""
     needs_residual: bool = False

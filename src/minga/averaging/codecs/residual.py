@@ -58,7 +58,7 @@ class Fate(enum.Enum):
     """Its encoded values are in the mean; also where nobody says whether they are."""
     WHOLE = "whole"
     """Its values are in the mean without having been encoded: this peer summed them up itself."""
-    LEFT_OUT = "left out"
+    UNCOUNTED = "uncounted"
     """The mean was made without it."""
 
 
@@ -204,7 +204,7 @@ class Encoder:
         if self._residual is None:
             return
         known = list(fates)
-        if all(fate is Fate.LEFT_OUT for _, fate in known):
+        if all(fate is Fate.UNCOUNTED for _, fate in known):
             self._keep_uncounted(self._residual)
             known = []
         for chunk, fate in known:

@@ -40,7 +40,6 @@ class RandomKCodec(SparseCodec):
     name = "randomk"
     usual_download = "union"
     Settings = UploadSettings
-    draws, recomputable = True, False
     draws = True
 
     def __init__(self, settings: UploadSettings) -> None:

@@ -55,7 +55,6 @@ class BlockScaledCodec(Codec):
     def __init__(self, block: int, values: torch.Tensor, rounding: Rounding = "nearest") -> None:
         self.block_elements = block
         self.draws = self.differs_by_peer = rounding == "stochastic"
-        self.recomputable = self.recomputable and not self.draws
         self._per_byte = 2 if values.numel() == 16 else 1
         codes = torch.arange(256)
         columns = [values[codes & 15], values[codes >> 4]] if self._per_byte == 2 else [values]

@@ -10,8 +10,8 @@ random (`rounding.py`). A code is q mod 16; no encoder writes -8.
 |decoded - x| is at most s / 2, or s at random, where s < 2**-126 + (1 + 2**-7) a / 7 in a block with largest magnitude
 a. With t = (1 + 2**-7)**2 (block - 1) / 49, which is the worst case of all elements but one at half a step:
 
-    nearest      delta = (1 + t / 4) / (1 - 2**-14)            1.161, 1.327, 1.659 for 32, 64, 128
-    stochastic   zeta = (1 + sqrt(1 + t)) / 2 + 2**-9          1.143, 1.262, 1.455
+    nearest      delta = (1 + t / 4) / (1 - 2**-14)            1.161, 1.327, 1.658 for 32, 64, 128
+    stochastic   zeta = (1 + sqrt(1 + t)) / 2 + 2**-9          1.143, 1.261, 1.455
                  the squared error is at most (zeta - 1) |x|**2
 
 The scale costs a little of that: with an exact one they would be 1.158, 1.321, 1.648 and 1.139, 1.256, 1.448. They hold

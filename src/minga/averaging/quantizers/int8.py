@@ -49,7 +49,6 @@ class BlockwiseInt8Codec(Codec):
     def __init__(self, settings: Int8Settings = Int8Settings()) -> None:  # noqa: B008  # frozen
         self.settings: Int8Settings = settings
         self.draws = self.differs_by_peer = settings.rounding == "stochastic"
-        self.recomputable = self.recomputable and not self.draws
 
     def max_encoded_bytes(self, numel: int) -> int:
         """One byte per element and two per block begun."""

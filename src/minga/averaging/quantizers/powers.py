@@ -12,12 +12,16 @@ what is carried into the exponent counts.
 **e3m0** has the scale s of `blocks.py` and the powers 2**-6 to 1 of it; codes are 0, or 7 plus the exponent, and 8 more
 below 0. |decoded - x| is at most |x| / 3, or 2**-7 s where that is more; at random |x|, or 2**-6 s.
 
-    nearest      delta = 1 / (1 - 1 / 9 - (1 + 2**-7)**2 block 2**-14)    1.135 for 128
-    stochastic   zeta = 9 / 8 + (1 + 2**-7)**2 block 2**-14               1.133 for 128
+    nearest      delta = 9 / 8
+    stochastic   zeta = 9 / 8
+
+although an element below 2**-7 s may be lost as a whole. That is 8 / 9 2**-14 s**2 more than the constants allow it.
+The largest element of the block becomes s, and is off by 2**-7 of itself at most: that is a**2 / 9 less than they
+allow, which makes up for 2,000 others.
 
 **natural** has the powers 2**-126 to 2**127 and no scale; exponents are those of float32. |decoded - x| is at most
-|x| / 3 or 2**-127, and half of what is above 2**127; at random |x| or 2**-126. delta = 9 / 8 and zeta = 9 / 8, in both
-cases up to 2**127 and but for what is below 2**-126.
+|x| / 3 or 2**-127, and half of what is above 2**127; at random |x| or 2**-126. delta = 9 / 8, and zeta = 9 / 8 + 2**-16
+for noise of 16 bits, both up to 2**127 and but for what is below 2**-126.
 
 Decoding is exact, and encoding what was decoded gives the same values again, in both ways of rounding.
 
@@ -35,7 +39,7 @@ import torch
 
 from minga.averaging.codecs.interface import Codec, InvalidEncodingError, largest_magnitude, require_magnitude
 from minga.averaging.codecs.tensor_bytes import CACHED_ELEMENTS
-from minga.averaging.quantizers.blocks import SCALE_SLACK, BlockScaledCodec
+from minga.averaging.quantizers.blocks import BlockScaledCodec
 from minga.averaging.quantizers.rounding import Noise, Rounding, noise_of, rounding_setting
 from minga.core.spec.fields import Section, described
 
@@ -67,17 +71,13 @@ class E3m0Codec(BlockScaledCodec):
         powers[0] = 0.0
         super().__init__(settings.block, torch.cat([powers, -powers]), settings.rounding)
 
-    def delta(self, numel: int) -> float | None:
+    def delta(self, numel: int) -> float | None:  # noqa: ARG002
         """See the module; of rounding at random the expected error is bounded."""
-        lost = 1 / 8 if self.draws else 1 / 9
-        return 1 / (1 - lost - self._underflow(numel))
+        return 8 / 7 if self.draws else 9 / 8
 
-    def zeta(self, numel: int) -> float | None:
+    def zeta(self, numel: int) -> float | None:  # noqa: ARG002
         """See the module."""
-        return 9 / 8 + self._underflow(numel) if self.draws else None
-
-    def _underflow(self, numel: int) -> float:
-        return (1 + SCALE_SLACK) ** 2 * min(numel, self.block_elements) * 2.0**-14
+        return 9 / 8 if self.draws else None
 
     def _unit_error(self, magnitude: torch.Tensor) -> torch.Tensor:
         return magnitude.clamp(min=_SMALLEST) if self.draws else (magnitude / 3).clamp(min=_SMALLEST / 2)
@@ -105,7 +105,6 @@ class NaturalCodec(Codec):
     def __init__(self, settings: NaturalSettings = NaturalSettings()) -> None:  # noqa: B008  # frozen
         self.settings: NaturalSettings = settings
         self.draws = self.differs_by_peer = settings.rounding == "stochastic"
-        self.recomputable = self.recomputable and not self.draws
 
     def max_encoded_bytes(self, numel: int) -> int:
         """Nine bits for each element."""
@@ -118,13 +117,13 @@ class NaturalCodec(Codec):
             return magnitude.clamp(min=2.0**-126)
         return torch.maximum((magnitude / 3).clamp(min=2.0**-127), magnitude - 2.0**127)
 
-    def delta(self, numel: int) -> float | None:  # noqa: ARG002
+    def delta(self, numel: int) -> float | None:
         """See the module; of rounding at random the expected error is bounded."""
-        return 8 / 7 if self.draws else 9 / 8
+        return 1 / (2 - zeta) if (zeta := self.zeta(numel)) else 9 / 8
 
     def zeta(self, numel: int) -> float | None:  # noqa: ARG002
         """See the module."""
-        return 9 / 8 if self.draws else None
+        return 9 / 8 + 2.0**-16 if self.draws else None
 
     def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float, seed: int) -> int:
         require_magnitude(largest_magnitude(source), limit)

@@ -77,7 +77,7 @@ class DCT64(Sketch):
     """Cosine coefficients of the vector's tensors, orthonormal; computed in float64, with equal bits everywhere."""
 
     name = "dct64"
-    is_lossless = True
+    needs_residual = False
 
     def __init__(self, whole: VectorLayout) -> None:
         super().__init__(whole)

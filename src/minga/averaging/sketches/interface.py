@@ -42,9 +42,9 @@ class Sketch(ABC):
     """Raised when the same name begins to stand for other numbers: peers with another version are refused."""
     is_identity: bool = False
     """Whether the values are the vector itself."""
-    is_lossless: bool = False
-    """Whether `expand` after `project` gives the vector again, up to rounding: then nothing is kept for later rounds,
-    and any codec may be used for the values."""
+    needs_residual: bool = True
+    """Whether what it leaves out has to be kept for later rounds. False where `expand` after `project` gives the vector
+    again, up to rounding: then any codec may be used for the values."""
 
     def __init__(self, whole: VectorLayout, settings: Section | None = None) -> None:
         self.whole = whole
@@ -108,7 +108,7 @@ class IdentitySketch(Sketch):
 
     name = "identity"
     is_identity = True
-    is_lossless = True
+    needs_residual = False
 
     def shapes(self, step: int) -> tuple[int | Shape, ...]:  # noqa: ARG002
         """Those of the vector."""
@@ -137,7 +137,7 @@ def make_sketch(choice: str, whole: VectorLayout) -> Sketch:
     sketch = found.maker(whole, found.settings) if found.has_settings else found.maker(whole)
     if not isinstance(sketch, Sketch) or sketch.choice != found.spelling:
         raise ConfigurationError(f"sketch: what an installed package brings as {found.spelling!r} is {sketch!r}")
-    if whole.needs_residual and not sketch.is_lossless:
+    if whole.needs_residual and sketch.needs_residual:
         raise ConfigurationError(
             f'the codec "{whole.codec_choice}" and the sketch "{found.spelling}" both leave something out: one of '
             "them can be made up for"

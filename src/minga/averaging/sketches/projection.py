@@ -10,7 +10,8 @@ residual changes when the mean of the round is absorbed, not before: a round tha
 It takes as much memory as the vector does, and as much again while a round runs.
 
 Values are rounded as the codec of the round rounds them, before anything else is done with them. So the residual also
-takes up what the codec rounds away: encoded again, they are the same.
+takes up what the codec rounds away: encoded again, they are the same. A codec that draws rounds once, by the seeds of
+the round (`averaging/codecs/seeds.py`): its errors have no bias and differ by peer, so they need no residual.
 
 Where the sketch loses nothing, nothing is kept here. Then a codec may leave something out, and keeps that itself.
 """
@@ -96,7 +97,7 @@ class Projection:
             logger.warning("left out of step: the sketch of the gradients of %d samples is not finite", weight)
             self._mass = None
             return None
-        if self.sketch.is_lossless:
+        if not self.sketch.needs_residual:
             return values
         self._sealed = _SealedValues(step, weight, whole, values)
         self._given[round_id] = weight, values.clone()
@@ -112,7 +113,7 @@ class Projection:
         if self.sketch.is_identity:
             return mean
         vector = self.sketch.expand(mean, step)
-        if not self.sketch.is_lossless:
+        if self.sketch.needs_residual:
             self._settle(step, counted_in)
         self.sketch.absorb(mean, step)
         return vector
@@ -121,9 +122,9 @@ class Projection:
         """`values` as others will decode them; None if they cannot be sent."""
         if not is_finite(values, CONTRIBUTION_LIMIT):
             return None
-        for segment in () if self.sketch.is_lossless else self.sketch.layout(step).segments:
+        for segment in self.sketch.layout(step).segments if self.sketch.needs_residual else ():
             codec, piece = segment.codecs.upload, values[segment.start : segment.stop]
-            if not codec.is_identity:
+            if not (codec.is_identity or codec.draws):
                 room = torch.empty(codec.max_encoded_bytes(piece.numel()), dtype=torch.uint8, device="cpu")
                 codec.decode(room[: codec.encode(piece, room)], piece)
         return values

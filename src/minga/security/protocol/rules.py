@@ -71,7 +71,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
     def of(cls, layout: VectorLayout, settings: SecureSettings) -> Rules:
         """The rules of a run. Raises `ConfigurationError` for codecs whose bytes others cannot make again."""
         for codec in (segment.codecs.upload for segment in layout.segments):
-            if codec.needs_residual or not (codec.recomputable and codec.has_fixed_size):
+            if codec.needs_residual or codec.draws or not codec.has_fixed_size:
                 raise ConfigurationError(f'members cannot make the bytes of the codec "{codec.choice}" again')
         thresholds, is_usual = settings.thresholds, settings.aggregator == DEFAULT_AGGREGATOR
         return cls(

@@ -290,7 +290,7 @@ def check_residual(codec: Codec) -> None:
             sealed.take_back()
             continue
         fate = chance.choice(list(Fate))
-        taken = {Fate.COUNTED: sent, Fate.WHOLE: sealed.values(chunk), Fate.LEFT_OUT: torch.zeros(numel)}[fate]
+        taken = {Fate.COUNTED: sent, Fate.WHOLE: sealed.values(chunk), Fate.UNCOUNTED: torch.zeros(numel)}[fate]
         applied += weight * taken.double()
         brought += weight * mean.double()
         sealed.commit([(chunk, fate)], taken)

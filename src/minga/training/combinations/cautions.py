@@ -9,17 +9,17 @@ from minga.training.combinations.refusals import SKETCH, UPLOAD
 from minga.training.combinations.rule import Rule, setting
 
 
-def _what_leaves_out(run: RunFacts) -> str:
-    return setting(UPLOAD, run.upload.choice) if run.upload.leaves_out else setting(SKETCH, run.sketch.choice)
+def _what_needs_residual(run: RunFacts) -> str:
+    return setting(UPLOAD, run.upload.choice) if run.upload.needs_residual else setting(SKETCH, run.sketch.choice)
 
 
 CAUTIONS: Final = (
     Rule(
         "W1",
         "error feedback of gradients, and an optimizer with second moments",
-        lambda run: run.leaves_out and run.has_moments and run.strategy.payload == "gradient",
+        lambda run: run.needs_residual and run.has_moments and run.strategy.payload == "gradient",
         lambda run: (
-            f"{_what_leaves_out(run)} sends old gradients in lumps, which make the second moments of "
+            f"{_what_needs_residual(run)} sends old gradients in lumps, which make the second moments of "
             f'optimizer.name = "{run.optimizer}" grow: lower optimizer.learning_rate, or take a strategy whose peers '
             "step on their own"
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from minga.averaging.codecs.layout import VectorLayout, codecs_of
+from minga.averaging.codecs import layout
 from minga.averaging.sketches.interface import make_sketch
 from minga.averaging.strategy_choice import StrategyFacts, facts_of
 from minga.core.spec.run_spec import RunSpec
@@ -18,14 +18,14 @@ MOMENT_OPTIMIZERS = ("adamw", "lamb")
 class CodecFacts:
     """What follows from a codec choice.
 
-    leaves_out: whether senders have to keep what it leaves out, and add it to later contributions.
+    needs_residual: whether senders have to keep what it leaves out, and add it to later contributions.
     recomputable: whether anybody who has the values can make the same bytes again, as many as for any other values.
     returns: whether, as a download codec, it gives back to the senders what of their contributions the mean left out.
     usual_download: how the means of such contributions travel where the run does not say; None: by this codec, too.
     """
 
     choice: str
-    leaves_out: bool
+    needs_residual: bool
     recomputable: bool
     returns: bool
     usual_download: str | None
@@ -35,12 +35,12 @@ class CodecFacts:
 class SketchFacts:
     """What follows from a sketch choice.
 
-    leaves_out: whether peers have to keep what it leaves out, and add it to later contributions.
+    needs_residual: whether peers have to keep what it leaves out, and add it to later contributions.
     """
 
     choice: str
     is_identity: bool
-    leaves_out: bool
+    needs_residual: bool
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class RunFacts:
     is_changed_batch: bool
 
     @property
-    def leaves_out(self) -> bool:
+    def needs_residual(self) -> bool:
         """Whether contributions lack something that later ones make up for."""
-        return self.upload.leaves_out or self.sketch.leaves_out
+        return self.upload.needs_residual or self.sketch.needs_residual
 
 
 def facts_of_run(spec: RunSpec) -> tuple[RunFacts, ...]:
@@ -120,23 +120,22 @@ def _facts_of_phase(spec: RunSpec) -> RunFacts:
 
 def codec_facts(choice: str) -> CodecFacts:
     """Those of a codec choice. Raises `ConfigurationError` if it is none here."""
-    found = codecs_of(choice)
     return CodecFacts(
         choice,
-        leaves_out=any(each.needs_residual for each in found),
-        recomputable=all(each.recomputable and each.has_fixed_size for each in found),
-        returns=any(each.returns for each in found),
-        usual_download=next((each.usual_download for each in found if each.usual_download), None),
+        needs_residual=layout.needs_residual(choice),
+        recomputable=all(each.has_fixed_size and not each.draws for each in layout.codecs_of(choice)),
+        returns=layout.returns(choice),
+        usual_download=layout.usual_download(choice),
     )
 
 
 def sketch_facts(choice: str) -> SketchFacts:
     """Those of a sketch choice. Raises `ConfigurationError` if it is none here."""
     if choice == DEFAULT_SKETCH:
-        return SketchFacts(choice, is_identity=True, leaves_out=False)
+        return SketchFacts(choice, is_identity=True, needs_residual=False)
     found = make_sketch(choice, _SMALL)
-    return SketchFacts(choice, found.is_identity, leaves_out=not found.is_lossless)
+    return SketchFacts(choice, found.is_identity, found.needs_residual)
 
 
-_SMALL = VectorLayout(((4, 4),), "float32")
+_SMALL = layout.VectorLayout(((4, 4),), "float32")
 """A sketch is asked for its facts on a vector: any will do."""

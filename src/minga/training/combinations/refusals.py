@@ -93,11 +93,11 @@ VERIFICATION: Final = (
     Rule(
         "R2",
         "checked runs, and a codec with a residual or with bytes that others cannot make again",
-        lambda run: run.is_verified and (run.upload.leaves_out or not run.upload.recomputable),
+        lambda run: run.is_verified and (run.upload.needs_residual or not run.upload.recomputable),
         lambda run: (
             f"{VERIFIED} needs a codec without private state, not {_upload(run)}: nobody could recompute a "
             "contribution that holds a residual"
-            if run.upload.leaves_out
+            if run.upload.needs_residual
             else f"{VERIFIED} needs a codec of fixed size whose bytes others can make again, not {_upload(run)}"
         ),
         ALL_OF_IT,
@@ -183,14 +183,14 @@ OTHERS: Final = (
     Rule(
         "R7",
         "strategies that send parameters, or those of one peer, and a codec that leaves something out",
-        lambda run: _sends_whole(run) and run.upload.leaves_out,
+        lambda run: _sends_whole(run) and run.upload.needs_residual,
         lambda run: f"{_strategy(run)} sends {_what(run)}, of which {_upload(run)} would send a part",
         ALL_OF_IT,
     ),
     Rule(
         "R7",
         "strategies that send parameters, or those of one peer, and a sketch that leaves something out",
-        lambda run: _sends_whole(run) and run.sketch.leaves_out,
+        lambda run: _sends_whole(run) and run.sketch.needs_residual,
         lambda run: f"{_strategy(run)} sends {_what(run)}, of which {_sketch(run)} would send a part",
         WHOLE_VECTORS,
     ),
@@ -214,7 +214,7 @@ OTHERS: Final = (
     Rule(
         "R9",
         "means by a codec that leaves something out",
-        lambda run: run.download.leaves_out,
+        lambda run: run.download.needs_residual,
         lambda run: (
             f"{_download(run)} leaves out of the means what nobody would make up for later: it is for contributions"
         ),
@@ -223,7 +223,7 @@ OTHERS: Final = (
     Rule(
         "R9",
         "means that give back to senders, and a codec of uploads that keeps nothing",
-        lambda run: run.own_download and run.download.returns and not run.upload.leaves_out,
+        lambda run: run.own_download and run.download.returns and not run.upload.needs_residual,
         lambda run: (
             f"{_download(run)} gives back to senders what means left out, which needs a sparse {UPLOAD}, not "
             f"{_upload(run)}"
@@ -257,21 +257,21 @@ OTHERS: Final = (
     Rule(
         "R14",
         "a codec and a sketch that both leave something out",
-        lambda run: run.upload.leaves_out and run.sketch.leaves_out,
+        lambda run: run.upload.needs_residual and run.sketch.needs_residual,
         lambda run: f"{_upload(run)} and {_sketch(run)} both leave something out: one of them can be made up for",
         ALL_OF_IT,
     ),
     Rule(
         "R15",
         "a decay of residuals, and nothing that is left out",
-        lambda run: run.residual_decay != 1.0 and not run.leaves_out,
+        lambda run: run.residual_decay != 1.0 and not run.needs_residual,
         lambda run: f"{setting(DECAY, run.residual_decay)} is for residuals, and {_upload(run)} leaves none",
         {DECAY: 1.0},
     ),
     Rule(
         "R15",
         "a warm-up, and a codec that leaves nothing out",
-        lambda run: run.warmup_rounds > 0 and not run.upload.leaves_out,
+        lambda run: run.warmup_rounds > 0 and not run.upload.needs_residual,
         lambda run: f"{setting(WARM_UP, run.warmup_rounds)} is for codecs that leave something out, not {_upload(run)}",
         {WARM_UP: 0},
     ),

@@ -22,6 +22,7 @@ from minga.core.errors import NonFiniteError
 from minga.core.spec.fields import Section
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
+from minga.training.strategy.own_parameters import own_moments, shared_model
 
 _CENTRE: Final = "strategy/centre"
 _OWN: Final = "own/parameters"
@@ -121,26 +122,18 @@ class Centred(Strategy):
         """Go on from the centre, as a newcomer does."""
         self._is_apart = self._is_lost = False
         self.replica.write_values(self._centre)
-        self.replica.put({name: torch.zeros_like(each) for name, each in self._moments().items()})
-
-    def _moments(self) -> dict[str, torch.Tensor]:
-        return {name: each for name, each in self.replica.tensors().items() if name.startswith("optimizer/")}
+        self.replica.put({name: torch.zeros_like(each) for name, each in own_moments(self.replica.tensors()).items()})
 
     # ---- state
 
     def shared_tensors(self) -> Mapping[str, torch.Tensor]:
         """The model at the centre, and the centre itself where the model has fewer bits."""
-        moments = self._moments().keys()
-        own = {name: each for name, each in self.replica.tensors().items() if name not in moments}
-        found = {**own, **self.replica.named(self._centre)}
-        if self.replica.rounded(self._centre) is not self._centre:
-            found[_CENTRE] = self._centre
-        return found
+        return shared_model(self.replica, self._centre, _CENTRE)
 
     def local_tensors(self) -> Mapping[str, torch.Tensor]:
         """The own parameters, the moments of the optimizer, and what is counted."""
         counts = {_ROUND: torch.tensor(self.replica.step), _SAMPLES: torch.tensor(self.samples)}
-        return self._moments() | counts | {_OWN: self.replica.read_values()}
+        return own_moments(self.replica.tensors()) | counts | {_OWN: self.replica.read_values()}
 
     def restored(
         self,
@@ -156,7 +149,7 @@ class Centred(Strategy):
         if local is not None:
             own = local[_OWN].clone()
             self.replica.write_values(own if int(local[_ROUND]) == round else self._rebased(own))
-            self.replica.put({name: each for name, each in local.items() if name.startswith("optimizer/")})
+            self.replica.put(own_moments(local))
         self._count_anew(0 if local is None else int(local[_SAMPLES]))
 
     def missed(self, rounds: int) -> Recovery:  # noqa: ARG002

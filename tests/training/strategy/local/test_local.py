@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable
@@ -222,6 +223,21 @@ def test_a_guess_moves_the_peer_alone_and_is_gone_when_the_round_is() -> None:
         for peer in (plain, eager):
             peer.absorb(mean)
         assert plain.replica.digest() == eager.replica.digest()
+
+
+def test_a_guess_takes_a_peers_part_of_the_target_batch_for_its_part_of_the_mean_whatever_it_counts_by() -> None:
+    jumps, model = [], small_model()
+    for weight in ("samples", "batch"):
+        peer = LocalPeer(model=copy.deepcopy(model), unit=16, overlap=True, merge="eager", weight=weight)
+        for round in range(2):
+            for step in range(4):
+                peer.micro_batch(2, 10 * round + step)
+            peer.seal()
+            peer.micro_batch(2, 10 * round + 5)
+            if round == 0:
+                peer.absorb(torch.full((peer.replica.vector.numel,), 0.1))
+        jumps.append(peer.strategy._guess.jump)  # type: ignore[attr-defined]
+    torch.testing.assert_close(jumps[0], jumps[1])
 
 
 # ---- what peers share
