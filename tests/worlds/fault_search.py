@@ -38,6 +38,8 @@ from tests.worlds.swarm_tools import later, longest_gap_s, make_spec, offences, 
 
 PEERS = 12
 NUMEL = 40_000
+ROWS = 100
+"""Of each matrix, where a sketch wants matrices."""
 RATE = 4 * NUMEL * 6.0
 """Bytes per second of each line: a round takes about a third of a second."""
 SLOWER = 20
@@ -80,6 +82,8 @@ class Scene:
     mishaps: tuple[Mishap, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of the strategy."""
+    averaging: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of that section, before `codec`."""
 
     @classmethod
     def drawn(cls, seed: int) -> Scene:
@@ -126,8 +130,10 @@ class Play:
         self.unfinished: int | None = None
         """The step that was under way when all trained together again, which ended the play."""
         settings = {scene.strategy: dict(scene.settings)} if scene.settings else {}
-        spec = make_spec(BATCH, codec=scene.codec, training={"strategy": scene.strategy}, strategy=settings)
-        make = vector_replica(NUMEL, scene.settings.get("fragments", 1))
+        averaging = {"codec": scene.codec, **scene.averaging}
+        spec = make_spec(BATCH, training={"strategy": scene.strategy}, strategy=settings, averaging=averaging)
+        rows = ROWS if "sketch" in averaging else 1
+        make = vector_replica(NUMEL, scene.settings.get("fragments", 1), rows)
         self.swarm = Swarm(spec, seed=scene.seed, make_replica=make, gradient=pull, checkpoint_every=2)
         for index in range(PEERS):
             auxiliary = scene.auxiliary and index == 1
@@ -299,8 +305,13 @@ def lost_steps(play: Play) -> list[str]:
     return wrong
 
 
-def play(seed: int, strategy: str | None = None, settings: Mapping[str, Any] | None = None) -> Play:
-    """Play the swarm of a seed to its end; with another `strategy` than the seed's, if one is named."""
+def play(
+    seed: int,
+    strategy: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    averaging: Mapping[str, Any] | None = None,
+) -> Play:
+    """Play the swarm of a seed to its end; with another `strategy` or `averaging` than the seed's, if one is named."""
     errors, played = _Errors(), None
     logging.getLogger().addHandler(errors)
 
@@ -309,6 +320,7 @@ def play(seed: int, strategy: str | None = None, settings: Mapping[str, Any] | N
         scene = Scene.drawn(seed)
         if strategy is not None:
             scene = replace(scene, strategy=strategy, settings=settings or {})
+        scene = replace(scene, averaging=averaging or {})
         played = Play(scene)
         await played.run()
 
@@ -326,9 +338,14 @@ def play(seed: int, strategy: str | None = None, settings: Mapping[str, Any] | N
     return played
 
 
-def search(seed: int, strategy: str | None = None, settings: Mapping[str, Any] | None = None) -> list[str]:
+def search(
+    seed: int,
+    strategy: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    averaging: Mapping[str, Any] | None = None,
+) -> list[str]:
     """What was wrong with the swarm of a seed, if anything, and then what was done to it; see `play`."""
-    played = play(seed, strategy, settings)
+    played = play(seed, strategy, settings, averaging)
     wrong = judge(played)
     return [*wrong, f"({played.scene})", *(f"({told})" for told in played.told)] if wrong else []
 

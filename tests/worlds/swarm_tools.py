@@ -34,12 +34,12 @@ def make_spec(batch: int, *, codec: str = "float32", digest_every: int = 1, **se
     return RunSpec.from_mapping(mapping).published({})
 
 
-def vector_replica(numel: int, parts: int = 1) -> Callable[[RunSpec], Replica]:
-    """`parts` parameters of `numel` elements in all, under plain gradient descent."""
+def vector_replica(numel: int, parts: int = 1, rows: int = 1) -> Callable[[RunSpec], Replica]:
+    """`parts` parameters of `rows` rows and `numel` elements in all, under plain gradient descent."""
 
     def make(spec: RunSpec) -> Replica:
         torch.manual_seed(1)
-        layers = [torch.nn.Linear(numel // parts, 1, bias=False) for _ in range(parts)]
+        layers = [torch.nn.Linear(numel // parts // rows, rows, bias=False) for _ in range(parts)]
         model = layers[0] if parts == 1 else torch.nn.ModuleList(layers)
         return Replica(spec, SGD(model.parameters(), lr=0.1), model=model)
 

@@ -10,6 +10,7 @@ import torch
 
 from minga.averaging.allreduce.round import Round, RoundOutcome
 from minga.averaging.allreduce.service import RoundAbortedError
+from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
 from minga.averaging.codecs.residual import MOST_ATTEMPTS_KEPT, MOST_ROUNDS_KEPT, Fate, Residual
@@ -103,6 +104,21 @@ def test_a_residual_of_long_ago_is_forgotten(missed: int, kept: bool) -> None:
     residual.step = 5
     residual.seal(torch.ones(NUMEL), 1, 5 + missed)
     assert bool(residual.mass.any()) is kept
+
+
+@pytest.mark.parametrize("value", [CONTRIBUTION_LIMIT, float("inf"), float("nan")])
+def test_a_residual_that_is_too_large_to_be_sent_is_dropped(value: float, layout: VectorLayout) -> None:
+    """With many samples behind it and few before it, what is left out may be far larger than any contribution."""
+    residual = Residual(NUMEL)
+    residual.mass[NUMEL // 2] = 3 * value
+    encoder = residual.seal(torch.ones(NUMEL), 2, 1)
+    assert not residual.mass.any()
+    for chunk in layout.chunks(0, NUMEL, 1024):
+        encoder.encode(chunk, memoryview(bytearray(chunk.upload_bytes)))
+    encoder.take_back()
+    residual.mass[NUMEL // 2] = CONTRIBUTION_LIMIT
+    residual.seal(torch.ones(NUMEL), 2, 1)
+    assert residual.mass.any(), "what can be sent is kept"
 
 
 FLAT = Division(tuple(PartShare(0.25, root, ()) for root in range(4)), ())
@@ -201,6 +217,26 @@ def test_a_run_with_a_codec_that_leaves_out_most(strategy: str, layout: VectorLa
                 assert residual is not None
                 assert residual.step >= 38
                 assert residual.mass.any()
+        finally:
+            await swarm.close()
+
+    main()
+
+
+def test_a_peer_goes_on_whose_residual_has_become_too_large(layout: VectorLayout) -> None:
+    """Alone, nobody else could take the step for it."""
+
+    @virtually
+    async def main() -> None:
+        averaging = {"codec": layout.codec_choice, "download_codec": "float32"}
+        swarm = Swarm(make_spec(16, averaging=averaging), seed=1, make_replica=vector_replica(NUMEL), gradient=pull)
+        peer = swarm.add()
+        try:
+            await swarm.run_until_step(2)
+            residual = peer.session.member.vectors.residual(2)  # type: ignore[union-attr]
+            assert residual is not None
+            residual.mass.fill_(1e33)
+            await swarm.run_until_step(5)
         finally:
             await swarm.close()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from minga.averaging.codecs.dense import codec
+from minga.averaging.codecs.interface import InvalidEncodingError
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.seeds import RoundSeeds
 from minga.averaging.compressors.randomk import drawn
@@ -51,3 +53,14 @@ def test_a_draw_is_the_same_on_all_machines() -> None:
 def test_nothing_but_a_seed_and_values_is_sent() -> None:
     assert codec("randomk").max_encoded_bytes(4096) == 4 + 2 * 64
     assert torch.equal(sent(torch.ones(100), 2**64 - 1), sent(torch.ones(100), 2**32 - 1))
+
+
+def test_a_seed_of_its_own_for_each_block_is_refused() -> None:
+    """Each would cost a draw of 4096 elements, a hundred times the work of reading what an encoder writes."""
+    made, numel = codec("randomk"), 64 * 4096
+    room, target = bytearray(made.max_encoded_bytes(numel)), torch.full((numel,), 7.0)
+    made.encode(torch.ones(numel), room, seed=1)
+    room[132 * 40] ^= 1
+    with pytest.raises(InvalidEncodingError, match="different seeds"):
+        made.decode(room, target)
+    assert bool((target == 7.0).all())

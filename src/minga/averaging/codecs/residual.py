@@ -30,16 +30,19 @@ Source: error feedback (Seide et al. 2014, Karimireddy et al. 2019), with the ma
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 import torch
 
-from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT
+from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT, is_finite, largest_magnitude
 from minga.averaging.codecs.layout import Chunk
 from minga.averaging.codecs.seeds import RoundSeeds
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.errors import NonFiniteError
+
+logger = logging.getLogger("minga.averaging")
 
 MOST_ROUNDS_KEPT: Final = 10
 """A residual that was last committed longer ago than so many rounds is forgotten: the model is elsewhere by now."""
@@ -49,6 +52,10 @@ NO_SEEDS: Final = RoundSeeds()
 
 MOST_ATTEMPTS_KEPT: Final = 16
 """Of so many rounds of a step that came to nothing a peer knows what it sent."""
+
+
+ROUNDING: Final = 2.0**-20
+"""More than the sum of a vector and a residual may be off by, relatively."""
 
 
 class Fate(enum.Enum):
@@ -119,13 +126,18 @@ class Residual:
     def seal(self, vector: torch.Tensor, weight: int, step: int, seeds: RoundSeeds = NO_SEEDS) -> Encoder:
         """The contribution of `step`: a mean over `weight` samples, neither to be changed before commit or take_back.
 
-        Its chunks are encoded with these `seeds`.
+        Its chunks are encoded with these `seeds`. What was left out is dropped, with a warning, if with it the
+        contribution were too large to be sent: else no round could have it, and nothing of it would ever get less.
 
         Raises `RuntimeError` if the one before was neither committed nor taken back.
         """
         if self._sealed is not None:
             raise RuntimeError("the last contribution is neither committed nor taken back")
         if step < self.step or self._age(self.step, step) > MOST_ROUNDS_KEPT:
+            self.mass.zero_()
+        room = (CONTRIBUTION_LIMIT - largest_magnitude(vector)) * weight
+        if not is_finite(self.mass, room * (1 - ROUNDING)):
+            logger.warning("what earlier rounds left out is too large to be sent, and dropped")
             self.mass.zero_()
         if step != self._aside_step:
             self._aside, self._aside_step = {}, step

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from minga.averaging.codecs.interface import largest_magnitude, require_magnitude
+from minga.averaging.codecs.interface import InvalidEncodingError, largest_magnitude, require_magnitude
 from minga.averaging.compressors.kept_values import Float16Values
 from minga.averaging.compressors.sparse_codec import (
     BLOCK_ELEMENTS,
@@ -68,13 +68,13 @@ class RandomKCodec(SparseCodec):
         return at
 
     def _sent(self, raw: Bytes, numel: int, limit: float) -> Iterator[tuple[Numbers, Values]]:
-        at = 0
+        at, seed = 0, int.from_bytes(raw[:SEED_BYTES].tobytes(), "little")
         for first, blocks, elements in blocks_of(numel):
             count, size = share_of_block(self.k, elements), self._block_bytes(elements)
             rows = raw[at : at + blocks * size].reshape(blocks, size)
-            seeds = np.ascontiguousarray(rows[:, :SEED_BYTES]).view("<u4")[:, 0]
-            indices = np.stack([drawn(int(seed), count, elements) for seed in seeds])
-            indices += first + elements * np.arange(blocks)[:, None]
+            if (rows[:, :SEED_BYTES] != raw[:SEED_BYTES]).any():  # each would cost a draw of all elements
+                raise InvalidEncodingError("the blocks of a slice have different seeds")
+            indices = drawn(seed, count, elements) + first + elements * np.arange(blocks)[:, None]
             yield indices, _VALUES.decode(rows[:, SEED_BYTES:], count, limit)
             at += blocks * size
 
