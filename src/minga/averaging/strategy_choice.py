@@ -159,8 +159,9 @@ def largest_strategy(run: StrategyUser) -> StrategyChoice:
 def round_batch_range(run: StrategyUser) -> tuple[int, int]:
     """The smallest and the largest number of samples with which a round of this run may close.
 
-    With fragments that is their part of the target batch, so that each fragment is averaged once for each batch.
+    With fragments that is their part of the target batch, so that each fragment is averaged once for each batch,
+    and at least one sample.
     """
     fragments = facts_of(run).fragments
     least, most = run.training.batch_range
-    return least // fragments, most // fragments
+    return max(1, least // fragments), max(1, most // fragments)

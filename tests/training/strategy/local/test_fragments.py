@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.strategy_choice import round_batch_range
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.training.plugins_of_run import check_plugins
@@ -75,6 +76,13 @@ def test_a_batch_that_fragments_do_not_divide_is_refused() -> None:
     run = {"name": "x", "training": {"strategy": "local", "target_batch_size": 4096}}
     with pytest.raises(ConfigurationError, match="4096 is not a multiple of the 3 fragments"):
         check_plugins(RunSpec.from_mapping({**run, "strategy": {"local": {"fragments": 3}}}))
+
+
+def test_a_round_of_a_measured_batch_takes_at_least_one_sample_of_each_fragment() -> None:
+    """Rounds of none would follow on each other with nothing in between."""
+    batch = {"target_batch_size": "auto", "target_batch_size_min": 1, "target_batch_size_max": 7}
+    run = {"name": "test", "training": {"strategy": "local", **batch}, "strategy": {"local": {"fragments": 5}}}
+    assert round_batch_range(RunSpec.from_mapping(run)) == (1, 1)
 
 
 def test_streaming_is_diloco_for_each_fragment_at_its_own_rounds() -> None:
