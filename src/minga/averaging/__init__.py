@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from minga.averaging.codecs.interface import (
         FLOAT32_MAX,
         Codec,
+        CodecPair,
         InvalidEncodingError,
         largest_magnitude,
         require_magnitude,
@@ -35,6 +36,7 @@ __all__ = [
     "FLOAT32_MAX",
     "SKETCHES",
     "Codec",
+    "CodecPair",
     "InvalidEncodingError",
     "Sketch",
     "VectorLayout",
@@ -45,6 +47,7 @@ __all__ = [
 _LATE = {  # imported when they are first asked for
     "CODECS": "minga.averaging.codecs.registry",
     "Codec": "minga.averaging.codecs.interface",
+    "CodecPair": "minga.averaging.codecs.interface",
     "FLOAT32_MAX": "minga.averaging.codecs.interface",
     "InvalidEncodingError": "minga.averaging.codecs.interface",
     "SKETCHES": "minga.averaging.sketches.registry",

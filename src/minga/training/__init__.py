@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from minga.averaging.messages import PeerScore
     from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts
     from minga.core.spec.fields import choice, described, real, whole
     from minga.training.strategy.delayed import Delayed
@@ -30,6 +31,7 @@ __all__ = [
     "STRATEGIES",
     "ContributionFate",
     "Delayed",
+    "PeerScore",
     "Recovery",
     "Settings",
     "Strategy",
@@ -44,6 +46,7 @@ __all__ = [
 _LATE = {  # imported when they are first asked for
     "ContributionFate": "minga.training.strategy.interface",
     "Delayed": "minga.training.strategy.delayed",
+    "PeerScore": "minga.averaging.messages",
     "Recovery": "minga.training.strategy.interface",
     "STRATEGIES": "minga.averaging.strategy_choice",
     "Settings": "minga.training.strategy.interface",

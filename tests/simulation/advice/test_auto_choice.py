@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.simulation.advice.auto_choice import AutoChoice, choose, with_chosen_strategy
-from minga.simulation.advice.ways import SYNCHRONOUS
+from minga.simulation.advice.ways import FEW_INNER_STEPS, SYNCHRONOUS
 from minga.simulation.forecast.model_facts import ModelFacts
 from minga.simulation.forecast.peer_text import parse_peers
 from minga.simulation.forecast.planned_run import PlannedRun
@@ -99,3 +100,7 @@ def test_a_spec_that_names_its_strategy_is_left_alone_and_auto_goes_no_further()
         with_chosen_strategy(spec(strategy_changes=[{"from_step": 3, "strategy": "delayed"}]))
     with pytest.raises(ConfigurationError, match="is chosen by `minga host`"):
         with_origins(spec())
+
+
+def test_the_fewest_inner_steps_are_those_that_the_strategy_itself_wants() -> None:
+    assert StrategyChoice("local").facts.least_micro_batches == FEW_INNER_STEPS

@@ -134,8 +134,9 @@ CASES = (
     Case(
         "R9",
         {"averaging.codec": "int8", "averaging.download_codec": "giving_back"},
-        'averaging.download_codec = "giving_back" gives back to senders what means left out, which needs a sparse '
-        'averaging.codec, not averaging.codec = "int8"; set averaging.download_codec = "float16"',
+        'averaging.download_codec = "giving_back" gives back to senders what means left out, which needs an '
+        'averaging.codec with a residual, such as "topk", not averaging.codec = "int8"; set '
+        'averaging.download_codec = "float16"',
     ),
     Case(
         "R9",

@@ -51,7 +51,7 @@ class RoundVectors:
         keeps_uncounted: bool = False,
     ) -> None:
         self._layout_of, self._lossy = layout_of, lossy
-        self._new, self.keeps_uncounted = new, keeps_uncounted
+        self._new, self._keeps_uncounted = new, keeps_uncounted
         self._results: dict[int, torch.Tensor] = {}
         self._residuals: dict[str, Residual] = {}
         self._restored: dict[str, KeptResidual] = {}  # of an earlier process, by vector, until a round asks for them
@@ -88,7 +88,7 @@ class RoundVectors:
                 layout.total,
                 device=self.result(step).device,
                 age=lambda a, b: self._rounds_of(name, a, b),
-                keeps_uncounted=self.keeps_uncounted,
+                keeps_uncounted=self._keeps_uncounted,
                 decay=self._lossy.residual_decay,
             )
             kept = self._restored.pop(name, None)
@@ -112,13 +112,18 @@ class RoundVectors:
         self._restored = dict(kept)
 
     def forget(self) -> int:
-        """Drop all residuals: rounds may have counted what this peer gave, and nobody can say; or another strategy goes
-        on. Returns of how many vectors something was left out.
+        """Drop all residuals: rounds may have counted what this peer gave, and nobody can say. Returns of how many
+        vectors something was left out.
         """
         masses = [each.mass for each in self._residuals.values()] + [each.mass for each in self._restored.values()]
         self._residuals.clear()
         self._restored.clear()
         return sum(1 for mass in masses if mass.any())
+
+    def begin_anew(self, *, keeps_uncounted: bool) -> int:
+        """Another strategy goes on, which `keeps_uncounted` contributions or not; see `forget`."""
+        self._keeps_uncounted = keeps_uncounted
+        return self.forget()
 
     def _rounds_of(self, subject: str, since: int, step: int) -> int:
         """How many rounds from `since` on, before `step`, are of this vector; it does not count beyond what matters."""

@@ -28,7 +28,7 @@ from minga.core.spec.sections import AUTO_STRATEGY
 from minga.recipes.registry import CUSTOM
 from minga.simulation.advice.advised_batch import BatchLimits
 from minga.simulation.advice.comparison import Compared, best_of, compare
-from minga.simulation.advice.ways import DELAYED, SYNCHRONOUS, TrainingWay, local_way
+from minga.simulation.advice.ways import DELAYED, FEW_INNER_STEPS, SYNCHRONOUS, TrainingWay, local_way
 from minga.simulation.forecast.devices import THIS, read_measurements
 from minga.simulation.forecast.model_facts import facts_of_recipe
 from minga.simulation.forecast.peer_text import parse_peers
@@ -37,7 +37,7 @@ from minga.simulation.forecast.volunteers import resolve
 
 LITTLE_KAPPA: Final = 0.1
 HIDDEN_KAPPA: Final = 0.8
-LEAST_INNER_STEPS, MOST_INNER_STEPS = 30, 500
+MOST_INNER_STEPS: Final = 500
 USUAL_PEERS: Final = "8x(t4, up=20Mbit, down=100Mbit)"
 """Volunteers at home, where nobody says who will take part."""
 _COUNTED_IN_STEPS: Final = (
@@ -118,7 +118,7 @@ def _local_ways(setting: PlannedRun, codec: str | None) -> list[TrainingWay]:
     found = []
     for overlap, most in ((False, LITTLE_KAPPA), (True, HIDDEN_KAPPA)):
         wanted = math.ceil(share / most) if share < math.inf else MOST_INNER_STEPS
-        steps = min(max(wanted, LEAST_INNER_STEPS), MOST_INNER_STEPS)
+        steps = min(max(wanted, FEW_INNER_STEPS), MOST_INNER_STEPS)
         found.append(local_way(steps, codec, local_batch=inner, overlap=overlap))
     return found
 

@@ -35,8 +35,7 @@ class StrategySwitch:
 
     def _note(self, samples: int) -> None:
         """On the training thread: another strategy goes on, also where a state was fetched that is of another."""
-        residuals = self._vectors.forget()
-        self._vectors.keeps_uncounted = self._port.facts.keeps_uncounted
+        residuals = self._vectors.begin_anew(keeps_uncounted=self._port.facts.keeps_uncounted)
         self._replica.forget_left_out()
         self._changed = StrategyChanged(
             step=self._replica.step,

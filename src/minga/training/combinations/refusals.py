@@ -225,8 +225,8 @@ OTHERS: Final = (
         "means that give back to senders, and a codec of uploads that keeps nothing",
         lambda run: run.own_download and run.download.returns and not run.upload.needs_residual,
         lambda run: (
-            f"{_download(run)} gives back to senders what means left out, which needs a sparse {UPLOAD}, not "
-            f"{_upload(run)}"
+            f"{_download(run)} gives back to senders what means left out, which needs an {UPLOAD} with a residual, "
+            f'such as "topk", not {_upload(run)}'
         ),
         {DOWNLOAD: "float16"},
     ),
