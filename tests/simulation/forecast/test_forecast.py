@@ -197,6 +197,7 @@ def test_a_way_that_sends_far_less_and_is_hardly_later_is_named_beside_the_best(
     setting = plan("8x(t4, 20Mbit, samples_per_s=0.9, micro_batch=4)", batch=512).setting
     delayed, few = compare(setting, [TrainingWay(BOTH[1], "int8"), local_way(20, "int4")])
     assert few.traffic_per_day[0] < delayed.traffic_per_day[0] / 4
+    assert few.gap is not None
     late = replace(few, gap=replace(few.gap, least=90.0, most=90.0))
     assert frugal_of([delayed, late], delayed) is None
     near = replace(few, gap=replace(few.gap, least=0.0, most=0.0))
