@@ -21,7 +21,7 @@ from minga.averaging.codecs.dense import FLOAT32_MAX, CastCodec, Codec, InvalidE
 from minga.averaging.codecs.registry import CODECS
 from minga.core.errors import ConfigurationError
 from minga.testing import CODEC_CHECKS, CodecViolation
-from minga.testing.codecs.defence import check_hostile_bytes
+from minga.testing.codecs.defence import check_hostile_bytes, check_limit_is_consistent
 from minga.testing.codecs.suite import (
     check_buffers,
     check_cuts,
@@ -98,6 +98,16 @@ def test_bytes_are_reversed_where_the_machine_is_big_endian(monkeypatch: pytest.
     for name, encoded in native.items():
         width = len(encoded) // 2
         assert encode(name, torch.tensor([1.5, -2.25])) == encoded[:width][::-1] + encoded[width:][::-1]
+
+
+def test_the_suite_names_the_bytes_that_a_codec_encodes_and_then_refuses() -> None:
+    class Forgetful(type(codec("float16"))):  # type: ignore[misc]
+        def _check(self, raw: torch.Tensor, numel: int, limit: float) -> None:
+            if limit < FLOAT32_MAX:
+                raise InvalidEncodingError("a scale that no encoder writes")
+
+    with pytest.raises(CodecViolation, match=r"refuses what it encoded itself, 700 .* limit of both, 1e-30: a scale"):
+        check_limit_is_consistent(Forgetful("float16", torch.float16))
 
 
 def test_the_suite_finds_a_codec_that_clips() -> None:

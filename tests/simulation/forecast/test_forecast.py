@@ -18,7 +18,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.simulation.advice.advice import warnings
 from minga.simulation.advice.advised_batch import advised_batch
-from minga.simulation.advice.comparison import best_of, compare
+from minga.simulation.advice.comparison import best_of, compare, frugal_of
 from minga.simulation.advice.ways import DENSE, TrainingWay, local_way
 from minga.simulation.forecast.devices import DEVICES, Measurement, keep_measurements, look_up, read_measurements
 from minga.simulation.forecast.forecast import Forecast, encoded_bytes, forecast
@@ -191,6 +191,19 @@ def test_of_equally_good_ways_the_first_is_best() -> None:
     assert best_of(found) is found[0]
     slow = plan("8x(t4, 5Mbit, samples_per_s=10, micro_batch=4)").setting
     assert best_of(compare(slow, ways)).way.strategy.name == "delayed"
+
+
+def test_a_way_that_sends_far_less_and_is_hardly_later_is_named_beside_the_best() -> None:
+    setting = plan("8x(t4, 20Mbit, samples_per_s=0.9, micro_batch=4)", batch=512).setting
+    delayed, few = compare(setting, [TrainingWay(BOTH[1], "int8"), local_way(20, "int4")])
+    assert few.traffic_per_day[0] < delayed.traffic_per_day[0] / 4
+    assert few.gap is not None
+    late = replace(few, gap=replace(few.gap, least=90.0, most=90.0))
+    assert frugal_of([delayed, late], delayed) is None
+    near = replace(few, gap=replace(few.gap, least=0.0, most=0.0))
+    assert frugal_of([delayed, late, near], delayed) is near
+    assert frugal_of([delayed, replace(near, gap=None)], delayed) is None
+    assert frugal_of([near], near) is None
 
 
 def test_a_round_whose_means_are_larger_than_its_contributions_waits_for_the_downloads() -> None:

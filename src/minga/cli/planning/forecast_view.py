@@ -13,7 +13,7 @@ from rich.table import Table
 from minga.cli.terminal.output import plain_table
 from minga.core.units import format_duration, format_size
 from minga.simulation.advice.advised_batch import advised_batch
-from minga.simulation.advice.comparison import Compared
+from minga.simulation.advice.comparison import Compared, frugal_of
 from minga.simulation.advice.gaps import Gap
 from minga.simulation.forecast.forecast import Forecast
 from minga.simulation.forecast.memory import footprint
@@ -72,11 +72,13 @@ def _gap_text(gap: Gap | None) -> str:
     return f"{gap.percent:.2g} ± {half:.2g}" + ("*" if gap.basis == "literature" else "")
 
 
-def forecast_text(chosen: Compared, warnings: Sequence[str], precision: str, *, is_table: bool) -> Iterator[str]:
+def forecast_text(
+    chosen: Compared, compared: Sequence[Compared], warnings: Sequence[str], precision: str
+) -> Iterator[str]:
     """What the tables do not say, in sentences."""
     best = chosen.forecast
     setting = best.setting
-    if is_table:
+    if len(compared) > 1:
         yield (
             "Gap: how much higher the loss is after equally many samples than with synchronous float16; * is from the "
             "literature, for small models. To a loss: the time, relative to the way that comes first to it."
@@ -91,10 +93,15 @@ def forecast_text(chosen: Compared, warnings: Sequence[str], precision: str, *, 
     )
     yield f"The round waits for {binding_text(best.binding, names(setting.volunteers))}."
     yield (
-        f'Best: strategy = "{setting.strategy.name}", codec = "{setting.codec}"{_settings_text(chosen)}. '
+        f"Best: {_settings_text(chosen)}. "
         f"Communication takes at most a fifth "
         f"of the time from a target batch of {advised_batch(best):,} on."
     )
+    if (frugal := frugal_of(compared, chosen)) is not None:
+        yield (
+            f"With {chosen.traffic_per_day[0] / frugal.traffic_per_day[0]:.0f} times less to send, and "
+            f"{frugal.equal_s / chosen.equal_s:.2f} times as long to a loss: {_settings_text(frugal)}."
+        )
     estimated = sorted({str(each.peers.device) for each in setting.volunteers if each.speed_origin == "estimate"})
     if estimated:
         yield (
@@ -108,8 +115,9 @@ def forecast_text(chosen: Compared, warnings: Sequence[str], precision: str, *, 
 
 
 def _settings_text(chosen: Compared) -> str:
-    """What else the run spec has to say for this way."""
-    way, words = chosen.way, ""
+    """What the run spec has to say for this way."""
+    way = chosen.way
+    words = f'strategy = "{way.strategy.name}", codec = "{way.codec}"'
     if way.download_codec is not None:
         words += f', download_codec = "{way.download_codec}"'
     if way.batches > 1:

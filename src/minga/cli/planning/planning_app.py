@@ -37,9 +37,11 @@ def plan(
         int | None, typer.Option(min=1, max=2**24, help="Samples of a step (default: 4096).")
     ] = None,
     codec: Annotated[
-        str | None, typer.Option(help="adaptive, float32, float16, bfloat16, int8 (default: the best).")
+        str | None, typer.Option(help='adaptive, float16, int8, "int4(block=64)", topk, … (default: the best).')
     ] = None,
-    strategy: Annotated[str | None, typer.Option(help="synchronous or delayed (default: the best).")] = None,
+    strategy: Annotated[
+        str | None, typer.Option(help="synchronous, delayed, local, leader, elastic or demo (default: the best).")
+    ] = None,
     optimizer: Annotated[
         str | None, typer.Option(help="lamb, adamw, sgd, lars or larc, for memory (default: lamb).")
     ] = None,

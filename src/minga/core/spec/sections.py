@@ -136,7 +136,8 @@ class TrainingSection(Section):
     strategy: PluginName = described(
         "synchronous",
         "delayed averages while the next batch is computed, one step behind; auto is chosen when the run begins",
-        'the name of a strategy: "synchronous", "delayed", "local" or an installed one, or "auto"',
+        'the name of a strategy: "synchronous", "delayed", "local" or another one of docs/strategies.md or of an '
+        'installed package, or "auto"',
     )
     strategy_changes: Annotated[tuple[StrategyChange, ...], Field(strict=False, max_length=MAX_STRATEGY_CHANGES)] = (
         described(

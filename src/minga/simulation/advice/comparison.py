@@ -18,6 +18,12 @@ from minga.training.combinations.judgement import check_combinations, refusals
 GOOD_ENOUGH: Final = 0.05
 """By which fraction a way has to come sooner to a loss than those before it to be called better."""
 
+FRUGAL_TIME: Final = 1.15
+"""How many times as long to the same loss a frugal way may take."""
+
+FRUGAL_UPLOAD: Final = 0.25
+"""At most this share of the uploads of another way makes one frugal."""
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -71,6 +77,18 @@ def best_of(found: Sequence[Compared]) -> Compared:
     """The one that comes first to a loss; or the first of those that are hardly later."""
     least_s = min(each.equal_s for each in found)
     return next(each for each in found if each.equal_s <= least_s * (1.0 + GOOD_ENOUGH) or math.isinf(least_s))
+
+
+def frugal_of(found: Sequence[Compared], best: Compared) -> Compared | None:
+    """The soonest of those that send far less than the best one and are not much later; None if there is none."""
+    frugal = [
+        each
+        for each in found
+        if each.gap is not None
+        and each.equal_s <= best.equal_s * FRUGAL_TIME
+        and each.traffic_per_day[0] <= best.traffic_per_day[0] * FRUGAL_UPLOAD
+    ]
+    return min(frugal, key=lambda each: each.equal_s, default=None)
 
 
 def _planned(setting: PlannedRun, way: TrainingWay) -> PlannedRun:

@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from minga.averaging.codecs.interface import FLOAT32_MAX, Codec
+from minga.averaging.codecs.interface import FLOAT32_MAX, Codec, InvalidEncodingError
 
 SIZES: Final = (0, 1, 2, 3, 127, 128, 255, 256, 257, 511, 513, 1000, 4095, 65_535, 65_536, 65_537, 131_329)
 
@@ -64,8 +64,16 @@ def encoded_of(codec: Codec, source: torch.Tensor) -> bytearray:
 def decoded_of(codec: Codec, encoded: bytearray | bytes, numel: int) -> torch.Tensor:
     """The `numel` values that the codec reads from bytes."""
     target = torch.full((numel,), math.nan)
-    codec.decode(encoded, target)
+    accepts(codec, f"{numel} elements", codec.decode, encoded, target)
     return target
+
+
+def accepts(codec: Codec, what: str, call: Callable[..., object], *arguments: object, **named: object) -> None:
+    """Raise `CodecViolation` if the call refuses bytes that the codec itself has encoded, of `what`."""
+    try:
+        call(*arguments, **named)
+    except InvalidEncodingError as error:
+        raise CodecViolation(f"{codec.name}: refuses what it encoded itself, {what}: {error}") from error
 
 
 def refuses(

@@ -17,7 +17,7 @@ from minga.averaging.codecs.interface import (
     InvalidEncodingError,
 )
 from minga.core.errors import NonFiniteError
-from minga.testing.codecs.cases import decoded_of, encoded_of, refuses, require
+from minga.testing.codecs.cases import accepts, decoded_of, encoded_of, refuses, require
 
 
 def check_local_non_finite(codec: Codec) -> None:
@@ -45,8 +45,9 @@ def check_limit_is_consistent(codec: Codec) -> None:
         buffer = bytearray(codec.max_encoded_bytes(700))
         exact = float(source.abs().max())
         encoded = buffer[: codec.encode(source, buffer, limit=exact)]
-        codec.decode(encoded, torch.zeros(700), limit=exact)
-        codec.decode_add(encoded, torch.zeros(700), 0.5, limit=exact)
+        what = f"700 elements whose largest magnitude is the limit of both, {exact:g}"
+        accepts(codec, what, codec.decode, encoded, torch.zeros(700), limit=exact)
+        accepts(codec, what, codec.decode_add, encoded, torch.zeros(700), 0.5, limit=exact)
     too_large = torch.full((700,), 2 * CONTRIBUTION_LIMIT)
     decoded = decoded_of(codec, encoded_of(codec, too_large), 700)
     if float(decoded.max()) > CONTRIBUTION_LIMIT:
