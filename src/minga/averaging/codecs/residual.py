@@ -126,9 +126,9 @@ class Residual:
     def seal(self, vector: torch.Tensor, weight: int, step: int, seeds: RoundSeeds = NO_SEEDS) -> Encoder:
         """The contribution of `step`: a mean over `weight` samples, neither to be changed before commit or take_back.
 
-                Its chunks are encoded with these `seeds`. What was left out is dropped, with a warning, if with it the
+        Its chunks are encoded with these `seeds`. What was left out is dropped, with a warning, if with it the
         contribution were too large to be sent: else no round could have it, and nothing of it would ever get less.
-        
+
         Raises `RuntimeError` if the one before was neither committed nor taken back.
         """
         if self._sealed is not None:
