@@ -9,6 +9,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from minga.averaging.strategy_choice import STRATEGIES
 from minga.core.spec.fields import allowed_values
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.registry import RECIPES
@@ -16,7 +17,7 @@ from minga.recipes.registry import RECIPES
 HEAD: Final = """\
 # Run spec
 
-<!-- Made by `make docs` from `minga.core.spec` and the settings of the recipes. -->
+<!-- Made by `make docs` from `minga.core.spec` and the settings of recipes and strategies. -->
 
 A run spec is the TOML file that describes a run. Only `name` is required. `minga new RECIPE` prints one with every
 setting and its meaning. Sizes of batches, steps and the like count for all peers together.
@@ -33,6 +34,9 @@ def run_spec_page() -> str:
     parts.append("\n## Recipes\n\nThe settings of a recipe stand in a table of its own, `[recipe.NAME]`.\n")
     recipes = filter(_comes_with_minga, RECIPES.names())
     parts += [_section(f"recipe.{name}", RECIPES.get(name).Settings, level=3) for name in recipes]
+    parts.append("\n## Strategies\n\nThe settings of a strategy stand in a table of its own, `[strategy.NAME]`.\n")
+    kinds = {name: STRATEGIES.get(name) for name in STRATEGIES.names() if STRATEGIES.origin(name) is None}
+    parts += [_section(f"strategy.{n}", k.Settings, level=3) for n, k in kinds.items() if k.Settings.model_fields]
     return "".join(parts)
 
 

@@ -15,7 +15,7 @@ class OnesVector:
     """Memory for the two numbers."""
 
     layout = VectorLayout((2,), "float32")
-    numel = 2
+    numel = parameters_numel = 2
 
     def new(self) -> torch.Tensor:
         return torch.zeros(2)
@@ -51,6 +51,9 @@ class OnesReplica(ReplicaInterface):
 
     def restore(self, snapshot: StateSnapshot) -> None:
         self.step = snapshot.step
+
+    def clip_own(self, mean: torch.Tensor) -> float:
+        return 1.0
 
     def apply(self, mean: torch.Tensor, step: int) -> None:
         self.step = step

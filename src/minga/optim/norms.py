@@ -31,7 +31,7 @@ _ROWS: Final = 16
 _BLOCK: Final = 1 << 14
 _ACCELERATOR_BLOCK: Final = 1 << 20
 """Columns that are folded at once."""
-_TINY: Final = 1e-6
+TINY_NORM: Final = 1e-6
 """Keeps a gradient of norm 0 from being divided by 0, as torch's clipping does."""
 
 
@@ -57,7 +57,7 @@ def clip_by_global_norm(parameters: Iterable[Tensor], max_norm: float) -> float:
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = global_norm(gradients)
-    factor = max_norm / (norm + _TINY)
+    factor = max_norm / (norm + TINY_NORM)
     if not factor >= 1.0:  # a norm that is no number spoils the gradients, so that it shows
         for place, tensors in by_place(gradients).items():
             scale = rounded(factor, place.dtype)

@@ -22,6 +22,8 @@ from minga.averaging.codecs.residual import Encoder, Fate, Residual
 from minga.averaging.compressors.kept_values import FLOAT16_MAX
 
 PEERS, ROUNDS = 3, 200
+MOST_LOST_BY_RELAY: Final = 0.1
+"""Share of the squared norm."""
 WEIGHTS: Final = (1, 7, 1000, 1_000_000)
 
 
@@ -233,12 +235,26 @@ def check_alone(pair: CodecPair) -> None:
     _require(torch.equal(mean, wanted), pair, "the mean of one peer is not what its codecs make of its vector")
 
 
+def check_relay(pair: CodecPair) -> None:
+    """The mean of a site travels on to the root by a codec that leaves little out: a relay has no residual, and what it
+    cut off would be in no mean, so that no sender would take it back.
+    """
+    swarm, relay = _Swarm(pair, seed=10), pair.relay
+    _require(not relay.needs_residual and not relay.returns, pair, f"a relay would cut off the rest by {relay!r}")
+    exact = swarm.reduce(swarm.seal(0)[1], range(PEERS)).exact
+    room, passed = bytearray(relay.max_encoded_bytes(exact.numel())), torch.empty_like(exact)
+    relay.decode(room[: relay.encode(exact, room)], passed)
+    lost = float((passed - exact).double().square().sum() / exact.double().square().sum())
+    _require(lost < MOST_LOST_BY_RELAY, pair, f"a relay loses {lost:.0%} of a mean by {relay!r}")
+
+
 PAIR_CHECKS: Final[tuple[Callable[[CodecPair], None], ...]] = (
     check_mass,
     check_repairs,
     check_restart,
     check_returns,
     check_alone,
+    check_relay,
 )
 """All checks, each taking the pair and raising `PairViolation` if it fails."""
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from minga.averaging.allreduce.messages import ChunkWeight, PartHello
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.sender import PART
+from minga.averaging.allreduce.service import RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.solver.division import Division, PartShare
 from minga.core.errors import RemoteError
@@ -49,6 +50,33 @@ async def connect_all(world: World) -> None:
         for other in world.parties:
             if other is not party and other.network.address.dialable:
                 await party.network.process.run(party.node.connection(other.peer_id))
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("contributor", range(7))
+def test_the_only_contribution_of_a_round_comes_over_relays_to_the_bit(contributor: int, dies: bool) -> None:
+    """No member has anything else to give. If its sender dies in the middle, the round comes to nothing for all."""
+
+    @virtually
+    async def main() -> None:
+        world = World(7, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        await connect_all(world)
+        (vector,) = vectors_of(1)
+        vectors = [vector if me == contributor else None for me in range(7)]
+        plan = world.divide(LAYOUT, two_sites([0, 2, 4], [1, 3, 5], alone=[6]))
+        if dies:
+            later(0.2, lambda: world.internet.kill(world.parties[contributor].network))
+        results, outcomes = await world.reduce(plan, LAYOUT, vectors, [int(me == contributor) for me in range(7)])
+        for me in set(range(7)) - {contributor} if dies else range(7):
+            assert not world.parties[me].offences()
+            if dies:
+                assert isinstance(outcomes[me], RoundAbortedError)
+            else:
+                assert isinstance(outcomes[me], RoundOutcome)
+                assert torch.equal(results[me], vector)
+        await world.close()
+
+    main()
 
 
 @pytest.mark.parametrize(("codec", "tolerance"), [("float32", 1e-5), ("float16", 5e-3), ("int8", 0.06)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -109,9 +110,12 @@ def test_chunks_tile_every_part(numels: list[int], choice: str, target_bytes: in
             assert chunk.start == expected < chunk.stop
             expected = chunk.stop
             assert chunk.upload_bytes == chunk.codecs.upload.max_encoded_bytes(chunk.numel)
-            assert chunk.upload_bytes <= max(
-                target_bytes, chunk.codecs.upload.max_encoded_bytes(chunk.codecs.upload.block_elements)
-            )
+            block = math.lcm(chunk.codecs.upload.block_elements, chunk.codecs.download.block_elements)
+            for used, size in (
+                (chunk.codecs.upload, chunk.upload_bytes),
+                (chunk.codecs.download, chunk.download_bytes),
+            ):
+                assert size <= max(target_bytes, used.max_encoded_bytes(block))
             assert not any(chunk.start < border < chunk.stop for border in inner)
             (segment,) = (one for one in layout.segments if one.start <= chunk.start < one.stop)
             assert chunk.codecs.upload is segment.codecs.upload

@@ -302,3 +302,16 @@ async def reduce_into(
         )
     ]
     return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_a_decay_forgets_its_share_in_each_round_that_counts(layout: VectorLayout) -> None:
+    plain, decaying = Residual(NUMEL), Residual(NUMEL, decay=0.5)
+    chunks, vector = layout.chunks(0, NUMEL, 1000), torch.linspace(-1, 1, NUMEL)
+    for residual in (plain, decaying):
+        residual.seal(vector, 2, 0).commit([(chunk, Fate.COUNTED) for chunk in chunks], vector)
+    assert plain.mass.any()
+    assert torch.equal(decaying.mass, plain.mass / 2)
+    decaying.seal(vector, 2, 1).take_back()
+    assert torch.equal(decaying.mass, plain.mass / 2)
+    decaying.seal(vector, 2, 1).commit([(chunk, Fate.LEFT_OUT) for chunk in chunks], vector)
+    assert torch.equal(decaying.mass, (plain.mass / 2 + 2 * vector) / 2)

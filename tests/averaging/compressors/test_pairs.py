@@ -12,7 +12,7 @@ from minga.averaging.codecs.interface import CodecPair
 from minga.averaging.compressors.topk import GlobalTopKCodec, GlobalTopKSettings, TopKCodec, TopKSettings
 from minga.testing import PAIR_CHECKS, PairViolation
 from minga.testing.codecs.cases import decoded_of, encoded_of
-from minga.testing.pair_suite import check_mass, check_returns
+from minga.testing.pair_suite import check_mass, check_relay, check_returns
 
 PAIRS = [
     ("topk", "gtopk"),
@@ -54,6 +54,18 @@ def test_the_suite_finds_a_mean_that_keeps_other_than_the_largest() -> None:
 
     with pytest.raises(PairViolation, match="keeps smaller elements than it returns"):
         check_returns(CodecPair(codec("topk"), Smallest(GlobalTopKSettings())))
+
+
+def test_the_suite_finds_a_relay_that_cuts_off_what_no_sender_takes_back() -> None:
+    class OfSites(GlobalTopKCodec):
+        of_sites = property(lambda self: self)  # type: ignore[assignment]
+
+    class Silent(OfSites):
+        returns = False
+
+    for kind, found in ((OfSites, "a relay would cut off the rest"), (Silent, "a relay loses")):
+        with pytest.raises(PairViolation, match=found):
+            check_relay(CodecPair(codec("topk"), kind(GlobalTopKSettings(k=8))))
 
 
 def test_the_mean_of_the_largest_is_the_largest_of_the_mean() -> None:

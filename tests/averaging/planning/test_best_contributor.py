@@ -12,7 +12,7 @@ import pytest
 
 from minga.averaging.election import ranking
 from minga.averaging.messages import GroupMember, Part, PeerScore, Plan, Report
-from minga.averaging.planning.best_contributor import best_contributor, wrong_choice
+from minga.averaging.planning.best_contributor import REPLACED_S, ToldScores, best_contributor, wrong_choice
 from minga.averaging.planning.signed_plan import accept_plan, sign_plan
 from minga.core.errors import ProtocolError
 from minga.identity.keys.keys import Identity
@@ -80,8 +80,8 @@ def test_a_member_believes_a_plan_with_its_score_and_the_right_contributor() -> 
 @pytest.mark.parametrize(
     ("plan", "said", "why"),
     [
-        (honest_plan(1.0, 2.0, 3.0, 4.0, 5.0), {PeerScore(2.5)}, "that this peer never told"),
-        (honest_plan(1.0, None, 3.0, 4.0, 5.0), {PeerScore(0.5)}, "that this peer never told"),
+        (honest_plan(1.0, 2.0, 3.0, 4.0, 5.0), {PeerScore(2.5)}, "is not what this peer told"),
+        (honest_plan(1.0, None, 3.0, 4.0, 5.0), {PeerScore(0.5)}, "is not what this peer told"),
         (
             plan_of((PeerScore(3.0), PeerScore(2.0), None, None, None), 0),
             {PeerScore(2.0)},
@@ -108,3 +108,15 @@ def test_a_plan_that_does_not_hold_together_is_refused(changes: dict[str, Any], 
     plan = msgspec.structs.replace(honest_plan(1.0, 2.0, 3.0, None, None), **changes)
     with pytest.raises(ProtocolError, match=flaw):
         accept_plan(sign_plan(plan, IDENTITIES[0]), leader=PEERS[0], step=STEP, numel=8, me=PEERS[1])
+
+
+def test_what_a_member_replaced_long_ago_is_not_believed_any_more() -> None:
+    told = ToldScores()
+    told.tell(None, 0.0)
+    told.tell(PeerScore(4.0), 1.0)
+    told.tell(PeerScore(4.0), 2.0)
+    assert told.fresh(2.0) == {None, PeerScore(4.0)}
+    assert told.fresh(1.0 + REPLACED_S + 0.1) == {PeerScore(4.0)}
+    told.tell(PeerScore(3.0), 20.0)
+    assert told.fresh(20.0) == {PeerScore(4.0), PeerScore(3.0)}
+    assert told.fresh(99.0) == {PeerScore(3.0)}

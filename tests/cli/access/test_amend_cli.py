@@ -131,3 +131,22 @@ def test_a_stop_ends_a_pause_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     amend.run_stop("", options, cast(Any, None), context)
     assert not orders.is_paused(7)
     assert orders.spec(orders.due(9)).training.stop_after_steps == 10
+
+
+def test_another_strategy_has_to_go_with_the_rest_of_the_run_and_with_what_peers_have_installed() -> None:
+    spec = RunSpec.from_mapping({"name": "x", "averaging": {"codec": "topk(k=41)"}, "optimizer": {"name": "adamw"}})
+    desk, ledger = desk_of(spec, Organiser)
+    order = desk.amend({"training.strategy": "delayed", "training.target_batch_size": 512}, 20)
+    assert ledger.amendments.take(order)
+    orders = StandingOrders(spec, ledger)
+    assert orders.due(18) == ()
+    assert orders.spec(orders.due(19)).at(20).training.strategy == "delayed", "in the plan of the round before"
+    for changes, said in (
+        ({"training.strategy": "leader"}, "leader"),
+        ({"training.strategy": "demo"}, "demo"),
+        ({"training.strategy": "nothing"}, "nothing"),
+        ({"training.strategy": "delayed", "optimizer.learning_rate": 0.1}, "one after the other"),
+        ({"training.strategy_changes": []}, "amend training.strategy"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            desk.amend(changes, 30)

@@ -21,7 +21,7 @@ from minga.simulation.advice.advised_batch import advised_batch
 from minga.simulation.advice.comparison import best_of, compare
 from minga.simulation.advice.ways import DENSE, TrainingWay, local_way
 from minga.simulation.forecast.devices import DEVICES, Measurement, keep_measurements, look_up, read_measurements
-from minga.simulation.forecast.forecast import Forecast, encoded_bytes, forecast, state_bytes
+from minga.simulation.forecast.forecast import Forecast, encoded_bytes, forecast
 from minga.simulation.forecast.memory import footprint
 from minga.simulation.forecast.model_facts import ModelFacts, model_facts
 from minga.simulation.forecast.peer_text import parse_peers
@@ -164,7 +164,7 @@ def test_traffic_memory_and_sync() -> None:
     assert footprint(found, 1).activations == 0
     assert memory.wire * 4 + footprint(found, 1).wire == pytest.approx(found.vector_bytes, rel=0.01)
     assert footprint(found, 1).wire > 0.9 * found.vector_bytes
-    assert state_bytes(SMALL, "lamb") == 216_000_000
+    assert found.setting.state_bytes == 216_000_000
     assert trainer.sync_s == pytest.approx(216e6 / 12.5e6, rel=0.01)
     assert auxiliary.sync_s < trainer.sync_s
 
@@ -449,8 +449,17 @@ def test_a_round_with_one_contributor_is_foreseen_without_the_uploads_of_the_oth
 
 def test_a_strategy_that_brings_its_own_optimizer_is_planned_with_plain_descent_alone() -> None:
     setting = plan("2x(t4, 1Gbit, samples_per_s=10, micro_batch=4)").setting
-    demo = [StrategyChoice("demo")]
-    (found,) = compare(replace(setting, optimizer="sgd"), demo, ("float16",))
-    assert found.step_s < math.inf
+    demo = [TrainingWay(StrategyChoice("demo"), "float16")]
+    (found,) = compare(replace(setting, optimizer="sgd"), demo)
+    assert found.forecast.step_s < math.inf
     with pytest.raises(ConfigurationError, match=r'set optimizer\.name = "sgd"'):
-        compare(setting, demo, ("float16",))
+        compare(setting, demo)
+
+
+def test_moments_of_8_bits_are_counted_as_they_are_kept_and_fetched() -> None:
+    plain = plan("2x(t4, 1Gbit, samples_per_s=10, micro_batch=4)")
+    coded = forecast(replace(plain.setting, coded_moment_bytes=36_200_000))
+    assert footprint(plain, 0).optimizer == 144_000_000
+    assert footprint(coded, 0).optimizer == 36_200_000
+    assert footprint(coded, 0).state_copy == 72_000_000 + 36_200_000
+    assert coded.classes[0].sync_s < 0.6 * plain.classes[0].sync_s

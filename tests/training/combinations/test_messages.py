@@ -141,7 +141,7 @@ CASES = (
         "R9",
         {"averaging.codec": "int8", "averaging.download_codec": "giving_back"},
         'averaging.download_codec = "giving_back" gives back to senders what means left out, which needs a sparse '
-        'averaging.codec, not averaging.codec = "int8": nobody would keep it; set averaging.download_codec = "float16"',
+        'averaging.codec, not averaging.codec = "int8"; set averaging.download_codec = "float16"',
     ),
     Case(
         "R9",
@@ -226,6 +226,32 @@ CASES = (
 )
 
 
+LATER = {"training.strategy_changes": [{"from_step": 9, "strategy": "own"}]}
+CASES += (
+    Case(
+        "R16",
+        {**SECURE, "training.strategy_changes": [{"from_step": 9, "strategy": "synchronous"}]},
+        NEEDS
+        + "one strategy to the end of the run, not training.strategy_changes; leave training.strategy_changes out",
+    ),
+    Case(
+        "R7",
+        {**LATER, **LOUDEST},
+        'training.strategy = "own" sends parameters, of which averaging.codec = "loudest" would send a part; set '
+        'averaging.codec = "float16"',
+        PARAMETERS,
+    ),
+    Case(
+        "R9",
+        {"training.strategy_changes": [{"from_step": 9, "strategy": "own", "target_batch_size": 50}]},
+        'training.target_batch_size = 50 is not a multiple of the 3 fragments of training.strategy = "own"; leave '
+        "training.strategy_changes out",
+        {"fragments": 3},
+    ),
+)
+"""The last ones are of strategies that come later in the run."""
+
+
 @pytest.fixture(autouse=True)
 def _own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A strategy, codecs and a sketch of other packages; the facts of the strategy are those of the case."""
@@ -293,3 +319,17 @@ def test_another_strategy_comes_without_the_settings_of_the_one_before(monkeypat
     with pytest.raises(ConfigurationError, match=r'training\.strategy = "synchronous" and leave \[strategy\.own\] out'):
         check_combinations(secure)
     check_combinations(with_changes(secure, nearest_allowed(secure)))
+
+
+def test_settings_of_strategies_that_a_run_no_longer_has_go_with_them() -> None:
+    spec = RunSpec.from_mapping(
+        {
+            "name": "x",
+            "training": {"strategy_changes": [{"from_step": 9, "strategy": "local"}]},
+            "strategy": {"local": {"overlap": True}},
+            "security": {"verification": "byzantine"},
+        }
+    )
+    with pytest.raises(ConfigurationError, match=r"leave training\.strategy_changes and \[strategy\.local\] out$"):
+        check_combinations(spec)
+    check_combinations(with_changes(spec, nearest_allowed(spec)))

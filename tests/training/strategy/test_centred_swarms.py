@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from minga.averaging.allreduce import sender
 from minga.averaging.allreduce.round import Round
+from minga.averaging.clocking.registration import Registration
 from minga.averaging.codecs.residual import Encoder
+from minga.averaging.messages import PeerScore, Plan
+from minga.averaging.planning.plan_maker import PlanMaker
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
@@ -177,6 +183,65 @@ def test_the_last_round_of_a_leader_averages_all_peers_by_their_samples() -> Non
                     assert torch.equal(parameters(peer), strategy_of(peer)._centre)
             finally:
                 await swarm.close()
+
+    main()
+
+
+def test_the_leader_of_a_group_cannot_pass_over_a_better_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From step 3 on its leader writes into its plans that it alone has a score. Nobody follows them."""
+    plan, liars = PlanMaker.plan, list[str]()
+
+    async def lie(self: PlanMaker, step: int, registrations: Mapping[PeerId, Registration]) -> Plan:
+        made = await plan(self, step, registrations)
+        if step == 3 and not liars:
+            liars.append(self._node.peer_id)
+        if self._node.peer_id in liars and len(made.members) > 1:
+            own = made.scores[0] or PeerScore(0.0)
+            made = replace(made, contributors=(0,), scores=(own, *[None] * (len(made.members) - 1)))
+        return made
+
+    monkeypatch.setattr(PlanMaker, "plan", lie)
+
+    @virtually
+    async def main() -> None:
+        swarm = centred_swarm("leader", 4, speeds=(3.0,))
+        try:
+            while not liars:
+                await asyncio.sleep(0.01)
+            honest = [name for name, peer in swarm.peers.items() if peer.network.peer_id not in liars]
+            await swarm.run_until_step(6, peers=honest, limit_s=400)
+            await assert_equal_states(swarm, honest)
+            refused = swarm.log.of("plan.refused")
+            assert refused
+            for logged in refused:
+                assert logged.peer in honest
+                assert logged.event.fields["peer"] in liars
+                assert "is not what this peer told" in str(logged.event.fields["why"])
+        finally:
+            await swarm.close()
+
+    main()
+
+
+def test_n_of_elastic_averaging_counts_the_trainers_of_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three trainers and an auxiliary, of which one trainer dies."""
+    heard: list[int] = []
+    note = Centred.note_contributors
+    monkeypatch.setattr(Centred, "note_contributors", lambda self, count: (heard.append(count), note(self, count)))
+
+    @virtually
+    async def main() -> None:
+        swarm = centred_swarm("elastic", 3)
+        swarm.add(HostSettings(latency_s=0.02), auxiliary=True)
+        try:
+            await swarm.run_until_step(4, limit_s=200)
+            assert set(heard) == {3}
+            swarm.internet.kill(swarm.peers["peer-1"].network)
+            heard.clear()
+            await swarm.run_until_step(7, peers=["peer-0", "peer-2"], limit_s=200)
+            assert heard[-1] == 2
+        finally:
+            await swarm.close()
 
     main()
 

@@ -23,6 +23,7 @@ from minga.averaging.messages import (
     SignedPlan,
     Update,
 )
+from minga.averaging.planning.best_contributor import ToldScores
 from minga.averaging.planning.signed_plan import accept_plan
 from minga.core.aio.hedging import racing
 from minga.core.errors import RejectedError, RemoteError, SilentError
@@ -41,7 +42,7 @@ step for newcomers as long as the step took, before and after it waited for the 
 
 
 class FollowedPlan(NamedTuple):
-    """The plan of a leader, the note that came with it, and the scores that this peer told of itself before."""
+    """The plan of a leader, the note that came with it, and the scores that this peer told of itself of late."""
 
     plan: Plan
     note: bytes
@@ -88,9 +89,10 @@ async def follow(
         await node.dial(leader)
     async with node.open(peer, JOIN) as stream:
         await stream.send(join)
-        loop, said = asyncio.get_running_loop(), {join.report.score}
-        updates = loop.create_task(_send_updates(stream, contributor, said))
-        listening = loop.create_task(_listen(stream, contributor, acceptor, said))
+        loop, told = asyncio.get_running_loop(), ToldScores()
+        told.tell(join.report.score, loop.time())
+        updates = loop.create_task(_send_updates(stream, contributor, told))
+        listening = loop.create_task(_listen(stream, contributor, acceptor, told))
         watching = loop.create_task(_watch(stream, contributor, is_due))
         try:
             await asyncio.wait({listening, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -100,7 +102,7 @@ async def follow(
             if isinstance(answer, Redirect):
                 return answer.leader
             plan = accept_plan(answer, leader=peer, step=join.step, numel=numel, me=node.peer_id)
-            return FollowedPlan(plan, answer.note, frozenset(said))
+            return FollowedPlan(plan, answer.note, told.fresh(loop.time(), stream.round_trip_s))
         except RejectedError as error:
             if error.code in (RefusalCode.BEHIND, RefusalCode.DIVERGED):
                 raise OutOfSyncError(error.message, code=error.code, peer=peer, round=join.step) from error
@@ -112,7 +114,7 @@ async def follow(
 
 
 async def _listen(
-    stream: MessageStream, contributor: Contributor, acceptor: Acceptor, said: set[PeerScore | None]
+    stream: MessageStream, contributor: Contributor, acceptor: Acceptor, told: ToldScores
 ) -> Redirect | SignedPlan:
     while True:
         message: FromLeader = await stream.receive_one_of(FromLeader)
@@ -120,7 +122,7 @@ async def _listen(
             contributor.limit(message.samples)
         elif isinstance(message, Prepare):
             report = contributor.report()
-            said.add(report.score)
+            told.tell(report.score, asyncio.get_running_loop().time())
             await stream.send(Update(report, acceptor.raise_to(stream.peer, message.ballot)))
         else:
             return message
@@ -137,7 +139,7 @@ async def _watch(stream: MessageStream, contributor: Contributor, is_due: Callab
     raise SilentError("it leads, but does not close its group", peer=stream.peer)
 
 
-async def _send_updates(stream: MessageStream, contributor: Contributor, said: set[PeerScore | None]) -> None:
+async def _send_updates(stream: MessageStream, contributor: Contributor, told: ToldScores) -> None:
     """Tell the leader of each change: at once if this peer parked or paused, else every `UPDATE_PERIOD_S`, or as often
     as it would send signs of life, which is more rarely in a large group.
     """
@@ -146,7 +148,7 @@ async def _send_updates(stream: MessageStream, contributor: Contributor, said: s
         report = contributor.report()
         urgent = due_s < 0 or (report.parked, not report.micro_batch) != (sent.parked, not sent.micro_batch)
         if urgent or (report.samples != sent.samples and loop.time() >= due_s - 1e-3):
-            said.add(report.score)
+            told.tell(report.score, loop.time())
             await stream.send(Update(report))
             sent, due_s = report, loop.time() + max(UPDATE_PERIOD_S, stream.pause_s - LEAST_PAUSE_S)
         else:

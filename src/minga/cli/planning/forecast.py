@@ -62,6 +62,7 @@ def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[TrainingWay],
     from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
     from minga.core.spec.sections import AUTO_STRATEGY
     from minga.simulation.advice.ways import TrainingWay, compared_ways
+    from minga.simulation.forecast.device_memory import moment_bytes
     from minga.simulation.forecast.devices import THIS, read_measurements
     from minga.simulation.forecast.model_facts import STATE_BYTES, model_facts, recipe_spec
     from minga.simulation.forecast.peer_text import parse_peers
@@ -85,7 +86,10 @@ def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[TrainingWay],
     if spec is not None and strategy is not None:
         download = None if options.codec else spec.averaging.download_codec
         ways = [TrainingWay(StrategyChoice.of(spec, strategy), str(codec), download)]
-    return PlannedRun(peers, model, optimizer, batch, ways[0].strategy, ways[0].codec), ways, auto
+    own = spec is not None and spec.optimizer.name == optimizer
+    coded = moment_bytes(model.tensors, spec.optimizer) if spec is not None and own else None
+    first = ways[0]
+    return PlannedRun(peers, model, optimizer, batch, first.strategy, first.codec, None, coded), ways, auto
 
 
 def _limits_of(spec: RunSpec) -> BatchLimits | None:

@@ -30,7 +30,7 @@ from minga.averaging.solver.division import Binding, Division, SwarmRates
 from minga.averaging.solver.planner import divide
 from minga.averaging.solver.prediction import Prediction, predict
 from minga.core.errors import ConfigurationError
-from minga.simulation.forecast.model_facts import STATE_BYTES, ModelFacts, OptimizerName
+from minga.simulation.forecast.model_facts import ModelFacts
 from minga.simulation.forecast.planned_run import PlannedRun, swarm_rates
 from minga.simulation.forecast.step_fill import PeerPace, StepFill, fill
 
@@ -148,11 +148,6 @@ def gossip_bytes_per_s(peers: int) -> float:
     return float(np.interp(peers, _GOSSIP_PEERS, _GOSSIP_BYTES_PER_S))
 
 
-def state_bytes(model: ModelFacts, optimizer: OptimizerName) -> int:
-    """Bytes of what a newcomer fetches: parameters and optimizer state, in float32."""
-    return model.parameters * (4 + STATE_BYTES[optimizer])
-
-
 # ---- inner workings
 
 
@@ -248,7 +243,7 @@ def _classes(
                 samples=samples,
                 resting=rests,
                 busy_s=max(up / each.peers.upload, down / each.peers.download),
-                sync_s=state_bytes(setting.model, setting.optimizer) / rate if rate > 0.0 else math.inf,
+                sync_s=setting.state_bytes / rate if rate > 0.0 else math.inf,
             )
         )
         start = stop

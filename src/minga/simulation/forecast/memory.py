@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minga.simulation.forecast.forecast import Forecast, state_bytes
+from minga.simulation.forecast.forecast import Forecast
 from minga.simulation.forecast.model_facts import STATE_BYTES, WITH_SCRATCH, ModelFacts, OptimizerName
 from minga.simulation.forecast.planned_run import Volunteers
 from minga.training.state.state_memory import FILED_BYTES
@@ -63,12 +63,12 @@ def footprint(forecast: Forecast, place: int) -> Footprint:
     return Footprint(
         parameters=size,
         gradients=size,
-        optimizer=model.parameters * STATE_BYTES[setting.optimizer],
+        optimizer=setting.moment_bytes,
         scratch=_scratch_bytes(model, setting.optimizer),
         activations=activations if each.computes else 0,
         accumulators=size * setting.strategy.facts.vectors,
         result=size,
         # And of each sender a few chunks on their way, below 1 % of the vector.
         wire=round(forecast.classes[place].reduces * forecast.vector_bytes),
-        state_copy=state_bytes(model, setting.optimizer),
+        state_copy=setting.state_bytes,
     )

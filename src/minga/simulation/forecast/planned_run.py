@@ -9,7 +9,7 @@ from typing import Any
 from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
-from minga.simulation.forecast.model_facts import ModelFacts, OptimizerName
+from minga.simulation.forecast.model_facts import STATE_BYTES, ModelFacts, OptimizerName
 from minga.simulation.forecast.peer_text import PeerClass
 
 
@@ -47,6 +47,19 @@ class PlannedRun:
     strategy: StrategyChoice
     codec: str
     download_codec: str | None = None
+    coded_moment_bytes: int | None = None
+    """What the optimizer keeps, if not in 32 bits."""
+
+    @property
+    def moment_bytes(self) -> int:
+        """What the optimizer keeps for all parameters."""
+        usual = self.model.parameters * STATE_BYTES[self.optimizer]
+        return usual if self.coded_moment_bytes is None else self.coded_moment_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """What a newcomer fetches: parameters and optimizer state."""
+        return 4 * self.model.parameters + self.moment_bytes
 
     @property
     def round_batch_size(self) -> int:

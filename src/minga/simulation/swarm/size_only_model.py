@@ -173,6 +173,10 @@ class SizeOnlyReplica:
         self._mean = _hash(f"minga ghost mean {round_id}")[:32]
         return self._mean
 
+    def clip_own(self, mean: torch.Tensor) -> float:  # noqa: ARG002
+        """There is nothing to scale."""
+        return 1.0
+
     def apply(self, mean: torch.Tensor, step: int) -> None:  # noqa: ARG002
         """Note that the mean of the last round led to `step`."""
         self.step, self.history = step, _hash(f"{self.history} {step} {self._mean}")

@@ -6,7 +6,7 @@
 Rules ask for facts and not for names, so they hold for strategies, codecs and sketches of other packages, too. What a
 refusal says to set instead is allowed.
 
-Read: facts (what the rules ask about a run), rule (a rule, and how its message is worded), refusals (R2 to R15: what
+Read: facts (what the rules ask about a run), rule (a rule, and how its message is worded), refusals (R2 to R16: what
 cannot be), cautions (W1: what has a price), judgement (a run spec against all of them).
 
 Called by plugins_of_run, by plans, and by commands that print warnings; `docs/combinations.md` is made from it. Lower

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minga.averaging.codecs.layout import VectorLayout, codecs_of
 from minga.averaging.sketches.interface import make_sketch
@@ -45,11 +45,13 @@ class SketchFacts:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What follows from a run spec, the same on all peers.
+    """What follows from a run spec while one strategy is in force, the same on all peers.
 
     `own_download` says whether means travel by another codec than contributions. `has_moments`: whether the optimizer
     divides by a mean of squared gradients; never if the program brings its own. `is_plain_descent`: whether it is
     gradient descent without momentum and clipping; always if the program brings its own, which is looked at later.
+    `changes_strategy`: whether the run has scheduled changes; `is_changed_batch`: whether one of them set the target
+    batch size.
     """
 
     strategy_name: str
@@ -66,6 +68,8 @@ class RunFacts:
     residual_decay: float
     warmup_rounds: int
     target_batch_size: int | str
+    changes_strategy: bool
+    is_changed_batch: bool
 
     @property
     def leaves_out(self) -> bool:
@@ -73,8 +77,23 @@ class RunFacts:
         return self.upload.leaves_out or self.sketch.leaves_out
 
 
-def facts_of_run(spec: RunSpec) -> RunFacts:
-    """The facts of this run. Raises `ConfigurationError` for a strategy, codec or sketch that is not installed."""
+def facts_of_run(spec: RunSpec) -> tuple[RunFacts, ...]:
+    """The facts of this run as it begins, and as it goes on after each scheduled change of the strategy.
+
+    Raises `ConfigurationError` for a strategy, codec or sketch that is not installed.
+    """
+    changes, batch = bool(spec.training.strategy_changes), spec.training.target_batch_size
+    return tuple(
+        replace(
+            _facts_of_phase(phase),
+            changes_strategy=changes,
+            is_changed_batch=phase.training.target_batch_size != batch,
+        )
+        for phase in spec.phases
+    )
+
+
+def _facts_of_phase(spec: RunSpec) -> RunFacts:
     averaging, training = spec.averaging, spec.training
     upload = codec_facts(averaging.codec)
     brings_own, optimizer = spec.model.recipe == "custom", spec.optimizer
@@ -94,6 +113,8 @@ def facts_of_run(spec: RunSpec) -> RunFacts:
         residual_decay=averaging.residual_decay,
         warmup_rounds=averaging.warmup_rounds,
         target_batch_size=training.target_batch_size,
+        changes_strategy=False,
+        is_changed_batch=False,
     )
 
 

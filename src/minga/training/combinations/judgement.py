@@ -6,18 +6,24 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.training.combinations.cautions import CAUTIONS
 from minga.training.combinations.facts import facts_of_run
-from minga.training.combinations.refusals import REFUSALS, STRATEGY
-from minga.training.combinations.rule import Changes, Ruling, advice, find
+from minga.training.combinations.refusals import REFUSALS, STRATEGY, STRATEGY_CHANGES
+from minga.training.combinations.rule import Changes, Rule, Ruling, advice, find
 
 
 def refusals(spec: RunSpec) -> tuple[Ruling, ...]:
     """Why this run cannot be; empty if it can. Raises `ConfigurationError` for what is not installed."""
-    return find(REFUSALS, facts_of_run(spec))
+    return _found(REFUSALS, spec)
 
 
 def cautions(spec: RunSpec) -> tuple[Ruling, ...]:
     """What an organiser should know about this run: warnings and lost guarantees; raises as `refusals` does."""
-    return find(CAUTIONS, facts_of_run(spec))
+    return _found(CAUTIONS, spec)
+
+
+def _found(rules: tuple[Rule, ...], spec: RunSpec) -> tuple[Ruling, ...]:
+    """What applies to any strategy of the run, once each."""
+    by_reason = {ruling.reason: ruling for run in facts_of_run(spec) for ruling in find(rules, run)}
+    return tuple(by_reason.values())
 
 
 def check_combinations(spec: RunSpec) -> None:
@@ -27,8 +33,7 @@ def check_combinations(spec: RunSpec) -> None:
         return
     reasons = [each.reason for each in found]
     changes = dict(nearest_allowed(spec))
-    if STRATEGY in changes:
-        changes |= {f"[strategy.{name}]": None for name in spec.strategy}
+    changes |= {f"[strategy.{name}]": None for name in spec.strategy.keys() - with_changes(spec, changes).strategy}
     way_out = advice(changes)
     if len(reasons) == 1:
         raise ConfigurationError(f"{reasons[0]}; {way_out}")
@@ -47,7 +52,9 @@ def nearest_allowed(spec: RunSpec) -> Changes:
 
 
 def with_changes(spec: RunSpec, changes: Changes) -> RunSpec:
-    """The spec with these settings; with another strategy, without the settings of the one before."""
-    if changes.get(STRATEGY, spec.training.strategy) != spec.training.strategy:
-        spec = spec.model_copy(update={"strategy": {}})
-    return spec.amended(changes)
+    """The spec with these settings, and with settings of no other strategies than it has then."""
+    values = {key: [] if (key, value) == (STRATEGY_CHANGES, None) else value for key, value in changes.items()}
+    later = () if STRATEGY_CHANGES in values else spec.training.strategies[1:]
+    used = {values.get(STRATEGY, spec.training.strategy), *later}
+    tables = {name: table for name, table in spec.strategy.items() if name in used}
+    return spec.model_copy(update={"strategy": tables}).amended(values)

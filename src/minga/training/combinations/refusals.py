@@ -12,6 +12,7 @@ UPLOAD: Final = "averaging.codec"
 DOWNLOAD: Final = "averaging.download_codec"
 SKETCH: Final = "averaging.sketch"
 STRATEGY: Final = "training.strategy"
+STRATEGY_CHANGES: Final = "training.strategy_changes"
 AVERAGE_PARAMETERS: Final = "averaging.average_parameters_every"
 DECAY: Final = "averaging.residual_decay"
 WARM_UP: Final = "averaging.warmup_rounds"
@@ -54,6 +55,17 @@ def _sends_whole(run: RunFacts) -> bool:
     return run.strategy.payload == "parameters" or run.strategy.contributors == "best"
 
 
+def _is_no_multiple(run: RunFacts) -> bool:
+    return isinstance(run.target_batch_size, int) and run.target_batch_size % run.strategy.fragments > 0
+
+
+def _no_multiple(run: RunFacts) -> str:
+    return (
+        f"{setting(BATCH, run.target_batch_size)} is not a multiple of the {run.strategy.fragments} fragments of "
+        f"{_strategy(run)}"
+    )
+
+
 def _nearest_multiple(run: RunFacts) -> int:
     """A target batch size that the fragments divide."""
     fragments = run.strategy.fragments
@@ -71,6 +83,13 @@ def _what(run: RunFacts) -> str:
 
 
 VERIFICATION: Final = (
+    Rule(
+        "R16",
+        "checked runs, and scheduled changes of the strategy",
+        lambda run: run.is_verified and run.changes_strategy,
+        lambda run: f"{VERIFIED} needs one strategy to the end of the run, not {STRATEGY_CHANGES}",  # noqa: ARG005
+        {STRATEGY_CHANGES: None},
+    ),
     Rule(
         "R2",
         "checked runs, and a codec with a residual or with bytes that others cannot make again",
@@ -207,19 +226,23 @@ OTHERS: Final = (
         lambda run: run.own_download and run.download.returns and not run.upload.leaves_out,
         lambda run: (
             f"{_download(run)} gives back to senders what means left out, which needs a sparse {UPLOAD}, not "
-            f"{_upload(run)}: nobody would keep it"
+            f"{_upload(run)}"
         ),
         {DOWNLOAD: "float16"},
     ),
     Rule(
         "R9",
         "a target batch size that the fragments of the model cannot share",
-        lambda run: isinstance(run.target_batch_size, int) and run.target_batch_size % run.strategy.fragments > 0,
-        lambda run: (
-            f"{setting(BATCH, run.target_batch_size)} is not a multiple of the {run.strategy.fragments} fragments of "
-            f"{_strategy(run)}"
-        ),
+        lambda run: _is_no_multiple(run) and not run.is_changed_batch,
+        _no_multiple,
         {BATCH: _nearest_multiple},
+    ),
+    Rule(
+        "R9",
+        "the same where a change of the strategy sets the target batch size",
+        lambda run: _is_no_multiple(run) and run.is_changed_batch,
+        _no_multiple,
+        {STRATEGY_CHANGES: None},
     ),
     Rule(
         "R13",

@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.training.ranks.process_group import DIGEST, GATHER, READ, STATE, Header, ProcessGroup
@@ -37,6 +38,11 @@ from minga.training.state.snapshot import StateSnapshot
 from minga.training.state.state_dict import STRATEGY
 from minga.training.state.tensor_access import TensorAccess
 
+_OTHER_STATE: Final = (
+    "the strategy of this run keeps another state than model and optimizer, which a peer with a sharded model cannot; "
+    "take part with a model that is not sharded"
+)
+
 
 class ShardedReplica(RankReplica):
     """What the ranks have in common. Raises `ConfigurationError` for what a sharded model cannot have."""
@@ -47,6 +53,9 @@ class ShardedReplica(RankReplica):
         self._reshard = _resharding(settings.get("model"))
         if settings.get("rules") is not None:
             raise ConfigurationError("rules of updates read whole parameters: they are not for a sharded model")
+        later = spec.training.strategies[1:]
+        if not all(StrategyChoice.of(spec, name).facts.shares_optimizer for name in later):
+            raise ConfigurationError(_OTHER_STATE)
         given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         trained = [parameter for parameter in given if parameter.requires_grad]
         self._stream = ShardStream(ranks, count_shards(trained, settings["model"].parameters(), ranks.size))
@@ -82,10 +91,7 @@ class ShardedLeader(ShardedReplica, LeaderReplica):
     def define_shared(self, shared: Callable[[], Mapping[str, torch.Tensor]], *, optimizer: bool) -> None:
         """Raises `ConfigurationError` unless that is just what the ranks have: other tensors would not be sharded."""
         if not optimizer or shared().keys() != self.tensors().keys() or any(n.startswith(STRATEGY) for n in shared()):
-            raise ConfigurationError(
-                "the strategy of this run keeps another state than model and optimizer, which a peer with a sharded "
-                "model cannot; take part with a model that is not sharded"
-            )
+            raise ConfigurationError(_OTHER_STATE)
 
     def read_values(self) -> torch.Tensor:
         """The parameters of all ranks as a vector."""

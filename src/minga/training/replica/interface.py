@@ -85,6 +85,11 @@ class ReplicaInterface(Protocol):
     def fingerprint(self, mean: torch.Tensor, round_id: str) -> str:
         """32 hexadecimal digits by which peers tell whether they apply the same mean; asked before each `apply`."""
 
+    def clip_own(self, mean: torch.Tensor) -> float:
+        """Scale this peer's mean gradient down to the largest norm of the run, in place, if the run's codec leaves
+        something out of it; returns the factor. Then `apply` clips nothing.
+        """
+
     def apply(self, mean: torch.Tensor, step: int) -> None:
         """Take the optimizer step that leads to global step `step`."""
 

@@ -19,7 +19,7 @@ from minga.averaging.sketches.round_projections import RoundProjections
 from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.optim.norms import clip_by_global_norm
+from minga.optim.norms import TINY_NORM, clip_by_global_norm, global_norm
 from minga.optim.reproducible import ReproducibleOptimizer
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.build_optimizer import set_learning_rate
@@ -164,13 +164,30 @@ class Replica:
         """32 hexadecimal digits by which peers tell whether they apply the same numbers; about 1 ms for each 4 MB."""
         return blake3(as_bytes(mean)).hexdigest(length=16)
 
+    def clip_own(self, mean: torch.Tensor) -> float:
+        """Scale this peer's mean gradient down, if that is done before rounds; see `ReplicaInterface`."""
+        if self.max_grad_norm is None or not self._clips_own:
+            return 1.0
+        gradients = mean[: self.vector.parameters_numel]
+        factor = min(1.0, self.max_grad_norm / (global_norm([gradients]) + TINY_NORM))
+        if factor < 1.0:
+            gradients.mul_(factor)
+        return factor
+
+    @property
+    def _clips_own(self) -> bool:
+        """Whether contributions are clipped, and not their mean: of what was saved up for many rounds a mean has lumps,
+        and what clipping cuts of these no peer would take back.
+        """
+        return self.vector.layout.needs_residual
+
     def apply(self, mean: torch.Tensor, step: int) -> None:
         """Take the optimizer step that leads to `step`: gradients from `mean`, clipping, rules, scheduler."""
         self.zero_grad()  # of parameters that are not in the vector, too
         with self._changing():
             self.vector.load(mean)
             self._ruled.drop_frozen(step - 1)
-            if self.max_grad_norm is not None:
+            if self.max_grad_norm is not None and not self._clips_own:
                 clip_by_global_norm(self.vector.parameters(), self.max_grad_norm)
             self.optimizer.step()
             self._end_step(step)

@@ -24,6 +24,7 @@ class GradientSums(Strategy):
     def __init__(self, condition: threading.Condition, *, unit: int, settings: Section | None = None) -> None:
         super().__init__(condition, unit=unit, settings=settings)
         self._is_contributed = False  # what is complete is a mean at present, no sum
+        self._clipped = 1.0  # the factor of the last mean
 
     def begin(self, replica: ReplicaInterface) -> None:
         """See `Strategy`."""
@@ -91,7 +92,9 @@ class GradientSums(Strategy):
         vector.div_(samples / self._unit)
         if not is_finite(vector, CONTRIBUTION_LIMIT):
             raise NonFiniteError(f"the sum of the gradients of {samples} samples is not finite")
+        self._clipped = self.replica.clip_own(vector)
 
     def _to_sum(self, vector: torch.Tensor, samples: int) -> None:
         """Undo `_to_mean`."""
+        vector[: self.replica.vector.parameters_numel].div_(self._clipped)
         vector.mul_(samples / self._unit)

@@ -17,6 +17,7 @@ from minga.training.replica.interface import ReplicaInterface
 from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
 from minga.training.strategy.local.fragments import Fragments
 from minga.training.strategy.local.guess import Guess
+from minga.training.strategy.local.inner import InnerSteps
 from minga.training.strategy.local.merge import MERGES
 from minga.training.strategy.local.outer import OuterOptimizer
 from minga.training.strategy.local.settings import LocalSettings
@@ -57,7 +58,6 @@ class Local(Strategy):
         self._merge = MERGES[own.merge]
         self._guess = Guess() if own.merge == "eager" else None
         self._windows, self._steps = [0] * own.fragments, [0] * own.fragments
-        self._pending = 0  # samples of gradients that wait for an inner step
         self._sealed: _Sealed | None = None
         self._is_asked = False
         self._earlier: list[_Sealed | None] = []  # of rounds of this step that came to nothing, the last ones
@@ -79,7 +79,7 @@ class Local(Strategy):
         self._names = list(replica.named(self._anchor))
         self._fragments = Fragments(vector.layout, vector.parameters_numel, self._names, own.fragments)
         self._momentum = vector.new() if own.outer_momentum else None
-        self._gradients = vector.new() if own.local_batch else None
+        self._inner = InnerSteps(replica, own.local_batch)
         if own.fragments > 1:
             replica.define_fragments(self._fragments.layouts, self._fragments.tensors)
 
@@ -98,9 +98,8 @@ class Local(Strategy):
     def _forget_work(self) -> None:
         """No movement of this peer counts any more."""
         self._windows, self._steps = [0] * self._own.fragments, [0] * self._own.fragments
-        self._pending, self._late_steps = 0, 0
-        if self._gradients is not None:
-            self._gradients.zero_()
+        self._late_steps = 0
+        self._inner.drop()
         with self._condition:
             self._sealed, self._samples, self._earlier = None, 0, []
 
@@ -109,35 +108,17 @@ class Local(Strategy):
     def micro_batch(self, samples: int) -> bool:
         """Take an inner step, or add the gradients to those of the next one."""
         self._settle()
-        if self._gradients is None:
-            is_taken = self.replica.inner_step()
-            self._note_steps(int(is_taken))
-            return is_taken
         try:
-            if not self.replica.accumulate(self._gradients, float(samples)):
-                return False
-        except BaseException:  # half of it may have been added
-            self._drop_pending()
+            steps = self._inner.take_up(samples)
+        except BaseException:  # half of them may have been added to those that wait
+            dropped = self._inner.drop()
+            self._windows = [window - dropped for window in self._windows]
+            self._count_anew(self._samples - dropped)
             raise
-        self._pending += samples
-        if self._pending >= self._own.local_batch:
-            self.replica.step_by(self._gradients.div_(float(self._pending)))
-            self._gradients.zero_()
-            self._pending = 0
-            self._note_steps(1)
-        return True
-
-    def _note_steps(self, steps: int) -> None:
-        self._steps = [each + steps for each in self._steps]
-        self._late_steps += steps
-
-    def _drop_pending(self) -> None:
-        """The gradients that wait for an inner step are lost."""
-        dropped, self._pending = self._pending, 0
-        self._windows = [max(0, window - dropped) for window in self._windows]
-        if self._gradients is not None:
-            self._gradients.zero_()
-        self._count_anew(max(0, self._samples - dropped))
+        if steps is not None:
+            self._steps = [each + steps for each in self._steps]
+            self._late_steps += steps
+        return steps is not None
 
     def _settle(self) -> None:
         """On the training thread: do to θ what was left to it."""
@@ -158,6 +139,8 @@ class Local(Strategy):
         if self._is_broken:
             self.replica.restore(self.replica.capture())
             self._is_broken = False
+            if self._guess is not None:
+                self._guess.jump = None
 
     def _position(self) -> torch.Tensor:
         """Where the inner steps led, without a jump; with the movements of averaged buffers at the end."""
@@ -188,7 +171,7 @@ class Local(Strategy):
                 self._sealed = self._earlier[-1]
             return
         fragment = self._fragments.of(self.replica.step)
-        window, steps = self._windows[fragment] - self._pending, self._steps[fragment]
+        window, steps = self._windows[fragment] - self._inner.pending, self._steps[fragment]
         if self._samples <= 0 or window <= 0 or self._is_broken:
             return
         delta = self._position()
@@ -292,9 +275,10 @@ class Local(Strategy):
         """θ, the moments of the optimizer, the counts, and what waits."""
         found = {name: each for name, each in self.replica.tensors().items() if name.startswith(_OPTIMIZER)}
         found["parameters"] = self._position()
-        found["counts"] = torch.tensor([self.replica.step, self._samples, self._pending, *self._windows, *self._steps])
-        if self._gradients is not None:
-            found["gradients"] = self._gradients
+        counts = (self.replica.step, self._samples, self._inner.pending, *self._windows, *self._steps)
+        found["counts"] = torch.tensor(counts)
+        if self._inner.gradients is not None:
+            found["gradients"] = self._inner.gradients
         if self._guess is not None:
             known = self._guess.of_others
             found["guess"] = torch.zeros_like(self._anchor) if known is None else known
@@ -337,9 +321,9 @@ class Local(Strategy):
     def _take_up(self, local: Mapping[str, torch.Tensor]) -> None:
         _, samples, pending, *rest = (max(0, int(each)) for each in local["counts"])
         self._windows, self._steps = rest[: self._own.fragments], rest[self._own.fragments :]
-        self._pending = pending
-        if self._gradients is not None:
-            self._gradients.copy_(local["gradients"])
+        self._inner.pending = pending
+        if self._inner.gradients is not None:
+            self._inner.gradients.copy_(local["gradients"])
         if self._guess is not None:
             self._guess.of_others = local["guess"].clone()
         self._count_anew(samples)

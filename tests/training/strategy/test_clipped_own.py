@@ -1,0 +1,54 @@
+"""Where a codec leaves something out, each peer clips its own gradient, and nobody clips the mean."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from minga.optim import SGD
+from minga.training.replica.replica import Replica
+from minga.training.strategy.interface import ContributionFate
+from minga.training.strategy.synchronous import Synchronous
+from tests.worlds.swarm_tools import make_spec
+
+NUMEL = 5000
+
+
+def sealed(codec: str, size: float) -> tuple[Synchronous, Replica, torch.Tensor]:
+    """A peer that contributes a gradient of norm `size`, where the run's largest is 1."""
+    model = torch.nn.Linear(NUMEL, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    spec = make_spec(8, codec=codec)
+    replica = Replica(spec, SGD(model.parameters(), lr=1.0), model=model, max_grad_norm=1.0)
+    strategy = Synchronous(threading.Condition(), unit=4)
+    strategy.begin(replica)
+    model.weight.grad = torch.full((1, NUMEL), size / NUMEL**0.5)
+    assert strategy.micro_batch(4)
+    strategy.count(4)
+    strategy.close()
+    vector, samples = strategy.contribution()
+    assert vector is not None
+    assert samples == 4
+    return strategy, replica, vector
+
+
+@pytest.mark.parametrize(
+    ("codec", "size", "own", "step"),
+    [("topk", 5.0, 1.0, 5.0), ("topk", 0.5, 0.5, 5.0), ("float32", 5.0, 5.0, 1.0)],
+)
+def test_own_gradients_or_the_mean_are_clipped(codec: str, size: float, own: float, step: float) -> None:
+    strategy, replica, vector = sealed(codec, size)
+    assert float(vector.norm()) == pytest.approx(own, rel=1e-5)
+    strategy.absorb(1, torch.full((NUMEL,), 5.0 / NUMEL**0.5), ContributionFate.COUNTED)
+    assert float(replica.read_values().norm()) == pytest.approx(step, rel=1e-5)
+
+
+def test_what_is_taken_back_is_as_long_as_before() -> None:
+    strategy, _, vector = sealed("topk", 5.0)
+    strategy.take_back()
+    assert float(vector.norm()) == pytest.approx(5.0, rel=1e-5)
+    again, _ = strategy.contribution()
+    assert again is not None
+    assert float(again.norm()) == pytest.approx(1.0, rel=1e-5)
