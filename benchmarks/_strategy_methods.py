@@ -115,6 +115,7 @@ METHODS: Final = {
         _local("local-20-batch", 20, outer_learning_rate=0.6, outer_momentum=0.5, weight="batch"),
         _local("local-20-overlap", 20, outer_learning_rate=0.6, outer_momentum=0.5, overlap=True),
         _local("local-20-eager", 20, outer_learning_rate=0.6, outer_momentum=0.5, overlap=True, merge="eager"),
+        _local("local-25-int4", 25, is_int4=True, outer_learning_rate=0.7, outer_momentum=0.5),
         _local("local-100", 100, outer_learning_rate=0.8),
         _local("local-100-int4", 100, is_int4=True, outer_learning_rate=0.8),
         _local("streaming-100-int4", 100, is_int4=True, outer_learning_rate=0.8, fragments=2, overlap=True),

@@ -1,6 +1,6 @@
 """How long strategies and codecs take to come to a loss, over the links that people have at home.
 
-    python -m benchmarks.strategies --quick --json       # one seed, four methods; about five minutes on two cores
+    python -m benchmarks.strategies --quick --json       # one seed, four methods; 12 minutes of CPU time
     python -m benchmarks.strategies --results FOLDER --methods float16,int8 --seeds 1,2,3 --json
     python -m benchmarks.strategies --results FOLDER --only-report --plots docs --write-gaps
     python -m benchmarks.strategies --real --json        # the clock against processes on shaped links (Linux, root)
