@@ -263,8 +263,7 @@ def needs_residual(choice: str) -> bool:
 
 def returns(choice: str) -> bool:
     """Whether senders take back what means by such a choice left out."""
-    parts = _parts_of(choice)
-    return parts.large.returns or parts.small.returns
+    return any(each.returns for each in codecs_of(choice))
 
 
 def usual_download(choice: str) -> str | None:

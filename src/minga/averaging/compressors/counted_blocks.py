@@ -33,7 +33,6 @@ from minga.averaging.codecs.interface import InvalidEncodingError, largest_magni
 from minga.averaging.compressors.elias_fano import increasing
 from minga.averaging.compressors.kept_values import Float16Values
 from minga.averaging.compressors.sparse_codec import (
-    BLOCK_ELEMENTS,
     Bytes,
     Numbers,
     SparseCodec,
@@ -53,11 +52,6 @@ class CountedBlocksCodec(SparseCodec):
 
     has_fixed_size = False
 
-    def max_encoded_bytes(self, numel: int) -> int:
-        """As if each block sent as many elements as it may."""
-        whole, rest = divmod(numel, BLOCK_ELEMENTS)
-        return whole * self._most_bytes(BLOCK_ELEMENTS) + (self._most_bytes(rest) if rest else 0)
-
     @abstractmethod
     def _most(self, elements: int) -> int:
         """How many of a block of so many elements are sent at most."""
@@ -66,7 +60,7 @@ class CountedBlocksCodec(SparseCodec):
     def _chosen(self, rows: Values) -> npt.NDArray[np.bool_]:
         """Which elements of blocks [blocks, elements] are sent."""
 
-    def _most_bytes(self, elements: int) -> int:
+    def _block_bytes(self, elements: int) -> int:
         return _COUNT_BYTES + _body_bytes(self._most(elements), elements)
 
     def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float, seed: int) -> int:  # noqa: ARG002

@@ -20,7 +20,6 @@ import torch
 from minga.averaging.codecs.interface import InvalidEncodingError, largest_magnitude, require_magnitude
 from minga.averaging.compressors.kept_values import Float16Values
 from minga.averaging.compressors.sparse_codec import (
-    BLOCK_ELEMENTS,
     Bytes,
     Numbers,
     SparseCodec,
@@ -44,11 +43,6 @@ class RandomKCodec(SparseCodec):
 
     def __init__(self, settings: UploadSettings) -> None:
         self.settings, self.k = settings, settings.k
-
-    def max_encoded_bytes(self, numel: int) -> int:
-        """A seed for each block begun, and two for each element that is sent."""
-        whole, rest = divmod(numel, BLOCK_ELEMENTS)
-        return whole * self._block_bytes(BLOCK_ELEMENTS) + (self._block_bytes(rest) if rest else 0)
 
     def _block_bytes(self, elements: int) -> int:
         return SEED_BYTES + _VALUES.encoded_bytes(share_of_block(self.k, elements))

@@ -53,6 +53,15 @@ class SparseCodec(Codec):
     is_sparse = True
     needs_residual = True
 
+    def max_encoded_bytes(self, numel: int) -> int:
+        """What whole blocks take at most, and a short last one."""
+        whole, rest = divmod(numel, BLOCK_ELEMENTS)
+        return whole * self._block_bytes(BLOCK_ELEMENTS) + (self._block_bytes(rest) if rest else 0)
+
+    @abstractmethod
+    def _block_bytes(self, elements: int) -> int:
+        """Bytes that a block of so many elements takes at most."""
+
     @abstractmethod
     def _sent(self, raw: Bytes, numel: int, limit: float) -> Iterator[tuple[Numbers, Values]]:
         """The elements that a slice of `numel` elements has values for, in parts, each element once.

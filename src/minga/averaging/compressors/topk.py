@@ -65,11 +65,6 @@ class _LargestOfBlocks(SparseCodec):
     def __init__(self, settings: Section, k: int, values: KeptValues) -> None:
         self.settings, self.k, self._values = settings, k, values
 
-    def max_encoded_bytes(self, numel: int) -> int:
-        """What the whole blocks take, and what the rest does."""
-        whole, rest = divmod(numel, BLOCK_ELEMENTS)
-        return whole * self._block_bytes(BLOCK_ELEMENTS) + (self._block_bytes(rest) if rest else 0)
-
     def max_error(self, source: torch.Tensor) -> torch.Tensor:
         """An element that is not sent is off by all of it."""
         blocks = [self._values.max_error(block) for block in torch.split(source, BLOCK_ELEMENTS) if block.numel()]
