@@ -349,6 +349,21 @@ def test_those_that_are_replaced_while_they_are_read_are_no_end(
     assert names(tmp_path) == [loaded.path.name]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="an open file cannot be removed there")
+def test_a_lock_file_that_is_removed_is_not_free_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a writer that was about to lock it has a lock that nobody sees, and others remove what it writes."""
+    leftover, release, seen = tmp_path / ".partial-0123456789abcdef.lock", FileLock.release, []
+
+    def released(lock: FileLock) -> None:
+        seen.append(leftover.exists())
+        release(lock)
+
+    leftover.touch()
+    monkeypatch.setattr(FileLock, "release", released)
+    CheckpointStore(tmp_path, keep=1)
+    assert seen == [False]
+
+
 def test_many_writers_in_one_folder(tmp_path: Path) -> None:
     errors: list[BaseException] = []
 

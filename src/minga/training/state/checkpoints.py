@@ -205,7 +205,13 @@ def _reserve(directory: Path) -> tuple[Path, FileLock | None]:
 
 
 def _unlock_beside(partial: Path, lock: FileLock | None) -> None:
+    """Remove the lock file, and only then let go of it: a writer that gets the lock in between would have one that
+    nobody sees. Where an open file cannot be removed (Windows), it is removed afterwards.
+    """
+    path = _lock_path(partial)
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
     if lock is not None:
         lock.release()
     with contextlib.suppress(OSError):
-        _lock_path(partial).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
