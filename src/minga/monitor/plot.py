@@ -11,7 +11,7 @@ from typing import Any
 
 from minga.core.errors import ConfigurationError
 from minga.monitor.history import Entry, number_in
-from minga.monitor.png import blank, write
+from minga.core.png import blank, write
 
 _MARKS = {"joined": ("tab:green", "joined"), "left": ("tab:gray", "left"), "lost": ("tab:red", "lost")}
 
