@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from minga.split.leakage.settings import LeakageSettings
-from minga.split.leakage.subject import LeakageSubject
+from minga.split.examples.subject import LeakageSubject
 
 Penalty = Callable[[Tensor, Tensor], Tensor]
 """A loss of the client alone, of inputs and activations, such as `NoPeek`."""

@@ -1,0 +1,24 @@
+"""Which samples a leakage report trains on, chooses by, and measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Division:
+    """Rows of samples, int64, none in two: what is trained on, what choices are made on, and what is reported."""
+
+    training: Tensor
+    validation: Tensor
+    report: Tensor
+
+    @classmethod
+    def of(cls, count: int, validation_share: float, report_share: float, seed: int) -> Division:
+        """A division of `count` samples at random; equal seeds give equal ones."""
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+        reported, chosen_on = round(count * report_share), round(count * validation_share)
+        return cls(order[reported + chosen_on :], order[reported : reported + chosen_on], order[:reported])
