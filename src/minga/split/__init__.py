@@ -1,41 +1,34 @@
-"""Split learning: a model cut between those who hold data and those who compute.
+"""Split learning: a model that is cut between those who hold data and a server that computes the rest.
 
-Read: examples (samples and cut networks), leakage (distance correlation, NoPeek, the leakage report).
+    client ─▶ computing (bottom, head) ─▶ exchange ═ wire: split.begin, split.batch ═▶ server ─▶ computing (top)
+                   ◀───────────── gradients, activations: encoded, checked ─────────────┘           ◀─ serving
+
+Read: client (what a training loop calls) and serving (its other side), wire (what they say to each other), computing
+(what is computed on each side), exchange (questions on their way, again and never twice), server (from streams to
+batches that are applied exactly once), finding (which peer serves). Then examples (samples and networks to cut) and
+leakage (what activations tell about the data: NoPeek, and the leakage report).
+
+Called by recipes, simulation and cli. It knows nothing of averaging.
 """
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from minga.split.examples.subject import LeakageSubject
-    from minga.split.leakage.comparison import compare_leakage
-    from minga.split.leakage.distance_correlation import distance_correlation
-    from minga.split.leakage.no_peek import NoPeek
-    from minga.split.leakage.report import LeakageReport
-    from minga.split.leakage.settings import LeakageSettings
+from minga.split.client import Client
+from minga.split.examples.subject import LeakageSubject
+from minga.split.leakage.comparison import compare_leakage
+from minga.split.leakage.distance_correlation import distance_correlation
+from minga.split.leakage.no_peek import NoPeek
+from minga.split.leakage.report import LeakageReport
+from minga.split.leakage.settings import LeakageSettings
+from minga.split.serving import SplitServer, SplitStatus, serve
 
 __all__ = [
+    "Client",
     "LeakageReport",
     "LeakageSettings",
     "LeakageSubject",
     "NoPeek",
+    "SplitServer",
+    "SplitStatus",
     "compare_leakage",
     "distance_correlation",
+    "serve",
 ]
-
-_PLACES = {
-    "LeakageReport": "leakage.report",
-    "LeakageSettings": "leakage.settings",
-    "LeakageSubject": "examples.subject",
-    "NoPeek": "leakage.no_peek",
-    "compare_leakage": "leakage.comparison",
-    "distance_correlation": "leakage.distance_correlation",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"minga.split.{_PLACES[name]}"), name)

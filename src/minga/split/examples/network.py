@@ -21,7 +21,7 @@ class CutShape:
     sample: tuple[int, ...]
     classes: int
     channels: tuple[int, ...] = ()
-    bottom: tuple[int, ...] = (64, 64)
+    bottom: tuple[int, ...] = (128, 128)
     top: tuple[int, ...] = (64,)
     has_head: bool = False
 

@@ -2,6 +2,8 @@
 
 The attacker has the bottom, or pairs of inputs and activations from a client that gives them away, and as many samples
 of the same kind as the network was trained on. That is more than an honest server has.
+
+Activations are cut off where samples rarely lie: else a few unusual ones would make the attack look weaker than it is.
 """
 
 from __future__ import annotations
@@ -18,6 +20,10 @@ from minga.split.leakage.training import epoch
 
 _DEAD: float = 1e-3
 """Activations that vary by less than this share of the one that varies most are not scaled up to the others."""
+
+_LEARNING_RATE: float = 2e-3
+_FARTHEST: float = 4.0
+"""Standard deviations from the mean at which activations are cut off."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class InvertingDecoder(nn.Module):
     def forward(self, activations: Tensor) -> Tensor:
         """Inputs [n, …] as the decoder takes them to be, of activations [n, …]."""
         standardised = (activations.flatten(1) - self._middle) / self._spread
-        found: Tensor = self._layers(standardised)
+        found: Tensor = self._layers(standardised.clamp(-_FARTHEST, _FARTHEST))
         return found.unflatten(1, self._shape)
 
 
@@ -65,7 +71,7 @@ def best_decoder(
         torch.manual_seed(seed)
         for width in settings.decoder_widths:
             decoder = InvertingDecoder(known, width)
-            optimizer = torch.optim.Adam(decoder.parameters(), lr=settings.learning_rate)
+            optimizer = torch.optim.Adam(decoder.parameters(), lr=_LEARNING_RATE)
             generator = torch.Generator().manual_seed(seed)
             for number in range(settings.decoder_epochs + 1):
                 if number:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_REPORT_SEED = 0
+
 
 @dataclass(frozen=True)
 class Division:
@@ -18,7 +20,13 @@ class Division:
 
     @classmethod
     def of(cls, count: int, validation_share: float, report_share: float, seed: int) -> Division:
-        """A division of `count` samples at random; equal seeds give equal ones."""
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+        """A division of `count` samples at random; equal seeds give equal ones.
+
+        What is reported is the same for every seed, so that no choice that is made with one seed has seen what is
+        reported with another.
+        """
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(_REPORT_SEED))
         reported, chosen_on = round(count * report_share), round(count * validation_share)
-        return cls(order[reported + chosen_on :], order[reported : reported + chosen_on], order[:reported])
+        others = order[reported:]
+        others = others[torch.randperm(len(others), generator=torch.Generator().manual_seed(seed))]
+        return cls(others[chosen_on:], others[:chosen_on], order[:reported])

@@ -20,14 +20,14 @@ class LeakageSettings:
     """
 
     example: str = "digits"
-    weights: tuple[float, ...] = (0.3, 1.0, 2.0)
+    weights: tuple[float, ...] = (0.5, 1.0, 1.5)
     accuracy_loss: float = 0.01
     validation_share: float = 0.2
     report_share: float = 0.3
-    epochs: int = 60
+    epochs: int = 80
     batch_size: int = 64
-    learning_rate: float = 2e-3
-    decoder_widths: tuple[int, ...] = (64, 256)
+    learning_rate: float = 1e-3
+    decoder_widths: tuple[int, ...] = (128, 256)
     decoder_epochs: int = 60
     permutations: int = 100
     pictures: int = 12
