@@ -14,7 +14,7 @@ from minga.split.computing.halves import ClientHalf, Conversation, Penalty
 from minga.split.computing.one_top import LossFunction, cross_entropy
 from minga.split.computing.parts import OptimizerChoice, Part
 from minga.split.exchange import PATIENCE_S, Exchange
-from minga.split.finding import allowed_servers, find_server
+from minga.split.finding import allowed_servers, check_split, find_server
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
 
@@ -57,6 +57,7 @@ class Client:
         self._owns_peer, self._busy = peer is not run, threading.Lock()
         try:
             spec = peer.spec
+            check_split(spec)
             allowed = allowed_servers(spec)
             part = Part([bottom] if head is None else [bottom, head], optimizer, spec.optimizer, max_grad_norm)
             self._half = ClientHalf(bottom, head, part, loss, spec.split, peer.peer_id, penalty)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,16 +12,16 @@ from typing import Any, Final, TypeVar
 
 from torch import nn
 
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ClosedError, ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import Link
 from minga.split.computing.one_top import LossFunction, OneTop, cross_entropy
 from minga.split.computing.parts import OptimizerChoice, Part
-from minga.split.finding import allowed_servers
+from minga.split.finding import allowed_servers, check_split
 from minga.split.server.batch_server import BatchServer, Finished
 from minga.split.server.service import SplitService
 from minga.split.wire.tensors import EncodedReply
-from minga.training.host import host
+from minga.training.host import host, read_spec
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
 
@@ -88,7 +89,9 @@ class SplitServer:
         """Serve no more; a peer that `serve` made leaves the run. May be called twice."""
         if self._closed:
             return
-        self.peer.on_loop(self._service.close)
+        with contextlib.suppress(ClosedError):  # the program closed the peer first
+            self.peer.on_loop(self._service.close)
+        self._service.join()
         if self._owns_peer:
             self.peer.close()
         with self._stepped:
@@ -132,7 +135,12 @@ def serve(
     Raises `ConfigurationError` for arguments that make no sense, a run whose model is not cut, and a peer to which its
     clients would not send anything.
     """
-    peer = run if isinstance(run, Peer) else host(run, options)
+    if isinstance(run, Peer):
+        check_split(run.spec)
+        peer = run
+    else:
+        check_split(spec := read_spec(run))
+        peer = host(spec, options)
     try:
         if peer.peer_id not in allowed_servers(peer.spec):
             raise ConfigurationError(

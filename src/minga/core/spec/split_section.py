@@ -20,8 +20,8 @@ class SplitSection(Section):
 
     variant: Literal["none", "vanilla", "u-shaped"] = choice(
         "none",
-        "none: peers train whole models; vanilla: the server has the end of the model and the labels; u-shaped: the end "
-        "of the model and the labels stay with the clients",
+        "none: peers train whole models; vanilla: the server has the end of the model and the labels; u-shaped: the "
+        "end of the model and the labels stay with the clients",
         "none",
         "vanilla",
         "u-shaped",
