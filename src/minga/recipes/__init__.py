@@ -2,7 +2,8 @@
 
     run spec ─▶ registry ─▶ recipe (interface) ─▶ running/run: model, data, optimizer, training loop
               causal_lm/, masked_lm/ (use language/ and text/), albert/ (uses masked_lm/) ─┤
-              swav/, text_to_image/ (use images/) ─────────────────────────────────────────┘
+              swav/, text_to_image/ (use images/) ─────────────────────────────────────────┤
+              split/ (uses minga.split) ───────────────────────────────────────────────────┘
 
 Read: interface (the recipe seam), registry (recipes by name), initial (equal initial parameters on every machine),
 init_from (parameters of another run or of a hub instead), order (orders that all peers draw alike), broken_streams
