@@ -65,9 +65,7 @@ def _read(path: Path, shape: CutShape) -> npt.NDArray[np.float64]:
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"--data {path}: cannot be read as a table: {str(error)[:200]}") from error
     if table.shape[1] != width + 1 or not len(table):
-        raise ConfigurationError(
-            f"--data {path}: {table.shape[1]} columns, where {width} values and a class are needed"
-        )
+        raise ConfigurationError(f"--data {path}: {table.shape[1]} columns; {width} values and a class are needed")
     classes = table[:, -1]
     if not np.isfinite(table).all() or (classes != np.floor(classes)).any():
         raise ConfigurationError(f"--data {path}: a value is not finite, or a class is no whole number")

@@ -81,9 +81,7 @@ class SplitRecipe(Recipe[SplitRecipeSettings]):
 
         Raises `ConfigurationError` if there is no such client, or if it has to bring samples of its own.
         """
-        return (
-            read_stored(files[OWN_FILE], self.settings.shape) if OWN_FILE in files else self._example.of_client(number)
-        )
+        return self._known(files) if OWN_FILE in files else self._example.of_client(number)
 
     def heldout_samples(self) -> LabelledSamples | None:
         """What nobody trains on, None where each client brings its own samples."""

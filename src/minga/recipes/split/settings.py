@@ -32,7 +32,7 @@ class SplitRecipeSettings(Section):
     classes: int = whole(0, 0, 1 << 16, "classes of a table", special="; 0 unless the data are a table")
     channels: Annotated[Widths, Field(strict=False, max_length=8)] = described(
         (),
-        "channels of the 3x3 convolutions at the start of the bottom, for pictures; each but the first halves the sides",
+        "channels of 3x3 convolutions at the start of the bottom, for pictures; all but the first halve the sides",
         "a list of at most 8 whole numbers",
     )
     bottom: Annotated[Widths, Field(strict=False, max_length=16)] = described(
