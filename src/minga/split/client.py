@@ -10,7 +10,7 @@ from torch import nn
 
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
-from minga.split.computing.halves import ClientHalf, Conversation
+from minga.split.computing.halves import ClientHalf, Conversation, Penalty
 from minga.split.computing.one_top import LossFunction, cross_entropy
 from minga.split.computing.parts import OptimizerChoice, Part
 from minga.split.exchange import PATIENCE_S, Exchange
@@ -30,6 +30,8 @@ class Client:
     head: (u-shaped) the end of the model; takes what the server's part returns, one argument for each tensor.
     optimizer: of the parameters of both, or what makes one of them; None is that of the run spec.
     loss: mean loss by outputs and labels; in vanilla runs the server has its own, and this one is for `evaluate`.
+    penalty: a further loss of the bottom, by the inputs and what it returns, such as `NoPeek()`; it stays here, and is
+        not in the loss that `train` returns.
     max_grad_norm: scales down the gradient of this part of the model alone.
     options: settings of the peer that joins by a link, as of `minga.join`.
     patience_s: seconds to wait for a server, or for one that comes back, before a call fails.
@@ -46,6 +48,7 @@ class Client:
         *,
         optimizer: OptimizerChoice | None = None,
         loss: LossFunction = cross_entropy,
+        penalty: Penalty | None = None,
         max_grad_norm: float | None = None,
         options: PeerOptions | None = None,
         patience_s: float = PATIENCE_S,
@@ -57,7 +60,7 @@ class Client:
             check_split(spec)
             allowed = allowed_servers(spec)
             part = Part([bottom] if head is None else [bottom, head], optimizer, spec.optimizer, max_grad_norm)
-            self._half = ClientHalf(bottom, head, part, loss, spec.split, peer.peer_id)
+            self._half = ClientHalf(bottom, head, part, loss, spec.split, peer.peer_id, penalty)
 
             def begin() -> Exchange:
                 board = peer.session.board

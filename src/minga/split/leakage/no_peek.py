@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from minga.core.errors import ConfigurationError
@@ -29,6 +32,19 @@ class NoPeek:
         if not (math.isfinite(self.weight) and 0.0 <= self.weight <= MOST_WEIGHT):
             raise ConfigurationError(f"the weight of NoPeek is {self.weight}: it must be from 0 to {MOST_WEIGHT:g}")
 
-    def __call__(self, inputs: Tensor, activations: Tensor) -> Tensor:
-        """The loss of a batch [n, …] and its activations [n, …]: a scalar. Raises as `distance_correlation` does."""
-        return self.weight * distance_correlation(inputs.detach(), activations)
+    def __call__(self, inputs: Any, activations: Any) -> Tensor:
+        """The loss of a batch and of its activations: a scalar. Both are a tensor [n, …], or several, in a tuple, a
+        list or a mapping, which count as one.
+
+        Raises `ValueError` as `distance_correlation` does.
+        """
+        return self.weight * distance_correlation(_joined(inputs).detach(), _joined(activations))
+
+
+def _joined(batch: Any) -> Tensor:
+    """One row for each sample, with all its values."""
+    if isinstance(batch, Tensor):
+        return batch
+    tensors = batch.values() if isinstance(batch, Mapping) else batch
+    rows = [each if each.is_floating_point() else each.float() for each in tensors]
+    return torch.cat([each.reshape(len(each), -1) for each in rows], dim=1)

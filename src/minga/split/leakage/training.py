@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from minga.split.leakage.settings import LeakageSettings
 from minga.split.examples.subject import LeakageSubject
+from minga.split.leakage.settings import LeakageSettings
 
 Penalty = Callable[[Tensor, Tensor], Tensor]
 """A loss of the client alone, of inputs and activations, such as `NoPeek`."""
