@@ -32,7 +32,7 @@ from minga.core.events.averaging import (
 )
 from minga.core.events.network import PeerCutOff, PeerOffence
 from minga.core.events.security import SecureBanned, SecureMemberAway, SecureStepTaken
-from minga.core.events.split import SplitBatchDropped, SplitBatchGivenUp, SplitBatchRefused, SplitRetried
+from minga.core.events.split import SplitBatchDropped, SplitBatchGivenUp, SplitBatchRefused, SplitRetried, SplitSuspicious
 from minga.core.events.training import (
     MemberDiverged,
     MemberFailed,
@@ -71,6 +71,7 @@ INCIDENTS: Final = (
     SplitBatchGivenUp.kind,
     SplitBatchRefused.kind,
     SplitRetried.kind,
+    SplitSuspicious.kind,
     "peer.gave_up",
     "order.failed",
 )

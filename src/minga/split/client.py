@@ -8,13 +8,15 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, RemoteError
+from minga.core.events.split import SplitSuspicious
 from minga.identity.links.links import Link
 from minga.split.computing.halves import ClientHalf, Conversation, Penalty
 from minga.split.computing.one_top import LossFunction, cross_entropy
 from minga.split.computing.parts import OptimizerChoice, Part
 from minga.split.exchange import PATIENCE_S, Exchange
 from minga.split.finding import allowed_servers, check_split, find_server
+from minga.split.held_out import HeldOutWatch
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
 
@@ -55,6 +57,8 @@ class Client:
     ) -> None:
         peer = self.peer = run if isinstance(run, Peer) else join(run, options)
         self._owns_peer, self._busy = peer is not run, threading.Lock()
+        self._loss = loss
+        self._watch: HeldOutWatch | None = None
         try:
             spec = peer.spec
             check_split(spec)
@@ -90,7 +94,25 @@ class Client:
         is for longer than `patience_s` or if the server refuses the batch, and `LocalError` for one that cannot be
         sent, because it is not finite or too large.
         """
-        return self._lead(self._half.train(inputs, labels))
+        loss = self._lead(self._half.train(inputs, labels))
+        if self._watch is not None and self._watch.is_due():
+            self._look(self._watch)
+        return loss
+
+    def watch(self, inputs: Any, labels: Any, *, every_batches: int = 50) -> None:
+        """Look, from now on, at samples that nobody trains on, after every so many batches of this client.
+
+        A loss of theirs that rises far, or never falls, is an event, "split.suspicious", and a line in the status. Not
+        more than `split.max_samples` samples; raises `ConfigurationError` if they cannot be looked at.
+        """
+        section = self.peer.spec.split
+        self._watch = HeldOutWatch(
+            inputs,
+            labels,
+            every_batches,
+            is_cross_entropy=self._loss is cross_entropy,
+            max_samples=section.max_samples,
+        )
 
     def predict(self, inputs: Any) -> Any:
         """What the whole model, in evaluation mode, makes of the inputs; raises as `train`."""
@@ -115,6 +137,15 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _look(self, watch: HeldOutWatch) -> None:
+        try:
+            found = watch.rule.take(self.evaluate(watch.inputs, watch.labels))
+        except RemoteError:
+            return  # no server now: the next batch will say so
+        if found is not None:
+            event = SplitSuspicious(loss=found.loss, why=found.why)
+            self.peer.on_loop(lambda: self.peer.session.events.emit(event))
 
     def _lead(self, conversation: Conversation[T]) -> T:
         """Compute on this thread, and let the peer's own carry the questions."""

@@ -51,6 +51,13 @@ class SplitRetried(EventData, kind="split.retried"):
     why: str
 
 
+class SplitSuspicious(EventData, kind="split.suspicious"):
+    """What the server sends makes the model worse, as the `loss` of this client's held-out samples says."""
+
+    loss: float
+    why: str
+
+
 class SplitBatchGivenUp(EventData, kind="split.given_up"):
     """The server may have applied a batch whose gradients this client cannot get any more: it goes on with the next."""
 

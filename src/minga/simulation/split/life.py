@@ -50,7 +50,7 @@ class SplitWorld:
         self._spec, self._note, self._on_step = spec, note, on_step
         self._task = CutTask(spec)
         self._disks: dict[str, _Disk] = {}
-        self._names: dict[PeerId, str] = {}
+        self._names: dict[str, str] = {}
         self._servers: list[PeerId] = []
         self._top: NumberedTop | None = None
 
@@ -66,7 +66,7 @@ class SplitWorld:
         self._servers.append(peer.network.peer_id)
         top = self._top = self._task.top()
 
-        def applied(client: PeerId, number: int, samples: int) -> None:
+        def applied(client: str, number: int, samples: int) -> None:
             self._applied(peer.name, top, applying.steps, self._names[client], number, samples)
 
         applying = NumberedApplying(self._task, top, applied)
