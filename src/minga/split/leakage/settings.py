@@ -21,7 +21,7 @@ class LeakageSettings:
 
     example: str = "digits"
     weights: tuple[float, ...] = (0.5, 1.0, 1.5)
-    accuracy_loss: float = 0.01
+    accuracy_loss: float = 0.02
     validation_share: float = 0.2
     report_share: float = 0.3
     epochs: int = 80
