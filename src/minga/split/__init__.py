@@ -5,7 +5,8 @@
 
 Read: client (what a training loop calls) and serving (its other side), wire (what they say to each other), computing
 (what is computed on each side), exchange (questions on their way, again and never twice), server (from streams to
-batches that are applied exactly once), finding (which peer serves), held_out (does what the server sends make the model better?). Then examples (samples and networks to cut) and
+batches that are applied exactly once), finding (which peer serves), held_out (does what the server
+sends make the model better?). Then examples (samples and networks to cut) and
 leakage (what activations tell about the data: NoPeek, and the leakage report).
 
 Called by recipes, simulation and cli. It knows nothing of averaging.

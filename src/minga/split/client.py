@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from torch import nn
 
@@ -13,12 +14,14 @@ from minga.core.events.split import SplitSuspicious
 from minga.identity.links.links import Link
 from minga.split.computing.halves import ClientHalf, Conversation, Penalty
 from minga.split.computing.one_top import LossFunction, cross_entropy
-from minga.split.computing.parts import OptimizerChoice, Part
+from minga.split.computing.parts import OptimizerChoice, Part, as_tensors
 from minga.split.exchange import PATIENCE_S, Exchange
 from minga.split.finding import allowed_servers, check_split, find_server
 from minga.split.held_out import HeldOutWatch
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
+
+PUBLISH_S: Final = 1.0
 
 T = TypeVar("T")
 
@@ -59,6 +62,7 @@ class Client:
         self._owns_peer, self._busy = peer is not run, threading.Lock()
         self._loss = loss
         self._watch: HeldOutWatch | None = None
+        self._published_s = -PUBLISH_S
         try:
             spec = peer.spec
             check_split(spec)
@@ -95,6 +99,7 @@ class Client:
         sent, because it is not finite or too large.
         """
         loss = self._lead(self._half.train(inputs, labels))
+        self._count(loss, labels)
         if self._watch is not None and self._watch.is_due():
             self._look(self._watch)
         return loss
@@ -137,6 +142,14 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _count(self, loss: float | None, labels: Any) -> None:
+        """Let displays see what this client does, and how much it sends."""
+        if loss is not None:
+            self.peer.count(len(as_tensors(labels)[0]), loss)
+        if (now := time.monotonic()) - self._published_s >= PUBLISH_S:
+            self._published_s = now
+            self.peer.publish_metrics(self._exchange.step)
 
     def _look(self, watch: HeldOutWatch) -> None:
         try:
