@@ -35,6 +35,32 @@ class SplitBatchDropped(EventData, kind="split.dropped"):
     peer: str
 
 
+class SplitTurnBegan(EventData, kind="split.turn"):
+    """It is the turn of a client."""
+
+    peer: str
+
+
+class SplitCheckpointFetched(EventData, kind="split.fetched"):
+    """This standby has a checkpoint of the server's part, after so many of its steps."""
+
+    step: int
+    peer: str
+
+
+class SplitTookOver(EventData, kind="split.took_over"):
+    """This standby serves from now on, from a checkpoint after so many steps."""
+
+    step: int
+
+
+class SplitGaveWay(EventData, kind="split.gave_way"):
+    """Another peer serves, too, and comes first: this one serves no more, and stands by."""
+
+    peer: str
+    step: int
+
+
 # ---- at a client
 
 
@@ -49,6 +75,12 @@ class SplitRetried(EventData, kind="split.retried"):
 
     peer: str | None
     why: str
+
+
+class SplitBatchesLost(EventData, kind="split.lost"):
+    """Another server went on from a checkpoint that has not seen the last `count` batches of this client."""
+
+    count: int
 
 
 class SplitBatchGivenUp(EventData, kind="split.given_up"):

@@ -19,7 +19,7 @@ from minga.core.errors import ConfigurationError, ProtocolError
 from minga.core.spec.split_section import SplitSection
 from minga.split.computing.one_top import LossFunction
 from minga.split.computing.parts import Part, Tensors, as_tensors, as_value, run_module
-from minga.split.wire.messages import BatchReply, Kind
+from minga.split.wire.messages import CHANGES_NOTHING, BatchReply, Kind, Place
 from minga.split.wire.tensors import EncodedReply, EncodedTensors, InvalidTensorsError, TensorWire
 
 
@@ -31,6 +31,13 @@ class Question:
     tensors: EncodedTensors
     labels: EncodedTensors = EncodedTensors()
     wants_gradients: bool = True
+    place: Place = Place()
+    digest: str = ""
+
+    @property
+    def changes(self) -> bool:
+        """Whether it may change anything at the server."""
+        return self.kind not in CHANGES_NOTHING
 
 
 class Fate(Enum):
@@ -99,7 +106,8 @@ class ClientHalf:
             wants = any(each.requires_grad for each in cut)
             sent = self._encoded(cut)
             if self._head is None:
-                return (yield from self._vanilla(cut, sent, labels, wants=wants))
+                question = Question("train", sent, self._encoded_labels(labels), wants, self._place())
+                return (yield from self._vanilla(cut, question, wants=wants))
             return (yield from self._u_shaped(self._head, cut, sent, labels, wants=wants))
         finally:
             self.part.zero_grad()
@@ -126,15 +134,14 @@ class ClientHalf:
 
     # ---- inner workings
 
-    def _vanilla(self, cut: Tensors, sent: EncodedTensors, labels: Any, *, wants: bool) -> Conversation[float | None]:
-        question = Question("train", sent, self._labels.encode(as_tensors(labels), ""), wants)
+    def _vanilla(self, cut: Tensors, question: Question, *, wants: bool) -> Conversation[float | None]:
         while (answer := (yield question)) is Fate.NOT_APPLIED:
             pass
         if isinstance(answer, Fate):
             return None
         if answer.reply.message.loss is None:
             raise ProtocolError("a batch came back without its loss", peer=answer.peer)
-        self._finish(cut, answer, wants=wants)
+        self._finish(cut, answer, answer.reply.message.loss, wants=wants)
         return answer.reply.message.loss
 
     def _u_shaped(
@@ -157,11 +164,12 @@ class ClientHalf:
             if answer is Fate.GIVEN_UP:
                 return None
             if isinstance(answer, Answer):
-                self._finish(cut, answer, wants=wants)
-                return float(loss.detach())
+                value = float(loss.detach())
+                self._finish(cut, answer, value, wants=wants)
+                return value
             self.part.zero_grad()
 
-    def _finish(self, cut: Tensors, answer: Answer, *, wants: bool) -> None:
+    def _finish(self, cut: Tensors, answer: Answer, loss: float, *, wants: bool) -> None:
         """Lead the gradients that came back through the bottom, and step."""
         if wants:
             floating = [each for each in cut if each.is_floating_point()]
@@ -174,7 +182,7 @@ class ClientHalf:
                 if tensor.requires_grad
             ]
             torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
-        self.part.step()
+        self.part.step(cut[0].shape[0], loss)
 
     def _check(self, cut: Tensors) -> None:
         if not cut[0].dim() or cut[0].shape[0] > self._section.max_samples:
@@ -182,6 +190,12 @@ class ClientHalf:
                 f"a batch has from 1 to split.max_samples = {self._section.max_samples} samples, the length of the first "
                 f"axis; this one has the shape {tuple(cut[0].shape)}"
             )
+
+    def _place(self) -> Place:
+        return Place(round=self.part.round)
+
+    def _encoded_labels(self, labels: Any) -> EncodedTensors:
+        return self._labels.encode(as_tensors(labels), "")
 
     def _encoded(self, tensors: Sequence[torch.Tensor]) -> EncodedTensors:
         self._sent += 1

@@ -70,7 +70,8 @@ class Sessions:
     def begin(self, client: str, request: BeginRequest, step: int) -> BeginReply:
         """Begin a session in place of the client's last one."""
         known = self._clients.get(client)
-        applied = self._applied(None if known is None else known.state, request)
+        state = None if known is None else known.state
+        applied, last = self._applied(state, request), self._last_of(state, request.doubt_session)
         session = (int.from_bytes(self._entropy(8), "big") >> 1) or 1
         state = SessionState(session)
         if known is not None:
@@ -85,7 +86,7 @@ class Sessions:
             _, gone = self._clients.popitem(last=False)
             self._drop_reply(gone)
             self.has_forgotten = True
-        return BeginReply(session, applied, step)
+        return BeginReply(session, applied, step, last)
 
     def check(self, client: str, session: int, number: int) -> EncodedReply | None:
         """Whether this request is the next one: None; or the answer that it got already.
@@ -133,6 +134,11 @@ class Sessions:
             return request.doubt_number <= state.before_last
         has_applied = state is not None and (state.last > 0 or state.before_session > 0)
         return None if self.has_forgotten or has_applied else False
+
+    def _last_of(self, state: SessionState | None, session: int) -> int | None:
+        if state is None or not session:
+            return None
+        return {state.session: state.last, state.before_session: state.before_last}.get(session)
 
     def _drop_reply(self, kept: _Kept) -> None:
         if kept.reply is not None:
