@@ -5,12 +5,13 @@
 
 Read: client (what a training loop calls) and serving (its other side), wire (what they say to each other), computing
 (what is computed on each side), exchange (questions on their way, again and never twice), server (from streams to
-batches that are applied exactly once), finding (which peer serves).
+batches that are applied exactly once), finding (which peer serves), sharing (several clients: averaged parts, blocks of
+features, turns), standby (a server that dies is followed by another).
 
-Called by recipes, simulation and cli. It knows nothing of averaging.
+Called by recipes, simulation and cli.
 """
 
 from minga.split.client import Client
-from minga.split.serving import SplitServer, SplitStatus, serve
+from minga.split.serving import SplitServer, SplitStatus, serve, stand_by
 
-__all__ = ["Client", "SplitServer", "SplitStatus", "serve"]
+__all__ = ["Client", "SplitServer", "SplitStatus", "serve", "stand_by"]

@@ -116,6 +116,9 @@ class Exchange:
             raise error
         passes = not isinstance(error, RejectedError) or error.code.cause == RefusalCause.TEMPORARY
         is_gone = isinstance(error, RejectedError) and error.code == RefusalCode.METHOD  # it serves no more, or not yet
+        waits = question.kind == "turn" and isinstance(error, SilentError)  # others may take as long as they like
+        if waits:
+            return
         if not (passes or is_gone) or asyncio.get_running_loop().time() >= deadline:
             raise error
         self._node.events.emit(SplitRetried(peer=error.peer, why=f"{question.kind}: {error.message}"))

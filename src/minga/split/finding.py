@@ -26,7 +26,10 @@ def allowed_servers(spec: RunSpec) -> Collection[str]:
 def find_server(board: Board, allowed: Collection[str], last: PeerId | None = None) -> PeerId | None:
     """The peer to send batches to: the `last` one as long as it serves, else the one with most steps."""
     serving = {  # the ones that stand by take nothing
-        peer: record for peer, record in board.payloads(SplitServing).items() if peer in allowed and not record.stands_by}
+        peer: record
+        for peer, record in board.payloads(SplitServing).items()
+        if peer in allowed and not record.stands_by
+    }
     if last in serving:
         return last
     return max(serving, key=lambda peer: (serving[peer].step, peer), default=None)

@@ -35,17 +35,18 @@ class SplitBatchDropped(EventData, kind="split.dropped"):
     peer: str
 
 
-class SplitTurnBegan(EventData, kind="split.turn"):
-    """It is the turn of a client."""
-
-    peer: str
-
-
 class SplitCheckpointFetched(EventData, kind="split.fetched"):
     """This standby has a checkpoint of the server's part, after so many of its steps."""
 
     step: int
     peer: str
+
+
+class SplitCheckpointFailed(EventData, kind="split.not_fetched"):
+    """This standby could not get the server's checkpoint; it tries again."""
+
+    peer: str
+    why: str
 
 
 class SplitTookOver(EventData, kind="split.took_over"):
@@ -78,7 +79,7 @@ class SplitRetried(EventData, kind="split.retried"):
 
 
 class SplitBatchesLost(EventData, kind="split.lost"):
-    """Another server went on from a checkpoint that has not seen the last `count` batches of this client."""
+    """Another server went on from a checkpoint that has not seen the last `count` requests of this client."""
 
     count: int
 

@@ -41,7 +41,9 @@ class SplitSection(Section):
     blocks: int = whole(2, 2, MAX_BLOCKS, "(vertical) blocks of features, of which each client has one")
     turn_batches: int = whole(16, 1, 1_000_000, "(round-robin) batches of one turn of a client")
     hand_over: bool = described(
-        True, "(round-robin) the clients' part goes from each client to the next; false: each keeps its own", "true or false"
+        True,
+        "(round-robin) the clients' part goes from each client to the next; false: each keeps its own",
+        "true or false",
     )
     wait_s: Real = real(
         60.0,

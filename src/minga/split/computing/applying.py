@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 
 from minga.core.errors import RejectedError
+from minga.split.wire.messages import EXACT, Kind, Place
 from minga.training.state.manifest import Manifest
 from minga.training.state.snapshot import StateSnapshot
-from minga.split.wire.messages import EXACT, Kind, Place
 
 
 @dataclass(frozen=True, eq=False)

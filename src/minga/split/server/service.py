@@ -66,6 +66,7 @@ class SplitService:
         """The ticket of the request of each client that is not answered yet; a client has one."""
         self._heard: dict[str, float] = {}
         self._tickets = 0
+        self._is_closed = False
         self.on_finished: Callable[[Finished], None] = lambda _: None
         """Told, on the loop, of each work that is finished."""
         node.serve(BEGIN, self._begin)
@@ -79,6 +80,7 @@ class SplitService:
 
     def close(self) -> None:
         """Serve no more, and withdraw the record."""
+        self._is_closed = True
         for task in self._tasks:
             task.cancel()
         for pending in self._pending.values():
@@ -157,6 +159,8 @@ class SplitService:
         loop = asyncio.get_running_loop()
         try:
             async with self._turn:
+                if self._is_closed:
+                    raise RejectedError("the server ends", code=RefusalCode.BUSY)
                 self._heard[peer] = loop.time()
                 if (kept := self.core.admit(peer, request)) is not None:  # another stream was first
                     self._resolve(ticket, kept)

@@ -20,16 +20,20 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
+from minga.network.gossip.record_kinds import Count
 from minga.split.wire.messages import BeginReply, BeginRequest
 from minga.split.wire.tensors import EncodedReply
 
 MAX_CLIENTS: Final = 4096
+
+
+SessionOrNone = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class SessionState(msgspec.Struct):
@@ -37,10 +41,10 @@ class SessionState(msgspec.Struct):
     number is known, too (0: there was none).
     """
 
-    session: int
-    last: int = 0
-    before_session: int = 0
-    before_last: int = 0
+    session: SessionOrNone
+    last: Count = 0
+    before_session: SessionOrNone = 0
+    before_last: Count = 0
 
 
 @dataclass

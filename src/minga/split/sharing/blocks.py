@@ -146,9 +146,7 @@ class Blocks(Applying):
         gone = [
             (kind, sample_set)
             for (kind, sample_set), works in self._waiting.items()
-            if any(
-                block not in works and self._at.get((kind, block), -1) > sample_set for block in range(self._blocks)
-            )
+            if any(block not in works and self._at.get((kind, block), -1) > sample_set for block in range(self._blocks))
         ]
         return [outcome for key in gone for outcome in self._give_up(key, "a client is at a later one already")]
 

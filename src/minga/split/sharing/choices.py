@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from minga.core.errors import ConfigurationError
@@ -9,12 +11,14 @@ from minga.core.spec.split_section import SplitSection
 from minga.split.computing.applying import Applying
 from minga.split.computing.halves import ClientHalf
 from minga.split.computing.one_top import LossFunction, OneTop
-from minga.split.computing.parts import Part
+from minga.split.computing.parts import OptimizerChoice, Part
+from minga.split.sharing.averaged_part import AveragedPart
 from minga.split.sharing.block_half import BlockHalf
 from minga.split.sharing.blocks import Blocks
 from minga.split.sharing.top_copies import TopCopies
 from minga.split.sharing.turn_half import TurnHalf
 from minga.split.sharing.turns import Turns
+from minga.training.peer import Peer
 
 
 def applying_for(section: SplitSection, part: Part, loss: LossFunction) -> Applying:
@@ -26,6 +30,16 @@ def applying_for(section: SplitSection, part: Part, loss: LossFunction) -> Apply
     if section.variant == "splitfed-1":
         return TopCopies(part, loss)
     return OneTop(part, None if section.variant == "u-shaped" else loss)
+
+
+def part_for(
+    peer: Peer, modules: Sequence[nn.Module], optimizer: OptimizerChoice | None, max_grad_norm: float | None
+) -> Part:
+    """A client's modules with their optimizer; in SplitFed averaged with those of others, once they have a state."""
+    section = peer.spec.optimizer
+    if peer.spec.split.averages_clients:
+        return AveragedPart(modules, optimizer, section, max_grad_norm, peer)
+    return Part(modules, optimizer, section, max_grad_norm)
 
 
 def half_for(

@@ -38,7 +38,9 @@ def unpack(module: nn.Module, vectors: Sequence[torch.Tensor], digest: str) -> N
     Raises `WrongPartError`, with nothing changed, for anything else.
     """
     state = module.state_dict()
-    groups = [found for found in (_of(state, floating=True), _of(state, floating=False)) if sum(e.numel() for e in found)]
+    groups = [
+        found for found in (_of(state, floating=True), _of(state, floating=False)) if sum(e.numel() for e in found)
+    ]
     if [each.numel() for each in vectors] != [sum(e.numel() for e in found) for found in groups]:
         raise WrongPartError("it has other sizes than the clients' part here")
     if _digest(module, vectors) != digest:

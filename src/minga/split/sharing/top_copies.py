@@ -116,13 +116,13 @@ class TopCopies(Applying):
             self._round += 1
 
 
-def average(
-    states: dict[str, StateSnapshot], weights: dict[str, int], first: str, steps: int
-) -> StateSnapshot:
+def average(states: dict[str, StateSnapshot], weights: dict[str, int], first: str, steps: int) -> StateSnapshot:
     """The mean of states by weights, after so many steps; what cannot be averaged is that of `first`."""
     main = states[first]
     made = StateSnapshot(steps, main.tensors, main.scalars, main.buffer.clone())
-    found = {client: {entry.name: tensor for entry, tensor in state.named_tensors()} for client, state in states.items()}
+    found = {
+        client: {entry.name: tensor for entry, tensor in state.named_tensors()} for client, state in states.items()
+    }
     for entry, target in made.named_tensors():
         is_count = entry.name.startswith("optimizer/") and not entry.shape
         if is_count or not target.is_floating_point():

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch import nn
 
-from minga.core.errors import ProtocolError
 from minga.core.spec.split_section import SplitSection
 from minga.split.computing.halves import Answer, ClientHalf, Conversation, Fate, Question
 from minga.split.computing.one_top import LossFunction
 from minga.split.computing.parts import Part
 from minga.split.sharing.handed_part import WrongPartError, pack, unpack
 from minga.split.wire.tensors import EncodedTensors, InvalidTensorsError
+
+logger = logging.getLogger("minga.split")
 
 
 class TurnHalf(ClientHalf):
@@ -57,6 +59,6 @@ class TurnHalf(ClientHalf):
             try:
                 self._labels.check(answer.reply.message.tensors)
                 unpack(self._bottom, self._labels.decode(answer.reply.encoded), answer.reply.message.digest)
-            except (InvalidTensorsError, WrongPartError) as error:
-                raise ProtocolError(f"what was handed over cannot be used: {error}", peer=answer.peer) from error
+            except (InvalidTensorsError, WrongPartError) as error:  # nobody could train any more if this one failed
+                logger.warning("what was handed over cannot be used, this client goes on with its own: %s", error)
         self._left = self._section.turn_batches
