@@ -101,9 +101,9 @@ class Client:
         1); one of them has the labels. Round-robin: it waits for this client's turn.
 
         The loss is None if the server may have trained on the batch while its gradients were lost, as when it ended in
-        the middle, or if the others went on without it: then this client's parts are as before. Waits while no server is there. Raises `RemoteError` if none
-        is for longer than `patience_s` or if the server refuses the batch, and `LocalError` for one that cannot be
-        sent, because it is not finite or too large.
+        the middle, or if the others went on without it: then this client's parts are as before. Waits while no server
+        is there. Raises `RemoteError` if none is for longer than `patience_s` or if the server refuses the batch, and
+        `LocalError` for one that cannot be sent, because it is not finite or too large.
         """
         if self.finished:
             return None

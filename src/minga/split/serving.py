@@ -47,7 +47,10 @@ class SplitStatus:
 
 
 class SplitServer:
-    """The server of a run with a model that is cut; made by `serve` or `stand_by`. Use it as a context manager, or call `close`."""
+    """A server of a run with a model that is cut, or one that stands by; made by `serve` and `stand_by`.
+
+    Use it as a context manager, or call `close`.
+    """
 
     def __init__(
         self,

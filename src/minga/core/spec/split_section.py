@@ -21,8 +21,8 @@ class SplitSection(Section):
 
     variant: Literal["none", "vanilla", "u-shaped", "vertical", "round-robin", "splitfed-1", "splitfed-2"] = choice(
         "none",
-        "none: peers train whole models; vanilla: the server has the end of the model and the labels; u-shaped: the end "
-        "of the model and the labels stay with the clients; vertical: clients have blocks of features of the same "
+        "none: peers train whole models; vanilla: the server has the end of the model and the labels; u-shaped: the "
+        "end of the model and the labels stay with the clients; vertical: clients have blocks of features of the same "
         "samples; round-robin: clients train in turns; splitfed-1: clients average their parts, and the server the "
         "copies of its part that it has for each of them; splitfed-2: clients average their parts, and the server has "
         "one for all",

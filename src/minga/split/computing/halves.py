@@ -19,7 +19,7 @@ from minga.core.errors import ConfigurationError, ProtocolError
 from minga.core.spec.split_section import SplitSection
 from minga.split.computing.one_top import LossFunction
 from minga.split.computing.parts import Part, Tensors, as_tensors, as_value, run_module
-from minga.split.wire.messages import CHANGES_NOTHING, BatchReply, Kind, Place
+from minga.split.wire.messages import CHANGES_NOTHING, NOWHERE, BatchReply, Kind, Place
 from minga.split.wire.tensors import EncodedReply, EncodedTensors, InvalidTensorsError, TensorWire
 
 
@@ -31,7 +31,7 @@ class Question:
     tensors: EncodedTensors
     labels: EncodedTensors = EncodedTensors()
     wants_gradients: bool = True
-    place: Place = Place()
+    place: Place = NOWHERE
     digest: str = ""
 
     @property

@@ -1,7 +1,7 @@
 """Vertical cut, the server's side: clients have blocks of features of the same samples.
 
     block 0 of set 7 ─┐
-    block 1 of set 7 ─┼─▶ z = (z_0, z_1, …) along axis 1 ─▶ top, loss ─▶ dL/dz, cut where z was joined ─▶ to each its own
+    block 1 of set 7 ─┼─▶ z = (z_0, z_1, …) along axis 1 ─▶ top, loss ─▶ dL/dz, cut as z was joined ─▶ to each its own
     block 2 of set 7 ─┘     one of them has the labels
 
 Clients go through the sample sets in ascending order. A set waits until all its blocks are there. It is given up, and

@@ -1,4 +1,4 @@
-"""Who serves: one of the peers that the run spec names, and when it dies, the one that comes first of those that stand by.
+"""Who serves: one of the peers that the run spec names; when it dies, the first of those that stand by.
 
              nobody serves any more, and this one comes first of those that stand by
     STANDS BY ─────────────────────────────────────────────────────────────▶ SERVES

@@ -85,6 +85,10 @@ class Place(msgspec.Struct, frozen=True):
     block: Annotated[int, msgspec.Meta(ge=0, lt=MAX_BLOCKS)] = 0
 
 
+NOWHERE: Final = Place()
+"""Where a batch belongs in variants that do not ask."""
+
+
 class BatchRequest(msgspec.Struct, frozen=True):
     """Activations (or, "backward", gradients) of a batch, and for "train" the labels.
 
@@ -97,7 +101,7 @@ class BatchRequest(msgspec.Struct, frozen=True):
     tensors: TensorHeaders
     labels: TensorHeaders = ()
     wants_gradients: bool = True
-    place: Place = Place()
+    place: Place = NOWHERE
     digest: PartDigest = ""
 
     @property
