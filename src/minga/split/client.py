@@ -16,7 +16,7 @@ from minga.split.computing.halves import Conversation
 from minga.split.computing.one_top import LossFunction, cross_entropy
 from minga.split.computing.parts import OptimizerChoice
 from minga.split.exchange import PATIENCE_S, Exchange
-from minga.split.finding import allowed_servers, find_server
+from minga.split.finding import allowed_servers, check_split, find_server
 from minga.split.sharing.averaged_part import AveragedPart
 from minga.split.sharing.block_half import BlockHalf
 from minga.split.sharing.choices import half_for, part_for
@@ -65,6 +65,7 @@ class Client:
         self._owns_peer, self._busy, self._closed = peer is not run, threading.Lock(), False
         try:
             spec = peer.spec
+            check_split(spec)
             allowed = allowed_servers(spec)
             part = part_for(peer, [bottom] if head is None else [bottom, head], optimizer, max_grad_norm)
             self._half = half_for(spec.split, bottom, head, part, loss, peer.peer_id, block)

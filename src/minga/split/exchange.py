@@ -2,7 +2,7 @@
 
     ask ─▶ which server? (board) ─▶ begin, if there is no session ─▶ request, reply
              ▲                                                          │ no answer, or busy: the same number again
-             └──────────────────────────────────────────────────────────┘ "session": begin anew, and ask what became of it
+             └──────────────────────────────────────────────────────────┘ "session": begin anew; what became of it?
 
 What `begin` says of a request in doubt is what `ask` returns: the batch begins anew, or it is given up.
 """
@@ -37,7 +37,8 @@ LOOK_S: Final = 0.25
 
 @loop_bound
 class Exchange:
-    """Asks one question at a time. `find` names the server of now, given the last one, None while none is known; made on the loop.
+    """Asks one question at a time; made on the event loop. `find` names the server of now, given the last one; None
+    while none is known.
 
     A question for which no server can be had within `patience_s` raises the last error.
     """

@@ -8,18 +8,22 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.network.gossip.board import Board
 from minga.network.interface import PeerId
+from minga.split.wire.tensors import TensorWire
 from minga.training.record_kinds import SplitServing
 
 
-def allowed_servers(spec: RunSpec) -> Collection[str]:
-    """The keys of the peers to which clients of this run send anything.
-
-    Raises `ConfigurationError` if the run spec says nothing of split learning.
-    """
+def check_split(spec: RunSpec) -> None:
+    """Raise `ConfigurationError` if a run spec says nothing of split learning, or names codecs that cannot be had."""
     if not spec.split.is_on:
         raise ConfigurationError(
             f'the run {spec.name!r} has split.variant = "none"; write variant = "vanilla" or another one into [split]'
         )
+    for choice in (spec.split.upload_codec, spec.split.download_codec):
+        TensorWire(choice, spec.split.max_elements)
+
+
+def allowed_servers(spec: RunSpec) -> Collection[str]:
+    """The keys of the peers to which clients of this run send anything."""
     return spec.split.servers or tuple(filter(None, (spec.begun_by,)))
 
 

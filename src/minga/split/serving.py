@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,18 +12,18 @@ from typing import Any, Final, TypeVar
 
 from torch import nn
 
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ClosedError, ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import Link
 from minga.split.computing.one_top import LossFunction, cross_entropy
 from minga.split.computing.parts import OptimizerChoice, Part
-from minga.split.finding import allowed_servers
+from minga.split.finding import allowed_servers, check_split
 from minga.split.server.batch_server import BatchServer, Finished
 from minga.split.server.service import SplitService
 from minga.split.sharing.choices import applying_for
 from minga.split.standby.succession import Succession
 from minga.split.wire.tensors import EncodedReply
-from minga.training.host import host
+from minga.training.host import host, read_spec
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
 
@@ -114,7 +115,9 @@ class SplitServer:
         """Serve no more; a peer that `serve` made leaves the run. May be called twice."""
         if self._closed:
             return
-        self.peer.call(self._succession.close())
+        with contextlib.suppress(ClosedError):  # the program closed the peer first
+            self.peer.call(self._succession.close())
+        self._succession.join()
         if self._owns_peer:
             self.peer.close()
         with self._stepped:
@@ -158,7 +161,12 @@ def serve(
     Raises `ConfigurationError` for arguments that make no sense, a run whose model is not cut, and a peer to which its
     clients would not send anything.
     """
-    peer = run if isinstance(run, Peer) else host(run, options)
+    if isinstance(run, Peer):
+        check_split(run.spec)
+        peer = run
+    else:
+        check_split(spec := read_spec(run))
+        peer = host(spec, options)
     return _server(peer, top, optimizer, loss, max_grad_norm, owns_peer=peer is not run)
 
 

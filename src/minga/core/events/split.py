@@ -50,9 +50,12 @@ class SplitCheckpointFailed(EventData, kind="split.not_fetched"):
 
 
 class SplitTookOver(EventData, kind="split.took_over"):
-    """This standby serves from now on, from a checkpoint after so many steps."""
+    """This standby serves from now on, from a checkpoint after so many steps. It has not seen `unseen` batches, as far
+    as the last server's records say.
+    """
 
     step: int
+    unseen: int
 
 
 class SplitGaveWay(EventData, kind="split.gave_way"):

@@ -140,8 +140,8 @@ class RunSpec(Section):
     def _check_split(self) -> RunSpec:
         if self.split.is_on and self.security.verification == "byzantine":
             raise ValueError(
-                f'split.variant = "{self.split.variant}" needs security.verification = "none": nobody else has the data '
-                "and could compute the same again"
+                f'split.variant = "{self.split.variant}" needs security.verification = "none": nobody else has the '
+                "data and could compute the same again"
             )
         return self
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
@@ -22,6 +22,8 @@ from minga.split.computing.parts import Part, Tensors, as_tensors, as_value, run
 from minga.split.wire.messages import CHANGES_NOTHING, NOWHERE, BatchReply, Kind, Place
 from minga.split.wire.tensors import EncodedReply, EncodedTensors, InvalidTensorsError, TensorWire
 
+NOTHING: Final = EncodedTensors()
+
 
 @dataclass(frozen=True, eq=False)
 class Question:
@@ -29,7 +31,7 @@ class Question:
 
     kind: Kind
     tensors: EncodedTensors
-    labels: EncodedTensors = EncodedTensors()
+    labels: EncodedTensors = NOTHING
     wants_gradients: bool = True
     place: Place = NOWHERE
     digest: str = ""
@@ -159,6 +161,8 @@ class ClientHalf:
             loss = self._loss(outputs, labels)
             loss.backward()  # type: ignore[no-untyped-call]
             floating = [each for each in middle if each.is_floating_point()]
+            if not floating:
+                raise ProtocolError("the server's part of the model returned nothing to learn from", peer=answer.peer)
             gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in floating]
             answer = yield Question("backward", self._encoded(gradients), wants_gradients=wants)
             if answer is Fate.GIVEN_UP:
@@ -187,8 +191,8 @@ class ClientHalf:
     def _check(self, cut: Tensors) -> None:
         if not cut[0].dim() or cut[0].shape[0] > self._section.max_samples:
             raise ConfigurationError(
-                f"a batch has from 1 to split.max_samples = {self._section.max_samples} samples, the length of the first "
-                f"axis; this one has the shape {tuple(cut[0].shape)}"
+                f"a batch has from 1 to split.max_samples = {self._section.max_samples} samples, the length of the "
+                f"first axis; this one has the shape {tuple(cut[0].shape)}"
             )
 
     def _place(self) -> Place:

@@ -57,7 +57,7 @@ class OneTop(Applying):
 
     def __init__(self, part: Part, loss: LossFunction | None) -> None:
         self.part, self._loss = part, loss
-        self.kinds: Collection[Kind] = ("predict", *(("forward", "backward") if loss is None else ("train",)))  # type: ignore[assignment]
+        self.kinds: Collection[Kind] = ("forward", "backward", "predict") if loss is None else ("train", "predict")
         self._half_done: dict[str, _HalfDone] = {}
 
     @property
@@ -114,7 +114,7 @@ class OneTop(Applying):
             value = float(loss.detach())
             if value - value != 0.0:  # NaN or infinite
                 raise refused(f"the loss of this batch is {value}")
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         except _FAULTS_OF_INPUT as error:
             self.part.zero_grad()
             raise refused(f"the server's part of the model cannot take this batch: {first_line(error)}") from error

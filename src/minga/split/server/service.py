@@ -10,8 +10,10 @@ finished and noted even if the client's stream broke meanwhile: it asks again an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -19,8 +21,9 @@ from typing import Final, TypeVar
 from minga.core.errors import ProtocolError, RejectedError, SilentError
 from minga.core.events.split import SplitBatchApplied, SplitBatchDropped, SplitBatchRefused, SplitClientBegan
 from minga.core.refusal_code import RefusalCode
-from minga.core.thread_guard import loop_bound
+from minga.core.thread_guard import any_thread, loop_bound
 from minga.network.gossip.board import Board
+from minga.network.gossip.gossip import BEATS_PER_SECOND
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
@@ -31,8 +34,12 @@ from minga.split.wire.tensors import Body, EncodedReply
 from minga.training.record_kinds import SplitServing
 
 LEAST_BYTES_PER_S: Final = 17_000.0
-"""A client that sends more slowly only takes room from others."""
+SLACK_S: Final = 30.0
+"""A client that is slower, in bytes per second and after so many seconds, only takes room from others."""
+MAX_STREAMS: Final = 4
+"""Requests of one client at a time; more are refused, and come again."""
 PUBLISH_S: Final = 1.0
+"""Shortest time between two records of a server."""
 
 T = TypeVar("T")
 
@@ -65,8 +72,8 @@ class SplitService:
         self._open: dict[PeerId, int] = {}
         """The ticket of the request of each client that is not answered yet; a client has one."""
         self._heard: dict[str, float] = {}
-        self._tickets = 0
-        self._is_closed = False
+        self._tickets, self._closed = 0, False
+        self._streams: Counter[PeerId] = Counter()
         self.on_finished: Callable[[Finished], None] = lambda _: None
         """Told, on the loop, of each work that is finished."""
         node.serve(BEGIN, self._begin)
@@ -85,11 +92,14 @@ class SplitService:
             task.cancel()
         for pending in self._pending.values():
             if not pending.answer.done():
-                pending.answer.set_exception(RejectedError("the server ends", code=RefusalCode.BUSY))
-        self._node.serve(BEGIN, _closed)
-        self._node.serve(BATCH, _closed)
+                pending.answer.set_exception(_closed())
         self._board.retract(SplitServing)
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._closed = True
+
+    @any_thread
+    def join(self) -> None:
+        """Wait, after `close`, until the batch that is being computed is done; on another thread than the loop's."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
 
     async def between_batches(self, function: Callable[[], T]) -> T:
         """Run a function while no batch is computed, on the thread that computes."""
@@ -100,6 +110,8 @@ class SplitService:
 
     async def _begin(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(BeginRequest)
+        if self._closed:
+            raise _closed()
         async with self._turn:  # what this client sent before is finished then, or is refused when its turn comes
             reply, finished = self.core.begin(peer, request)
             self._settle(finished)
@@ -108,31 +120,47 @@ class SplitService:
 
     async def _batch(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(BatchRequest)
+        self._streams[peer] += 1
         try:
+            if self._closed or self._streams[peer] > MAX_STREAMS:
+                raise _closed() if self._closed else RejectedError("too many batches at once", code=RefusalCode.BUSY)
             self.core.check(peer, request)
             async with self._room.held(request.size_bytes):
                 bodies = await self._receive(peer, stream, request)
                 reply = await self._answer(peer, request, bodies)
+            await self._send(peer, stream, reply)
         except (RejectedError, ProtocolError) as error:
             if isinstance(error, ProtocolError) or error.code == RefusalCode.REFUSED:
                 self._node.events.emit(SplitBatchRefused(peer=peer, why=error.message))
             raise
-        await stream.send(reply.message)
-        for body in reply.bodies:
-            await stream.send_bulk(body)
+        finally:
+            self._streams[peer] -= 1
+            if not self._streams[peer]:
+                del self._streams[peer]
 
     async def _receive(self, peer: PeerId, stream: MessageStream, request: BatchRequest) -> list[Body]:
         bodies: list[Body] = []
-        limit_s = 30.0 + request.size_bytes / LEAST_BYTES_PER_S
+        async with self._timely(peer, request.size_bytes):
+            for header in (*request.tensors, *request.labels):
+                body = bytearray(header.size_bytes)
+                await stream.receive_bulk_into(memoryview(body))
+                bodies.append(body)
+        return bodies
+
+    async def _send(self, peer: PeerId, stream: MessageStream, reply: EncodedReply) -> None:
+        async with self._timely(peer, reply.size_bytes):
+            await stream.send(reply.message)
+            for body in reply.bodies:
+                await stream.send_bulk(body)
+
+    @contextlib.asynccontextmanager
+    async def _timely(self, peer: PeerId, size_bytes: int) -> AsyncIterator[None]:
+        limit_s = SLACK_S + size_bytes / LEAST_BYTES_PER_S
         try:
             async with self._node.clockwork.timeout(limit_s):
-                for header in (*request.tensors, *request.labels):
-                    body = bytearray(header.size_bytes)
-                    await stream.receive_bulk_into(memoryview(body))
-                    bodies.append(body)
+                yield
         except TimeoutError as error:
-            raise SilentError(f"{request.size_bytes} bytes took more than {limit_s:.0f} s", peer=peer) from error
-        return bodies
+            raise SilentError(f"{size_bytes} bytes took more than {limit_s:.0f} s", peer=peer) from error
 
     async def _answer(self, peer: PeerId, request: BatchRequest, bodies: Sequence[Body]) -> EncodedReply:
         """What becomes of a request that was read; if it is under way already, what becomes of that."""
@@ -159,8 +187,8 @@ class SplitService:
         loop = asyncio.get_running_loop()
         try:
             async with self._turn:
-                if self._is_closed:
-                    raise RejectedError("the server ends", code=RefusalCode.BUSY)
+                if self._closed:
+                    raise _closed()
                 self._heard[peer] = loop.time()
                 if (kept := self.core.admit(peer, request)) is not None:  # another stream was first
                     self._resolve(ticket, kept)
@@ -220,11 +248,11 @@ class SplitService:
             if serving != said:
                 self._board.put(serving)
                 said = serving
-            await asyncio.sleep(PUBLISH_S)
+            await asyncio.sleep(max(PUBLISH_S, self._board.alive_count / BEATS_PER_SECOND))
 
 
-async def _closed(peer: PeerId, stream: MessageStream) -> None:
-    raise RejectedError("the server was closed", code=RefusalCode.BUSY)
+def _closed() -> RejectedError:
+    return RejectedError("the server was closed", code=RefusalCode.BUSY)
 
 
 def _look(answer: asyncio.Future[EncodedReply]) -> None:

@@ -11,8 +11,8 @@ request that it is in doubt about:
 
 Memory is bounded in two ways. Answers are kept for the clients of the latest requests, as many as there is room for;
 the numbers of a client whose answer was dropped are kept, so the server still knows what it applied. Of more clients
-than `MAX_CLIENTS` the server forgets those that were quiet for longest. From then on it says "not known" of a session
-that it does not find; before, such a session never applied anything to this top.
+than `MAX_CLIENTS` the server forgets those that were quiet for longest. Of a session that it does not find it says "not
+known", also right after its start: the top may come from a file, and have seen the request.
 """
 
 from __future__ import annotations
@@ -60,8 +60,6 @@ class Sessions:
         self._entropy, self._kept_bytes, self._max_clients = entropy, kept_bytes, max_clients
         self._clients: OrderedDict[str, _Kept] = OrderedDict()  # the one with the latest request last
         self._bytes = 0
-        self.has_forgotten = False
-        """Whether clients were forgotten that may have applied something."""
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -89,7 +87,6 @@ class Sessions:
         while len(self._clients) > self._max_clients:
             _, gone = self._clients.popitem(last=False)
             self._drop_reply(gone)
-            self.has_forgotten = True
         return BeginReply(session, applied, step, last)
 
     def check(self, client: str, session: int, number: int) -> EncodedReply | None:
@@ -124,10 +121,10 @@ class Sessions:
         """What there is to know, without answers; the client of the latest request comes last."""
         return {client: msgspec.structs.replace(kept.state) for client, kept in self._clients.items()}
 
-    def restore(self, states: dict[str, SessionState], *, has_forgotten: bool) -> None:
+    def restore(self, states: dict[str, SessionState]) -> None:
         """Go on with what `states` returned when the top was as it is now."""
         self._clients = OrderedDict((client, _Kept(state)) for client, state in states.items())
-        self._bytes, self.has_forgotten = 0, has_forgotten
+        self._bytes = 0
 
     def _applied(self, state: SessionState | None, request: BeginRequest) -> bool | None:
         if not request.doubt_session:
@@ -136,8 +133,7 @@ class Sessions:
             return request.doubt_number <= state.last
         if state is not None and request.doubt_session == state.before_session:
             return request.doubt_number <= state.before_last
-        has_applied = state is not None and (state.last > 0 or state.before_session > 0)
-        return None if self.has_forgotten or has_applied else False
+        return None  # it was forgotten, or the top is one that was loaded from a file and may have seen it
 
     def _last_of(self, state: SessionState | None, session: int) -> int | None:
         if state is None or not session:

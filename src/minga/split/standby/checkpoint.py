@@ -11,15 +11,11 @@ from minga.training.state.snapshot import StateSnapshot
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A server between two batches: `snapshot` of its part, `samples` so far, and the `sessions` of its clients.
-
-    `has_forgotten` says that there were clients whose sessions are not known any more.
-    """
+    """A server between two batches: `snapshot` of its part, `samples` so far, and the `sessions` of its clients."""
 
     snapshot: StateSnapshot
     samples: int
     sessions: dict[str, SessionState]
-    has_forgotten: bool
 
     @property
     def step(self) -> int:
@@ -29,11 +25,10 @@ class Checkpoint:
     @classmethod
     def take(cls, core: BatchServer) -> Checkpoint:
         """That of now; while no batch is computed."""
-        sessions = core.sessions
-        return cls(core.applying.capture(), core.samples, sessions.states(), sessions.has_forgotten)
+        return cls(core.applying.capture(), core.samples, core.sessions.states())
 
     def put(self, core: BatchServer) -> None:
         """Go on from here; while no batch is computed. Raises `ConfigurationError` for a part of another kind."""
         core.applying.restore(self.snapshot)
-        core.sessions.restore(self.sessions, has_forgotten=self.has_forgotten)
+        core.sessions.restore(self.sessions)
         core.samples = self.samples

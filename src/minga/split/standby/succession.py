@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 from minga.core.errors import RemoteError
 from minga.core.events.split import SplitCheckpointFailed, SplitCheckpointFetched, SplitGaveWay, SplitTookOver
-from minga.core.thread_guard import loop_bound
+from minga.core.thread_guard import any_thread, loop_bound
 from minga.network.gossip.board import Board
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
@@ -80,6 +80,12 @@ class Succession:
             self.service.close()
         self._board.retract(SplitServing)
 
+    @any_thread
+    def join(self) -> None:
+        """Wait, after `close`, until the batch that is being computed is done; on another thread than the loop's."""
+        if self.service is not None:
+            self.service.join()
+
     # ---- inner workings
 
     async def _run(self) -> None:
@@ -133,9 +139,11 @@ class Succession:
         self._node.events.emit(SplitCheckpointFetched(step=found.step, peer=server))
 
     async def _take_over(self, checkpoint: Checkpoint) -> None:
+        known = self._board.items(SplitServing, include_dead=True)
+        newest = max(item.payload.step for item in known if item.owner in self._allowed)
         await asyncio.get_running_loop().run_in_executor(None, checkpoint.put, self._core)
         self.service, self.checkpoint = self._begin(), None
-        self._node.events.emit(SplitTookOver(step=checkpoint.step))
+        self._node.events.emit(SplitTookOver(step=checkpoint.step, unseen=max(0, newest - checkpoint.step)))
 
     async def _take(self) -> Checkpoint | None:
         if self.service is None:

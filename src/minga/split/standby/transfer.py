@@ -43,7 +43,6 @@ class CheckpointHeader(msgspec.Struct, frozen=True):
 
     samples: Count
     sessions: Annotated[dict[ClientId, SessionState], msgspec.Meta(max_length=MAX_CLIENTS)]
-    has_forgotten: bool
     manifest_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_MANIFEST_BYTES)]
 
 
@@ -64,9 +63,7 @@ class CheckpointServer:
                 raise RejectedError("this peer does not serve", code=RefusalCode.NOT_READY)
             manifest = await asyncio.get_running_loop().run_in_executor(None, build_manifest, checkpoint.snapshot)
             encoded = manifest.encoded
-            await stream.send(
-                CheckpointHeader(checkpoint.samples, checkpoint.sessions, checkpoint.has_forgotten, len(encoded))
-            )
+            await stream.send(CheckpointHeader(checkpoint.samples, checkpoint.sessions, len(encoded)))
             await stream.send_bulk(encoded)
             start, whole = 0, checkpoint.snapshot.bytes_view
             for index in range(manifest.chunk_count):
@@ -101,4 +98,4 @@ async def fetch(node: Node, server: PeerId, step: int, check: Callable[[Manifest
             start += chunk.nbytes
         await stream.receive_end()
     snapshot = StateSnapshot(manifest.step, manifest.tensors, manifest.scalars, buffer)
-    return Checkpoint(snapshot, header.samples, header.sessions, header.has_forgotten)
+    return Checkpoint(snapshot, header.samples, header.sessions)

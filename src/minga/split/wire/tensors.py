@@ -176,7 +176,6 @@ def _whole(raw: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _name_of(tensor: torch.Tensor) -> DtypeName:
     if tensor.dtype not in _NAMES:
-        raise ConfigurationError(
-            f"tensors of {tensor.dtype} cannot be sent; convert them to one of {', '.join(_NAMES.values())}"
-        )
+        known = ", ".join(_NAMES.values())
+        raise ConfigurationError(f"tensors of {tensor.dtype} cannot be sent; convert them to one of {known}")
     return cast(DtypeName, _NAMES[tensor.dtype])
