@@ -91,7 +91,7 @@ class Succession:
     async def _run(self) -> None:
         while True:
             if self.service is not None:
-                self._give_way(self.service)
+                await self._give_way(self.service)
             else:
                 await self._stand_by()
             await asyncio.sleep(LOOK_S)
@@ -107,13 +107,14 @@ class Succession:
     def _first(self, steps: Mapping[PeerId, int]) -> PeerId:
         return max(steps, key=lambda peer: (steps[peer], peer))
 
-    def _give_way(self, service: SplitService) -> None:
+    async def _give_way(self, service: SplitService) -> None:
         others = self._others(stand_by=False)
         own = self._board.peer_id
         if not others or self._first({**others, own: self.step}) == own:
             return
         service.close()
         self.service, self.checkpoint = None, None
+        await asyncio.get_running_loop().run_in_executor(None, service.join)
         first = self._first(others)
         self._node.events.emit(SplitGaveWay(peer=first, step=others[first]))
 
