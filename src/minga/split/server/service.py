@@ -65,7 +65,7 @@ class SplitService:
 
     def __init__(self, node: Node, board: Board, core: BatchServer, *, room_bytes: int) -> None:
         self._node, self._board, self.core = node, board, core
-        self._room = Room(room_bytes)
+        self.room = Room(room_bytes)
         self._turn = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "minga-split")
         self._pending: dict[int, _Pending] = {}
@@ -125,7 +125,7 @@ class SplitService:
             if self._closed or self._streams[peer] > MAX_STREAMS:
                 raise _closed() if self._closed else RejectedError("too many batches at once", code=RefusalCode.BUSY)
             self.core.check(peer, request)
-            async with self._room.held(request.size_bytes):
+            async with self.room.held(request.size_bytes):
                 bodies = await self._receive(peer, stream, request)
                 reply = await self._answer(peer, request, bodies)
             await self._send(peer, stream, reply)
