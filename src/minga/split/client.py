@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from torch import nn
 
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, MingaError
 from minga.identity.links.links import Link
-from minga.split.computing.halves import ClientHalf, Conversation, Penalty
+from minga.split.computing.halves import Conversation, Penalty
 from minga.split.computing.one_top import LossFunction, cross_entropy
-from minga.split.computing.parts import OptimizerChoice, Part
+from minga.split.computing.parts import OptimizerChoice
 from minga.split.exchange import PATIENCE_S, Exchange
 from minga.split.finding import allowed_servers, check_split, find_server
+from minga.split.sharing.averaged_part import AveragedPart
+from minga.split.sharing.block_half import BlockHalf
+from minga.split.sharing.choices import half_for, part_for
+from minga.split.sharing.turn_half import TurnHalf
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
+
+LEAVE_S: Final = 2.0
+"""Seconds that a client has, at its end, to hand over in the middle of its turn."""
 
 T = TypeVar("T")
 
@@ -33,6 +42,7 @@ class Client:
     penalty: a further loss of the bottom, by the inputs and what it returns, such as `NoPeek()`; it stays here, and is
         not in the loss that `train` returns.
     max_grad_norm: scales down the gradient of this part of the model alone.
+    block: (vertical) the number, from 0, of the block of features that is here.
     options: settings of the peer that joins by a link, as of `minga.join`.
     patience_s: seconds to wait for a server, or for one that comes back, before a call fails.
 
@@ -50,17 +60,18 @@ class Client:
         loss: LossFunction = cross_entropy,
         penalty: Penalty | None = None,
         max_grad_norm: float | None = None,
+        block: int | None = None,
         options: PeerOptions | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
         peer = self.peer = run if isinstance(run, Peer) else join(run, options)
-        self._owns_peer, self._busy = peer is not run, threading.Lock()
+        self._owns_peer, self._busy, self._closed = peer is not run, threading.Lock(), False
         try:
             spec = peer.spec
             check_split(spec)
             allowed = allowed_servers(spec)
-            part = Part([bottom] if head is None else [bottom, head], optimizer, spec.optimizer, max_grad_norm)
-            self._half = ClientHalf(bottom, head, part, loss, spec.split, peer.peer_id, penalty)
+            part = part_for(peer, [bottom] if head is None else [bottom, head], optimizer, max_grad_norm)
+            self._half = half_for(spec.split, bottom, head, part, loss, peer.peer_id, block, penalty)
 
             def begin() -> Exchange:
                 board = peer.session.board
@@ -82,19 +93,35 @@ class Client:
         """Steps that the parts of this client have taken."""
         return self._half.part.steps
 
-    def train(self, inputs: Any, labels: Any) -> float | None:
+    @property
+    def finished(self) -> bool:
+        """Whether the run has reached its last step, where clients' parts are averaged; `train` does nothing then."""
+        return isinstance(self._half.part, AveragedPart) and self._half.part.finished
+
+    def train(self, inputs: Any, labels: Any = None, *, sample_set: int | None = None) -> float | None:
         """Train all parts on one batch, and return its mean loss, as it was before.
 
-        The loss is None if the server may have trained on the batch while its gradients were lost, as when it ended in
-        the middle: then this client's parts are as before. Waits while no server is there. Raises `RemoteError` if none
-        is for longer than `patience_s` or if the server refuses the batch, and `LocalError` for one that cannot be
-        sent, because it is not finite or too large.
-        """
-        return self._lead(self._half.train(inputs, labels))
+        Vertical: all clients call it for the same samples, whose `sample_set` numbers ascend (None: the last one and
+        1); one of them has the labels. Round-robin: it waits for this client's turn.
 
-    def predict(self, inputs: Any) -> Any:
-        """What the whole model, in evaluation mode, makes of the inputs; raises as `train`."""
-        return self._lead(self._half.predict(inputs))
+        The loss is None if the server may have trained on the batch while its gradients were lost, as when it ended in
+        the middle, or if the others went on without it: then this client's parts are as before. Waits while no server
+        is there. Raises `RemoteError` if none is for longer than `patience_s` or if the server refuses the batch, and
+        `LocalError` for one that cannot be sent, because it is not finite or too large.
+        """
+        if self.finished:
+            return None
+        if sample_set is None:
+            return self._lead(self._half.train(inputs, labels))
+        return self._lead(self._block_half().train(inputs, labels, sample_set))
+
+    def predict(self, inputs: Any, *, sample_set: int | None = None) -> Any:
+        """What the whole model, in evaluation mode, makes of the inputs; raises as `train`. Vertical: all clients call
+        it for the same samples.
+        """
+        if sample_set is None:
+            return self._lead(self._half.predict(inputs))
+        return self._lead(self._block_half().predict(inputs, sample_set))
 
     def evaluate(self, inputs: Any, labels: Any) -> float:
         """The mean loss of the whole model, in evaluation mode, by this client's own loss; the labels stay here.
@@ -105,6 +132,10 @@ class Client:
 
     def close(self) -> None:
         """End; a peer that this client made leaves the run. May be called twice."""
+        if isinstance(self._half, TurnHalf) and not self._closed:
+            with contextlib.suppress(MingaError, TimeoutError):
+                self._lead(self._half.leave(), LEAVE_S)
+        self._closed = True
         if self._owns_peer:
             self.peer.close()
 
@@ -116,14 +147,19 @@ class Client:
     ) -> None:
         self.close()
 
-    def _lead(self, conversation: Conversation[T]) -> T:
+    def _block_half(self) -> BlockHalf:
+        if not isinstance(self._half, BlockHalf):
+            raise ConfigurationError('sample_set=… is for runs with split.variant = "vertical"')
+        return self._half
+
+    def _lead(self, conversation: Conversation[T], limit_s: float | None = None) -> T:
         """Compute on this thread, and let the peer's own carry the questions."""
         if not self._busy.acquire(blocking=False):
             raise ConfigurationError("one thread at a time may use a client")
         try:
             question = next(conversation)
             while True:
-                question = conversation.send(self.peer.call(self._exchange.ask(question)))
+                question = conversation.send(self.peer.call(asyncio.wait_for(self._exchange.ask(question), limit_s)))
         except StopIteration as end:
             result: T = end.value
             return result
