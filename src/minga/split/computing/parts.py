@@ -69,7 +69,7 @@ class Part:
         first = next(tensors, None)
         return torch.device("cpu") if first is None else first.device
 
-    def step(self, samples: int, loss: float | None = None) -> None:  # noqa: ARG002
+    def step(self, samples: int = 1, loss: float | None = None) -> None:  # noqa: ARG002
         """Update the parameters by their gradients, of so many samples of this mean loss, and forget these.
 
         Raises `NonFiniteError`, with the parameters untouched, if a gradient is NaN or infinite.
