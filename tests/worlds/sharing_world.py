@@ -78,9 +78,7 @@ def shared_half(
     spec: RunSpec, bottom: nn.Module, name: str = "a", block: int | None = None, optimizer: Any = plain_sgd
 ) -> ClientHalf:
     """A client's side of the spec's variant, but for what is averaged."""
-    return half_for(
-        spec.split, bottom, None, Part([bottom], optimizer, spec.optimizer), cross_entropy, name, block
-    )
+    return half_for(spec.split, bottom, None, Part([bottom], optimizer, spec.optimizer), cross_entropy, name, block)
 
 
 async def add_client(

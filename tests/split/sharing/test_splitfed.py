@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from minga.simulation.virtual_time import run_virtual
-from minga.split.computing.one_top import OneTop
 from tests.worlds.sharing_world import (
     CountedCopies,
     FedClient,
@@ -35,7 +34,9 @@ class Applied:
         return [(client, 0) for client in self.order] if self.copies is None else self.copies.log
 
 
-def scene(variant: str, seed: int, samples: tuple[int, ...], *, kills: bool) -> tuple[FedJudge, torch.Tensor, list[FedClient]]:
+def scene(
+    variant: str, seed: int, samples: tuple[int, ...], *, kills: bool
+) -> tuple[FedJudge, torch.Tensor, list[FedClient]]:
     async def play() -> tuple[FedJudge, torch.Tensor, list[FedClient]]:
         chance = random.Random(f"{variant} {seed}")
         spec = shared_spec(variant, training={"target_batch_size": 3 * sum(samples)})
