@@ -11,7 +11,11 @@ from torch import nn
 
 from minga.core.rate_cap import RateCap
 from minga.simulation.virtual_time import run_virtual
+<<<<<<< HEAD
+=======
 from minga.split.server import service
+from tests.worlds.seeds import seeds
+>>>>>>> split
 from tests.worlds.split_world import (
     RecordingTop,
     SplitPeer,
@@ -24,7 +28,7 @@ from tests.worlds.split_world import (
     values,
 )
 
-SAMPLES = 8
+BATCHES = 12
 
 
 def parts(variant: str) -> tuple[nn.Module, nn.Module, nn.Module | None]:
@@ -42,7 +46,7 @@ def applied(server: SplitPeer) -> list[tuple[str, bytes]]:
     return [(work.client, work.tensors[0].detach().numpy().tobytes()) for work in server.core.applying.applied]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(1, of=12))
 @pytest.mark.parametrize("variant", ["vanilla", "u-shaped"])
 def test_connections_that_break_at_any_moment_change_nothing(variant: str, seed: int) -> None:
     """Requests and answers are lost in every part of an exchange, and the result is that of a quiet network."""
@@ -54,7 +58,7 @@ def test_connections_that_break_at_any_moment_change_nothing(variant: str, seed:
         server = await world.serve(top)
         client = await world.client(bottom, head, up=4_000.0)
         world.internet.set_rate(server.network, 4_000.0, None)
-        task = world.train(client, range(30))
+        task = world.train(client, range(BATCHES))
         while not task.done():
             await asyncio.wait([task], timeout=chance.uniform(0.05, 0.6))
             broken = chance.choice([server, client])
@@ -62,7 +66,7 @@ def test_connections_that_break_at_any_moment_change_nothing(variant: str, seed:
             await broken.network.process.run(broken.session.node.disconnect(other.peer_id))
         await task
         contents = applied(server)
-        assert len(contents) == len(set(contents)) == 30
+        assert len(contents) == len(set(contents)) == BATCHES
         await world.close()
         assert head is not None or variant == "vanilla"
         found = values(bottom, top, *([] if head is None else [head]))
@@ -70,12 +74,12 @@ def test_connections_that_break_at_any_moment_change_nothing(variant: str, seed:
 
     found, losses, retried = run_virtual(scene(), limit_s=3000.0)
     whole = layers()
-    assert losses == pytest.approx(train_whole(whole, range(30)), abs=1e-6)
+    assert losses == pytest.approx(train_whole(whole, range(BATCHES)), abs=1e-6)
     assert torch.allclose(found, values(*whole), rtol=0.0, atol=1e-6)
-    assert retried >= 10, "the faults hit"
+    assert retried >= BATCHES // 3, "the faults hit"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, of=12))
 @pytest.mark.parametrize("variant", ["vanilla", "u-shaped"])
 def test_a_client_that_is_killed_at_any_moment_holds_nobody_up(variant: str, seed: int) -> None:
     async def scene() -> None:
@@ -86,24 +90,24 @@ def test_a_client_that_is_killed_at_any_moment_holds_nobody_up(variant: str, see
         first = await world.client(bottom, head, up=20_000.0)
         other_bottom, _, other_head = parts(variant)
         second = await world.client(other_bottom, other_head, up=20_000.0)
-        doomed, task = world.train(first, range(10_000)), world.train(second, range(100, 160))
+        doomed, task = world.train(first, range(10_000)), world.train(second, range(100, 130))
         await asyncio.sleep(chance.uniform(0.2, 3.0))
         before = len(applied(server))
         assert before > 0
         world.internet.kill(first.network)
         started = asyncio.get_running_loop().time()
         await task
-        assert asyncio.get_running_loop().time() - started < 15.0, "60 batches take about as long as without the other"
+        assert asyncio.get_running_loop().time() - started < 15.0, "30 batches take about as long as without the other"
         assert all(loss is not None for loss in second.losses.values())
         contents = applied(server)
         assert len(contents) == len(set(contents))
-        assert doomed.done()
+        await asyncio.gather(doomed, return_exceptions=True)
         # It comes again with its key, and goes on.
         third_bottom, _, third_head = parts(variant)
         third = await world.client(third_bottom, third_head, key=first.network.private_key)
         await world.train(third, range(200, 205))
         assert all(loss is not None for loss in third.losses.values())
-        await asyncio.sleep(2 * service.HALF_DONE_S)
+        await asyncio.sleep(2 * world.spec.split.wait_s)
         assert server.core is not None
         assert not server.core.applying.half_done(), "what it left half done was dropped"
         assert server.service is not None
@@ -113,7 +117,7 @@ def test_a_client_that_is_killed_at_any_moment_holds_nobody_up(variant: str, see
     run_virtual(scene(), limit_s=3000.0)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(1, of=12))
 @pytest.mark.parametrize("variant", ["vanilla", "u-shaped"])
 @pytest.mark.parametrize("is_restored", [False, True], ids=["anew", "restored"])
 def test_a_server_that_is_killed_and_comes_again_at_any_moment(variant: str, seed: int, is_restored: bool) -> None:
@@ -128,9 +132,9 @@ def test_a_server_that_is_killed_and_comes_again_at_any_moment(variant: str, see
         for _ in range(2):
             bottom, _, head = parts(variant)
             clients.append(await world.client(bottom, head, up=20_000.0))
-        tasks = [world.train(client, range(100 * k, 100 * k + 60)) for k, client in enumerate(clients)]
+        tasks = [world.train(client, range(100 * k, 100 * k + 40)) for k, client in enumerate(clients)]
         for _ in range(3):
-            await asyncio.sleep(chance.uniform(0.5, 3.0))
+            await asyncio.sleep(chance.uniform(0.5, 2.0))
             assert server.core is not None
             states = server.core.sessions.states()
             weights = {name: value.clone() for name, value in tops[-1].state_dict().items()}
@@ -150,7 +154,7 @@ def test_a_server_that_is_killed_and_comes_again_at_any_moment(variant: str, see
         assert all(count <= 3 for count in given_up), "at most one batch for each end of the server"
         for client, count in zip(clients, given_up, strict=True):
             assert client.half is not None
-            assert client.half.part.steps == 60 - count
+            assert client.half.part.steps == 40 - count
             assert len(client.said("split.given_up")) >= count
         await world.close()
 
@@ -218,4 +222,4 @@ def test_a_cap_of_uploads_holds_for_activations() -> None:
 
 def test_batches_are_as_tested() -> None:
     """Two batches are never alike, so contents tell them apart."""
-    assert len({batch(number, SAMPLES)[0].numpy().tobytes() for number in range(300)}) == 300
+    assert len({batch(number)[0].numpy().tobytes() for number in range(300)}) == 300

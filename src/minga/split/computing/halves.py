@@ -138,7 +138,7 @@ class ClientHalf:
         if self._head is None:
             return as_value(outputs)
         with self.part.predicting():
-            return as_value(run_module(self._head, outputs))
+            return as_value(run_module(self._head, self.part.adapted(outputs)))
 
     def evaluate(self, inputs: Any, labels: Any) -> Conversation[float]:
         """The mean loss of a batch, without learning from it; the labels stay here."""
@@ -175,7 +175,7 @@ class ClientHalf:
             for each in middle:
                 if each.is_floating_point():
                     each.requires_grad_()
-            outputs = as_value(run_module(head, middle))
+            outputs = as_value(run_module(head, self.part.adapted(middle)))
             loss = self._loss(outputs, labels)
             loss.backward()  # type: ignore[no-untyped-call]
             floating = [each for each in middle if each.is_floating_point()]
@@ -196,10 +196,10 @@ class ClientHalf:
         if own.wants_gradients:
             floating = [each for each in own.cut if each.is_floating_point()]
             gradients = self._decoded(answer)
-            if [each.shape for each in gradients] != [each.shape for each in floating]:
-                raise ProtocolError("gradients of other shapes than the activations", peer=answer.peer)
+            if [(each.shape, each.dtype) for each in gradients] != [(each.shape, each.dtype) for each in floating]:
+                raise ProtocolError("gradients of other shapes or types than the activations", peer=answer.peer)
             pairs: list[tuple[torch.Tensor, torch.Tensor | None]] = [
-                (tensor, gradient.to(tensor.device, tensor.dtype))
+                (tensor, gradient.to(tensor.device))
                 for tensor, gradient in zip(floating, gradients, strict=True)
                 if tensor.requires_grad
             ]

@@ -103,7 +103,7 @@ class OneTop(Applying):
     def run(self, inputs: Tensors) -> Tensors:
         """What the top makes of these inputs."""
         (module,) = self.part.modules
-        return as_tensors(module(*inputs))
+        return as_tensors(module(*self.part.adapted(inputs)))
 
     def _train(self, work: Work) -> Outcome:
         inputs = self._leaves(work.tensors)
@@ -150,10 +150,9 @@ class OneTop(Applying):
         return Outcome(work, self._step(known.inputs, known.wants_gradients), applied=True)
 
     def _predict(self, work: Work) -> Outcome:
-        inputs = tuple(each.to(self.part.device) for each in work.tensors)
         try:
             with self.part.predicting():
-                outputs = self.run(inputs)
+                outputs = self.run(work.tensors)
         except _FAULTS_OF_INPUT as error:
             raise refused(f"the server's part of the model cannot take this batch: {first_line(error)}") from error
         return Outcome(work, outputs)

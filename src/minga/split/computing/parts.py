@@ -69,8 +69,24 @@ class Part:
         first = next(tensors, None)
         return torch.device("cpu") if first is None else first.device
 
-    def step(self, samples: int, loss: float | None = None) -> None:  # noqa: ARG002
+<<<<<<< HEAD
+    def step(self, samples: int = 1, loss: float | None = None) -> None:  # noqa: ARG002
         """Update the parameters by their gradients, of so many samples of this mean loss, and forget these.
+=======
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The type of its first floating-point parameter, None without one."""
+        tensors = chain.from_iterable(each.parameters() for each in self.modules)
+        return next((each.dtype for each in tensors if each.is_floating_point()), None)
+
+    def adapted(self, tensors: Tensors) -> Tensors:
+        """Tensors of the other side of the cut where this part computes, floating-point ones in its own type."""
+        device, dtype = self.device, self.dtype
+        return tuple(each.to(device, dtype if each.is_floating_point() else None) for each in tensors)
+
+    def step(self) -> None:
+        """Update the parameters by their gradients, and forget these.
+>>>>>>> split
 
         Raises `NonFiniteError`, with the parameters untouched, if a gradient is NaN or infinite.
         """

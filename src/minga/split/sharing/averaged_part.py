@@ -50,7 +50,7 @@ class AveragedPart(Part):
         """Whether the run has reached its last step."""
         return self._averaging.finished
 
-    def step(self, samples: int, loss: float | None = None) -> None:
+    def step(self, samples: int = 1, loss: float | None = None) -> None:
         """Let the gradients of so many samples count in the round; waits where the round has to be averaged first."""
         self._averaging.step(samples=samples, loss=loss)
         self.steps += 1
