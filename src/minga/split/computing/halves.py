@@ -19,7 +19,7 @@ from minga.core.errors import ConfigurationError, ProtocolError
 from minga.core.spec.split_section import SplitSection
 from minga.split.computing.one_top import LossFunction
 from minga.split.computing.parts import Part, Tensors, as_tensors, as_value, run_module
-from minga.split.wire.messages import BatchReply, Kind
+from minga.split.wire.messages import CHANGES_NOTHING, NOWHERE, BatchReply, Kind, Place
 from minga.split.wire.tensors import EncodedReply, EncodedTensors, InvalidTensorsError, TensorWire
 
 NOTHING: Final = EncodedTensors()
@@ -33,6 +33,13 @@ class Question:
     tensors: EncodedTensors
     labels: EncodedTensors = NOTHING
     wants_gradients: bool = True
+    place: Place = NOWHERE
+    digest: str = ""
+
+    @property
+    def changes(self) -> bool:
+        """Whether it may change anything at the server."""
+        return self.kind not in CHANGES_NOTHING
 
 
 class Fate(Enum):
@@ -83,8 +90,8 @@ class ClientHalf:
     """A client's parts: `bottom`, and `head` if the run is U-shaped; `part` trains both.
 
     `name` is the client's own, from which follows what its codecs draw. A `penalty` is added to the loss of each batch
-    for the bottom alone; nobody else sees it, and it is not in the loss that `train` returns. Raises `ConfigurationError` if there is a head
-    where the server has the labels, or none where it has not.
+    for the bottom alone; nobody else sees it, and it is not in the loss that `train` returns. Raises
+    `ConfigurationError` if there is a head where the server has the labels, or none where it has not.
     """
 
     def __init__(
@@ -110,14 +117,11 @@ class ClientHalf:
     def train(self, inputs: Any, labels: Any) -> Conversation[float | None]:
         """Train on one batch. Returns its mean loss, None if the batch was given up: then no part here has changed."""
         try:
-            cut = run_module(self._bottom, inputs)
-            self._check(cut)
-            wants = any(each.requires_grad for each in cut)
-            penalty = self._penalty(inputs, as_value(cut)) if wants and self._penalty is not None else None
-            own = _Batch(cut, wants, penalty)
-            sent = self._encoded(cut)
+            own = self._forward(inputs)
+            sent = self._encoded(own.cut)
             if self._head is None:
-                return (yield from self._vanilla(own, sent, labels))
+                question = Question("train", sent, self._encoded_labels(labels), own.wants_gradients, self._place())
+                return (yield from self._vanilla(own, question))
             return (yield from self._u_shaped(self._head, own, sent, labels))
         finally:
             self.part.zero_grad()
@@ -144,20 +148,25 @@ class ClientHalf:
 
     # ---- inner workings
 
-    def _vanilla(self, own: _Batch, sent: EncodedTensors, labels: Any) -> Conversation[float | None]:
-        question = Question("train", sent, self._labels.encode(as_tensors(labels), ""), own.wants_gradients)
+    def _forward(self, inputs: Any) -> _Batch:
+        """Run the bottom on a batch, to learn from it. Raises `ConfigurationError` for too many samples."""
+        cut = run_module(self._bottom, inputs)
+        self._check(cut)
+        wants = any(each.requires_grad for each in cut)
+        penalty = self._penalty(inputs, as_value(cut)) if wants and self._penalty is not None else None
+        return _Batch(cut, wants, penalty)
+
+    def _vanilla(self, own: _Batch, question: Question) -> Conversation[float | None]:
         while (answer := (yield question)) is Fate.NOT_APPLIED:
             pass
         if isinstance(answer, Fate):
             return None
         if answer.reply.message.loss is None:
             raise ProtocolError("a batch came back without its loss", peer=answer.peer)
-        self._finish(own, answer)
+        self._finish(own, answer, answer.reply.message.loss)
         return answer.reply.message.loss
 
-    def _u_shaped(
-        self, head: nn.Module, own: _Batch, sent: EncodedTensors, labels: Any
-    ) -> Conversation[float | None]:
+    def _u_shaped(self, head: nn.Module, own: _Batch, sent: EncodedTensors, labels: Any) -> Conversation[float | None]:
         while True:
             answer = yield Question("forward", sent, wants_gradients=own.wants_gradients)
             if isinstance(answer, Fate):
@@ -177,11 +186,12 @@ class ClientHalf:
             if answer is Fate.GIVEN_UP:
                 return None
             if isinstance(answer, Answer):
-                self._finish(own, answer)
-                return float(loss.detach())
+                value = float(loss.detach())
+                self._finish(own, answer, value)
+                return value
             self.part.zero_grad()
 
-    def _finish(self, own: _Batch, answer: Answer) -> None:
+    def _finish(self, own: _Batch, answer: Answer, loss: float) -> None:
         """Lead the gradients that came back through the bottom, and step."""
         if own.wants_gradients:
             floating = [each for each in own.cut if each.is_floating_point()]
@@ -196,7 +206,7 @@ class ClientHalf:
             if own.penalty is not None and own.penalty.requires_grad:
                 pairs.append((own.penalty, None))
             torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
-        self.part.step()
+        self.part.step(own.cut[0].shape[0], loss)
 
     def _check(self, cut: Tensors) -> None:
         if not cut[0].dim() or cut[0].shape[0] > self._section.max_samples:
@@ -204,6 +214,12 @@ class ClientHalf:
                 f"a batch has from 1 to split.max_samples = {self._section.max_samples} samples, the length of the "
                 f"first axis; this one has the shape {tuple(cut[0].shape)}"
             )
+
+    def _place(self) -> Place:
+        return Place(round=self.part.round)
+
+    def _encoded_labels(self, labels: Any) -> EncodedTensors:
+        return self._labels.encode(as_tensors(labels), "")
 
     def _encoded(self, tensors: Sequence[torch.Tensor]) -> EncodedTensors:
         self._sent += 1
