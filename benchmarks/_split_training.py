@@ -6,6 +6,7 @@ Clients and server are the code of production, with its messages, checks and cod
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -27,8 +28,10 @@ BATCH = 64
 ADAM = partial(torch.optim.Adam, lr=1e-3)
 
 
-def split_recipe(variant: str, clients: int, seed: int, **split: Any) -> tuple[RunSpec, SplitRecipe]:
-    """A run of the digits, and its recipe."""
+def split_recipe(
+    variant: str, clients: int, seed: int, *, sections: Mapping[str, Any] | None = None, **split: Any
+) -> tuple[RunSpec, SplitRecipe]:
+    """A run of the digits, and its recipe; `sections` are further ones of the run spec, or others."""
     spec = RunSpec.from_mapping(
         {
             "name": "split digits",
@@ -36,6 +39,7 @@ def split_recipe(variant: str, clients: int, seed: int, **split: Any) -> tuple[R
             "recipe": {"split": {"clients": clients}},
             "split": {"variant": variant, **split},
             "training": {"seed": seed},
+            **(sections or {}),
         }
     )
     recipe = load_recipe(spec)

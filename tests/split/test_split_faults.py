@@ -11,11 +11,7 @@ from torch import nn
 
 from minga.core.rate_cap import RateCap
 from minga.simulation.virtual_time import run_virtual
-<<<<<<< HEAD
-=======
-from minga.split.server import service
 from tests.worlds.seeds import seeds
->>>>>>> split
 from tests.worlds.split_world import (
     RecordingTop,
     SplitPeer,

@@ -69,10 +69,6 @@ class Part:
         first = next(tensors, None)
         return torch.device("cpu") if first is None else first.device
 
-<<<<<<< HEAD
-    def step(self, samples: int = 1, loss: float | None = None) -> None:  # noqa: ARG002
-        """Update the parameters by their gradients, of so many samples of this mean loss, and forget these.
-=======
     @property
     def dtype(self) -> torch.dtype | None:
         """The type of its first floating-point parameter, None without one."""
@@ -84,9 +80,8 @@ class Part:
         device, dtype = self.device, self.dtype
         return tuple(each.to(device, dtype if each.is_floating_point() else None) for each in tensors)
 
-    def step(self) -> None:
-        """Update the parameters by their gradients, and forget these.
->>>>>>> split
+    def step(self, samples: int = 1, loss: float | None = None) -> None:  # noqa: ARG002
+        """Update the parameters by their gradients, of so many samples of this mean loss, and forget these.
 
         Raises `NonFiniteError`, with the parameters untouched, if a gradient is NaN or infinite.
         """

@@ -8,7 +8,8 @@
 
 One comes before another that has more steps, and of equal steps the one with the larger id. Records are never ahead of
 their owners, so of two that serve never both give way. What the one that gives way has applied since the checkpoint of
-the other is lost to the top, and so are, when a server dies, at most as many batches as lie between two checkpoints.
+the other is lost to the top, and so are, when a server dies, at most as many batches as lie between two checkpoints,
+and those of the moments in which a checkpoint travels.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, TypeVar
 
-from minga.core.errors import RemoteError
+from minga.core.errors import RejectedError, RemoteError
 from minga.core.events.split import SplitCheckpointFailed, SplitCheckpointFetched, SplitGaveWay, SplitTookOver
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import any_thread, loop_bound
 from minga.network.gossip.board import Board
 from minga.network.interface import PeerId
@@ -56,7 +58,7 @@ class Succession:
         """The newest one that was fetched, while this peer stands by."""
         self.service: SplitService | None = None if stands_by else begin()
         """None while this peer stands by."""
-        CheckpointServer(node, allowed, self._take)
+        CheckpointServer(node, allowed, self._is_due, self._take)
         self._task = node.spawn(self._run())
 
     @property
@@ -121,9 +123,7 @@ class Succession:
     async def _stand_by(self) -> None:
         serving = self._others(stand_by=False)
         if serving:
-            server = self._first(serving)
-            if self.checkpoint is None or serving[server] >= self.checkpoint.step + self._core.section.standby_every:
-                await self._fetch(server)
+            await self._fetch(self._first(serving))
         elif self.checkpoint is not None:
             own = self._board.peer_id
             if self._first({**self._others(stand_by=True), own: self.step}) == own:
@@ -131,8 +131,10 @@ class Succession:
 
     async def _fetch(self, server: PeerId) -> None:
         try:
-            found = await fetch(self._node, server, self.step, self._core.applying.check)
+            found = await fetch(self._node, server, self.checkpoint, self._core.applying.check)
         except RemoteError as error:
+            if isinstance(error, RejectedError) and error.code == RefusalCode.NOT_READY:
+                return
             self._node.events.emit(SplitCheckpointFailed(peer=server, why=error.message))
             return
         self.checkpoint = found
@@ -145,6 +147,11 @@ class Succession:
         await asyncio.get_running_loop().run_in_executor(None, checkpoint.put, self._core)
         self.service, self.checkpoint = self._begin(), None
         self._node.events.emit(SplitTookOver(step=checkpoint.step, unseen=max(0, newest - checkpoint.step)))
+
+    def _is_due(self, step: int) -> bool:
+        """Whether one that stands by with a checkpoint of this step should have the next; if not here, then nowhere."""
+        steps = self._core.applying.steps
+        return self.service is None or steps >= step + self._core.section.standby_every or steps < step
 
     async def _take(self) -> Checkpoint | None:
         if self.service is None:

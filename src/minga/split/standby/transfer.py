@@ -28,14 +28,18 @@ from minga.training.state.manifest import MAX_MANIFEST_BYTES, Manifest, build_ma
 from minga.training.state.snapshot import StateSnapshot
 
 CHECKPOINT: Final = "split.checkpoint"
+LOOK_S: Final = 0.05
+MAX_WAIT_S: Final = 20.0
+"""A request that nothing answers so long is refused, and comes again: who asked may be gone."""
 
 ClientId = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class CheckpointRequest(msgspec.Struct, frozen=True):
-    """A peer that stands by has the checkpoint of this step, and wants a newer one; 0: it has none."""
+    """A peer that stands by, and `has_one`, has the checkpoint of this step, and wants the next."""
 
     step: Count
+    has_one: bool
 
 
 class CheckpointHeader(msgspec.Struct, frozen=True):
@@ -47,16 +51,31 @@ class CheckpointHeader(msgspec.Struct, frozen=True):
 
 
 class CheckpointServer:
-    """Serves checkpoints that `take` makes, None while there are none, to the `allowed` peers; one at a time."""
+    """Serves checkpoints that `take` makes, None while there are none, to the `allowed` peers; one at a time.
 
-    def __init__(self, node: Node, allowed: Collection[str], take: Callable[[], Awaitable[Checkpoint | None]]) -> None:
-        self._allowed, self._take, self._turn = allowed, take, asyncio.Lock()
+    It answers when `is_due(step)`, which is asked about the step that the other peer has.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        allowed: Collection[str],
+        is_due: Callable[[int], bool],
+        take: Callable[[], Awaitable[Checkpoint | None]],
+    ) -> None:
+        self._allowed, self._is_due, self._take, self._turn = allowed, is_due, take, asyncio.Lock()
         node.serve(CHECKPOINT, self._serve)
 
     async def _serve(self, peer: PeerId, stream: MessageStream) -> None:
-        await stream.receive(CheckpointRequest)
+        request = await stream.receive(CheckpointRequest)
         if peer not in self._allowed:
             raise RejectedError("checkpoints go to the peers of split.servers alone", code=RefusalCode.ACCESS)
+        looks = 0
+        while request.has_one and not self._is_due(request.step):
+            looks += 1
+            if looks * LOOK_S > MAX_WAIT_S:
+                raise RejectedError("there is nothing newer yet", code=RefusalCode.NOT_READY)
+            await asyncio.sleep(LOOK_S)
         async with self._turn:
             checkpoint = await self._take()
             if checkpoint is None:
@@ -72,13 +91,14 @@ class CheckpointServer:
                 start = stop
 
 
-async def fetch(node: Node, server: PeerId, step: int, check: Callable[[Manifest], None]) -> Checkpoint:
-    """The newest checkpoint of `server`. `check` raises `ConfigurationError` for a part that is of another kind.
+async def fetch(node: Node, server: PeerId, last: Checkpoint | None, check: Callable[[Manifest], None]) -> Checkpoint:
+    """The next checkpoint of `server` after the `last` one, once it is due. `check` raises `ConfigurationError` for one
+    of another kind of part.
 
     Raises `RemoteError`, among them `ProtocolError` for what cannot be used.
     """
     async with node.open(server, CHECKPOINT, bulk=True) as stream:
-        await stream.send(CheckpointRequest(step))
+        await stream.send(CheckpointRequest(0 if last is None else last.step, last is not None))
         await stream.finish()
         header = await stream.receive(CheckpointHeader)
         encoded = bytearray(header.manifest_bytes)
