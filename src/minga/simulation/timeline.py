@@ -32,7 +32,13 @@ from minga.core.events.averaging import (
 )
 from minga.core.events.network import PeerCutOff, PeerOffence
 from minga.core.events.security import SecureBanned, SecureMemberAway, SecureStepTaken
-from minga.core.events.split import SplitBatchDropped, SplitBatchGivenUp, SplitBatchRefused, SplitRetried, SplitSuspicious
+from minga.core.events.split import (
+    SplitBatchDropped,
+    SplitBatchGivenUp,
+    SplitBatchRefused,
+    SplitRetried,
+    SplitSuspicious,
+)
 from minga.core.events.training import (
     MemberDiverged,
     MemberFailed,

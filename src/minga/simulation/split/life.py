@@ -16,7 +16,7 @@ from torch import nn
 
 from minga.core.spec.run_spec import RunSpec
 from minga.network.interface import PeerId
-from minga.simulation.split.parts import CutTask, NumberedApplying, NumberedBottom, NumberedTop
+from minga.simulation.split.parts import CutTask, NumberedBottom, NumberedTop, TopLayers
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.split.computing.halves import ClientHalf, converse
 from minga.split.computing.one_top import cross_entropy
@@ -52,7 +52,7 @@ class SplitWorld:
         self._disks: dict[str, _Disk] = {}
         self._names: dict[str, str] = {}
         self._servers: list[PeerId] = []
-        self._top: NumberedTop | None = None
+        self._top: TopLayers | None = None
 
     async def live(self, peer: SimulatedPeer) -> None:
         """Take part until the end of the peer."""
@@ -64,12 +64,12 @@ class SplitWorld:
 
     async def _serve(self, peer: SimulatedPeer) -> None:
         self._servers.append(peer.network.peer_id)
-        top = self._top = self._task.top()
+        top = self._task.top()
 
         def applied(client: str, number: int, samples: int) -> None:
             self._applied(peer.name, top, applying.steps, self._names[client], number, samples)
 
-        applying = NumberedApplying(self._task, top, applied)
+        applying = NumberedTop(self._task, top, applied)
         entropy = random.Random(f"minga split sessions {peer.network.peer_id}").randbytes
         core = BatchServer(applying, self._spec.split, entropy=entropy)
         service = SplitService(peer.session.node, peer.session.board, core, room_bytes=ROOM_BYTES)
@@ -78,7 +78,7 @@ class SplitWorld:
         finally:
             service.close()
 
-    def _applied(self, server: str, top: NumberedTop, step: int, client: str, number: int, samples: int) -> None:
+    def _applied(self, server: str, top: TopLayers, step: int, client: str, number: int, samples: int) -> None:
         disk, fields = self._disks[client], dict[str, float]()
         if step % LOSS_EVERY == 1:
             loss = self._task.held_out_loss(disk.bottom, top, disk.head)

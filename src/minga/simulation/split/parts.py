@@ -7,7 +7,7 @@ say which batches it applied, whatever the variant, and nothing has to believe t
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from minga.core.spec.run_spec import RunSpec
 from minga.simulation.swarm.classification import CLASSES, HIDDEN, INPUTS, SAMPLES, Classification
-from minga.split.computing.applying import Applying, Outcome, Work
+from minga.split.computing.applying import Outcome, Work
 from minga.split.computing.one_top import OneTop, cross_entropy
 from minga.split.computing.parts import Part
 
@@ -36,7 +36,7 @@ class NumberedBottom(nn.Module):
         return self.layers(inputs), torch.full((len(inputs),), self.number)
 
 
-class NumberedTop(nn.Module):
+class TopLayers(nn.Module):
     """The server's layers; passes over the number."""
 
     def __init__(self, *, has_head: bool) -> None:
@@ -67,17 +67,17 @@ class CutTask:
         torch.manual_seed(self.spec.training.seed + 1)
         return nn.Linear(HIDDEN, CLASSES) if self.has_head else None
 
-    def top(self) -> NumberedTop:
+    def top(self) -> TopLayers:
         """The server's layers."""
         torch.manual_seed(self.spec.training.seed + 2)
-        return NumberedTop(has_head=self.has_head)
+        return TopLayers(has_head=self.has_head)
 
     def batch(self, client: str, number: int, count: int) -> tuple[Tensor, Tensor]:
         """The samples of a client's batch, by its name: inputs and labels."""
         drawn = random.Random(f"minga split samples {self.spec.training.seed} {client} {number}")
         return self._task.samples([drawn.randrange(SAMPLES) for _ in range(count)])
 
-    def held_out_loss(self, bottom: NumberedBottom, top: NumberedTop, head: nn.Module | None) -> float:
+    def held_out_loss(self, bottom: NumberedBottom, top: TopLayers, head: nn.Module | None) -> float:
         """The mean loss of samples that nobody trains on, by a client's parts and the server's."""
         inputs, labels = self._task.held_out()
         with torch.no_grad():
@@ -85,34 +85,20 @@ class CutTask:
             return float(cross_entropy(found if head is None else head(found), labels))
 
 
-class NumberedApplying(Applying):
+class NumberedTop(OneTop):
     """Applies as one top does, and tells `on_applied(client, number, samples)` of each batch that changed it."""
 
-    def __init__(self, task: CutTask, top: NumberedTop, on_applied: Callable[[str, int, int], None]) -> None:
-        part = Part([top], None, task.spec.optimizer, task.spec.optimizer.max_grad_norm)
-        self._inner = OneTop(part, None if task.has_head else cross_entropy)
+    def __init__(self, task: CutTask, layers: TopLayers, on_applied: Callable[[str, int, int], None]) -> None:
+        part = Part([layers], None, task.spec.optimizer, task.spec.optimizer.max_grad_norm)
+        super().__init__(part, None if task.has_head else cross_entropy)
         self._on_applied, self._numbers = on_applied, dict[str, int]()
-        self.kinds = self._inner.kinds
-
-    @property
-    def steps(self) -> int:
-        """Steps of the top."""
-        return self._inner.steps
 
     def apply(self, work: Work) -> Sequence[Outcome]:
         """See `OneTop.apply`."""
         if work.kind in ("train", "forward"):
             self._numbers[work.client] = int(work.tensors[1][0])
-        outcomes = self._inner.apply(work)
+        outcomes = super().apply(work)
         for each in outcomes:
             if each.applied:
                 self._on_applied(each.work.client, self._numbers[each.work.client], each.work.samples)
         return outcomes
-
-    def half_done(self) -> Collection[str]:
-        """See `OneTop.half_done`."""
-        return self._inner.half_done()
-
-    def drop(self, client: str) -> Sequence[Outcome]:
-        """See `OneTop.drop`."""
-        return self._inner.drop(client)
