@@ -137,7 +137,9 @@ class Client:
         `ConfigurationError` if they cannot be looked at.
         """
         if isinstance(self._half, BlockHalf):
-            raise ConfigurationError('watch(…) is not for runs with split.variant = "vertical": nobody has all features')
+            raise ConfigurationError(
+                'watch(…) is not for runs with split.variant = "vertical": nobody has all features'
+            )
         self._watch = HeldOutWatch(
             inputs,
             labels,

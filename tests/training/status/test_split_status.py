@@ -76,7 +76,10 @@ def test_displays_show_clients_batches_and_who_serves() -> None:
     peers = tuple(map(peer, "abs")) + (peer("m"),)
     usual = RunStatus("run", "0" * 64, 0, None, 0.5, 0.0, 0, 4096, 32, 0, False, None, peers)
     status = with_split(usual, found)
-    assert headline(status) == "step 30 · loss 0.500 · 5.0 batches/s, 80.0 samples/s · 3 batches wait · 2 clients, 1 server"
+    assert (
+        headline(status)
+        == "step 30 · loss 0.500 · 5.0 batches/s, 80.0 samples/s · 3 batches wait · 2 clients, 1 server"
+    )
     assert peers_by_kind(status) == "2 client, 1 server, 1 trainer watching"
     told = status.to_json()
     assert told["split"]["batches_per_second"] == 5.0

@@ -28,7 +28,7 @@ class PeerStatus:
 
     `samples` are towards the next step, `total_samples`, `bytes_sent` and `bytes_received` since it joined; `age_s` is
     how long ago its last news came. `status` is None for peers that take no part in steps, such as monitors. `part` is
-    "server" or "client" where the model is cut.
+    "server", "standby" or "client" where the model is cut.
     """
 
     peer_id: str
@@ -153,7 +153,11 @@ def with_split(status: RunStatus, split: SplitRunStatus | None) -> RunStatus:
     """The status of a run whose model is cut, if somebody serves it."""
     if split is None:
         return status
-    parts = {**dict.fromkeys(split.clients, "client"), **dict.fromkeys(split.servers, "server")}
+    parts = {
+        **dict.fromkeys(split.clients, "client"),
+        **dict.fromkeys(split.standbys, "standby"),
+        **dict.fromkeys(split.servers, "server"),
+    }
     return replace(
         status,
         step=split.steps,

@@ -16,11 +16,13 @@ MOST_MARKS: Final = 64
 
 @dataclass(frozen=True)
 class SplitRunStatus:
-    """`servers` have the server's part and `clients` train with them; of the server that is furthest: its `steps`, the
-    `samples` of all clients so far, batches that wait, and its speed, None until two of its records were seen.
+    """`servers` have the server's part, `standbys` copies of it, and `clients` train with them; of the server that is
+    furthest: its `steps`, the `samples` of all clients so far, batches that wait, and its speed, None until two of its
+    records were seen.
     """
 
     servers: tuple[PeerId, ...]
+    standbys: tuple[PeerId, ...]
     clients: tuple[PeerId, ...]
     steps: int
     samples: int
@@ -50,7 +52,7 @@ class SplitMeter:
         records = {item.owner: item for item in board.items(SplitServing)}
         if not records:
             return None
-        first = max(records, key=lambda peer: (records[peer].payload.step, peer))
+        first = max(records, key=lambda peer: (not records[peer].payload.stands_by, records[peer].payload.step, peer))
         item = records[first]
         serving = item.payload
         if first != self._server or (self._marks and serving.step < self._marks[-1].steps):
@@ -63,8 +65,18 @@ class SplitMeter:
             self._marks.popleft()
         batches, samples = self._speeds(now_s)
         clients = tuple(sorted(item.owner for item in board.items(Metrics) if item.owner not in records))
-        servers = tuple(sorted(records, key=lambda peer: (peer != first, peer)))
-        return SplitRunStatus(servers, clients, serving.step, serving.samples, serving.waiting, batches, samples)
+        serving_peers = sorted(peer for peer in records if not records[peer].payload.stands_by)
+        standbys = sorted(records.keys() - set(serving_peers))
+        return SplitRunStatus(
+            tuple(serving_peers),
+            tuple(standbys),
+            clients,
+            serving.step,
+            serving.samples,
+            serving.waiting,
+            batches,
+            samples,
+        )
 
     def _speeds(self, now_s: float) -> tuple[float | None, float | None]:
         first, last = self._marks[0], self._marks[-1]
