@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,35 +25,36 @@ def spec(variant: str = "vanilla", **split: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> Iterator[Any]:
-    yield lambda name: minga.PeerOptions(identity=tmp_path / f"{name}.json", directory=tmp_path, host="127.0.0.1")
+def options(tmp_path: Path) -> Any:
+    return lambda name: minga.PeerOptions(identity=tmp_path / f"{name}.json", directory=tmp_path, host="127.0.0.1")
 
 
 def test_five_lines_a_side(options: Any) -> None:
     modules, whole = layers(), layers()
-    with minga.split.serve(spec(), nn.Sequential(*modules[2:]), optimizer=sgd, options=options("a")) as server:
-        with minga.split.Client(
-            server.link, nn.Sequential(*modules[:2]), optimizer=sgd, options=options("b")
-        ) as client:
-            losses = [client.train(*batch(number)) for number in range(5)]
-            assert losses == pytest.approx(train_whole(whole, range(5)), abs=1e-6)
-            inputs, labels = batch(9)
-            expected = nn.Sequential(*whole)(inputs).detach()
-            assert torch.allclose(client.predict(inputs), expected, atol=1e-6)
-            assert client.evaluate(inputs, labels) == pytest.approx(
-                float(nn.functional.cross_entropy(expected, labels)), abs=1e-6
-            )
-            server.wait(5)
-            status = server.status
-            assert (status.steps, status.samples, status.clients, status.waiting) == (5, 40, 1, 0)
-            assert status.loss == pytest.approx(losses[-1])
-            assert server.between_batches(lambda: values(*modules[2:]).shape) == values(*whole[2:]).shape
-            with pytest.raises(minga.RejectedError, match="cannot take this batch") as caught:
-                client.train(inputs, labels + 7)
-            assert caught.value.code == RefusalCode.REFUSED
-            loss = nn.functional.cross_entropy(nn.Sequential(*whole)(batch(5)[0]), batch(5)[1])
-            assert client.train(*batch(5)) == pytest.approx(float(loss.detach()), abs=1e-6), "as if it had not been"
-            assert client.steps == 6
+    bottom, top = nn.Sequential(*modules[:2]), nn.Sequential(*modules[2:])
+    with (
+        minga.split.serve(spec(), top, optimizer=sgd, options=options("a")) as server,
+        minga.split.Client(server.link, bottom, optimizer=sgd, options=options("b")) as client,
+    ):
+        losses = [client.train(*batch(number)) for number in range(5)]
+        assert losses == pytest.approx(train_whole(whole, range(5)), abs=1e-6)
+        inputs, labels = batch(9)
+        expected = nn.Sequential(*whole)(inputs).detach()
+        assert torch.allclose(client.predict(inputs), expected, atol=1e-6)
+        assert client.evaluate(inputs, labels) == pytest.approx(
+            float(nn.functional.cross_entropy(expected, labels)), abs=1e-6
+        )
+        server.wait(5)
+        status = server.status
+        assert (status.steps, status.samples, status.clients, status.waiting) == (5, 40, 1, 0)
+        assert status.loss == pytest.approx(losses[-1])
+        assert server.between_batches(lambda: values(*modules[2:]).shape) == values(*whole[2:]).shape
+        with pytest.raises(minga.RejectedError, match="cannot take this batch") as caught:
+            client.train(inputs, labels + 7)
+        assert caught.value.code == RefusalCode.REFUSED
+        loss = nn.functional.cross_entropy(nn.Sequential(*whole)(batch(5)[0]), batch(5)[1])
+        assert client.train(*batch(5)) == pytest.approx(float(loss.detach()), abs=1e-6), "as if it had not been"
+        assert client.steps == 6
 
 
 def test_a_server_that_ends_and_comes_again_on_its_peer_is_waited_for(options: Any) -> None:
@@ -83,9 +83,9 @@ def test_nothing_is_sent_to_a_peer_that_the_run_does_not_name(options: Any) -> N
     with minga.host(spec(), options("a")) as peer, minga.join(peer.link, options("b")) as other:
         with pytest.raises(minga.ConfigurationError, match="clients of this run send nothing to"):
             minga.split.serve(other, layers()[5], optimizer=sgd)
-        with minga.split.Client(other, layers()[0], optimizer=sgd, patience_s=0.0) as client:
-            with pytest.raises(minga.UnreachableError, match="no peer of this run serves"):
-                client.train(*batch(0))
+        client = minga.split.Client(other, layers()[0], optimizer=sgd, patience_s=0.0)
+        with client, pytest.raises(minga.UnreachableError, match="no peer of this run serves"):
+            client.train(*batch(0))
 
 
 def test_what_makes_no_sense_is_said(options: Any) -> None:
@@ -109,10 +109,12 @@ def test_what_makes_no_sense_is_said(options: Any) -> None:
 def test_the_optimizer_of_the_run_spec_with_its_schedule(options: Any) -> None:
     optimizer = {"name": "sgd", "learning_rate": 0.5, "warmup_steps": 2, "total_steps": 4, "momentum": 0.0}
     modules = layers()
-    with minga.split.serve({**spec(), "optimizer": optimizer}, modules[5], options=options("a")) as server:
-        with minga.split.Client(server.link, nn.Sequential(*modules[:5]), options=options("b")) as client:
-            for number in range(3):
-                client.train(*batch(number))
-            part = client._half.part
-            assert part.optimizer is not None
-            assert part.optimizer.param_groups[0]["lr"] == pytest.approx(0.25), "half-way down after the warm-up"
+    with (
+        minga.split.serve({**spec(), "optimizer": optimizer}, modules[5], options=options("a")) as server,
+        minga.split.Client(server.link, nn.Sequential(*modules[:5]), options=options("b")) as client,
+    ):
+        for number in range(3):
+            client.train(*batch(number))
+        part = client._half.part
+        assert part.optimizer is not None
+        assert part.optimizer.param_groups[0]["lr"] == pytest.approx(0.25), "half-way down after the warm-up"
