@@ -2,16 +2,18 @@
 
     python -m benchmarks.split --json
 
-The digits of scikit-learn (1,797 pictures), dealt out to four clients that take turns on one top; figures are means
-over `--seeds` seeds, each with other initial parameters and other training samples.
+The digits of scikit-learn (1,797 pictures), dealt out to four clients; figures are means over `--seeds` seeds, each
+with other initial parameters and other held-out samples.
 
-    central, turns, u_shaped    accuracy on held-out samples: of the whole network on the samples of all clients, and of
-                                the same network cut in two (labels go to the server) and in three (labels stay)
-    leakage                     without and with NoPeek: accuracy, distance correlation of inputs and activations,
-                                error of an inverting decoder; on samples by which nothing was chosen, neither the
-                                weight nor the decoder (`minga.split.compare_leakage`)
-    link                        samples a second of one client that sends 1,024 values a sample over a line of 20 Mbit/s
-                                up and 100 Mbit/s down in the virtual world, and their share of what the line allows
+    accuracy    on held-out samples: "central" of the whole network on the samples of all clients; "vanilla" and
+                "u-shaped" of the same network cut in two (labels go to the server) and in three (labels stay), by
+                clients one after the other that share one bottom, without a network; "round-robin", "splitfed-1" and
+                "splitfed-2" by real peers on this machine
+    leakage     without and with NoPeek: accuracy, distance correlation of inputs and activations, error of an inverting
+                decoder; on samples by which nothing was chosen, neither the weight nor the decoder
+                (`minga.split.compare_leakage`)
+    link        samples a second of one client that sends 1,024 values a sample over a line of 20 Mbit/s up and 100
+                Mbit/s down in the virtual world, and their share of what the line allows
 
 ok: cut networks are at most one point less accurate than the whole one; NoPeek at least halves the distance
 correlation, costs at most two points, and raises the decoder's error; the line is used to 80 %.
@@ -20,6 +22,7 @@ correlation, costs at most two points, and raises the decoder's error; the line 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from statistics import mean
 from typing import Any
 
@@ -27,6 +30,7 @@ import torch
 
 from benchmarks._report import finish, note, parser
 from benchmarks._split_link import link_figures
+from benchmarks._split_peers import train_with_peers
 from benchmarks._split_training import train_centrally, train_in_turns
 from minga.split import LeakageReport, LeakageSettings, compare_leakage
 
@@ -37,11 +41,11 @@ LEAST_SHARE = 0.8
 
 def accuracies(epochs: int, seeds: int) -> dict[str, float]:
     """The mean accuracy of each way to train."""
-    ways = {
-        "central": lambda seed: train_centrally(epochs, CLIENTS, seed),
-        "turns": lambda seed: train_in_turns("vanilla", epochs, CLIENTS, seed),
-        "u_shaped": lambda seed: train_in_turns("u-shaped", epochs, CLIENTS, seed),
-    }
+    ways: dict[str, Callable[[int], float]] = {"central": lambda seed: train_centrally(epochs, CLIENTS, seed)}
+    for variant in ("vanilla", "u-shaped"):
+        ways[variant] = lambda seed, variant=variant: train_in_turns(variant, epochs, CLIENTS, seed)  # type: ignore[misc]
+    for variant in ("round-robin", "splitfed-1", "splitfed-2"):
+        ways[variant] = lambda seed, variant=variant: train_with_peers(variant, epochs, CLIENTS, seed)  # type: ignore[misc]
     found = {}
     for name, train in ways.items():
         found[name] = round(mean(train(seed) for seed in range(seeds)), 4)
@@ -87,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run from the command line; returns the exit status."""
     options = parser(__doc__)
     options.add_argument("--seeds", type=int, default=3)
-    options.add_argument("--epochs", type=int, default=40, help="passes over the samples for the accuracies")
+    options.add_argument("--epochs", type=int, default=60, help="passes over the samples for the accuracies")
     options.add_argument("--batches", type=int, default=20, help="batches over the line")
     given = options.parse_args(arguments)
     torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from minga.split.examples.network import CutNetwork, CutShape
 from minga.split.examples.samples import EXAMPLES, example_samples
 from minga.split.examples.subject import subject_of
 from minga.split.leakage.decoder import PairedSamples, best_decoder, decoding_error
-from minga.split.leakage.division import Division
+from minga.split.leakage.division import SampleDivision
 from minga.split.leakage.similarity import structural_similarity
 
 QUICK = LeakageSettings(
@@ -90,7 +90,7 @@ def test_tables_have_no_similarity_and_are_drawn_all_the_same(tmp_path: Path) ->
 
 def test_a_weight_is_chosen_by_the_validation_samples_alone() -> None:
     told = subject()
-    division = Division.of(len(told.inputs), SHORT.validation_share, SHORT.report_share, 3)
+    division = SampleDivision.of(len(told.inputs), SHORT.validation_share, SHORT.report_share, 3)
     spoiled = told.inputs.clone()
     spoiled[division.report] = torch.rand(len(division.report), 16, generator=torch.Generator().manual_seed(9))
     other = compare_leakage(SHORT, 3, replace(told, inputs=spoiled))
@@ -109,7 +109,7 @@ def test_if_no_weight_keeps_the_accuracy_the_report_says_so() -> None:
 
 
 def test_samples_are_in_one_part_each_and_what_is_reported_is_the_same_for_all_seeds() -> None:
-    one, other = Division.of(100, 0.2, 0.3, 1), Division.of(100, 0.2, 0.3, 2)
+    one, other = SampleDivision.of(100, 0.2, 0.3, 1), SampleDivision.of(100, 0.2, 0.3, 2)
     for each in (one, other):
         parts = (each.training, each.validation, each.report)
         assert [len(part) for part in parts] == [50, 20, 30]

@@ -11,7 +11,7 @@ from minga.core.errors import ConfigurationError
 from minga.split.examples.subject import LeakageSubject, example_subject
 from minga.split.leakage.decoder import InvertingDecoder, PairedSamples, best_decoder, decoding_error
 from minga.split.leakage.distance_correlation import distance_correlation
-from minga.split.leakage.division import Division
+from minga.split.leakage.division import SampleDivision
 from minga.split.leakage.no_peek import NoPeek
 from minga.split.leakage.permutation import permuted_correlation
 from minga.split.leakage.report import LeakageReport, LeakageRow
@@ -42,7 +42,7 @@ def compare_leakage(settings: LeakageSettings, seed: int, subject: LeakageSubjec
     example is not installed.
     """
     subject = example_subject(settings.example) if subject is None else subject
-    division = Division.of(len(subject.inputs), settings.validation_share, settings.report_share, seed)
+    division = SampleDivision.of(len(subject.inputs), settings.validation_share, settings.report_share, seed)
     smallest = min(len(division.training), len(division.validation), len(division.report))
     if smallest < FEWEST_IN_A_PART:
         raise ConfigurationError(
@@ -74,7 +74,7 @@ def compare_leakage(settings: LeakageSettings, seed: int, subject: LeakageSubjec
 
 
 def _candidate(
-    subject: LeakageSubject, division: Division, settings: LeakageSettings, weight: float, seed: int
+    subject: LeakageSubject, division: SampleDivision, settings: LeakageSettings, weight: float, seed: int
 ) -> _Candidate:
     penalty = NoPeek(weight) if weight else None
     parts = train_parts(subject, division.training, settings, penalty, seed)
@@ -98,7 +98,7 @@ class _Attack:
     def __init__(
         self,
         subject: LeakageSubject,
-        division: Division,
+        division: SampleDivision,
         settings: LeakageSettings,
         candidate: _Candidate,
         seed: int,

@@ -11,7 +11,7 @@ _REPORT_SEED = 0
 
 
 @dataclass(frozen=True)
-class Division:
+class SampleDivision:
     """Rows of samples, int64, none in two: what is trained on, what choices are made on, and what is reported."""
 
     training: Tensor
@@ -19,7 +19,7 @@ class Division:
     report: Tensor
 
     @classmethod
-    def of(cls, count: int, validation_share: float, report_share: float, seed: int) -> Division:
+    def of(cls, count: int, validation_share: float, report_share: float, seed: int) -> SampleDivision:
         """A division of `count` samples at random; equal seeds give equal ones.
 
         What is reported is the same for every seed, so that no choice that is made with one seed has seen what is
