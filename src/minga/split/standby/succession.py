@@ -94,8 +94,8 @@ class Succession:
         while True:
             if self.service is not None:
                 await self._give_way(self.service)
-            else:
-                await self._stand_by()
+            elif await self._stand_by():
+                continue  # the next request waits at the server
             await asyncio.sleep(LOOK_S)
 
     def _others(self, *, stand_by: bool) -> Mapping[PeerId, int]:
@@ -120,26 +120,29 @@ class Succession:
         first = self._first(others)
         self._node.events.emit(SplitGaveWay(peer=first, step=others[first]))
 
-    async def _stand_by(self) -> None:
+    async def _stand_by(self) -> bool:
+        """Fetch the next checkpoint, or take over; whether one was fetched."""
         serving = self._others(stand_by=False)
         if serving:
-            await self._fetch(self._first(serving))
-        elif self.checkpoint is not None:
+            return await self._fetch(self._first(serving))
+        if self.checkpoint is not None:
             own = self._board.peer_id
             if self._first({**self._others(stand_by=True), own: self.step}) == own:
                 await self._take_over(self.checkpoint)
+        return False
 
-    async def _fetch(self, server: PeerId) -> None:
+    async def _fetch(self, server: PeerId) -> bool:
         try:
             found = await fetch(self._node, server, self.checkpoint, self._core.applying.check)
         except RemoteError as error:
             if isinstance(error, RejectedError) and error.code == RefusalCode.NOT_READY:
-                return
+                return False
             self._node.events.emit(SplitCheckpointFailed(peer=server, why=error.message))
-            return
+            return False
         self.checkpoint = found
         self._board.put(SplitServing(found.step, found.samples, len(found.sessions), stands_by=True))
         self._node.events.emit(SplitCheckpointFetched(step=found.step, peer=server))
+        return True
 
     async def _take_over(self, checkpoint: Checkpoint) -> None:
         known = self._board.items(SplitServing, include_dead=True)
