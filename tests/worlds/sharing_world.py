@@ -230,7 +230,7 @@ class FedJudge:
         found = torch.autograd.grad(loss, [*mine, *theirs])
         with torch.no_grad():
             for parameter, gradient in zip(theirs, found[len(mine) :], strict=True):
-                parameter -= LEARNING_RATE * gradient
+                parameter.sub_(LEARNING_RATE * gradient)
         if self._uses_copies:
             self._copies[client] = top, seen + samples
         if counts:
@@ -244,7 +244,7 @@ class FedJudge:
             with torch.no_grad():
                 for index, parameter in enumerate(made.parameters()):
                     mean = sum((found[index] * (samples / total) for samples, found in given), torch.zeros(()))
-                    parameter -= LEARNING_RATE * mean
+                    parameter.sub_(LEARNING_RATE * mean)
             self.bottoms.append(made)
         return self.bottoms[round]
 

@@ -44,7 +44,7 @@ def whole_model(numbers: Sequence[int]) -> torch.Tensor:
         inputs, labels = batch(number)
         cut = [bottom(inputs[:, start:stop]) for bottom, (start, stop) in zip(bottoms, COLUMNS, strict=True)]
         stepper.zero_grad()
-        cross_entropy(top(torch.cat(cut, dim=1)), labels).backward()
+        cross_entropy(top(torch.cat(cut, dim=1)), labels).backward()  # type: ignore[no-untyped-call]
         stepper.step()
     return values(*modules)
 
@@ -165,7 +165,7 @@ def test_a_block_that_does_not_come_costs_its_set_and_the_others_are_told(seed: 
             number for number, loss in living[1].items() if loss is None
         }
         given_up = [number for number, loss in living[0].items() if loss is None]
-        assert given_up
+        assert given_up or reached + 1 in applied, "it died while its answer was on its way"
         assert applied
         assert applied.isdisjoint(given_up)
         assert case.server.core is not None
