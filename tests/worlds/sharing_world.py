@@ -24,7 +24,7 @@ from minga.split.server.batch_server import BatchServer
 from minga.split.server.service import SplitService
 from minga.split.sharing.choices import applying_for, half_for
 from minga.split.sharing.top_copies import TopCopies
-from minga.split.standby.succession import Succession
+from minga.split.standby.succession import ServerSuccession
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_task import ThreadTask
 from minga.training.replica.replica import Replica
@@ -106,16 +106,16 @@ async def add_server(
     _, top = two_parts()
     peer.core = core = shared_core(world.spec, top, optimizer)
 
-    async def begin() -> Succession:
+    async def begin() -> ServerSuccession:
         node, board = peer.session.node, peer.session.board
         make = partial(SplitService, node, board, core, room_bytes=1 << 26)
-        return Succession(node, board, core, allowed_servers(world.spec), make, stands_by=stands_by)
+        return ServerSuccession(node, board, core, allowed_servers(world.spec), make, stands_by=stands_by)
 
     successions[peer] = await peer.network.process.run(begin())
     return peer
 
 
-successions: dict[SplitPeer, Succession] = {}
+successions: dict[SplitPeer, ServerSuccession] = {}
 """Of the servers of all worlds."""
 
 

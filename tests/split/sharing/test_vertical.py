@@ -144,7 +144,7 @@ def test_a_block_that_does_not_come_costs_its_set_and_the_others_are_told(seed: 
         doomed = chance.randrange(3)
         tasks = [case.run(block, range(1, 31)) for block in range(3) if block != doomed]
         case.run(doomed, range(1, 31))
-        await asyncio.sleep(chance.uniform(0.3, 2.0))
+        await asyncio.sleep(chance.uniform(0.1, 0.8))
         dead = case.clients[doomed]
         case.world.internet.kill(dead.network)
         reached = max(dead.losses, default=0)

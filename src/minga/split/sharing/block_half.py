@@ -11,7 +11,7 @@ from minga.core.spec.split_section import SplitSection
 from minga.split.computing.halves import ClientHalf, Conversation, Fate, Question
 from minga.split.computing.one_top import LossFunction
 from minga.split.computing.parts import Part, as_value, run_module
-from minga.split.wire.messages import Place
+from minga.split.wire.messages import BatchPlace
 from minga.split.wire.tensors import EncodedTensors
 
 
@@ -40,7 +40,7 @@ class BlockHalf(ClientHalf):
             self._check(cut)
             wants = any(each.requires_grad for each in cut)
             given = EncodedTensors() if labels is None else self._encoded_labels(labels)
-            question = Question("block", self._encoded(cut), given, wants, Place(0, number, self._block))
+            question = Question("block", self._encoded(cut), given, wants, BatchPlace(0, number, self._block))
             return (yield from self._vanilla(cut, question, wants=wants))
         finally:
             self.part.zero_grad()
@@ -54,7 +54,7 @@ class BlockHalf(ClientHalf):
         with self.part.predicting():
             cut = run_module(self._bottom, inputs)
         self._check(cut)
-        answer = yield Question("predict_block", self._encoded(cut), place=Place(0, number, self._block))
+        answer = yield Question("predict_block", self._encoded(cut), place=BatchPlace(0, number, self._block))
         if isinstance(answer, Fate):
             raise ConfigurationError(f"not all clients asked for a prediction of sample set {number} in time")
         return as_value(self._decoded(answer))

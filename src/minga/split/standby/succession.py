@@ -27,7 +27,7 @@ from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.split.server.batch_server import BatchServer
 from minga.split.server.service import SplitService
-from minga.split.standby.checkpoint import Checkpoint
+from minga.split.standby.checkpoint import TopCheckpoint
 from minga.split.standby.transfer import CheckpointServer, fetch
 from minga.training.record_kinds import SplitServing
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 @loop_bound
-class Succession:
+class ServerSuccession:
     """One of the `allowed` servers of a run. It serves from the beginning, or with `stands_by` only after another.
 
     `begin` makes the service of `core`, whenever this peer begins to serve. Made on the loop.
@@ -54,7 +54,7 @@ class Succession:
         stands_by: bool = False,
     ) -> None:
         self._node, self._board, self._core, self._allowed, self._begin = node, board, core, allowed, begin
-        self.checkpoint: Checkpoint | None = None
+        self.checkpoint: TopCheckpoint | None = None
         """The newest one that was fetched, while this peer stands by."""
         self.service: SplitService | None = None if stands_by else begin()
         """None while this peer stands by."""
@@ -144,7 +144,7 @@ class Succession:
         self._node.events.emit(SplitCheckpointFetched(step=found.step, peer=server))
         return True
 
-    async def _take_over(self, checkpoint: Checkpoint) -> None:
+    async def _take_over(self, checkpoint: TopCheckpoint) -> None:
         known = self._board.items(SplitServing, include_dead=True)
         newest = max(item.payload.step for item in known if item.owner in self._allowed)
         await asyncio.get_running_loop().run_in_executor(None, checkpoint.put, self._core)
@@ -156,7 +156,7 @@ class Succession:
         steps = self._core.applying.steps
         return self.service is None or steps >= step + self._core.section.standby_every or steps < step
 
-    async def _take(self) -> Checkpoint | None:
+    async def _take(self) -> TopCheckpoint | None:
         if self.service is None:
             return None
-        return await self.service.between_batches(lambda: Checkpoint.take(self._core))
+        return await self.service.between_batches(lambda: TopCheckpoint.take(self._core))
