@@ -17,6 +17,7 @@ from minga.split.client import Client
 from minga.split.examples.subject import LeakageSubject
 from minga.split.leakage.comparison import compare_leakage
 from minga.split.leakage.distance_correlation import distance_correlation
+from minga.split.leakage.gradient_noise import GradientNoise
 from minga.split.leakage.no_peek import NoPeek
 from minga.split.leakage.report import LeakageReport
 from minga.split.leakage.settings import LeakageSettings
@@ -24,6 +25,7 @@ from minga.split.serving import SplitServer, SplitStatus, serve, stand_by
 
 __all__ = [
     "Client",
+    "GradientNoise",
     "LeakageReport",
     "LeakageSettings",
     "LeakageSubject",
