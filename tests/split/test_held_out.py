@@ -16,15 +16,15 @@ from torch import nn
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.simulation.virtual_time import run_virtual
-from minga.split.computing.applying import Outcome, Work
-from minga.split.computing.halves import Answer, ClientHalf, Fate, Question, converse
+from minga.split.computing.applying import BatchOutcome, BatchWork
+from minga.split.computing.halves import Answer, ClientHalf, BatchFate, Question, converse
 from minga.split.computing.one_top import OneTop, cross_entropy
-from minga.split.computing.parts import Part
+from minga.split.computing.parts import ModelPart
 from minga.split.held_out import LOOKS_TO_LEARN, HeldOutFinding, HeldOutRule, HeldOutWatch, entropy_of
 from minga.split.server.batch_server import BatchServer
 from tests.worlds.split_world import CLASSES, FEATURES, Desk, SplitWorld, layers, make_half, split_spec
 
-Ask = Callable[[Question], Awaitable[Answer | Fate]]
+Ask = Callable[[Question], Awaitable[Answer | BatchFate]]
 adam = partial(torch.optim.Adam, lr=0.01)
 
 
@@ -33,7 +33,7 @@ class HostileTop(OneTop):
 
     from_step = 0
 
-    def apply(self, work: Work) -> Sequence[Outcome]:
+    def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
         outcomes = super().apply(work)
         is_hostile = work.kind in ("train", "backward") and self.steps > self.from_step
         return [
@@ -45,7 +45,7 @@ class HostileTop(OneTop):
 class HijackingTop(OneTop):
     """Leads the bottom to activations of its own choice, whatever the task: as large as can be, and all alike."""
 
-    def apply(self, work: Work) -> Sequence[Outcome]:
+    def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
         pulled = work.tensors[0].detach() - 1.0
         return [replace(each, tensors=(pulled,)) if work.kind == "train" else each for each in super().apply(work)]
 
@@ -59,7 +59,7 @@ def labelled(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def core_of(spec: RunSpec, top: nn.Module, kind: type[OneTop]) -> BatchServer:
-    part = Part([top], adam, spec.optimizer)
+    part = ModelPart([top], adam, spec.optimizer)
     loss = cross_entropy if spec.split.variant == "vanilla" else None
     return BatchServer(kind(part, loss), spec.split, entropy=random.Random(1).randbytes)
 

@@ -20,7 +20,7 @@ from minga.simulation.split.parts import CutTask, NumberedBottom, NumberedTop, T
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.split.computing.halves import ClientHalf, converse
 from minga.split.computing.one_top import cross_entropy
-from minga.split.computing.parts import Part
+from minga.split.computing.parts import ModelPart
 from minga.split.exchange import Exchange
 from minga.split.finding import find_server
 from minga.split.server.batch_server import BatchServer
@@ -38,7 +38,7 @@ class _Disk:
 
     bottom: NumberedBottom
     head: nn.Module | None
-    part: Part
+    part: ModelPart
 
 
 class SplitWorld:
@@ -106,5 +106,5 @@ class SplitWorld:
         if name not in self._disks:
             bottom, head, optimizer = self._task.bottom(), self._task.head(), self._spec.optimizer
             modules = [bottom] if head is None else [bottom, head]
-            self._disks[name] = _Disk(bottom, head, Part(modules, None, optimizer, optimizer.max_grad_norm))
+            self._disks[name] = _Disk(bottom, head, ModelPart(modules, None, optimizer, optimizer.max_grad_norm))
         return self._disks[name]

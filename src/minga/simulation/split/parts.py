@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from minga.core.spec.run_spec import RunSpec
 from minga.simulation.swarm.classification import CLASSES, HIDDEN, INPUTS, SAMPLES, Classification
-from minga.split.computing.applying import Outcome, Work
+from minga.split.computing.applying import BatchOutcome, BatchWork
 from minga.split.computing.one_top import OneTop, cross_entropy
-from minga.split.computing.parts import Part
+from minga.split.computing.parts import ModelPart
 
 CUT: Final = 16
 """Values that a client sends of each sample."""
@@ -89,11 +89,11 @@ class NumberedTop(OneTop):
     """Applies as one top does, and tells `on_applied(client, number, samples)` of each batch that changed it."""
 
     def __init__(self, task: CutTask, layers: TopLayers, on_applied: Callable[[str, int, int], None]) -> None:
-        part = Part([layers], None, task.spec.optimizer, task.spec.optimizer.max_grad_norm)
+        part = ModelPart([layers], None, task.spec.optimizer, task.spec.optimizer.max_grad_norm)
         super().__init__(part, None if task.has_head else cross_entropy)
         self._on_applied, self._numbers = on_applied, dict[str, int]()
 
-    def apply(self, work: Work) -> Sequence[Outcome]:
+    def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
         """See `OneTop.apply`."""
         if work.kind in ("train", "forward"):
             self._numbers[work.client] = int(work.tensors[1][0])
