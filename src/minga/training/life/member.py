@@ -308,8 +308,7 @@ class Member:
     async def _reduce(self, plan: Plan, begun_s: float) -> None:
         planned_s = asyncio.get_running_loop().time()
         self._port.limit_next(self._limit_by(plan))
-        vector, samples = await self._contribution(plan)
-        weight = self._weight(plan, samples)
+        vector, samples, weight = await self._contribution(plan)
         self._publisher.set_status("averaging")
         self._node.events.emit(
             RoundBegun(
@@ -358,15 +357,18 @@ class Member:
         await self._apply(outcome, samples, fate_of(vector, outcome))
         self._formation.batch.note(plan, asyncio.get_running_loop().time() - planned_s)
 
-    async def _contribution(self, plan: Plan) -> tuple[torch.Tensor | None, int]:
-        """What this peer brings to a round of the present step, and the samples that it has for it."""
+    async def _contribution(self, plan: Plan) -> tuple[torch.Tensor | None, int, int]:
+        """What this peer brings to a round of the present step, the samples that it has for it, and what it counts.
+
+        What a sketch leaves out of it is kept by what it counts, and not by its samples, if these are two things.
+        """
         self.replica_step.begin(plan)
         vector, samples = await self._port.seal()
         if plan.scores and plan.rank_of(self._node.peer_id) not in plan.contributors:
-            return None, samples
-        loop, project = asyncio.get_running_loop(), self._replica.project
-        vector = await loop.run_in_executor(None, project, vector, samples, self.step, plan.round_id)
-        return vector, samples if vector is not None else 0
+            return None, samples, 0
+        loop, project, weight = asyncio.get_running_loop(), self._replica.project, self._weight(plan, samples)
+        vector = await loop.run_in_executor(None, project, vector, weight, self.step, plan.round_id)
+        return (None, 0, 0) if vector is None else (vector, samples, weight)
 
     def _weight(self, plan: Plan, samples: int) -> int:
         """What a contribution with so many samples counts; a mean of one with weight 1 is not rounded."""
