@@ -43,8 +43,11 @@ class TrainerHold:
 
     def end_soon(self) -> None:
         """Let it go on after the time of a micro-batch, whatever happens: a group may form only with what it computes
-        by then.
+        by then. At once, if it has nothing to give.
         """
+        if not self._port.report().samples:
+            self.end()
+            return
         self._stop_timer()
         seconds = max(LEAST_S, self._port.micro_batch_s)
         self._timer = asyncio.get_running_loop().call_later(seconds, self.end)

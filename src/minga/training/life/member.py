@@ -434,7 +434,8 @@ class Member:
             return
         self.step, standing = newest, self.step  # announced: a full step waits for those who fetch this state
         self._publisher.set_status("syncing")
-        self._hold.begin()
+        if self.ready.is_set():  # else it has nothing yet that could count
+            self._hold.begin()
         begun_s = asyncio.get_running_loop().time()
         try:
             self.step = await self._catching_up.fetch(newest, in_doubt=self.in_doubt)

@@ -62,8 +62,6 @@ def test_what_a_peer_of_a_sixteenth_of_the_speed_moves_counts_in_later_rounds(
             else:
                 assert counted[slow.network.peer_id] >= slow.samples_done // 2, "one of two fragments each time"
             assert set(recoveries) == {Recovery.REBASE}
-            for peer in fast:
-                assert peer.computed_s > 0.8 * slow.computed_s, "nobody waits for it"
             assert not offences(swarm)
         finally:
             await swarm.close()
