@@ -15,11 +15,12 @@ from minga.averaging.sketches.registry import SKETCHES
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
+from minga.training.life.member import Member
 from minga.training.replica.replica import Replica
 from minga.training.strategy.centred import Centred
 from minga.training.strategy.interface import ContributionFate
 from tests.worlds import sketches
-from tests.worlds.swarm_tools import assert_equal_states, make_spec, vector_replica, virtually
+from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, vector_replica, virtually
 
 ROWS, NUMEL, STEPS = 32, 32 * 32, 8
 SPEEDS = (0.1, 0.16, 0.25)
@@ -104,5 +105,31 @@ def test_all_distances_are_in_the_means_or_left_out_by_one_peer(sketch: str, mon
         applied = sum(springs.weights[step] * mean for step, mean in springs.means.items())
         rest = moved - applied - left_out
         assert float(rest.norm() / moved.norm()) < 1e-5  # type: ignore[union-attr]
+
+    main()
+
+
+def test_a_peer_that_weighs_more_than_all_others_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client says in each round that it counts fifty times. The others go on without it, and say who it was."""
+    liars: list[str] = []
+    weight = Member._weight
+    monkeypatch.setattr(
+        Member, "_weight", lambda self, *rest: 50 if self._node.peer_id in liars else weight(self, *rest)
+    )
+
+    @virtually
+    async def main() -> None:
+        spec = make_spec(12, training={"strategy": "elastic"})
+        swarm = Swarm(spec, make_replica=vector_replica(NUMEL, rows=ROWS), gradient=pull_apart, seed=2)
+        honest = [swarm.add(HostSettings(latency_s=0.02), TrainerSettings(2, 0.1)).name for _ in range(3)]
+        liar = swarm.add(HostSettings(latency_s=0.02, dialable=False), TrainerSettings(2, 0.1))
+        liars.append(liar.network.peer_id)
+        try:
+            await swarm.run_until_step(4, peers=honest, limit_s=300)
+            await assert_equal_states(swarm, honest)
+            named = offences(swarm)
+            assert {(culprit, what.split(" of ")[0]) for _, culprit, what in named} == {(liar.name, "a weight")}, named
+        finally:
+            await swarm.close()
 
     main()

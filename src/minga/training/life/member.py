@@ -331,7 +331,10 @@ class Member:
         watching = asyncio.get_running_loop().create_task(self._watch_whether_overtaken(plan))
         try:
             layout, residual = self.vectors.layout_of(self.step), self.vectors.residual(self.step)
-            outcome = await self._all_reduce.reduce(plan, layout, vector, weight, self._result, residual)
+            most = self._most_weight(plan)
+            outcome = await self._all_reduce.reduce(
+                plan, layout, vector, weight, self._result, residual, most_weight=most
+            )
         except RoundAbortedError as error:
             self._node.events.emit(RoundAborted(step=self.step, why=error.message))
             self.on_step_ended.tell()
@@ -377,7 +380,12 @@ class Member:
 
     def _weight(self, plan: Plan, samples: int) -> int:
         """What a contribution with so many samples counts; a mean of one with weight 1 is not rounded."""
-        return min(1, samples) if plan.scores or self._port.facts.weights == "equal" else samples
+        most = self._most_weight(plan)
+        return samples if most is None else min(most, samples)
+
+    def _most_weight(self, plan: Plan) -> int | None:
+        """What any contribution counts at most; None where it counts its samples."""
+        return 1 if plan.scores or self._port.facts.weights == "equal" else None
 
     def _contributors(self, step: int) -> Contributors:
         """Whose contributions the round of `step` takes."""
