@@ -31,8 +31,10 @@ def test_what_a_peer_of_a_sixteenth_of_the_speed_moves_counts_in_later_rounds(
     recoveries: list[Recovery] = []
     reduce, missed = AllReduce.reduce, Local.missed
 
-    async def noted(self: AllReduce, plan: Plan, layout: Any, local: Any, weight: int, *rest: Any) -> RoundOutcome:
-        outcome = await reduce(self, plan, layout, local, weight, *rest)
+    async def noted(
+        self: AllReduce, plan: Plan, layout: Any, local: Any, weight: int, *rest: Any, **named: Any
+    ) -> RoundOutcome:
+        outcome = await reduce(self, plan, layout, local, weight, *rest, **named)
         counted[self._node.peer_id] += weight if outcome.is_counted else 0
         return outcome
 
