@@ -12,7 +12,7 @@ from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
 from minga.split.computing.halves import ClientHalf, Conversation
 from minga.split.computing.one_top import LossFunction, cross_entropy
-from minga.split.computing.parts import OptimizerChoice, Part
+from minga.split.computing.parts import OptimizerChoice, ModelPart
 from minga.split.exchange import PATIENCE_S, Exchange
 from minga.split.finding import allowed_servers, check_split, find_server
 from minga.training.join import PeerOptions, join
@@ -56,7 +56,7 @@ class Client:
             spec = peer.spec
             check_split(spec)
             allowed = allowed_servers(spec)
-            part = Part([bottom] if head is None else [bottom, head], optimizer, spec.optimizer, max_grad_norm)
+            part = ModelPart([bottom] if head is None else [bottom, head], optimizer, spec.optimizer, max_grad_norm)
             self._half = ClientHalf(bottom, head, part, loss, spec.split, peer.peer_id)
 
             def begin() -> Exchange:

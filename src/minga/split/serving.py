@@ -16,7 +16,7 @@ from minga.core.errors import ClosedError, ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import Link
 from minga.split.computing.one_top import LossFunction, OneTop, cross_entropy
-from minga.split.computing.parts import OptimizerChoice, Part
+from minga.split.computing.parts import OptimizerChoice, ModelPart
 from minga.split.finding import allowed_servers, check_split
 from minga.split.server.batch_server import BatchServer, Finished
 from minga.split.server.service import SplitService
@@ -146,7 +146,7 @@ def serve(
             raise ConfigurationError(
                 f"clients of this run send nothing to {peer.peer_id[:10]}…: name its whole key in split.servers"
             )
-        part = Part([top], optimizer, peer.spec.optimizer, max_grad_norm)
+        part = ModelPart([top], optimizer, peer.spec.optimizer, max_grad_norm)
         is_vanilla = peer.spec.split.variant == "vanilla"
         core = BatchServer(OneTop(part, loss if is_vanilla else None), peer.spec.split)
         return SplitServer(peer, core, owns_peer=peer is not run)
