@@ -27,7 +27,7 @@ OptimizerChoice = torch.optim.Optimizer | Callable[[list[nn.Parameter]], torch.o
 Tensors = tuple[torch.Tensor, ...]
 
 
-class Part:
+class ModelPart:
     """Modules that are trained together on one machine. A part that has nothing to train needs no optimizer.
 
     Without an `optimizer` it is that of the run spec, with its schedule, one step for each batch. `max_grad_norm`
@@ -105,7 +105,7 @@ class Part:
         self.steps += 1
         self.zero_grad()
 
-    def copied(self) -> Part:
+    def copied(self) -> ModelPart:
         """A copy of modules, optimizer and schedule that is trained for itself."""
         made = copy.deepcopy(self)
         if made.optimizer is not None and made.scheduler is not None:

@@ -8,9 +8,9 @@ from torch import nn
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.split_section import SplitSection
-from minga.split.computing.halves import ClientHalf, Conversation, Fate, Question
+from minga.split.computing.halves import BatchFate, ClientHalf, Conversation, Question
 from minga.split.computing.one_top import LossFunction
-from minga.split.computing.parts import Part, as_value, run_module
+from minga.split.computing.parts import ModelPart, as_value, run_module
 from minga.split.wire.messages import BatchPlace
 from minga.split.wire.tensors import EncodedTensors
 
@@ -22,7 +22,13 @@ class BlockHalf(ClientHalf):
     """
 
     def __init__(
-        self, bottom: nn.Module, part: Part, loss: LossFunction, section: SplitSection, name: str, block: int | None
+        self,
+        bottom: nn.Module,
+        part: ModelPart,
+        loss: LossFunction,
+        section: SplitSection,
+        name: str,
+        block: int | None,
     ) -> None:
         super().__init__(bottom, None, part, loss, section, name)
         if block is None or not 0 <= block < section.blocks:
@@ -55,6 +61,6 @@ class BlockHalf(ClientHalf):
             cut = run_module(self._bottom, inputs)
         self._check(cut)
         answer = yield Question("predict_block", self._encoded(cut), place=BatchPlace(0, number, self._block))
-        if isinstance(answer, Fate):
+        if isinstance(answer, BatchFate):
             raise ConfigurationError(f"not all clients asked for a prediction of sample set {number} in time")
         return as_value(self._decoded(answer))
