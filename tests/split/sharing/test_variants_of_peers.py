@@ -96,6 +96,22 @@ def test_clients_of_splitfed_average_their_parts(options: Callable[[str], minga.
     assert not torch.equal(values(top), values(two_parts()[1])), "the last round's average is in the program's module"
 
 
+def test_clients_in_turns_hand_over_also_at_their_end(options: Callable[[str], minga.PeerOptions]) -> None:
+    bottoms = [two_parts(seed=10 + index)[0] for index in range(2)]
+    spec, (_, top) = spec_of("round-robin", turn_batches=3), two_parts()
+    with serve(spec, top, optimizer=sgd, options=options("server")) as server:
+        link = server.link
+
+        def train(index: int) -> None:
+            with Client(link, bottoms[index], optimizer=sgd, options=options(f"client {index}")) as client:
+                assert all(client.train(*batch(1000 * index + number)) is not None for number in range(5))
+
+        together(partial(train, 0), partial(train, 1))
+        assert server.status.steps == 10
+        distance = (values(bottoms[0]) - values(bottoms[1])).abs().max()
+        assert distance < 0.5, "each was the other's, two batches before the end"
+
+
 def test_blocks_of_features_and_a_standby(options: Callable[..., minga.PeerOptions], tmp_path: Path) -> None:
     torch.manual_seed(1)
     bottoms, tops = [nn.Linear(3, 4) for _ in range(2)], [nn.Linear(8, 3) for _ in range(2)]

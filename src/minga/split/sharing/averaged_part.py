@@ -13,7 +13,7 @@ from torch import nn
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import OptimizerSection
-from minga.split.computing.parts import OptimizerChoice, ModelPart
+from minga.split.computing.parts import ModelPart, OptimizerChoice
 from minga.training.optimizer import Optimizer
 from minga.training.peer import Peer
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.split_section import SplitSection
-from minga.split.computing.halves import ClientHalf, Conversation, BatchFate, Penalty, Question
+from minga.split.computing.halves import BatchFate, ClientHalf, Conversation, Penalty, Question
 from minga.split.computing.one_top import LossFunction
 from minga.split.computing.parts import ModelPart, as_value, run_module
 from minga.split.wire.messages import BatchPlace

@@ -11,7 +11,7 @@ from minga.core.spec.split_section import SplitSection
 from minga.split.computing.applying import Applying
 from minga.split.computing.halves import ClientHalf, Penalty
 from minga.split.computing.one_top import LossFunction, OneTop
-from minga.split.computing.parts import OptimizerChoice, ModelPart
+from minga.split.computing.parts import ModelPart, OptimizerChoice
 from minga.split.sharing.averaged_part import AveragedPart
 from minga.split.sharing.block_half import BlockHalf
 from minga.split.sharing.blocks import Blocks

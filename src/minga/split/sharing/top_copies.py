@@ -13,7 +13,6 @@ Paper: Thapa et al., "SplitFed: When Federated Learning Meets Split Learning" (a
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -66,7 +65,7 @@ class TopCopies(Applying):
             if len(self._copies) >= self._max_copies:
                 why = f"{self._max_copies} clients have copies in this round already"
                 return [BatchOutcome(work, refusal=RejectedError(why, code=RefusalCode.BUSY))]
-            mine = self._copies[work.client] = _Copy(OneTop(copy.deepcopy(self.part), self._loss))
+            mine = self._copies[work.client] = _Copy(OneTop(self.part.copied(), self._loss))
         (outcome,) = mine.top.apply(work)
         if outcome.applied:
             mine.batches += 1

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from minga.core.spec.split_section import SplitSection
-from minga.split.computing.halves import Answer, ClientHalf, Conversation, BatchFate, Penalty, Question
+from minga.split.computing.halves import Answer, BatchFate, ClientHalf, Conversation, Penalty, Question
 from minga.split.computing.one_top import LossFunction
 from minga.split.computing.parts import ModelPart
 from minga.split.sharing.handed_part import WrongPartError, pack, unpack
