@@ -263,10 +263,7 @@ def test_one_client_has_a_few_streams_at_most_and_one_that_sends_nothing_loses_i
         )
         label = header("int64", (8,), 64)
         request = BatchRequest("train", begun.session, 1, (header("float32", (8, 6), 192),), (label,))
-        tasks = [
-            hostile.network.process.run(send(hostile, server, request))
-            for _ in range(MAX_STREAMS + 2)
-        ]
+        tasks = [hostile.network.process.run(send(hostile, server, request)) for _ in range(MAX_STREAMS + 2)]
         await asyncio.sleep(1.0)
         assert room.taken_bytes <= MAX_STREAMS * request.size_bytes
         results = await asyncio.gather(*tasks, return_exceptions=True)
