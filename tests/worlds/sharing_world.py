@@ -15,17 +15,20 @@ from torch import nn
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
-from minga.split.computing.applying import Outcome, Work
+from minga.split.computing.applying import Applying, Outcome, Work
 from minga.split.computing.halves import ClientHalf, converse
 from minga.split.computing.one_top import cross_entropy
 from minga.split.computing.parts import Part
+from minga.split.finding import allowed_servers
 from minga.split.server.batch_server import BatchServer
+from minga.split.server.service import SplitService
 from minga.split.sharing.choices import applying_for, half_for
 from minga.split.sharing.top_copies import TopCopies
+from minga.split.standby.succession import ServerSuccession
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_task import ThreadTask
 from minga.training.replica.replica import Replica
-from tests.worlds.split_world import SERVER_KEY, SplitPeer, SplitWorld, batch, layers, values
+from tests.worlds.split_world import SERVER_KEY, RecordingTop, SplitPeer, SplitWorld, batch, layers, values
 
 LEARNING_RATE = 0.1
 STANDBY_KEYS = (b"\x02" * 32, b"\x03" * 32)
@@ -69,8 +72,13 @@ class CountedCopies(TopCopies):
 def shared_core(spec: RunSpec, top: nn.Module, optimizer: Any = plain_sgd) -> BatchServer:
     """The heart of a server of the spec's variant."""
     part = Part([top], optimizer, spec.optimizer)
-    counts = spec.split.variant == "splitfed-1"
-    applying = CountedCopies(part) if counts else applying_for(spec.split, part, cross_entropy)
+    applying: Applying
+    if spec.split.variant == "splitfed-1":
+        applying = CountedCopies(part)
+    elif spec.split.variant in ("vanilla", "splitfed-2"):
+        applying = RecordingTop(part, cross_entropy)
+    else:
+        applying = applying_for(spec.split, part, cross_entropy)
     return BatchServer(applying, spec.split, entropy=random.Random(1).randbytes)
 
 
@@ -90,8 +98,29 @@ async def add_client(
     return peer
 
 
+async def add_server(
+    world: SplitWorld, key: bytes, optimizer: Any = plain_sgd, *, stands_by: bool = False
+) -> SplitPeer:
+    """A server, or one that stands by, enters the run, or enters it again; each with its own top."""
+    peer = await world.join(key)
+    _, top = two_parts()
+    peer.core = core = shared_core(world.spec, top, optimizer)
+
+    async def begin() -> ServerSuccession:
+        node, board = peer.session.node, peer.session.board
+        make = partial(SplitService, node, board, core, room_bytes=1 << 26)
+        return ServerSuccession(node, board, core, allowed_servers(world.spec), make, stands_by=stands_by)
+
+    successions[peer] = await peer.network.process.run(begin())
+    return peer
+
+
+successions: dict[SplitPeer, ServerSuccession] = {}
+"""Of the servers of all worlds."""
+
+
 class LoopPart(Part):
-    """A part that is averaged by the ordinary members of a run, on the event loop: as `AveragedPart`, without a thread."""
+    """A part that is averaged by the members of a run, on the event loop: as `AveragedPart`, without a thread."""
 
     def __init__(self, spec: RunSpec, bottom: nn.Module) -> None:
         super().__init__([bottom], plain_sgd, spec.optimizer)
@@ -201,7 +230,7 @@ class FedJudge:
         found = torch.autograd.grad(loss, [*mine, *theirs])
         with torch.no_grad():
             for parameter, gradient in zip(theirs, found[len(mine) :], strict=True):
-                parameter -= LEARNING_RATE * gradient
+                parameter.sub_(LEARNING_RATE * gradient)
         if self._uses_copies:
             self._copies[client] = top, seen + samples
         if counts:
@@ -215,7 +244,7 @@ class FedJudge:
             with torch.no_grad():
                 for index, parameter in enumerate(made.parameters()):
                     mean = sum((found[index] * (samples / total) for samples, found in given), torch.zeros(()))
-                    parameter -= LEARNING_RATE * mean
+                    parameter.sub_(LEARNING_RATE * mean)
             self.bottoms.append(made)
         return self.bottoms[round]
 

@@ -21,7 +21,7 @@ from minga.split.finding import allowed_servers, check_split
 from minga.split.server.batch_server import BatchServer, Finished
 from minga.split.server.service import SplitService
 from minga.split.sharing.choices import applying_for
-from minga.split.standby.succession import Succession
+from minga.split.standby.succession import ServerSuccession
 from minga.split.wire.tensors import EncodedReply
 from minga.training.host import host, read_spec
 from minga.training.join import PeerOptions, join
@@ -73,9 +73,9 @@ class SplitServer:
             service.on_finished = self._note
             return service
 
-        def enter() -> Succession:
+        def enter() -> ServerSuccession:
             session, allowed = peer.session, allowed_servers(peer.spec)
-            return Succession(session.node, session.board, core, allowed, begin, stands_by=stands_by)
+            return ServerSuccession(session.node, session.board, core, allowed, begin, stands_by=stands_by)
 
         self._succession = peer.on_loop(enter)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from minga.core.errors import RejectedError
-from minga.split.wire.messages import EXACT, NOWHERE, Kind, Place
+from minga.split.wire.messages import EXACT, NOWHERE, BatchPlace, Kind
 from minga.training.state.manifest import Manifest
 from minga.training.state.snapshot import StateSnapshot
 
@@ -31,7 +31,7 @@ class Work:
     tensors: tuple[torch.Tensor, ...]
     labels: tuple[torch.Tensor, ...] = ()
     wants_gradients: bool = True
-    place: Place = NOWHERE
+    place: BatchPlace = NOWHERE
     digest: str = ""
 
     @property

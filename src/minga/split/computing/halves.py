@@ -19,7 +19,7 @@ from minga.core.errors import ConfigurationError, ProtocolError
 from minga.core.spec.split_section import SplitSection
 from minga.split.computing.one_top import LossFunction
 from minga.split.computing.parts import Part, Tensors, as_tensors, as_value, run_module
-from minga.split.wire.messages import CHANGES_NOTHING, NOWHERE, BatchReply, Kind, Place
+from minga.split.wire.messages import CHANGES_NOTHING, NOWHERE, BatchPlace, BatchReply, Kind
 from minga.split.wire.tensors import EncodedReply, EncodedTensors, InvalidTensorsError, TensorWire
 
 NOTHING: Final = EncodedTensors()
@@ -33,7 +33,7 @@ class Question:
     tensors: EncodedTensors
     labels: EncodedTensors = NOTHING
     wants_gradients: bool = True
-    place: Place = NOWHERE
+    place: BatchPlace = NOWHERE
     digest: str = ""
 
     @property
@@ -215,8 +215,8 @@ class ClientHalf:
                 f"first axis; this one has the shape {tuple(cut[0].shape)}"
             )
 
-    def _place(self) -> Place:
-        return Place(round=self.part.round)
+    def _place(self) -> BatchPlace:
+        return BatchPlace(round=self.part.round)
 
     def _encoded_labels(self, labels: Any) -> EncodedTensors:
         return self._labels.encode(as_tensors(labels), "")

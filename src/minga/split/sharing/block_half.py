@@ -11,7 +11,7 @@ from minga.core.spec.split_section import SplitSection
 from minga.split.computing.halves import ClientHalf, Conversation, Fate, Penalty, Question
 from minga.split.computing.one_top import LossFunction
 from minga.split.computing.parts import Part, as_value, run_module
-from minga.split.wire.messages import Place
+from minga.split.wire.messages import BatchPlace
 from minga.split.wire.tensors import EncodedTensors
 
 
@@ -45,7 +45,7 @@ class BlockHalf(ClientHalf):
         try:
             own = self._forward(inputs)
             given = EncodedTensors() if labels is None else self._encoded_labels(labels)
-            place = Place(0, number, self._block)
+            place = BatchPlace(0, number, self._block)
             question = Question("block", self._encoded(own.cut), given, own.wants_gradients, place)
             return (yield from self._vanilla(own, question))
         finally:
@@ -60,7 +60,7 @@ class BlockHalf(ClientHalf):
         with self.part.predicting():
             cut = run_module(self._bottom, inputs)
         self._check(cut)
-        answer = yield Question("predict_block", self._encoded(cut), place=Place(0, number, self._block))
+        answer = yield Question("predict_block", self._encoded(cut), place=BatchPlace(0, number, self._block))
         if isinstance(answer, Fate):
             raise ConfigurationError(f"not all clients asked for a prediction of sample set {number} in time")
         return as_value(self._decoded(answer))

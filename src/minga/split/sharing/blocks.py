@@ -130,7 +130,7 @@ class Blocks(Applying):
     def _cut(self, in_order: Sequence[Work], outcome: Outcome) -> Sequence[Outcome]:
         """To each block its part of the gradient. The batch counts as one: that of the owner of the labels."""
         widths = [each.tensors[0].shape[1] for each in in_order]
-        parts = outcome.tensors[0].split(widths, dim=1) if outcome.tensors else [None] * self._blocks
+        parts = torch.split(outcome.tensors[0], widths, dim=1) if outcome.tensors else [None] * self._blocks
         return [
             Outcome(
                 each,

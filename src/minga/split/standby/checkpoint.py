@@ -10,7 +10,7 @@ from minga.training.state.snapshot import StateSnapshot
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class TopCheckpoint:
     """A server between two batches: `snapshot` of its part, `samples` so far, and the `sessions` of its clients."""
 
     snapshot: StateSnapshot
@@ -23,7 +23,7 @@ class Checkpoint:
         return self.snapshot.step
 
     @classmethod
-    def take(cls, core: BatchServer) -> Checkpoint:
+    def take(cls, core: BatchServer) -> TopCheckpoint:
         """That of now; while no batch is computed."""
         return cls(core.applying.capture(), core.samples, core.sessions.states())
 

@@ -27,7 +27,7 @@ from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.split.server.batch_server import BatchServer
 from minga.split.server.service import SplitService
-from minga.split.standby.checkpoint import Checkpoint
+from minga.split.standby.checkpoint import TopCheckpoint
 from minga.split.standby.transfer import CheckpointServer, fetch
 from minga.training.record_kinds import SplitServing
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 @loop_bound
-class Succession:
+class ServerSuccession:
     """One of the `allowed` servers of a run. It serves from the beginning, or with `stands_by` only after another.
 
     `begin` makes the service of `core`, whenever this peer begins to serve. Made on the loop.
@@ -54,7 +54,7 @@ class Succession:
         stands_by: bool = False,
     ) -> None:
         self._node, self._board, self._core, self._allowed, self._begin = node, board, core, allowed, begin
-        self.checkpoint: Checkpoint | None = None
+        self.checkpoint: TopCheckpoint | None = None
         """The newest one that was fetched, while this peer stands by."""
         self.service: SplitService | None = None if stands_by else begin()
         """None while this peer stands by."""
@@ -94,8 +94,8 @@ class Succession:
         while True:
             if self.service is not None:
                 await self._give_way(self.service)
-            else:
-                await self._stand_by()
+            elif await self._stand_by():
+                continue  # the next request waits at the server
             await asyncio.sleep(LOOK_S)
 
     def _others(self, *, stand_by: bool) -> Mapping[PeerId, int]:
@@ -120,28 +120,31 @@ class Succession:
         first = self._first(others)
         self._node.events.emit(SplitGaveWay(peer=first, step=others[first]))
 
-    async def _stand_by(self) -> None:
+    async def _stand_by(self) -> bool:
+        """Fetch the next checkpoint, or take over; whether one was fetched."""
         serving = self._others(stand_by=False)
         if serving:
-            await self._fetch(self._first(serving))
-        elif self.checkpoint is not None:
+            return await self._fetch(self._first(serving))
+        if self.checkpoint is not None:
             own = self._board.peer_id
             if self._first({**self._others(stand_by=True), own: self.step}) == own:
                 await self._take_over(self.checkpoint)
+        return False
 
-    async def _fetch(self, server: PeerId) -> None:
+    async def _fetch(self, server: PeerId) -> bool:
         try:
             found = await fetch(self._node, server, self.checkpoint, self._core.applying.check)
         except RemoteError as error:
             if isinstance(error, RejectedError) and error.code == RefusalCode.NOT_READY:
-                return
+                return False
             self._node.events.emit(SplitCheckpointFailed(peer=server, why=error.message))
-            return
+            return False
         self.checkpoint = found
         self._board.put(SplitServing(found.step, found.samples, len(found.sessions), stands_by=True))
         self._node.events.emit(SplitCheckpointFetched(step=found.step, peer=server))
+        return True
 
-    async def _take_over(self, checkpoint: Checkpoint) -> None:
+    async def _take_over(self, checkpoint: TopCheckpoint) -> None:
         known = self._board.items(SplitServing, include_dead=True)
         newest = max(item.payload.step for item in known if item.owner in self._allowed)
         await asyncio.get_running_loop().run_in_executor(None, checkpoint.put, self._core)
@@ -153,7 +156,7 @@ class Succession:
         steps = self._core.applying.steps
         return self.service is None or steps >= step + self._core.section.standby_every or steps < step
 
-    async def _take(self) -> Checkpoint | None:
+    async def _take(self) -> TopCheckpoint | None:
         if self.service is None:
             return None
-        return await self.service.between_batches(lambda: Checkpoint.take(self._core))
+        return await self.service.between_batches(lambda: TopCheckpoint.take(self._core))

@@ -23,7 +23,7 @@ from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.split.server.sessions import MAX_CLIENTS, SessionState
-from minga.split.standby.checkpoint import Checkpoint
+from minga.split.standby.checkpoint import TopCheckpoint
 from minga.training.state.manifest import MAX_MANIFEST_BYTES, Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot
 
@@ -61,7 +61,7 @@ class CheckpointServer:
         node: Node,
         allowed: Collection[str],
         is_due: Callable[[int], bool],
-        take: Callable[[], Awaitable[Checkpoint | None]],
+        take: Callable[[], Awaitable[TopCheckpoint | None]],
     ) -> None:
         self._allowed, self._is_due, self._take, self._turn = allowed, is_due, take, asyncio.Lock()
         node.serve(CHECKPOINT, self._serve)
@@ -91,9 +91,12 @@ class CheckpointServer:
                 start = stop
 
 
-async def fetch(node: Node, server: PeerId, last: Checkpoint | None, check: Callable[[Manifest], None]) -> Checkpoint:
-    """The next checkpoint of `server` after the `last` one, once it is due. `check` raises `ConfigurationError` for one
-    of another kind of part.
+async def fetch(
+    node: Node, server: PeerId, last: TopCheckpoint | None, check: Callable[[Manifest], None]
+) -> TopCheckpoint:
+    """The next checkpoint of `server` after the `last` one, once it is due.
+
+    `check` raises `ConfigurationError` for one of another kind of part.
 
     Raises `RemoteError`, among them `ProtocolError` for what cannot be used.
     """
@@ -118,4 +121,4 @@ async def fetch(node: Node, server: PeerId, last: Checkpoint | None, check: Call
             start += chunk.nbytes
         await stream.receive_end()
     snapshot = StateSnapshot(manifest.step, manifest.tensors, manifest.scalars, buffer)
-    return Checkpoint(snapshot, header.samples, header.sessions)
+    return TopCheckpoint(snapshot, header.samples, header.sessions)

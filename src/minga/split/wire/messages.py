@@ -75,7 +75,7 @@ class BeginReply(msgspec.Struct, frozen=True):
     last: Count | None = None
 
 
-class Place(msgspec.Struct, frozen=True):
+class BatchPlace(msgspec.Struct, frozen=True):
     """Where a batch belongs: the `round` of averaging of its client's part; its `sample_set` and `block` of features.
     Each variant reads its own.
     """
@@ -85,7 +85,7 @@ class Place(msgspec.Struct, frozen=True):
     block: Annotated[int, msgspec.Meta(ge=0, lt=MAX_BLOCKS)] = 0
 
 
-NOWHERE: Final = Place()
+NOWHERE: Final = BatchPlace()
 """Where a batch belongs in variants that do not ask."""
 
 
@@ -101,7 +101,7 @@ class BatchRequest(msgspec.Struct, frozen=True):
     tensors: TensorHeaders
     labels: TensorHeaders = ()
     wants_gradients: bool = True
-    place: Place = NOWHERE
+    place: BatchPlace = NOWHERE
     digest: PartDigest = ""
 
     @property
