@@ -25,7 +25,7 @@ OptimizerChoice = torch.optim.Optimizer | Callable[[list[nn.Parameter]], torch.o
 Tensors = tuple[torch.Tensor, ...]
 
 
-class Part:
+class ModelPart:
     """Modules that are trained together on one machine. A part that has nothing to train needs no optimizer.
 
     Without an `optimizer` it is that of the run spec, with its schedule, one step for each batch. `max_grad_norm`
