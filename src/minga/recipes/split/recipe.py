@@ -174,7 +174,7 @@ def figures_of(model: nn.Module, samples: LabelledSamples) -> dict[str, float]:
     try:
         with torch.no_grad():
             logits: list[Tensor] = [
-                model(some.to(device)).cpu().double() for some in samples.inputs.split(_EVALUATED_TOGETHER)
+                model(some.to(device)).cpu().double() for some in torch.split(samples.inputs, _EVALUATED_TOGETHER)
             ]
     finally:
         model.train(mode)

@@ -9,6 +9,7 @@ Activations are cut off where samples rarely lie: else a few unusual ones would 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,9 @@ class PairedSamples:
 class InvertingDecoder(nn.Module):
     """Two hidden layers of `width` from standardised activations to flattened inputs."""
 
+    _middle: Tensor
+    _spread: Tensor
+
     def __init__(self, known: PairedSamples, width: int) -> None:
         super().__init__()
         given, wanted = known.activations.flatten(1), known.inputs.flatten(1)
@@ -48,9 +52,8 @@ class InvertingDecoder(nn.Module):
             nn.ReLU(),
             nn.Linear(width, width),
             nn.ReLU(),
-            nn.Linear(width, wanted.shape[1]),
+            last := nn.Linear(width, wanted.shape[1]),
         )
-        last = self._layers[-1]
         with torch.no_grad():  # begin with the mean of the inputs, the best guess without activations
             last.bias.copy_(wanted.mean(0))
         self._shape = known.inputs.shape[1:]
@@ -59,7 +62,7 @@ class InvertingDecoder(nn.Module):
         """Inputs [n, …] as the decoder takes them to be, of activations [n, …]."""
         standardised = (activations.flatten(1) - self._middle) / self._spread
         found: Tensor = self._layers(standardised.clamp(-_FARTHEST, _FARTHEST))
-        return found.unflatten(1, self._shape)
+        return found.reshape(-1, *self._shape)
 
 
 def best_decoder(
@@ -90,8 +93,10 @@ def decoding_error(decoder: InvertingDecoder, samples: PairedSamples) -> float:
         return float(functional.mse_loss(decoder(samples.activations), samples.inputs))
 
 
-def _train(decoder: nn.Module, known: PairedSamples, optimizer: torch.optim.Optimizer, batches: object) -> None:
-    for rows in batches:  # type: ignore[attr-defined]
+def _train(
+    decoder: nn.Module, known: PairedSamples, optimizer: torch.optim.Optimizer, batches: Iterator[Tensor]
+) -> None:
+    for rows in batches:
         optimizer.zero_grad()
         functional.mse_loss(decoder(known.activations[rows]), known.inputs[rows]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -37,7 +37,7 @@ class TrainedParts:
 
 def epoch(count: int, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
     """The rows of each batch of one pass in random order; a last one of a single sample is left out."""
-    return (rows for rows in torch.randperm(count, generator=generator).split(batch_size) if len(rows) > 1)
+    return (rows for rows in torch.split(torch.randperm(count, generator=generator), batch_size) if len(rows) > 1)
 
 
 def train_parts(
