@@ -1,4 +1,4 @@
-"""Labels leak through the gradients that a U-shaped server gets; noise hides them from one attack, and has its price."""
+"""Labels leak through the gradients that a U-shaped server gets; noise hides them from one attack, at its price."""
 
 from __future__ import annotations
 

@@ -42,7 +42,9 @@ def run_split_join(link: str, peer: PeerOptions, options: SplitJoinOptions, cont
         split_recipe(joined.spec)
         apply_threads(options.threads)
         run = ClientRun(joined, data=options.data, number=options.part, batch_size=options.batch_size)
-        output.event("split.joined", peer=joined.peer_id, samples=len(run.samples.labels), variant=joined.spec.split.variant)
+        output.event(
+            "split.joined", peer=joined.peer_id, samples=len(run.samples.labels), variant=joined.spec.split.variant
+        )
         output.say(escape(_first_words(run)))
         collect_again()
         reader, trouble = StatusReader(joined), PlainTrouble()

@@ -32,7 +32,7 @@ class SplitRunStatus:
 
 
 @dataclass(frozen=True)
-class _Mark:
+class _SplitMark:
     """A record of a server, and when it was published, in seconds of whoever looks."""
 
     time_s: float
@@ -45,7 +45,7 @@ class SplitMeter:
 
     def __init__(self) -> None:
         self._server: PeerId | None = None
-        self._marks: deque[_Mark] = deque(maxlen=MOST_MARKS)
+        self._marks: deque[_SplitMark] = deque(maxlen=MOST_MARKS)
 
     def look(self, board: Board, now_s: float) -> SplitRunStatus | None:
         """The present status, None where nobody serves."""
@@ -58,7 +58,7 @@ class SplitMeter:
         if first != self._server or (self._marks and serving.step < self._marks[-1].steps):
             self._server = first
             self._marks.clear()
-        mark = _Mark(now_s - item.age_s, serving.step, serving.samples)
+        mark = _SplitMark(now_s - item.age_s, serving.step, serving.samples)
         if not self._marks or mark.steps != self._marks[-1].steps:
             self._marks.append(mark)
         while len(self._marks) > 2 and mark.time_s - self._marks[0].time_s > WINDOW_S:
