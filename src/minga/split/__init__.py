@@ -6,9 +6,9 @@
 Read: client (what a training loop calls) and serving (its other side), wire (what they say to each other), computing
 (what is computed on each side), exchange (questions on their way, again and never twice), server (from streams to
 batches that are applied exactly once), finding (which peer serves), sharing (several clients: averaged parts, blocks of
-features, turns), standby (a server that dies is followed by another), held_out
-(does what the server sends make the model better?). Then examples (samples and networks to cut) and
-leakage (what activations tell about the data: NoPeek, and the leakage report).
+features, turns), standby (a server that dies is followed by another), held_out (does what the server sends make the
+model better?). Then examples (samples and networks to cut) and leakage (what activations tell about the data: NoPeek,
+and the leakage report).
 
 Called by recipes, simulation and cli.
 """

@@ -73,7 +73,7 @@ def test_displays_show_clients_batches_and_who_serves() -> None:
         board.put("b", Metrics(1, 1.0, 16, 1))
         board.put("s", SplitServing(steps, 16 * steps, 2, 3))
         found = meter.look(board, now_s)  # type: ignore[arg-type]
-    peers = tuple(map(peer, "abs")) + (peer("m"),)
+    peers = tuple(map(peer, "absm"))
     usual = RunStatus("run", "0" * 64, 0, None, 0.5, 0.0, 0, 4096, 32, 0, False, None, peers)
     status = with_split(usual, found)
     assert (
