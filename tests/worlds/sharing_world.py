@@ -122,7 +122,7 @@ successions: dict[SplitPeer, ServerSuccession] = {}
 
 
 class LoopPart(ModelPart):
-    """A part that is averaged by the members of a run, on the event loop: as `AveragedPart`, without a thread."""
+    """A part that is averaged by the members of a run, on the event loop: `AveragedPart` without a thread."""
 
     def __init__(self, spec: RunSpec, bottom: nn.Module) -> None:
         super().__init__([bottom], plain_sgd, spec.optimizer)
