@@ -108,7 +108,7 @@ class ClientRun:
         """Train batch by batch, in an order of this client's own, until it is over or the run has no further step."""
         chance = torch.Generator().manual_seed(int.from_bytes(self.client.peer.peer_id.encode()[:6], "big"))
         while True:
-            for rows in torch.randperm(len(self.samples.labels), generator=chance).split(self._batch_size):
+            for rows in torch.split(torch.randperm(len(self.samples.labels), generator=chance), self._batch_size):
                 if is_over() or self.client.finished:
                     return
                 loss = self.client.train(self.samples.inputs[rows], self.samples.labels[rows])

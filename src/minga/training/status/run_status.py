@@ -153,7 +153,7 @@ def with_split(status: RunStatus, split: SplitRunStatus | None) -> RunStatus:
     """The status of a run whose model is cut, if somebody serves it."""
     if split is None:
         return status
-    parts = {
+    parts: dict[str, str] = {
         **dict.fromkeys(split.clients, "client"),
         **dict.fromkeys(split.standbys, "standby"),
         **dict.fromkeys(split.servers, "server"),
