@@ -18,7 +18,7 @@ from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
 from minga.split.computing.applying import BatchOutcome, BatchWork
-from minga.split.computing.halves import Answer, ClientHalf, BatchFate, Question, converse
+from minga.split.computing.halves import Answer, BatchFate, ClientHalf, Question, converse
 from minga.split.computing.one_top import LossFunction, OneTop, cross_entropy
 from minga.split.computing.parts import ModelPart
 from minga.split.exchange import Exchange

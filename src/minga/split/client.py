@@ -12,7 +12,7 @@ from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
 from minga.split.computing.halves import ClientHalf, Conversation
 from minga.split.computing.one_top import LossFunction, cross_entropy
-from minga.split.computing.parts import OptimizerChoice, ModelPart
+from minga.split.computing.parts import ModelPart, OptimizerChoice
 from minga.split.exchange import PATIENCE_S, Exchange
 from minga.split.finding import allowed_servers, check_split, find_server
 from minga.training.join import PeerOptions, join

@@ -16,7 +16,7 @@ from minga.core.errors import ClosedError, ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import Link
 from minga.split.computing.one_top import LossFunction, OneTop, cross_entropy
-from minga.split.computing.parts import OptimizerChoice, ModelPart
+from minga.split.computing.parts import ModelPart, OptimizerChoice
 from minga.split.finding import allowed_servers, check_split
 from minga.split.server.batch_server import BatchServer, Finished
 from minga.split.server.service import SplitService
