@@ -71,6 +71,11 @@ def test_headers_beyond_the_limits_are_refused_before_memory_is_reserved(headers
         make_core(split_spec(max_elements=10_000), top()).check("a", BatchRequest("train", 1, 1, headers, headers))
 
 
+def check_and_decode(wire: TensorWire, encoded: EncodedTensors) -> None:
+    wire.check(encoded.headers)
+    wire.decode(encoded)
+
+
 @pytest.mark.parametrize("codec", ["float32", "float16", "int8", "int4", "topk", "sign", "adaptive"])
 def test_bytes_of_another_codec_or_of_none_are_refused(codec: str) -> None:
     wire, chance = TensorWire(codec, 10_000), torch.Generator().manual_seed(5)
@@ -80,8 +85,7 @@ def test_bytes_of_another_codec_or_of_none_are_refused(codec: str) -> None:
     other = TensorWire("float16" if codec != "float16" else "float32", 10_000).encode([torch.randn(40, 6)], "")
     if other.headers[0].size_bytes != size:
         with pytest.raises(InvalidTensorsError):
-            wire.check(other.headers)
-            wire.decode(other)
+            check_and_decode(wire, other)
     with pytest.raises(InvalidTensorsError):
         wire.decode(EncodedTensors(encoded.headers, (bytes(encoded.bodies[0])[:-1],)))
     for _ in range(50):  # garbage is refused, or is finite numbers that an encoder could have made

@@ -8,7 +8,8 @@ client between its two requests are the activations that it sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,11 +42,10 @@ def cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class _HalfDone:
-    """A U-shaped batch between its two requests."""
+    """A U-shaped batch between its two requests. Without `outputs` it has to be computed once more."""
 
     inputs: Tensors
     outputs: Tensors
-    steps: int
     draws: list[torch.Tensor]
     wants_gradients: bool
 
@@ -92,7 +92,7 @@ class OneTop(Applying):
 
     def _train(self, work: Work) -> Outcome:
         inputs = self._leaves(work.tensors)
-        try:
+        with self._refusing():
             outputs = self.run(inputs)
             labels = tuple(each.to(outputs[0].device) for each in work.labels)
             loss = self._loss(as_value(outputs), as_value(labels))  # type: ignore[misc]  # a kind that it has not
@@ -100,49 +100,42 @@ class OneTop(Applying):
             if value - value != 0.0:  # NaN or infinite
                 raise refused(f"the loss of this batch is {value}")
             loss.backward()
-        except _FAULTS_OF_INPUT as error:
-            self.part.zero_grad()
-            raise refused(f"the server's part of the model cannot take this batch: {first_line(error)}") from error
-        return Outcome(work, self._step(inputs, work.wants_gradients), value, applied=True)
+        return Outcome(work, self._step(inputs, wants_gradients=work.wants_gradients), value, applied=True)
 
     def _forward(self, work: Work) -> Outcome:
         if len(self._half_done) >= MAX_HALF_DONE and work.client not in self._half_done:
             raise RejectedError("too many batches are half done here", code=RefusalCode.BUSY)
         inputs, draws = self._leaves(work.tensors), _draws(self.part.device)
-        try:
+        with self._refusing():
             outputs = self.run(inputs)
-        except _FAULTS_OF_INPUT as error:
-            raise refused(f"the server's part of the model cannot take this batch: {first_line(error)}") from error
-        self._half_done[work.client] = _HalfDone(inputs, outputs, self.steps, draws, work.wants_gradients)
+        if self.part.buffers:
+            self._spoil_graphs()
+        self._half_done[work.client] = _HalfDone(inputs, outputs, draws, work.wants_gradients)
         return Outcome(work, tuple(each.detach() for each in outputs))
 
     def _backward(self, work: Work) -> Outcome:
         known = self._half_done.pop(work.client, None)
         if known is None:
             raise RejectedError("there is no batch to which these gradients belong", code=RefusalCode.SESSION)
-        if known.steps != self.steps:
-            known.outputs = self._once_more(known)
-        floating = [each for each in known.outputs if each.is_floating_point()]
-        if [each.shape for each in floating] != [each.shape for each in work.tensors]:
-            raise refused("gradients of other shapes than the activations that were sent")
-        pairs = [
-            (output, gradient.to(output.device, output.dtype))
-            for output, gradient in zip(floating, work.tensors, strict=True)
-            if output.requires_grad
-        ]
-        if pairs:
-            torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
-        return Outcome(work, self._step(known.inputs, known.wants_gradients), applied=True)
+        with self._refusing(), contextlib.nullcontext() if known.outputs else self._as_then(known):
+            floating = [each for each in known.outputs or self.run(known.inputs) if each.is_floating_point()]
+            if [each.shape for each in floating] != [each.shape for each in work.tensors]:
+                raise refused("gradients of other shapes than the activations that were sent")
+            pairs = [
+                (output, gradient.to(output.device, output.dtype))
+                for output, gradient in zip(floating, work.tensors, strict=True)
+                if output.requires_grad
+            ]
+            if pairs:
+                torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+        return Outcome(work, self._step(known.inputs, wants_gradients=known.wants_gradients), applied=True)
 
     def _predict(self, work: Work) -> Outcome:
-        try:
-            with self.part.predicting():
-                outputs = self.run(work.tensors)
-        except _FAULTS_OF_INPUT as error:
-            raise refused(f"the server's part of the model cannot take this batch: {first_line(error)}") from error
+        with self._refusing(), self.part.predicting():
+            outputs = self.run(work.tensors)
         return Outcome(work, outputs)
 
-    def _step(self, inputs: Tensors, wants_gradients: bool) -> Tensors:
+    def _step(self, inputs: Tensors, *, wants_gradients: bool) -> Tensors:
         """Let the top take its step; returns the gradients for the client. Refuses, unchanged, if one is not finite."""
         gradients = gradients_of(inputs) if wants_gradients else ()
         if not all(is_finite(each.float()) for each in gradients):
@@ -152,27 +145,45 @@ class OneTop(Applying):
             self.part.step()
         except NonFiniteError as error:
             raise refused(str(error)) from error
-        for waiting in self._half_done.values():
-            waiting.outputs = ()  # its graph is of parameters that were just changed
+        self._spoil_graphs()
         return gradients
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Inside, what modules raise of tensors that they cannot take refuses the batch."""
+        try:
+            yield
+        except _FAULTS_OF_INPUT as error:
+            self.part.zero_grad()
+            raise refused(f"the server's part of the model cannot take this batch: {first_line(error)}") from error
+        except RejectedError:
+            self.part.zero_grad()
+            raise
 
     def _leaves(self, tensors: Tensors) -> Tensors:
         moved = (each.to(self.part.device) for each in tensors)
         return tuple(each.requires_grad_() if each.is_floating_point() else each for each in moved)
 
-    def _once_more(self, known: _HalfDone) -> Tensors:
-        """The outputs by the parameters of now; buffers, such as those of BatchNorm, have seen this batch already."""
-        (module,) = self.part.modules
-        buffers = [(each, each.clone()) for each in module.buffers()]
+    @contextlib.contextmanager
+    def _as_then(self, known: _HalfDone) -> Iterator[None]:
+        """Inside, the top draws what it drew for this batch before; its buffers, such as those of BatchNorm, have seen
+        the batch already, and are as before afterwards.
+        """
+        buffers = [(each, each.clone()) for each in self.part.buffers]
         device = self.part.device
-        devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
             _set_draws(known.draws, device)
-            outputs = self.run(known.inputs)
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
-        return outputs
+            try:
+                yield
+            finally:
+                with torch.no_grad():
+                    for buffer, before in buffers:
+                        buffer.copy_(before)
+
+    def _spoil_graphs(self) -> None:
+        """What was kept of half done batches is of values that change now: these batches are computed once more."""
+        for waiting in self._half_done.values():
+            waiting.outputs = ()
 
 
 def gradients_of(inputs: Tensors) -> Tensors:

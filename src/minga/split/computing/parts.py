@@ -62,6 +62,11 @@ class Part:
         return torch.device("cpu") if first is None else first.device
 
     @property
+    def buffers(self) -> list[torch.Tensor]:
+        """What modules keep and no optimizer changes, such as the means of BatchNorm."""
+        return [buffer for module in self.modules for buffer in module.buffers()]
+
+    @property
     def dtype(self) -> torch.dtype | None:
         """The type of its first floating-point parameter, None without one."""
         tensors = chain.from_iterable(each.parameters() for each in self.modules)
