@@ -89,7 +89,9 @@ class SplitSuspicious(EventData, kind="split.suspicious"):
 
 
 class SplitBatchesLost(EventData, kind="split.lost"):
-    """Another server went on from a checkpoint that has not seen the last `count` requests of this client."""
+    """The server knows nothing of the last `count` requests of this client, which were answered: it went on from a
+    checkpoint before them, or forgot the client.
+    """
 
     count: int
 
