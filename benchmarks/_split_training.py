@@ -19,7 +19,7 @@ from minga.recipes.registry import load_recipe
 from minga.recipes.split.recipe import SplitRecipe, figures_of
 from minga.split.computing.halves import ClientHalf, converse
 from minga.split.computing.one_top import OneTop, cross_entropy
-from minga.split.computing.parts import Part
+from minga.split.computing.parts import ModelPart
 from minga.split.examples.samples import LabelledSamples
 from minga.split.server.batch_server import BatchServer
 from tests.worlds.split_world import Desk
@@ -84,8 +84,8 @@ def train_in_turns(variant: str, epochs: int, clients: int, seed: int) -> float:
     """
     spec, recipe = split_recipe(variant, clients, seed)
     bottom, top, head = recipe.parts(u_shaped=variant == "u-shaped")
-    core = BatchServer(OneTop(Part([top], ADAM, spec.optimizer), None if head else cross_entropy), spec.split)
-    part = Part([bottom] if head is None else [bottom, head], ADAM, spec.optimizer)
+    core = BatchServer(OneTop(ModelPart([top], ADAM, spec.optimizer), None if head else cross_entropy), spec.split)
+    part = ModelPart([bottom] if head is None else [bottom, head], ADAM, spec.optimizer)
     halves = [
         ClientHalf(bottom, head, part, cross_entropy, spec.split, f"client {number}", recipe.penalty)
         for number in range(clients)

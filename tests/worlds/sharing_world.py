@@ -15,10 +15,10 @@ from torch import nn
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
-from minga.split.computing.applying import Applying, Outcome, Work
+from minga.split.computing.applying import Applying, BatchOutcome, BatchWork
 from minga.split.computing.halves import ClientHalf, converse
 from minga.split.computing.one_top import cross_entropy
-from minga.split.computing.parts import Part
+from minga.split.computing.parts import ModelPart
 from minga.split.finding import allowed_servers
 from minga.split.server.batch_server import BatchServer
 from minga.split.server.service import SplitService
@@ -54,12 +54,12 @@ def two_parts(seed: int = 3) -> tuple[nn.Module, nn.Module]:
 class CountedCopies(TopCopies):
     """Says in which of its rounds it applied each batch."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: ModelPart) -> None:
         super().__init__(part, cross_entropy)
         self.ended = 0
         self.log: list[tuple[str, int]] = []
 
-    def apply(self, work: Work) -> Sequence[Outcome]:
+    def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
         outcomes = super().apply(work)
         self.log += [(work.client, self.ended) for each in outcomes if each.applied]
         return outcomes
@@ -71,7 +71,7 @@ class CountedCopies(TopCopies):
 
 def shared_core(spec: RunSpec, top: nn.Module, optimizer: Any = plain_sgd) -> BatchServer:
     """The heart of a server of the spec's variant."""
-    part = Part([top], optimizer, spec.optimizer)
+    part = ModelPart([top], optimizer, spec.optimizer)
     applying: Applying
     if spec.split.variant == "splitfed-1":
         applying = CountedCopies(part)
@@ -86,7 +86,9 @@ def shared_half(
     spec: RunSpec, bottom: nn.Module, name: str = "a", block: int | None = None, optimizer: Any = plain_sgd
 ) -> ClientHalf:
     """A client's side of the spec's variant, but for what is averaged."""
-    return half_for(spec.split, bottom, None, Part([bottom], optimizer, spec.optimizer), cross_entropy, name, block)
+    return half_for(
+        spec.split, bottom, None, ModelPart([bottom], optimizer, spec.optimizer), cross_entropy, name, block
+    )
 
 
 async def add_client(
@@ -119,8 +121,8 @@ successions: dict[SplitPeer, ServerSuccession] = {}
 """Of the servers of all worlds."""
 
 
-class LoopPart(Part):
-    """A part that is averaged by the members of a run, on the event loop: as `AveragedPart`, without a thread."""
+class LoopPart(ModelPart):
+    """A part that is averaged by the members of a run, on the event loop: `AveragedPart` without a thread."""
 
     def __init__(self, spec: RunSpec, bottom: nn.Module) -> None:
         super().__init__([bottom], plain_sgd, spec.optimizer)

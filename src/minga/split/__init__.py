@@ -1,4 +1,4 @@
-"""Split learning: a model that is cut between those who hold data and a server that computes the rest.
+"""Split learning: a model that is cut between clients that hold data and a server that computes the rest.
 
     client ─▶ computing (bottom, head) ─▶ exchange ═ wire: split.begin, split.batch ═▶ server ─▶ computing (top)
                    ◀───────────── gradients, activations: encoded, checked ─────────────┘           ◀─ serving

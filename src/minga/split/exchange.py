@@ -22,7 +22,7 @@ from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
-from minga.split.computing.halves import Answer, Fate, Question, check_reply
+from minga.split.computing.halves import Answer, BatchFate, Question, check_reply
 from minga.split.wire.messages import BATCH, BEGIN, BatchReply, BatchRequest, BeginReply, BeginRequest
 from minga.split.wire.tensors import Body, EncodedReply, TensorWire
 
@@ -59,7 +59,7 @@ class Exchange:
         self.step = 0
         """The server's step, as it said last."""
 
-    async def ask(self, question: Question) -> Answer | Fate:
+    async def ask(self, question: Question) -> Answer | BatchFate:
         """The answer to a question, or what became of it.
 
         Raises `RejectedError` for what the server will not take, `ProtocolError` for what no honest server sends, and
@@ -78,7 +78,7 @@ class Exchange:
             self._session, self._doubt = 0, None  # the next question is another one, whatever became of this
             raise
 
-    async def _attempt(self, question: Question, deadline: float) -> Answer | Fate:
+    async def _attempt(self, question: Question, deadline: float) -> Answer | BatchFate:
         server = await self._choose(deadline)
         changes = question.changes
         while changes and not self._session:
@@ -92,7 +92,7 @@ class Exchange:
         except RejectedError as error:
             if error.code == RefusalCode.GIVEN_UP:
                 self._node.events.emit(SplitBatchGivenUp(why=error.message))
-                return Fate.GIVEN_UP
+                return BatchFate.GIVEN_UP
             if error.code != RefusalCode.SESSION or not changes:
                 raise
             self._doubt, self._session = BeginRequest(self._session, self._number), 0
@@ -101,15 +101,15 @@ class Exchange:
         self.step = reply.message.step
         return Answer(server, reply)
 
-    def _fate(self, begun: BeginReply, doubt: BeginRequest) -> Fate:
+    def _fate(self, begun: BeginReply, doubt: BeginRequest) -> BatchFate:
         if begun.applied is False:
             lost = doubt.doubt_number - 1 - (begun.last or 0)
             if lost > 0:  # a standby took over from a checkpoint that is older than the answers to these
                 self._node.events.emit(SplitBatchesLost(count=lost))
-            return Fate.NOT_APPLIED
+            return BatchFate.NOT_APPLIED
         why = "its gradients are not kept any more" if begun.applied else "the server does not know whether it has it"
         self._node.events.emit(SplitBatchGivenUp(why=why))
-        return Fate.GIVEN_UP
+        return BatchFate.GIVEN_UP
 
     def _take_failure(self, error: RemoteError, question: Question, deadline: float) -> None:
         """Raise what trying again does not mend."""

@@ -16,7 +16,7 @@ from minga.core.errors import ClosedError, ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import Link
 from minga.split.computing.one_top import LossFunction, cross_entropy
-from minga.split.computing.parts import OptimizerChoice, Part
+from minga.split.computing.parts import ModelPart, OptimizerChoice
 from minga.split.finding import allowed_servers, check_split
 from minga.split.server.batch_server import BatchServer, Finished
 from minga.split.server.service import SplitService
@@ -206,7 +206,7 @@ def _server(
             raise ConfigurationError(
                 f"clients of this run send nothing to {peer.peer_id[:10]}…: name its whole key in split.servers"
             )
-        part = Part([top], optimizer, peer.spec.optimizer, max_grad_norm)
+        part = ModelPart([top], optimizer, peer.spec.optimizer, max_grad_norm)
         core = BatchServer(applying_for(peer.spec.split, part, loss), peer.spec.split)
         return SplitServer(peer, core, owns_peer=owns_peer, stands_by=stands_by)
     except BaseException:

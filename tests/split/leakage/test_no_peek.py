@@ -18,7 +18,7 @@ from minga.core.spec.split_section import SplitSection
 from minga.split import NoPeek, distance_correlation
 from minga.split.computing.halves import Answer, ClientHalf, Question, converse
 from minga.split.computing.one_top import OneTop, cross_entropy
-from minga.split.computing.parts import Part
+from minga.split.computing.parts import ModelPart
 from minga.split.server.batch_server import BatchServer
 from minga.split.wire.messages import BatchRequest, BeginRequest
 from minga.split.wire.tensors import EncodedReply
@@ -45,8 +45,8 @@ async def trained(variant: Literal["vanilla", "u-shaped"], penalty: NoPeek | Non
     bottom, top, head = parts(variant)
     section, optimizer = SplitSection(variant=variant), OptimizerSection()
     own = [bottom] if head is None else [bottom, head]
-    half = ClientHalf(bottom, head, Part(own, ADAM, optimizer), cross_entropy, section, "a", penalty)
-    core = BatchServer(OneTop(Part([top], ADAM, optimizer), None if head else cross_entropy), section)
+    half = ClientHalf(bottom, head, ModelPart(own, ADAM, optimizer), cross_entropy, section, "a", penalty)
+    core = BatchServer(OneTop(ModelPart([top], ADAM, optimizer), None if head else cross_entropy), section)
     session, number, losses = core.begin("a", BeginRequest())[0].session, 0, []
 
     async def ask(question: Question) -> Answer:

@@ -10,9 +10,9 @@ import torch
 
 from minga.core.refusal_code import RefusalCode
 from minga.core.spec.sections import OptimizerSection
-from minga.split.computing.applying import Work
+from minga.split.computing.applying import BatchWork
 from minga.split.computing.one_top import cross_entropy
-from minga.split.computing.parts import Part
+from minga.split.computing.parts import ModelPart
 from minga.split.sharing.top_copies import TopCopies
 from minga.split.wire.messages import BatchPlace
 from tests.worlds.sharing_world import two_parts
@@ -25,23 +25,23 @@ OPTIMIZERS = {
 }
 
 
-def work(client: str, number: int, samples: int, round: int) -> Work:
+def work(client: str, number: int, samples: int, round: int) -> BatchWork:
     """A batch of random activations."""
     chance = torch.Generator().manual_seed(number)
     tensors = (torch.randn(samples, WIDTH, generator=chance),)
     labels = (torch.randint(0, 3, (samples,), generator=chance),)
-    return Work(number, client, "train", tensors, labels, place=BatchPlace(round=round))
+    return BatchWork(number, client, "train", tensors, labels, place=BatchPlace(round=round))
 
 
 def copies(section: OptimizerSection, **settings: Any) -> TopCopies:
     """Of a small top, with an optimizer and a schedule of the run spec."""
-    return TopCopies(Part([two_parts()[1]], None, section), cross_entropy, **settings)
+    return TopCopies(ModelPart([two_parts()[1]], None, section), cross_entropy, **settings)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_average_has_the_state_of_the_optimizer_and_goes_on_elsewhere(name: str) -> None:
     """With one client for all samples it is as if there were no copies; a standby goes on from the same bytes."""
-    alone, one_copy = Part([two_parts()[1]], None, OPTIMIZERS[name]), copies(OPTIMIZERS[name])
+    alone, one_copy = ModelPart([two_parts()[1]], None, OPTIMIZERS[name]), copies(OPTIMIZERS[name])
     plain = TopCopies(alone, cross_entropy)
     for number in range(6):
         plain.apply(work("a", number, 4, 0))
@@ -62,8 +62,10 @@ def test_the_average_has_the_state_of_the_optimizer_and_goes_on_elsewhere(name: 
 
 def test_moments_are_averaged_by_samples_and_counts_are_those_of_the_copy_with_most_steps() -> None:
     adam = partial(torch.optim.Adam, lr=0.01)
-    served = TopCopies(Part([two_parts()[1]], adam, OptimizerSection()), cross_entropy)
-    singles = {client: TopCopies(Part([two_parts()[1]], adam, OptimizerSection()), cross_entropy) for client in "ab"}
+    served = TopCopies(ModelPart([two_parts()[1]], adam, OptimizerSection()), cross_entropy)
+    singles = {
+        client: TopCopies(ModelPart([two_parts()[1]], adam, OptimizerSection()), cross_entropy) for client in "ab"
+    }
     for client, number, samples in (("a", 0, 2), ("b", 1, 9), ("a", 2, 2)):
         served.apply(work(client, number, samples, 0))
         singles[client].apply(work(client, number, samples, 0))

@@ -98,9 +98,8 @@ def test_clients_of_splitfed_average_their_parts(options: Callable[[str], minga.
 
 def test_clients_in_turns_hand_over_also_at_their_end(options: Callable[[str], minga.PeerOptions]) -> None:
     bottoms = [two_parts(seed=10 + index)[0] for index in range(2)]
-    with serve(
-        spec_of("round-robin", turn_batches=3), two_parts()[1], optimizer=sgd, options=options("server")
-    ) as server:
+    spec, (_, top) = spec_of("round-robin", turn_batches=3), two_parts()
+    with serve(spec, top, optimizer=sgd, options=options("server")) as server:
         link = server.link
 
         def train(index: int) -> None:

@@ -17,7 +17,7 @@ _A_CODEC: Final = 'the name of a codec, with settings or without: "float32", "bf
 
 
 class SplitSection(Section):
-    """A model that is cut between clients, which hold the data, and a server."""
+    """A model that is cut between clients that hold the data and a server."""
 
     variant: Literal["none", "vanilla", "u-shaped", "vertical", "round-robin", "splitfed-1", "splitfed-2"] = choice(
         "none",

@@ -20,7 +20,7 @@ from minga.training.state.snapshot import StateSnapshot
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class BatchWork:
     """One request of a client, decoded and checked: `tensors` are activations or gradients, `labels` come with "train"
     alone; all in CPU memory. `ticket` is its own among all of a server.
     """
@@ -41,12 +41,12 @@ class Work:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class BatchOutcome:
     """What became of a work: `tensors` for its client, and the mean `loss` if the server knows it; or a `refusal`, if
     nothing came of it. `applied` says whether the parameters were changed by it.
     """
 
-    work: Work
+    work: BatchWork
     tensors: tuple[torch.Tensor, ...] = ()
     loss: float | None = None
     refusal: RejectedError | None = None
@@ -66,7 +66,7 @@ class Applying(ABC):
         """Steps that the server's part has taken."""
 
     @abstractmethod
-    def apply(self, work: Work) -> Sequence[Outcome]:
+    def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
         """Take a request; return what became of this one and of others, each exactly once, now or by a later call."""
 
     @abstractmethod
@@ -92,5 +92,5 @@ class Applying(ABC):
         """The clients of which something is kept that waits for a further request, of theirs or of others."""
 
     @abstractmethod
-    def drop(self, client: str) -> Sequence[Outcome]:
+    def drop(self, client: str) -> Sequence[BatchOutcome]:
         """Forget what is half done of this client; return what becomes of those that waited, itself included."""

@@ -18,7 +18,7 @@ from torch import nn
 from minga.core.errors import ConfigurationError, ProtocolError
 from minga.core.spec.split_section import SplitSection
 from minga.split.computing.one_top import LossFunction
-from minga.split.computing.parts import Part, Tensors, as_tensors, as_value, run_module
+from minga.split.computing.parts import ModelPart, Tensors, as_tensors, as_value, run_module
 from minga.split.wire.messages import CHANGES_NOTHING, NOWHERE, BatchPlace, BatchReply, Kind
 from minga.split.wire.tensors import EncodedReply, EncodedTensors, InvalidTensorsError, TensorWire
 
@@ -42,7 +42,7 @@ class Question:
         return self.kind not in CHANGES_NOTHING
 
 
-class Fate(Enum):
+class BatchFate(Enum):
     """What became of a request to which there is no answer."""
 
     NOT_APPLIED = "not applied: the batch can begin anew"
@@ -61,10 +61,10 @@ Penalty = Callable[[Any, Any], torch.Tensor]
 """A loss of a client alone, by its inputs and by what its bottom makes of them."""
 
 T = TypeVar("T")
-Conversation = Generator[Question, "Answer | Fate", T]
+Conversation = Generator[Question, "Answer | BatchFate", T]
 
 
-async def converse(conversation: Conversation[T], ask: Callable[[Question], Awaitable[Answer | Fate]]) -> T:
+async def converse(conversation: Conversation[T], ask: Callable[[Question], Awaitable[Answer | BatchFate]]) -> T:
     """Lead a conversation on an event loop."""
     try:
         question = next(conversation)
@@ -98,7 +98,7 @@ class ClientHalf:
         self,
         bottom: nn.Module,
         head: nn.Module | None,
-        part: Part,
+        part: ModelPart,
         loss: LossFunction,
         section: SplitSection,
         name: str,
@@ -132,7 +132,7 @@ class ClientHalf:
             cut = run_module(self._bottom, inputs)
         self._check(cut)
         answer = yield Question("predict", self._encoded(cut))
-        if isinstance(answer, Fate):
+        if isinstance(answer, BatchFate):
             raise ProtocolError("a request that changes nothing was said to be in doubt")
         outputs = self._decoded(answer)
         if self._head is None:
@@ -157,9 +157,9 @@ class ClientHalf:
         return _Batch(cut, wants, penalty)
 
     def _vanilla(self, own: _Batch, question: Question) -> Conversation[float | None]:
-        while (answer := (yield question)) is Fate.NOT_APPLIED:
+        while (answer := (yield question)) is BatchFate.NOT_APPLIED:
             pass
-        if isinstance(answer, Fate):
+        if isinstance(answer, BatchFate):
             return None
         if answer.reply.message.loss is None:
             raise ProtocolError("a batch came back without its loss", peer=answer.peer)
@@ -169,7 +169,7 @@ class ClientHalf:
     def _u_shaped(self, head: nn.Module, own: _Batch, sent: EncodedTensors, labels: Any) -> Conversation[float | None]:
         while True:
             answer = yield Question("forward", sent, wants_gradients=own.wants_gradients)
-            if isinstance(answer, Fate):
+            if isinstance(answer, BatchFate):
                 continue  # it changes nothing, whatever became of it
             middle = self._decoded(answer)
             for each in middle:
@@ -183,7 +183,7 @@ class ClientHalf:
                 raise ProtocolError("the server's part of the model returned nothing to learn from", peer=answer.peer)
             gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in floating]
             answer = yield Question("backward", self._encoded(gradients), wants_gradients=own.wants_gradients)
-            if answer is Fate.GIVEN_UP:
+            if answer is BatchFate.GIVEN_UP:
                 return None
             if isinstance(answer, Answer):
                 value = float(loss.detach())

@@ -19,8 +19,8 @@ from torch.nn import functional
 from minga.averaging.codecs.interface import is_finite
 from minga.core.errors import NonFiniteError, RejectedError
 from minga.core.refusal_code import RefusalCode
-from minga.split.computing.applying import Applying, Outcome, Work
-from minga.split.computing.parts import Part, Tensors, as_tensors, as_value
+from minga.split.computing.applying import Applying, BatchOutcome, BatchWork
+from minga.split.computing.parts import ModelPart, Tensors, as_tensors, as_value
 from minga.split.wire.messages import Kind
 from minga.training.state.manifest import Manifest
 from minga.training.state.snapshot import StateSnapshot
@@ -55,7 +55,7 @@ class _HalfDone:
 class OneTop(Applying):
     """One top for all clients. `loss` is for vanilla runs; without one it takes U-shaped batches."""
 
-    def __init__(self, part: Part, loss: LossFunction | None) -> None:
+    def __init__(self, part: ModelPart, loss: LossFunction | None) -> None:
         self.part, self._loss = part, loss
         self.kinds: Collection[Kind] = ("forward", "backward", "predict") if loss is None else ("train", "predict")
         self._half_done: dict[str, _HalfDone] = {}
@@ -65,7 +65,7 @@ class OneTop(Applying):
         """Steps of the top."""
         return self.part.steps
 
-    def apply(self, work: Work) -> Sequence[Outcome]:
+    def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
         """Always answers at once."""
         try:
             if work.kind == "train":
@@ -76,7 +76,7 @@ class OneTop(Applying):
                 return [self._backward(work)]
             return [self._predict(work)]
         except RejectedError as error:
-            return [Outcome(work, refusal=error)]
+            return [BatchOutcome(work, refusal=error)]
 
     def half_done(self) -> Collection[str]:
         """Clients between the two requests of a U-shaped batch."""
@@ -95,7 +95,7 @@ class OneTop(Applying):
         self._half_done.clear()
         self.part.restore(snapshot)
 
-    def drop(self, client: str) -> Sequence[Outcome]:
+    def drop(self, client: str) -> Sequence[BatchOutcome]:
         """Nobody waits for it: the request was answered."""
         self._half_done.pop(client, None)
         return []
@@ -105,7 +105,7 @@ class OneTop(Applying):
         (module,) = self.part.modules
         return as_tensors(module(*self.part.adapted(inputs)))
 
-    def _train(self, work: Work) -> Outcome:
+    def _train(self, work: BatchWork) -> BatchOutcome:
         inputs = self._leaves(work.tensors)
         with self._refusing():
             outputs = self.run(inputs)
@@ -115,9 +115,9 @@ class OneTop(Applying):
             if value - value != 0.0:  # NaN or infinite
                 raise refused(f"the loss of this batch is {value}")
             loss.backward()
-        return Outcome(work, self._step(inputs, wants_gradients=work.wants_gradients), value, applied=True)
+        return BatchOutcome(work, self._step(inputs, wants_gradients=work.wants_gradients), value, applied=True)
 
-    def _forward(self, work: Work) -> Outcome:
+    def _forward(self, work: BatchWork) -> BatchOutcome:
         if len(self._half_done) >= MAX_HALF_DONE and work.client not in self._half_done:
             raise RejectedError("too many batches are half done here", code=RefusalCode.BUSY)
         inputs, draws = self._leaves(work.tensors), _draws(self.part.device)
@@ -126,9 +126,9 @@ class OneTop(Applying):
         if self.part.buffers:
             self._spoil_graphs()
         self._half_done[work.client] = _HalfDone(inputs, outputs, draws, work.wants_gradients)
-        return Outcome(work, tuple(each.detach() for each in outputs))
+        return BatchOutcome(work, tuple(each.detach() for each in outputs))
 
-    def _backward(self, work: Work) -> Outcome:
+    def _backward(self, work: BatchWork) -> BatchOutcome:
         known = self._half_done.pop(work.client, None)
         if known is None:
             raise RejectedError("there is no batch to which these gradients belong", code=RefusalCode.SESSION)
@@ -143,12 +143,12 @@ class OneTop(Applying):
             ]
             if pairs:
                 torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
-        return Outcome(work, self._step(known.inputs, wants_gradients=known.wants_gradients), applied=True)
+        return BatchOutcome(work, self._step(known.inputs, wants_gradients=known.wants_gradients), applied=True)
 
-    def _predict(self, work: Work) -> Outcome:
+    def _predict(self, work: BatchWork) -> BatchOutcome:
         with self._refusing(), self.part.predicting():
             outputs = self.run(work.tensors)
-        return Outcome(work, outputs)
+        return BatchOutcome(work, outputs)
 
     def _step(self, inputs: Tensors, *, wants_gradients: bool) -> Tensors:
         """Let the top take its step; returns the gradients for the client. Refuses, unchanged, if one is not finite."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -25,7 +27,7 @@ OptimizerChoice = torch.optim.Optimizer | Callable[[list[nn.Parameter]], torch.o
 Tensors = tuple[torch.Tensor, ...]
 
 
-class Part:
+class ModelPart:
     """Modules that are trained together on one machine. A part that has nothing to train needs no optimizer.
 
     Without an `optimizer` it is that of the run spec, with its schedule, one step for each batch. `max_grad_norm`
@@ -102,6 +104,16 @@ class Part:
             self.scheduler.step()
         self.steps += 1
         self.zero_grad()
+
+    def copied(self) -> ModelPart:
+        """A copy of modules, optimizer and schedule that is trained for itself."""
+        made = copy.deepcopy(self)
+        if made.optimizer is not None and made.scheduler is not None:
+            # A schedule warns unless it has wrapped the optimizer's `step`, and the copy of an optimizer lacks that.
+            optimizer: Any = made.optimizer
+            optimizer.step = functools.partial(optimizer.step)
+            optimizer.step._wrapped_by_lr_sched = optimizer._opt_called = True  # noqa: SLF001
+        return made
 
     def capture(self) -> StateSnapshot:
         """A copy of modules, optimizer and schedule. Raises `ConfigurationError` if it cannot be described."""

@@ -16,7 +16,7 @@ from typing import Final
 from minga.core.errors import ConfigurationError, NonFiniteError, ProtocolError, RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.core.spec.split_section import SplitSection
-from minga.split.computing.applying import Applying, Outcome, Work
+from minga.split.computing.applying import Applying, BatchOutcome, BatchWork
 from minga.split.server.sessions import Sessions
 from minga.split.wire.messages import (
     EXACT,
@@ -38,7 +38,7 @@ KEPT_BYTES: Final = 512 << 20
 class Finished:
     """What became of one work: an answer, or a refusal. `applied`: it changed the top."""
 
-    work: Work
+    work: BatchWork
     reply: EncodedReply | RejectedError
     applied: bool = False
 
@@ -121,12 +121,12 @@ class BatchServer:
             labels = self._exact.decode(EncodedTensors(request.labels, tuple(bodies[count:])))
         except InvalidTensorsError as error:
             raise ProtocolError(str(error), peer=client) from error
-        work = Work(
+        work = BatchWork(
             ticket, client, request.kind, tensors, labels, request.wants_gradients, request.place, request.digest
         )
         return [self.finished(each) for each in self.applying.apply(work)]
 
-    def finished(self, outcome: Outcome) -> Finished:
+    def finished(self, outcome: BatchOutcome) -> Finished:
         """An outcome as it travels."""
         if outcome.refusal is not None:
             return Finished(outcome.work, outcome.refusal)

@@ -202,7 +202,7 @@ class SplitService:
             self._resolve(ticket, RejectedError(f"the server failed on this batch: {type(error).__name__}"))
 
     def _settle(self, finished: Sequence[Finished]) -> None:
-        """Keep what became of works, and tell those who wait for it."""
+        """Keep what became of works, and tell the streams that wait for it."""
         for each in finished:
             pending = self._pending.get(each.work.ticket)
             if pending is None:

@@ -48,7 +48,7 @@ class SessionState(msgspec.Struct):
 
 
 @dataclass
-class _Kept:
+class _KnownClient:
     state: SessionState
     reply: EncodedReply | None = None
 
@@ -58,7 +58,7 @@ class Sessions:
 
     def __init__(self, entropy: Callable[[int], bytes], kept_bytes: int, *, max_clients: int = MAX_CLIENTS) -> None:
         self._entropy, self._kept_bytes, self._max_clients = entropy, kept_bytes, max_clients
-        self._clients: OrderedDict[str, _Kept] = OrderedDict()  # the one with the latest request last
+        self._clients: OrderedDict[str, _KnownClient] = OrderedDict()  # the one with the latest request last
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class Sessions:
             state.before_session = old.session if used else old.before_session
             state.before_last = old.last if used else old.before_last
             self._drop_reply(known)
-        self._clients[client] = _Kept(state)
+        self._clients[client] = _KnownClient(state)
         self._clients.move_to_end(client)
         while len(self._clients) > self._max_clients:
             _, gone = self._clients.popitem(last=False)
@@ -123,7 +123,7 @@ class Sessions:
 
     def restore(self, states: dict[str, SessionState]) -> None:
         """Go on with what `states` returned when the top was as it is now."""
-        self._clients = OrderedDict((client, _Kept(state)) for client, state in states.items())
+        self._clients = OrderedDict((client, _KnownClient(state)) for client, state in states.items())
         self._bytes = 0
 
     def _applied(self, state: SessionState | None, request: BeginRequest) -> bool | None:
@@ -140,7 +140,7 @@ class Sessions:
             return None
         return {state.session: state.last, state.before_session: state.before_last}.get(session)
 
-    def _drop_reply(self, kept: _Kept) -> None:
+    def _drop_reply(self, kept: _KnownClient) -> None:
         if kept.reply is not None:
             self._bytes -= kept.reply.size_bytes
             kept.reply = None

@@ -13,12 +13,12 @@ from torch import nn
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import OptimizerSection
-from minga.split.computing.parts import OptimizerChoice, Part
+from minga.split.computing.parts import ModelPart, OptimizerChoice
 from minga.training.optimizer import Optimizer
 from minga.training.peer import Peer
 
 
-class AveragedPart(Part):
+class AveragedPart(ModelPart):
     """A client's part, averaged with those of the other clients of the run of `peer`; all begin with equal parameters.
 
     Made and used on the thread that trains. Raises `ConfigurationError` for a part that has nothing to train.

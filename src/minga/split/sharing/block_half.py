@@ -8,9 +8,9 @@ from torch import nn
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.split_section import SplitSection
-from minga.split.computing.halves import ClientHalf, Conversation, Fate, Penalty, Question
+from minga.split.computing.halves import BatchFate, ClientHalf, Conversation, Penalty, Question
 from minga.split.computing.one_top import LossFunction
-from minga.split.computing.parts import Part, as_value, run_module
+from minga.split.computing.parts import ModelPart, as_value, run_module
 from minga.split.wire.messages import BatchPlace
 from minga.split.wire.tensors import EncodedTensors
 
@@ -24,7 +24,7 @@ class BlockHalf(ClientHalf):
     def __init__(
         self,
         bottom: nn.Module,
-        part: Part,
+        part: ModelPart,
         loss: LossFunction,
         section: SplitSection,
         name: str,
@@ -61,6 +61,6 @@ class BlockHalf(ClientHalf):
             cut = run_module(self._bottom, inputs)
         self._check(cut)
         answer = yield Question("predict_block", self._encoded(cut), place=BatchPlace(0, number, self._block))
-        if isinstance(answer, Fate):
+        if isinstance(answer, BatchFate):
             raise ConfigurationError(f"not all clients asked for a prediction of sample set {number} in time")
         return as_value(self._decoded(answer))

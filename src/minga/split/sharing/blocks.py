@@ -18,9 +18,9 @@ import torch
 
 from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
-from minga.split.computing.applying import Applying, Outcome, Work
+from minga.split.computing.applying import Applying, BatchOutcome, BatchWork
 from minga.split.computing.one_top import LossFunction, OneTop, refused
-from minga.split.computing.parts import Part
+from minga.split.computing.parts import ModelPart
 from minga.split.wire.messages import Kind
 from minga.training.state.manifest import Manifest
 from minga.training.state.snapshot import StateSnapshot
@@ -36,9 +36,9 @@ class Blocks(Applying):
 
     kinds: Collection[Kind] = ("block", "predict_block")
 
-    def __init__(self, part: Part, loss: LossFunction, blocks: int) -> None:
+    def __init__(self, part: ModelPart, loss: LossFunction, blocks: int) -> None:
         self._top, self._blocks = OneTop(part, loss), blocks
-        self._waiting: dict[SetKey, dict[int, Work]] = {}
+        self._waiting: dict[SetKey, dict[int, BatchWork]] = {}
         self._at: dict[tuple[Kind, int], int] = {}
         """The set at which each block was last."""
         self._over = -1
@@ -50,12 +50,12 @@ class Blocks(Applying):
         """Steps of the top: sets that were trained."""
         return self._top.steps
 
-    def apply(self, work: Work) -> Sequence[Outcome]:
+    def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
         """Answers when the last block of a set is there."""
         try:
             self._check(work)
         except RejectedError as error:
-            return [Outcome(work, refusal=error)]
+            return [BatchOutcome(work, refusal=error)]
         key, block = (work.kind, work.place.sample_set), work.place.block
         self._at[work.kind, block] = work.place.sample_set
         works = self._waiting.setdefault(key, {})
@@ -82,12 +82,12 @@ class Blocks(Applying):
         """The clients that wait for others."""
         return {work.client for works in self._waiting.values() for work in works.values()}
 
-    def drop(self, client: str) -> Sequence[Outcome]:
+    def drop(self, client: str) -> Sequence[BatchOutcome]:
         """Give up the sets in which it waits."""
         keys = [key for key, works in self._waiting.items() if any(work.client == client for work in works.values())]
         return [outcome for key in keys for outcome in self._give_up(key, "not all blocks came in time")]
 
-    def _check(self, work: Work) -> None:
+    def _check(self, work: BatchWork) -> None:
         block, sample_set = work.place.block, work.place.sample_set
         if block >= self._blocks:
             raise refused(f"block {block}, where split.blocks = {self._blocks}")
@@ -100,7 +100,7 @@ class Blocks(Applying):
         if is_over or (work.kind, sample_set) in self._given_up:
             raise RejectedError(f"sample set {sample_set} is over", code=RefusalCode.GIVEN_UP)
 
-    def _compute(self, works: dict[int, Work]) -> Sequence[Outcome]:
+    def _compute(self, works: dict[int, BatchWork]) -> Sequence[BatchOutcome]:
         in_order = [works[block] for block in range(self._blocks)]
         kind = in_order[0].kind
         if kind == "block":
@@ -113,8 +113,8 @@ class Blocks(Applying):
         elif len(shapes) > 1:
             why = "blocks of one sample set have other numbers of samples, or other further axes"
         if why is not None:
-            return [Outcome(each, refusal=refused(why)) for each in in_order]
-        whole = Work(
+            return [BatchOutcome(each, refusal=refused(why)) for each in in_order]
+        whole = BatchWork(
             in_order[0].ticket,
             in_order[0].client,
             "train" if kind == "block" else "predict",
@@ -124,15 +124,15 @@ class Blocks(Applying):
         )
         (outcome,) = self._top.apply(whole)
         if kind == "predict_block" or outcome.refusal is not None:
-            return [Outcome(each, outcome.tensors, refusal=outcome.refusal) for each in in_order]
+            return [BatchOutcome(each, outcome.tensors, refusal=outcome.refusal) for each in in_order]
         return self._cut(in_order, outcome)
 
-    def _cut(self, in_order: Sequence[Work], outcome: Outcome) -> Sequence[Outcome]:
+    def _cut(self, in_order: Sequence[BatchWork], outcome: BatchOutcome) -> Sequence[BatchOutcome]:
         """To each block its part of the gradient. The batch counts as one: that of the owner of the labels."""
         widths = [each.tensors[0].shape[1] for each in in_order]
         parts = torch.split(outcome.tensors[0], widths, dim=1) if outcome.tensors else [None] * self._blocks
         return [
-            Outcome(
+            BatchOutcome(
                 each,
                 (part,) if part is not None and each.wants_gradients else (),
                 outcome.loss,
@@ -141,7 +141,7 @@ class Blocks(Applying):
             for each, part in zip(in_order, parts, strict=True)
         ]
 
-    def _give_up_impossible(self) -> list[Outcome]:
+    def _give_up_impossible(self) -> list[BatchOutcome]:
         """Give up the sets to which a missing block will not come any more: its client is at a later one."""
         gone = [
             (kind, sample_set)
@@ -150,13 +150,13 @@ class Blocks(Applying):
         ]
         return [outcome for key in gone for outcome in self._give_up(key, "a client is at a later one already")]
 
-    def _give_up(self, key: SetKey, why: str) -> list[Outcome]:
+    def _give_up(self, key: SetKey, why: str) -> list[BatchOutcome]:
         self._given_up[key] = None
         while len(self._given_up) > REMEMBERED:
             del self._given_up[next(iter(self._given_up))]
         return [_given_up(work, why) for work in self._waiting.pop(key).values()]
 
 
-def _given_up(work: Work, why: str) -> Outcome:
+def _given_up(work: BatchWork, why: str) -> BatchOutcome:
     text = f"sample set {work.place.sample_set} was given up: {why}"
-    return Outcome(work, refusal=RejectedError(text, code=RefusalCode.GIVEN_UP))
+    return BatchOutcome(work, refusal=RejectedError(text, code=RefusalCode.GIVEN_UP))

@@ -11,7 +11,7 @@ from minga.core.spec.split_section import SplitSection
 from minga.split.computing.applying import Applying
 from minga.split.computing.halves import ClientHalf, Penalty
 from minga.split.computing.one_top import LossFunction, OneTop
-from minga.split.computing.parts import OptimizerChoice, Part
+from minga.split.computing.parts import ModelPart, OptimizerChoice
 from minga.split.sharing.averaged_part import AveragedPart
 from minga.split.sharing.block_half import BlockHalf
 from minga.split.sharing.blocks import Blocks
@@ -21,7 +21,7 @@ from minga.split.sharing.turns import Turns
 from minga.training.peer import Peer
 
 
-def applying_for(section: SplitSection, part: Part, loss: LossFunction) -> Applying:
+def applying_for(section: SplitSection, part: ModelPart, loss: LossFunction) -> Applying:
     """What a server does with batches."""
     if section.variant == "vertical":
         return Blocks(part, loss, section.blocks)
@@ -34,19 +34,19 @@ def applying_for(section: SplitSection, part: Part, loss: LossFunction) -> Apply
 
 def part_for(
     peer: Peer, modules: Sequence[nn.Module], optimizer: OptimizerChoice | None, max_grad_norm: float | None
-) -> Part:
+) -> ModelPart:
     """A client's modules with their optimizer; in SplitFed averaged with those of others, once they have a state."""
     section = peer.spec.optimizer
     if peer.spec.split.averages_clients:
         return AveragedPart(modules, optimizer, section, max_grad_norm, peer)
-    return Part(modules, optimizer, section, max_grad_norm)
+    return ModelPart(modules, optimizer, section, max_grad_norm)
 
 
 def half_for(
     section: SplitSection,
     bottom: nn.Module,
     head: nn.Module | None,
-    part: Part,
+    part: ModelPart,
     loss: LossFunction,
     name: str,
     block: int | None = None,

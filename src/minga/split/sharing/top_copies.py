@@ -13,7 +13,6 @@ Paper: Thapa et al., "SplitFed: When Federated Learning Meets Split Learning" (a
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -22,9 +21,9 @@ import torch
 
 from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
-from minga.split.computing.applying import Applying, Outcome, Work
+from minga.split.computing.applying import Applying, BatchOutcome, BatchWork
 from minga.split.computing.one_top import LossFunction, OneTop
-from minga.split.computing.parts import Part
+from minga.split.computing.parts import ModelPart
 from minga.split.wire.messages import Kind
 from minga.training.state.manifest import Manifest
 from minga.training.state.snapshot import StateSnapshot
@@ -45,7 +44,7 @@ class TopCopies(Applying):
 
     kinds: Collection[Kind] = ("predict", "train")
 
-    def __init__(self, part: Part, loss: LossFunction, *, max_copies: int = MAX_COPIES) -> None:
+    def __init__(self, part: ModelPart, loss: LossFunction, *, max_copies: int = MAX_COPIES) -> None:
         self.part, self._loss, self._max_copies = part, loss, max_copies
         self._average = OneTop(part, loss)
         self._copies: dict[str, _Copy] = {}
@@ -56,7 +55,7 @@ class TopCopies(Applying):
         """Steps that all copies have taken, one for each batch."""
         return self.part.steps + sum(each.batches for each in self._copies.values())
 
-    def apply(self, work: Work) -> Sequence[Outcome]:
+    def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
         """Always answers at once; predictions are those of the last round's average."""
         if work.kind == "predict":
             return self._average.apply(work)
@@ -65,8 +64,8 @@ class TopCopies(Applying):
         if mine is None:
             if len(self._copies) >= self._max_copies:
                 why = f"{self._max_copies} clients have copies in this round already"
-                return [Outcome(work, refusal=RejectedError(why, code=RefusalCode.BUSY))]
-            mine = self._copies[work.client] = _Copy(OneTop(copy.deepcopy(self.part), self._loss))
+                return [BatchOutcome(work, refusal=RejectedError(why, code=RefusalCode.BUSY))]
+            mine = self._copies[work.client] = _Copy(OneTop(self.part.copied(), self._loss))
         (outcome,) = mine.top.apply(work)
         if outcome.applied:
             mine.batches += 1
@@ -101,7 +100,7 @@ class TopCopies(Applying):
         """Nobody: the batches of a client count whether it comes back or not."""
         return ()
 
-    def drop(self, client: str) -> Sequence[Outcome]:  # noqa: ARG002
+    def drop(self, client: str) -> Sequence[BatchOutcome]:  # noqa: ARG002
         """Nothing waits for a client."""
         return []
 

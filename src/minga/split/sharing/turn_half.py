@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from minga.core.spec.split_section import SplitSection
-from minga.split.computing.halves import Answer, ClientHalf, Conversation, Fate, Penalty, Question
+from minga.split.computing.halves import Answer, BatchFate, ClientHalf, Conversation, Penalty, Question
 from minga.split.computing.one_top import LossFunction
-from minga.split.computing.parts import Part
+from minga.split.computing.parts import ModelPart
 from minga.split.sharing.handed_part import WrongPartError, pack, unpack
 from minga.split.wire.tensors import EncodedTensors, InvalidTensorsError
 
@@ -25,7 +25,7 @@ class TurnHalf(ClientHalf):
     def __init__(
         self,
         bottom: nn.Module,
-        part: Part,
+        part: ModelPart,
         loss: LossFunction,
         section: SplitSection,
         name: str,
@@ -52,7 +52,7 @@ class TurnHalf(ClientHalf):
         self._left = 0
         vectors, digest = pack(self._bottom) if self._section.hand_over else ((), "")
         question = Question("hand_over", self._labels.encode(vectors, ""), digest=digest)
-        while (yield question) is Fate.NOT_APPLIED:
+        while (yield question) is BatchFate.NOT_APPLIED:
             pass
 
     def leave(self) -> Conversation[None]:

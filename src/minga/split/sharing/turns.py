@@ -15,9 +15,9 @@ from typing import Final
 
 from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
-from minga.split.computing.applying import Applying, Outcome, Work
+from minga.split.computing.applying import Applying, BatchOutcome, BatchWork
 from minga.split.computing.one_top import LossFunction, OneTop
-from minga.split.computing.parts import Part, Tensors
+from minga.split.computing.parts import ModelPart, Tensors
 from minga.split.wire.messages import Kind
 from minga.training.state.manifest import Manifest
 from minga.training.state.snapshot import StateSnapshot
@@ -30,9 +30,9 @@ class Turns(Applying):
 
     kinds: Collection[Kind] = ("predict", "train", "turn", "hand_over")
 
-    def __init__(self, part: Part, loss: LossFunction, batches: int) -> None:
+    def __init__(self, part: ModelPart, loss: LossFunction, batches: int) -> None:
         self._top, self._batches = OneTop(part, loss), batches
-        self._queue: deque[Work] = deque()
+        self._queue: deque[BatchWork] = deque()
         self._holder: str | None = None
         self._left = 0
         self._handed: tuple[Tensors, str] = ((), "")
@@ -42,21 +42,21 @@ class Turns(Applying):
         """Steps of the top."""
         return self._top.steps
 
-    def apply(self, work: Work) -> Sequence[Outcome]:
+    def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
         """A "turn" is answered when it is granted, all others at once."""
         if work.kind == "predict":
             return self._top.apply(work)
         if work.kind == "turn":
             return self._ask(work)
         if work.client != self._holder:
-            return [Outcome(work, refusal=_lost("it is the turn of another client"))]
+            return [BatchOutcome(work, refusal=_lost("it is the turn of another client"))]
         if work.kind == "hand_over":
             if work.tensors:
                 self._handed = work.tensors, work.digest
             self._holder = None
-            return [Outcome(work), *self._grant_next()]
+            return [BatchOutcome(work), *self._grant_next()]
         if self._left < 1:
-            return [Outcome(work, refusal=_lost(f"a turn has {self._batches} batches"))]
+            return [BatchOutcome(work, refusal=_lost(f"a turn has {self._batches} batches"))]
         (outcome,) = self._top.apply(work)
         self._left -= outcome.applied
         return [outcome]
@@ -79,7 +79,7 @@ class Turns(Applying):
         """The client whose turn it is."""
         return [] if self._holder is None else [self._holder]
 
-    def drop(self, client: str) -> Sequence[Outcome]:
+    def drop(self, client: str) -> Sequence[BatchOutcome]:
         """It loses its turn, or its place in the queue."""
         outcomes = self._leave_queue(client)
         if client == self._holder:
@@ -87,27 +87,29 @@ class Turns(Applying):
             return [*outcomes, *self._grant_next()]
         return outcomes
 
-    def _ask(self, work: Work) -> Sequence[Outcome]:
+    def _ask(self, work: BatchWork) -> Sequence[BatchOutcome]:
         if len(self._queue) >= MAX_QUEUE:
-            return [Outcome(work, refusal=RejectedError("too many clients wait for their turn", code=RefusalCode.BUSY))]
+            return [
+                BatchOutcome(work, refusal=RejectedError("too many clients wait for their turn", code=RefusalCode.BUSY))
+            ]
         outcomes = self._leave_queue(work.client)
         if work.client == self._holder:  # it does not know, and goes on with what it has
-            return [*outcomes, Outcome(work)]
+            return [*outcomes, BatchOutcome(work)]
         self._queue.append(work)
         return outcomes if self._holder is not None else [*outcomes, *self._grant_next()]
 
-    def _leave_queue(self, client: str) -> list[Outcome]:
+    def _leave_queue(self, client: str) -> list[BatchOutcome]:
         gone = [work for work in self._queue if work.client == client]
         self._queue = deque(work for work in self._queue if work.client != client)
-        return [Outcome(work, refusal=_lost("this client asked once more")) for work in gone]
+        return [BatchOutcome(work, refusal=_lost("this client asked once more")) for work in gone]
 
-    def _grant_next(self) -> Sequence[Outcome]:
+    def _grant_next(self) -> Sequence[BatchOutcome]:
         if not self._queue:
             return []
         work = self._queue.popleft()
         self._holder, self._left = work.client, self._batches
         tensors, digest = self._handed
-        return [Outcome(work, tensors, digest=digest)]
+        return [BatchOutcome(work, tensors, digest=digest)]
 
 
 def _lost(why: str) -> RejectedError:

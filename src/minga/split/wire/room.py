@@ -15,7 +15,7 @@ MAX_WAITING: Final = 256
 
 
 class Room:
-    """`size_bytes` in all; belongs to one event loop. Whoever finds no room waits, and nobody goes past who waits."""
+    """`size_bytes` in all; belongs to one event loop. A stream that finds no room waits, and none goes past it."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes, self._taken_bytes = size_bytes, 0
