@@ -223,7 +223,7 @@ def test_what_was_dropped_is_not_fetched_again() -> None:
 def test_many_owners_crowd_out_the_largest_of_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opaque_records, "MAX_TOTAL_BYTES", 100_000)
     w = World()
-    assert w.tell(9, 100, BOB) is Verdict.NEW
+    assert w.tell(12, 100, BOB) is Verdict.NEW
     verdicts = set()
     for number in range(60):
         flooder = Identity.from_seed(bytes([100 + number]) * 32)
@@ -231,7 +231,7 @@ def test_many_owners_crowd_out_the_largest_of_themselves(monkeypatch: pytest.Mon
         assert w.opaque_bytes() <= 100_000
     assert verdicts <= {Verdict.NEW, Verdict.CROWDED}
     assert not Verdict.CROWDED.is_offence
-    assert sorted(w.owner(BOB).entries) == [9]
+    assert sorted(w.owner(BOB).entries) == [12]
 
 
 def offered(holder: World, other: World) -> list[int]:
