@@ -102,5 +102,5 @@ def test_clipping_part_by_part_is_another_thing_than_clipping_the_whole() -> Non
     (weight,) = part.parameters
     before = weight.detach().clone()
     weight.grad = torch.tensor([[3.0, 4.0]])
-    part.step()
+    part.step(1)
     assert torch.allclose(before - weight.detach(), torch.tensor([[0.6, 0.8]]), atol=1e-6)

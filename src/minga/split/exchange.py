@@ -15,7 +15,7 @@ from typing import Final
 
 from minga.core.aio.backoff import Backoff
 from minga.core.errors import ProtocolError, RejectedError, RemoteError, SilentError, UnreachableError
-from minga.core.events.split import SplitBatchGivenUp, SplitRetried, SplitServerChosen
+from minga.core.events.split import SplitBatchesLost, SplitBatchGivenUp, SplitRetried, SplitServerChosen
 from minga.core.refusal_code import RefusalCause, RefusalCode
 from minga.core.spec.split_section import SplitSection
 from minga.core.thread_guard import loop_bound
@@ -80,16 +80,19 @@ class Exchange:
 
     async def _attempt(self, question: Question, deadline: float) -> Answer | BatchFate:
         server = await self._choose(deadline)
-        changes = question.kind != "predict"
+        changes = question.changes
         while changes and not self._session:
             begun = await self._node.call(server, BEGIN, self._doubt or BeginRequest(), BeginReply)
             doubt, self._doubt = self._doubt, None
             self._session, self._number, self.step = begun.session, 1, begun.step
             if doubt is not None:
-                return self._fate(begun)
+                return self._fate(begun, doubt)
         try:
             reply = await self._request(server, question)
         except RejectedError as error:
+            if error.code == RefusalCode.GIVEN_UP:
+                self._node.events.emit(SplitBatchGivenUp(why=error.message))
+                return BatchFate.GIVEN_UP
             if error.code != RefusalCode.SESSION or not changes:
                 raise
             self._doubt, self._session = BeginRequest(self._session, self._number), 0
@@ -98,7 +101,10 @@ class Exchange:
         self.step = reply.message.step
         return Answer(server, reply)
 
-    def _fate(self, begun: BeginReply) -> BatchFate:
+    def _fate(self, begun: BeginReply, doubt: BeginRequest) -> BatchFate:
+        lost = doubt.doubt_number - 1 - (begun.last or 0)
+        if lost > 0:  # a standby took over from a checkpoint that is older than the answers to these
+            self._node.events.emit(SplitBatchesLost(count=lost))
         if begun.applied is False:
             return BatchFate.NOT_APPLIED
         why = "its gradients are not kept any more" if begun.applied else "the server does not know whether it has it"
@@ -111,6 +117,9 @@ class Exchange:
             raise error
         passes = not isinstance(error, RejectedError) or error.code.cause == RefusalCause.TEMPORARY
         is_gone = isinstance(error, RejectedError) and error.code == RefusalCode.METHOD  # it serves no more, or not yet
+        waits = question.kind == "turn" and isinstance(error, SilentError)  # others may take as long as they like
+        if waits:
+            return
         if not (passes or is_gone) or asyncio.get_running_loop().time() >= deadline:
             raise error
         self._node.events.emit(SplitRetried(peer=error.peer, why=f"{question.kind}: {error.message}"))
@@ -126,7 +135,7 @@ class Exchange:
         return server
 
     async def _request(self, server: PeerId, question: Question) -> EncodedReply:
-        changes = question.kind != "predict"
+        changes = question.changes
         request = BatchRequest(
             question.kind,
             self._session if changes else 0,
@@ -134,6 +143,8 @@ class Exchange:
             question.tensors.headers,
             question.labels.headers,
             question.wants_gradients,
+            question.place,
+            question.digest,
         )
         async with self._node.open(server, BATCH, bulk=True) as stream:
             await stream.send(request)

@@ -22,6 +22,8 @@ from minga.core.refusal_code import RefusalCode
 from minga.split.computing.applying import Applying, BatchOutcome, BatchWork
 from minga.split.computing.parts import ModelPart, Tensors, as_tensors, as_value
 from minga.split.wire.messages import Kind
+from minga.training.state.manifest import Manifest
+from minga.training.state.snapshot import StateSnapshot
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 """The mean loss of a batch, by outputs and labels."""
@@ -79,6 +81,19 @@ class OneTop(Applying):
     def half_done(self) -> Collection[str]:
         """Clients between the two requests of a U-shaped batch."""
         return list(self._half_done)
+
+    def capture(self) -> StateSnapshot:
+        """The top as it is."""
+        return self.part.capture()
+
+    def check(self, state: Manifest | StateSnapshot) -> None:
+        """Whether it is of this top."""
+        self.part.check(state)
+
+    def restore(self, snapshot: StateSnapshot) -> None:
+        """Go on from there."""
+        self._half_done.clear()
+        self.part.restore(snapshot)
 
     def drop(self, client: str) -> Sequence[BatchOutcome]:
         """Nobody waits for it: the request was answered."""
@@ -142,7 +157,7 @@ class OneTop(Applying):
             self.part.zero_grad()
             raise refused("a gradient of the activations is not finite")
         try:
-            self.part.step()
+            self.part.step(inputs[0].shape[0])
         except NonFiniteError as error:
             raise refused(str(error)) from error
         self._spoil_graphs()

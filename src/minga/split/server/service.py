@@ -33,8 +33,6 @@ from minga.split.wire.room import Room
 from minga.split.wire.tensors import Body, EncodedReply
 from minga.training.record_kinds import SplitServing
 
-HALF_DONE_S: Final = 60.0
-"""Seconds after which a batch is dropped with which its client does not go on."""
 LEAST_BYTES_PER_S: Final = 17_000.0
 SLACK_S: Final = 30.0
 """A client that is slower, in bytes per second and after so many seconds, only takes room from others."""
@@ -89,6 +87,7 @@ class SplitService:
 
     def close(self) -> None:
         """Serve no more, and withdraw the record."""
+        self._is_closed = True
         for task in self._tasks:
             task.cancel()
         for pending in self._pending.values():
@@ -168,7 +167,7 @@ class SplitService:
         ticket = self._open.get(peer)
         known = None if ticket is None else self._pending.get(ticket)
         same = known is not None and (known.request.session, known.request.number) == (request.session, request.number)
-        if request.kind == "predict" or known is None or not same:
+        if not request.changes or known is None or not same:
             known = self._enter(peer, request, bodies)
         return await asyncio.shield(known.answer)
 
@@ -178,7 +177,7 @@ class SplitService:
         ticket = self._tickets
         known = self._pending[ticket] = _Pending(peer, request, loop.create_future(), loop.time())
         known.answer.add_done_callback(_look)
-        if request.kind != "predict":
+        if request.changes:
             self._open[peer] = ticket
         self._node.spawn(self._take(ticket, known, bodies))
         return known
@@ -231,12 +230,12 @@ class SplitService:
         """Drop what clients left half done."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(HALF_DONE_S / 10)
+            await asyncio.sleep(self.core.section.wait_s / 10)
             async with self._turn:
                 half_done = set(self.core.applying.half_done())
                 self._heard = {peer: heard for peer, heard in self._heard.items() if peer in half_done}
                 for peer in sorted(half_done):
-                    if loop.time() - self._heard.setdefault(peer, loop.time()) >= HALF_DONE_S:
+                    if loop.time() - self._heard.setdefault(peer, loop.time()) >= self.core.section.wait_s:
                         self._settle([self.core.finished(each) for each in self.core.applying.drop(peer)])
                         self._node.events.emit(SplitBatchDropped(peer=peer))
 
