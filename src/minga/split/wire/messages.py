@@ -23,12 +23,13 @@ BATCH: Final = "split.batch"
 
 MAX_TENSORS: Final = 8
 MAX_AXES: Final = 8
+MAX_LOSS: Final = 1e18
 
 Kind = Literal["train", "forward", "backward", "predict"]
 DtypeName = Literal["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 Axis = Annotated[int, msgspec.Meta(ge=1, le=MAX_ELEMENTS)]
 SessionNumber = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
-Loss = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
+Loss = Annotated[float, msgspec.Meta(ge=-MAX_LOSS, le=MAX_LOSS)]
 
 
 class TensorHeader(msgspec.Struct, frozen=True):

@@ -54,7 +54,8 @@ class Room:
             if turn.done() and not turn.cancelled():
                 self._free(wanted_bytes)
             else:
-                self._queue.remove(entry)
+                with contextlib.suppress(ValueError):  # whoever made room meanwhile has passed it over
+                    self._queue.remove(entry)
                 self._free(0)
             raise
 
