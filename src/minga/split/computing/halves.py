@@ -15,7 +15,8 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import nn
 
-from minga.core.errors import ConfigurationError, ProtocolError
+from minga.core.errors import ConfigurationError, ProtocolError, RejectedError
+from minga.core.refusal_code import RefusalCode
 from minga.core.spec.split_section import SplitSection
 from minga.split.computing.one_top import LossFunction
 from minga.split.computing.parts import Part, Tensors, as_tensors, as_value, run_module
@@ -23,6 +24,8 @@ from minga.split.wire.messages import BatchReply, Kind
 from minga.split.wire.tensors import EncodedReply, EncodedTensors, InvalidTensorsError, TensorWire
 
 NOTHING: Final = EncodedTensors()
+MOST_BEGINNINGS: Final = 20
+"""A batch that has begun anew so often, by the word of servers, is not for them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,8 +133,11 @@ class ClientHalf:
 
     def _vanilla(self, cut: Tensors, sent: EncodedTensors, labels: Any, *, wants: bool) -> Conversation[float | None]:
         question = Question("train", sent, self._labels.encode(as_tensors(labels), ""), wants)
-        while (answer := (yield question)) is Fate.NOT_APPLIED:
-            pass
+        for _ in range(MOST_BEGINNINGS):
+            if (answer := (yield question)) is not Fate.NOT_APPLIED:
+                break
+        else:
+            raise never_applied()
         if isinstance(answer, Fate):
             return None
         if answer.reply.message.loss is None:
@@ -142,7 +148,7 @@ class ClientHalf:
     def _u_shaped(
         self, head: nn.Module, cut: Tensors, sent: EncodedTensors, labels: Any, *, wants: bool
     ) -> Conversation[float | None]:
-        while True:
+        for _ in range(MOST_BEGINNINGS):
             answer = yield Question("forward", sent, wants_gradients=wants)
             if isinstance(answer, Fate):
                 continue  # it changes nothing, whatever became of it
@@ -164,6 +170,7 @@ class ClientHalf:
                 self._finish(cut, answer, wants=wants)
                 return float(loss.detach())
             self.part.zero_grad()
+        raise never_applied()
 
     def _finish(self, cut: Tensors, answer: Answer, *, wants: bool) -> None:
         """Lead the gradients that came back through the bottom, and step."""
@@ -200,6 +207,11 @@ class ClientHalf:
             raise ProtocolError(str(error), peer=answer.peer) from error
         device = self.part.device
         return tuple(each.to(device) for each in tensors)
+
+
+def never_applied() -> RejectedError:
+    """The end of a batch that began anew again and again."""
+    return RejectedError(f"{MOST_BEGINNINGS} times this batch had to begin anew", code=RefusalCode.SESSION)
 
 
 def check_reply(message: BatchReply, wire: TensorWire, peer: str) -> None:
