@@ -273,22 +273,6 @@ def test_a_server_that_announces_tensors_and_sends_none_is_given_up() -> None:
     run_virtual(scene(), limit_s=8000.0)
 
 
-def test_a_server_that_reads_nothing_is_given_up() -> None:
-    async def scene() -> None:
-        async def answer(_: str, stream: MessageStream) -> None:
-            await stream.receive(BatchRequest)
-            await asyncio.sleep(100_000.0)
-
-        world, client = await hostile_server(answer, 60.0)
-        question = client.half.predict(torch.ones(3000, 6))
-        task = client.network.process.run(converse(question, client.exchange.ask))
-        with pytest.raises(SilentError):
-            await asyncio.wait_for(task, 3000.0)
-        await world.close()
-
-    run_virtual(scene(), limit_s=8000.0)
-
-
 # ---- interrupted
 
 
