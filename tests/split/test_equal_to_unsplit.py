@@ -13,7 +13,7 @@ from torch import nn
 from minga.optim import LAMB, AdamW
 from minga.split.computing.halves import converse
 from minga.split.computing.one_top import cross_entropy
-from minga.split.computing.parts import Part
+from minga.split.computing.parts import ModelPart
 from tests.worlds.split_world import (
     Desk,
     SplitWorld,
@@ -98,9 +98,9 @@ async def test_over_a_network_predictions_and_losses_are_those_of_the_whole_mode
 
 def test_clipping_part_by_part_is_another_thing_than_clipping_the_whole() -> None:
     """Each part knows the norm of its own gradient alone."""
-    part = Part([nn.Linear(2, 1, bias=False)], partial(torch.optim.SGD, lr=1.0), split_spec().optimizer, 1.0)
+    part = ModelPart([nn.Linear(2, 1, bias=False)], partial(torch.optim.SGD, lr=1.0), split_spec().optimizer, 1.0)
     (weight,) = part.parameters
     before = weight.detach().clone()
     weight.grad = torch.tensor([[3.0, 4.0]])
-    part.step()
+    part.step(1)
     assert torch.allclose(before - weight.detach(), torch.tensor([[0.6, 0.8]]), atol=1e-6)

@@ -12,10 +12,10 @@ from torch import nn
 from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.split.computing import one_top
-from minga.split.computing.applying import Work
+from minga.split.computing.applying import BatchWork
 from minga.split.computing.halves import Answer, Question, converse
 from minga.split.computing.one_top import OneTop
-from minga.split.computing.parts import Part
+from minga.split.computing.parts import ModelPart
 from tests.worlds.split_world import Desk, batch, cross_entropy, layers, make_core, make_half, sgd, split_spec, values
 
 
@@ -25,11 +25,11 @@ def make_top() -> nn.Module:
 
 
 def one(top: nn.Module, *, vanilla: bool = False) -> OneTop:
-    return OneTop(Part([top], sgd, split_spec().optimizer), cross_entropy if vanilla else None)
+    return OneTop(ModelPart([top], sgd, split_spec().optimizer), cross_entropy if vanilla else None)
 
 
-def work(client: str, kind: str, tensors: Sequence[torch.Tensor]) -> Work:
-    return Work(0, client, kind, tuple(each.clone() for each in tensors))  # type: ignore[arg-type]
+def work(client: str, kind: str, tensors: Sequence[torch.Tensor]) -> BatchWork:
+    return BatchWork(0, client, kind, tuple(each.clone() for each in tensors))  # type: ignore[arg-type]
 
 
 def test_a_batch_between_two_requests_of_another() -> None:
@@ -184,7 +184,7 @@ def test_a_part_without_parameters_needs_no_optimizer() -> None:
 def test_modes_of_modules_are_as_before_after_a_prediction() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.BatchNorm1d(2))
     module[2].eval()
-    part = Part([module], sgd, split_spec().optimizer)
+    part = ModelPart([module], sgd, split_spec().optimizer)
     with part.predicting():
         assert not any(each.training for each in module.modules())
         assert not torch.is_grad_enabled()

@@ -11,7 +11,6 @@ from torch import nn
 
 from minga.core.rate_cap import RateCap
 from minga.simulation.virtual_time import run_virtual
-from minga.split.server import service
 from tests.worlds.seeds import seeds
 from tests.worlds.split_world import (
     RecordingTop,
@@ -104,7 +103,7 @@ def test_a_client_that_is_killed_at_any_moment_holds_nobody_up(variant: str, see
         third = await world.client(third_bottom, third_head, key=first.network.private_key)
         await world.train(third, range(200, 205))
         assert all(loss is not None for loss in third.losses.values())
-        await asyncio.sleep(2 * service.HALF_DONE_S)
+        await asyncio.sleep(2 * world.spec.split.wait_s)
         assert server.core is not None
         assert not server.core.applying.half_done(), "what it left half done was dropped"
         assert server.service is not None

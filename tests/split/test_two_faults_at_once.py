@@ -14,10 +14,10 @@ from minga.core.errors import RejectedError, RemoteError, SilentError
 from minga.network.rpc.framing import MessageStream
 from minga.simulation.virtual_time import run_virtual
 from minga.split.computing import one_top
-from minga.split.computing.applying import Work
-from minga.split.computing.halves import Answer, Fate, Question, converse
+from minga.split.computing.applying import BatchWork
+from minga.split.computing.halves import Answer, BatchFate, Question, converse
 from minga.split.computing.one_top import OneTop
-from minga.split.computing.parts import Part
+from minga.split.computing.parts import ModelPart
 from minga.split.wire.messages import BATCH, BEGIN, BatchReply, BatchRequest, BeginReply, BeginRequest, TensorHeader
 from minga.split.wire.room import Room
 from minga.split.wire.tensors import TensorWire
@@ -194,11 +194,11 @@ def test_a_loss_that_no_message_can_carry_is_refused_before_it_is_applied() -> N
 
 
 def u_shaped() -> OneTop:
-    return OneTop(Part([nn.Linear(6, 3)], sgd, split_spec("u-shaped").optimizer), None)
+    return OneTop(ModelPart([nn.Linear(6, 3)], sgd, split_spec("u-shaped").optimizer), None)
 
 
-def forward(client: str, rows: int = 8) -> Work:
-    return Work(0, client, "forward", (torch.ones(rows, 6),))
+def forward(client: str, rows: int = 8) -> BatchWork:
+    return BatchWork(0, client, "forward", (torch.ones(rows, 6),))
 
 
 def test_half_done_batches_are_bounded_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +222,7 @@ def test_graphs_are_kept_for_a_few_half_done_batches_and_the_others_are_computed
     assert len(with_graph) <= one_top.MAX_GRAPHS
     assert with_graph[-1] == clients[-1]
     for client in clients:
-        (outcome,) = applying.apply(Work(0, client, "backward", (torch.ones(8, 3),)))
+        (outcome,) = applying.apply(BatchWork(0, client, "backward", (torch.ones(8, 3),)))
         assert outcome.applied
 
 
@@ -236,11 +236,11 @@ def test_a_server_that_never_applies_a_batch_is_given_up() -> None:
         count = 0
         bottom, head = (nn.Linear(6, 6), None) if variant == "vanilla" else (nn.Linear(6, 6), nn.Linear(6, 3))
 
-        async def ask(_: Question) -> Answer | Fate:
+        async def ask(_: Question) -> Answer | BatchFate:
             nonlocal count
             count += 1
             assert count < 1000
-            return Fate.NOT_APPLIED
+            return BatchFate.NOT_APPLIED
 
         with pytest.raises(RemoteError, match="anew"):
             await converse(make_half(split_spec(variant), bottom, head).train(*batch(0)), ask)
@@ -293,7 +293,7 @@ def test_after_an_interrupted_batch_the_next_one_gets_its_own_answer(monkeypatch
         await world.train(client, [0])
         assert server.core is not None
         assert client.exchange is not None
-        applied: list[Work] = server.core.applying.applied  # type: ignore[attr-defined]
+        applied: list[BatchWork] = server.core.applying.applied  # type: ignore[attr-defined]
         for number, seconds in enumerate((0.005, 0.015, 0.025, 0.035, 0.045, 0.06), 1):
             question = asked([torch.full((8, 6), float(number))], [batch(number)[1]])
             task = client.network.process.run(client.exchange.ask(question))

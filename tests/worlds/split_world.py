@@ -17,10 +17,10 @@ from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
-from minga.split.computing.applying import Outcome, Work
-from minga.split.computing.halves import Answer, ClientHalf, Fate, Question, converse
+from minga.split.computing.applying import BatchOutcome, BatchWork
+from minga.split.computing.halves import Answer, BatchFate, ClientHalf, Question, converse
 from minga.split.computing.one_top import LossFunction, OneTop, cross_entropy
-from minga.split.computing.parts import Part
+from minga.split.computing.parts import ModelPart
 from minga.split.exchange import Exchange
 from minga.split.finding import allowed_servers, find_server
 from minga.split.server.batch_server import BatchServer
@@ -85,12 +85,12 @@ def values(*modules: nn.Module) -> torch.Tensor:
 class RecordingTop(OneTop):
     """Keeps what it was given, and which of it it applied."""
 
-    def __init__(self, part: Part, loss: LossFunction | None) -> None:
+    def __init__(self, part: ModelPart, loss: LossFunction | None) -> None:
         super().__init__(part, loss)
-        self.given: list[Work] = []
-        self.applied: list[Work] = []
+        self.given: list[BatchWork] = []
+        self.applied: list[BatchWork] = []
 
-    def apply(self, work: Work) -> Sequence[Outcome]:
+    def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
         self.given.append(work)
         outcomes = super().apply(work)
         self.applied += [each.work for each in outcomes if each.applied]
@@ -99,7 +99,7 @@ class RecordingTop(OneTop):
 
 def make_core(spec: RunSpec, top: nn.Module, optimizer: Any = sgd, **settings: Any) -> BatchServer:
     """The heart of a server, of which `applying` keeps what it was given."""
-    part = Part([top], optimizer, spec.optimizer)
+    part = ModelPart([top], optimizer, spec.optimizer)
     loss = cross_entropy if spec.split.variant == "vanilla" else None
     chance = random.Random(1)
     return BatchServer(RecordingTop(part, loss), spec.split, entropy=chance.randbytes, **settings)
@@ -109,7 +109,7 @@ def make_half(
     spec: RunSpec, bottom: nn.Module, head: nn.Module | None = None, optimizer: Any = sgd, name: str = "a"
 ) -> ClientHalf:
     """The parts of a client."""
-    part = Part([bottom] if head is None else [bottom, head], optimizer, spec.optimizer)
+    part = ModelPart([bottom] if head is None else [bottom, head], optimizer, spec.optimizer)
     return ClientHalf(bottom, head, part, cross_entropy, spec.split, name)
 
 
@@ -139,7 +139,7 @@ class Desk:
             question.wants_gradients,
         )
 
-    async def ask(self, question: Question) -> Answer | Fate:
+    async def ask(self, question: Question) -> Answer | BatchFate:
         """Ask until an answer comes through."""
         if not self.session:
             self.begin()

@@ -25,6 +25,7 @@ RECIPES: Final[Registry[type[Recipe[Any]]]] = Registry(
         "causal-lm": "minga.recipes.causal_lm.recipe:CausalLmRecipe",
         "masked-lm": "minga.recipes.masked_lm.recipe:MaskedLmRecipe",
         "sahajbert": "minga.recipes.albert.sahajbert:SahajbertRecipe",
+        "split": "minga.recipes.split.recipe:SplitRecipe",
         "swav": "minga.recipes.swav.recipe:SwavRecipe",
         "text-to-image": "minga.recipes.text_to_image.recipe:TextToImageRecipe",
     },

@@ -15,14 +15,14 @@ from typing import Final
 
 from minga.core.aio.backoff import Backoff
 from minga.core.errors import ProtocolError, RejectedError, RemoteError, SilentError, UnreachableError
-from minga.core.events.split import SplitBatchGivenUp, SplitRetried, SplitServerChosen
+from minga.core.events.split import SplitBatchesLost, SplitBatchGivenUp, SplitRetried, SplitServerChosen
 from minga.core.refusal_code import RefusalCause, RefusalCode
 from minga.core.spec.split_section import SplitSection
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
-from minga.split.computing.halves import Answer, Fate, Question, check_reply
+from minga.split.computing.halves import Answer, BatchFate, Question, check_reply
 from minga.split.wire.bodies import receive_bodies, send_bodies
 from minga.split.wire.messages import BATCH, BEGIN, BatchReply, BatchRequest, BeginReply, BeginRequest
 from minga.split.wire.tensors import EncodedReply, TensorWire
@@ -63,7 +63,7 @@ class Exchange:
         self.step = 0
         """The server's step, as it said last."""
 
-    async def ask(self, question: Question) -> Answer | Fate:
+    async def ask(self, question: Question) -> Answer | BatchFate:
         """The answer to a question, or what became of it.
 
         Raises `RejectedError` for what the server will not take, `ProtocolError` for what no honest server sends, and
@@ -72,7 +72,7 @@ class Exchange:
         async with self._asking:  # one that was interrupted still ends, and its number may have been taken
             return await self._ask(question)
 
-    async def _ask(self, question: Question) -> Answer | Fate:
+    async def _ask(self, question: Question) -> Answer | BatchFate:
         deadline = asyncio.get_running_loop().time() + self._patience_s
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         try:
@@ -86,18 +86,21 @@ class Exchange:
             self._session, self._doubt = 0, None  # the next question is another one, whatever became of this
             raise
 
-    async def _attempt(self, question: Question, deadline: float) -> Answer | Fate:
+    async def _attempt(self, question: Question, deadline: float) -> Answer | BatchFate:
         server = await self._choose(deadline)
-        changes = question.kind != "predict"
+        changes = question.changes
         while changes and not self._session:
             begun = await self._node.call(server, BEGIN, self._doubt or BeginRequest(), BeginReply)
             doubt, self._doubt = self._doubt, None
             self._session, self._number, self.step = begun.session, 1, begun.step
             if doubt is not None:
-                return self._fate(begun)
+                return self._fate(begun, doubt)
         try:
             reply = await self._request(server, question)
         except RejectedError as error:
+            if error.code == RefusalCode.GIVEN_UP:
+                self._node.events.emit(SplitBatchGivenUp(why=error.message))
+                return BatchFate.GIVEN_UP
             if error.code != RefusalCode.SESSION or not changes:
                 raise
             self._doubt, self._session = BeginRequest(self._session, self._number), 0
@@ -106,12 +109,15 @@ class Exchange:
         self.step = reply.message.step
         return Answer(server, reply)
 
-    def _fate(self, begun: BeginReply) -> Fate:
+    def _fate(self, begun: BeginReply, doubt: BeginRequest) -> BatchFate:
+        lost = doubt.doubt_number - 1 - (begun.last or 0)
+        if lost > 0:  # a standby took over from a checkpoint that is older than the answers to these
+            self._node.events.emit(SplitBatchesLost(count=lost))
         if begun.applied is False:
-            return Fate.NOT_APPLIED
+            return BatchFate.NOT_APPLIED
         why = "its gradients are not kept any more" if begun.applied else "the server does not know whether it has it"
         self._node.events.emit(SplitBatchGivenUp(why=why))
-        return Fate.GIVEN_UP
+        return BatchFate.GIVEN_UP
 
     def _take_failure(self, error: RemoteError, question: Question, deadline: float) -> None:
         """Raise what trying again does not mend."""
@@ -119,6 +125,9 @@ class Exchange:
             raise error
         passes = not isinstance(error, RejectedError) or error.code.cause == RefusalCause.TEMPORARY
         is_gone = isinstance(error, RejectedError) and error.code == RefusalCode.METHOD  # it serves no more, or not yet
+        waits = question.kind == "turn" and isinstance(error, SilentError)  # others may take as long as they like
+        if waits:
+            return
         if not (passes or is_gone) or asyncio.get_running_loop().time() >= deadline:
             raise error
         self._node.events.emit(SplitRetried(peer=error.peer, why=f"{question.kind}: {error.message}"))
@@ -134,7 +143,7 @@ class Exchange:
         return server
 
     async def _request(self, server: PeerId, question: Question) -> EncodedReply:
-        changes = question.kind != "predict"
+        changes = question.changes
         request = BatchRequest(
             question.kind,
             self._session if changes else 0,
@@ -142,6 +151,8 @@ class Exchange:
             question.tensors.headers,
             question.labels.headers,
             question.wants_gradients,
+            question.place,
+            question.digest,
         )
         async with self._node.open(server, BATCH, bulk=True) as stream:
             await stream.send(request)

@@ -16,7 +16,7 @@ def check_split(spec: RunSpec) -> None:
     """Raise `ConfigurationError` if a run spec says nothing of split learning, or names codecs that cannot be had."""
     if not spec.split.is_on:
         raise ConfigurationError(
-            f'the run {spec.name!r} has split.variant = "none"; write variant = "vanilla" or "u-shaped" into [split]'
+            f'the run {spec.name!r} has split.variant = "none"; write variant = "vanilla" or another one into [split]'
         )
     for choice in (spec.split.upload_codec, spec.split.download_codec):
         TensorWire(choice, spec.split.max_elements)
@@ -29,7 +29,11 @@ def allowed_servers(spec: RunSpec) -> Collection[str]:
 
 def find_server(board: Board, allowed: Collection[str], last: PeerId | None = None) -> PeerId | None:
     """The peer to send batches to: the `last` one as long as it serves, else the one with most steps."""
-    serving = {peer: record for peer, record in board.payloads(SplitServing).items() if peer in allowed}
+    serving = {  # the ones that stand by take nothing
+        peer: record
+        for peer, record in board.payloads(SplitServing).items()
+        if peer in allowed and not record.stands_by
+    }
     if last in serving:
         return last
     return max(serving, key=lambda peer: (serving[peer].step, peer), default=None)

@@ -73,13 +73,14 @@ class SplitServing(Payload, frozen=True):
     """Name "split": the owner has the server's part of a model that is cut between clients and a server.
 
     `step` counts the steps of that part, and `samples` those of all clients so far. `clients` have begun, and `waiting`
-    batches are not computed yet.
+    batches are not computed yet. One that stands by has a checkpoint of that step, and takes no batches.
     """
 
     step: Count
     samples: Count = 0
     clients: Count = 0
     waiting: Count = 0
+    stands_by: bool = False
 
 
 RUN_KINDS = NETWORK_KINDS.extended(

@@ -19,8 +19,8 @@ from minga.core.errors import ConfigurationError, ProtocolError, RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.core.spec.split_section import SplitSection
 from minga.split.computing.one_top import LossFunction
-from minga.split.computing.parts import Part, Tensors, as_tensors, as_value, run_module
-from minga.split.wire.messages import BatchReply, Kind
+from minga.split.computing.parts import ModelPart, Tensors, as_tensors, as_value, run_module
+from minga.split.wire.messages import CHANGES_NOTHING, NOWHERE, BatchPlace, BatchReply, Kind
 from minga.split.wire.tensors import EncodedReply, EncodedTensors, InvalidTensorsError, TensorWire
 
 NOTHING: Final = EncodedTensors()
@@ -36,9 +36,16 @@ class Question:
     tensors: EncodedTensors
     labels: EncodedTensors = NOTHING
     wants_gradients: bool = True
+    place: BatchPlace = NOWHERE
+    digest: str = ""
+
+    @property
+    def changes(self) -> bool:
+        """Whether it may change anything at the server."""
+        return self.kind not in CHANGES_NOTHING
 
 
-class Fate(Enum):
+class BatchFate(Enum):
     """What became of a request to which there is no answer."""
 
     NOT_APPLIED = "not applied: the batch can begin anew"
@@ -53,11 +60,14 @@ class Answer:
     reply: EncodedReply
 
 
+Penalty = Callable[[Any, Any], torch.Tensor]
+"""A loss of a client alone, by its inputs and by what its bottom makes of them."""
+
 T = TypeVar("T")
-Conversation = Generator[Question, "Answer | Fate", T]
+Conversation = Generator[Question, "Answer | BatchFate", T]
 
 
-async def converse(conversation: Conversation[T], ask: Callable[[Question], Awaitable[Answer | Fate]]) -> T:
+async def converse(conversation: Conversation[T], ask: Callable[[Question], Awaitable[Answer | BatchFate]]) -> T:
     """Lead a conversation on an event loop."""
     try:
         question = next(conversation)
@@ -70,27 +80,38 @@ async def converse(conversation: Conversation[T], ask: Callable[[Question], Awai
         conversation.close()
 
 
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """What the bottom made of one batch, and what the client's own loss says of it."""
+
+    cut: Tensors
+    wants_gradients: bool
+    penalty: torch.Tensor | None
+
+
 class ClientHalf:
     """A client's parts: `bottom`, and `head` if the run is U-shaped; `part` trains both.
 
-    `name` is the client's own, from which follows what its codecs draw. Raises `ConfigurationError` if there is a head
-    where the server has the labels, or none where it has not.
+    `name` is the client's own, from which follows what its codecs draw. A `penalty` is added to the loss of each batch
+    for the bottom alone; nobody else sees it, and it is not in the loss that `train` returns. Raises
+    `ConfigurationError` if there is a head where the server has the labels, or none where it has not.
     """
 
     def __init__(
         self,
         bottom: nn.Module,
         head: nn.Module | None,
-        part: Part,
+        part: ModelPart,
         loss: LossFunction,
         section: SplitSection,
         name: str,
+        penalty: Penalty | None = None,
     ) -> None:
         if (head is not None) != (section.variant == "u-shaped"):
             wanted = "needs a head" if head is None else "has no head: the server has the end of the model"
             raise ConfigurationError(f'a client of a run with split.variant = "{section.variant}" {wanted}')
         self.part, self._bottom, self._head, self._loss = part, bottom, head, loss
-        self._section, self._name = section, name
+        self._section, self._name, self._penalty = section, name, penalty
         self._upload = TensorWire(section.upload_codec, section.max_elements)
         self._download = TensorWire(section.download_codec, section.max_elements)
         self._labels = TensorWire("float32", section.max_elements)
@@ -99,13 +120,12 @@ class ClientHalf:
     def train(self, inputs: Any, labels: Any) -> Conversation[float | None]:
         """Train on one batch. Returns its mean loss, None if the batch was given up: then no part here has changed."""
         try:
-            cut = run_module(self._bottom, inputs)
-            self._check(cut)
-            wants = any(each.requires_grad for each in cut)
-            sent = self._encoded(cut)
+            own = self._forward(inputs)
+            sent = self._encoded(own.cut)
             if self._head is None:
-                return (yield from self._vanilla(cut, sent, labels, wants=wants))
-            return (yield from self._u_shaped(self._head, cut, sent, labels, wants=wants))
+                question = Question("train", sent, self._encoded_labels(labels), own.wants_gradients, self._place())
+                return (yield from self._vanilla(own, question))
+            return (yield from self._u_shaped(self._head, own, sent, labels))
         finally:
             self.part.zero_grad()
 
@@ -115,7 +135,7 @@ class ClientHalf:
             cut = run_module(self._bottom, inputs)
         self._check(cut)
         answer = yield Question("predict", self._encoded(cut))
-        if isinstance(answer, Fate):
+        if isinstance(answer, BatchFate):
             raise ProtocolError("a request that changes nothing was said to be in doubt")
         outputs = self._decoded(answer)
         if self._head is None:
@@ -131,26 +151,31 @@ class ClientHalf:
 
     # ---- inner workings
 
-    def _vanilla(self, cut: Tensors, sent: EncodedTensors, labels: Any, *, wants: bool) -> Conversation[float | None]:
-        question = Question("train", sent, self._labels.encode(as_tensors(labels), ""), wants)
+    def _forward(self, inputs: Any) -> _Batch:
+        """Run the bottom on a batch, to learn from it. Raises `ConfigurationError` for too many samples."""
+        cut = run_module(self._bottom, inputs)
+        self._check(cut)
+        wants = any(each.requires_grad for each in cut)
+        penalty = self._penalty(inputs, as_value(cut)) if wants and self._penalty is not None else None
+        return _Batch(cut, wants, penalty)
+
+    def _vanilla(self, own: _Batch, question: Question) -> Conversation[float | None]:
         for _ in range(MOST_BEGINNINGS):
-            if (answer := (yield question)) is not Fate.NOT_APPLIED:
+            if (answer := (yield question)) is not BatchFate.NOT_APPLIED:
                 break
         else:
             raise never_applied()
-        if isinstance(answer, Fate):
+        if isinstance(answer, BatchFate):
             return None
         if answer.reply.message.loss is None:
             raise ProtocolError("a batch came back without its loss", peer=answer.peer)
-        self._finish(cut, answer, wants=wants)
+        self._finish(own, answer, answer.reply.message.loss)
         return answer.reply.message.loss
 
-    def _u_shaped(
-        self, head: nn.Module, cut: Tensors, sent: EncodedTensors, labels: Any, *, wants: bool
-    ) -> Conversation[float | None]:
+    def _u_shaped(self, head: nn.Module, own: _Batch, sent: EncodedTensors, labels: Any) -> Conversation[float | None]:
         for _ in range(MOST_BEGINNINGS):
-            answer = yield Question("forward", sent, wants_gradients=wants)
-            if isinstance(answer, Fate):
+            answer = yield Question("forward", sent, wants_gradients=own.wants_gradients)
+            if isinstance(answer, BatchFate):
                 continue  # it changes nothing, whatever became of it
             middle = self._decoded(answer)
             for each in middle:
@@ -163,29 +188,32 @@ class ClientHalf:
             if not floating:
                 raise ProtocolError("the server's part of the model returned nothing to learn from", peer=answer.peer)
             gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in floating]
-            answer = yield Question("backward", self._encoded(gradients), wants_gradients=wants)
-            if answer is Fate.GIVEN_UP:
+            answer = yield Question("backward", self._encoded(gradients), wants_gradients=own.wants_gradients)
+            if answer is BatchFate.GIVEN_UP:
                 return None
             if isinstance(answer, Answer):
-                self._finish(cut, answer, wants=wants)
-                return float(loss.detach())
+                value = float(loss.detach())
+                self._finish(own, answer, value)
+                return value
             self.part.zero_grad()
         raise never_applied()
 
-    def _finish(self, cut: Tensors, answer: Answer, *, wants: bool) -> None:
+    def _finish(self, own: _Batch, answer: Answer, loss: float) -> None:
         """Lead the gradients that came back through the bottom, and step."""
-        if wants:
-            floating = [each for each in cut if each.is_floating_point()]
+        if own.wants_gradients:
+            floating = [each for each in own.cut if each.is_floating_point()]
             gradients = self._decoded(answer)
             if [(each.shape, each.dtype) for each in gradients] != [(each.shape, each.dtype) for each in floating]:
                 raise ProtocolError("gradients of other shapes or types than the activations", peer=answer.peer)
-            pairs = [
+            pairs: list[tuple[torch.Tensor, torch.Tensor | None]] = [
                 (tensor, gradient.to(tensor.device))
                 for tensor, gradient in zip(floating, gradients, strict=True)
                 if tensor.requires_grad
             ]
+            if own.penalty is not None and own.penalty.requires_grad:
+                pairs.append((own.penalty, None))
             torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
-        self.part.step()
+        self.part.step(own.cut[0].shape[0], loss)
 
     def _check(self, cut: Tensors) -> None:
         if not cut[0].dim() or cut[0].shape[0] > self._section.max_samples:
@@ -193,6 +221,12 @@ class ClientHalf:
                 f"a batch has from 1 to split.max_samples = {self._section.max_samples} samples, the length of the "
                 f"first axis; this one has the shape {tuple(cut[0].shape)}"
             )
+
+    def _place(self) -> BatchPlace:
+        return BatchPlace(round=self.part.round)
+
+    def _encoded_labels(self, labels: Any) -> EncodedTensors:
+        return self._labels.encode(as_tensors(labels), "")
 
     def _encoded(self, tensors: Sequence[torch.Tensor]) -> EncodedTensors:
         self._sent += 1

@@ -19,9 +19,11 @@ from torch.nn import functional
 from minga.averaging.codecs.interface import is_finite
 from minga.core.errors import NonFiniteError, RejectedError
 from minga.core.refusal_code import RefusalCode
-from minga.split.computing.applying import Applying, Outcome, Work
-from minga.split.computing.parts import Part, Tensors, as_tensors, as_value
+from minga.split.computing.applying import Applying, BatchOutcome, BatchWork
+from minga.split.computing.parts import ModelPart, Tensors, as_tensors, as_value
 from minga.split.wire.messages import MAX_LOSS, Kind
+from minga.training.state.manifest import Manifest
+from minga.training.state.snapshot import StateSnapshot
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 """The mean loss of a batch, by outputs and labels."""
@@ -57,7 +59,7 @@ class _HalfDone:
 class OneTop(Applying):
     """One top for all clients. `loss` is for vanilla runs; without one it takes U-shaped batches."""
 
-    def __init__(self, part: Part, loss: LossFunction | None) -> None:
+    def __init__(self, part: ModelPart, loss: LossFunction | None) -> None:
         self.part, self._loss = part, loss
         self.kinds: Collection[Kind] = ("forward", "backward", "predict") if loss is None else ("train", "predict")
         self._half_done: dict[str, _HalfDone] = {}
@@ -67,7 +69,7 @@ class OneTop(Applying):
         """Steps of the top."""
         return self.part.steps
 
-    def apply(self, work: Work) -> Sequence[Outcome]:
+    def apply(self, work: BatchWork) -> Sequence[BatchOutcome]:
         """Always answers at once."""
         try:
             if work.kind == "train":
@@ -78,13 +80,26 @@ class OneTop(Applying):
                 return [self._backward(work)]
             return [self._predict(work)]
         except RejectedError as error:
-            return [Outcome(work, refusal=error)]
+            return [BatchOutcome(work, refusal=error)]
 
     def half_done(self) -> Collection[str]:
         """Clients between the two requests of a U-shaped batch."""
         return list(self._half_done)
 
-    def drop(self, client: str) -> Sequence[Outcome]:
+    def capture(self) -> StateSnapshot:
+        """The top as it is."""
+        return self.part.capture()
+
+    def check(self, state: Manifest | StateSnapshot) -> None:
+        """Whether it is of this top."""
+        self.part.check(state)
+
+    def restore(self, snapshot: StateSnapshot) -> None:
+        """Go on from there."""
+        self._half_done.clear()
+        self.part.restore(snapshot)
+
+    def drop(self, client: str) -> Sequence[BatchOutcome]:
         """Nobody waits for it: the request was answered."""
         self._half_done.pop(client, None)
         return []
@@ -94,7 +109,7 @@ class OneTop(Applying):
         (module,) = self.part.modules
         return as_tensors(module(*self.part.adapted(inputs)))
 
-    def _train(self, work: Work) -> Outcome:
+    def _train(self, work: BatchWork) -> BatchOutcome:
         inputs = self._leaves(work.tensors)
         with self._refusing(), self.part.keeping_buffers() as check_buffers:
             outputs = self.run(inputs)
@@ -106,9 +121,9 @@ class OneTop(Applying):
             check_buffers()
             loss.backward()
             gradients = self._step(inputs, wants_gradients=work.wants_gradients)
-        return Outcome(work, gradients, value, applied=True)
+        return BatchOutcome(work, gradients, value, applied=True)
 
-    def _forward(self, work: Work) -> Outcome:
+    def _forward(self, work: BatchWork) -> BatchOutcome:
         self._half_done.pop(work.client, None)
         inputs, draws = self._leaves(work.tensors), _draws(self.part.device)
         kept_bytes = sum(each.nbytes for known in self._half_done.values() for each in known.inputs)
@@ -122,9 +137,9 @@ class OneTop(Applying):
             check_buffers()
         self._spoil_graphs(0 if self.part.buffers else MAX_GRAPHS - 1)
         self._half_done[work.client] = _HalfDone(inputs, outputs, draws, work.wants_gradients)
-        return Outcome(work, tuple(each.detach() for each in outputs))
+        return BatchOutcome(work, tuple(each.detach() for each in outputs))
 
-    def _backward(self, work: Work) -> Outcome:
+    def _backward(self, work: BatchWork) -> BatchOutcome:
         known = self._half_done.pop(work.client, None)
         if known is None:
             raise RejectedError("there is no batch to which these gradients belong", code=RefusalCode.SESSION)
@@ -140,12 +155,12 @@ class OneTop(Applying):
             if pairs:
                 torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
             gradients = self._step(known.inputs, wants_gradients=known.wants_gradients)
-        return Outcome(work, gradients, applied=True)
+        return BatchOutcome(work, gradients, applied=True)
 
-    def _predict(self, work: Work) -> Outcome:
+    def _predict(self, work: BatchWork) -> BatchOutcome:
         with self._refusing(), self.part.predicting():
             outputs = self.run(work.tensors)
-        return Outcome(work, outputs)
+        return BatchOutcome(work, outputs)
 
     def _step(self, inputs: Tensors, *, wants_gradients: bool) -> Tensors:
         """Let the top take its step; returns the gradients for the client. Refuses, unchanged, if one is not finite."""
@@ -153,7 +168,7 @@ class OneTop(Applying):
         if not all(is_finite(each.float()) for each in gradients):
             raise refused("a gradient of the activations is not finite")
         try:
-            self.part.step()
+            self.part.step(inputs[0].shape[0])
         finally:
             self._spoil_graphs()
         return gradients

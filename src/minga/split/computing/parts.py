@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -16,6 +18,9 @@ from minga.averaging.codecs.interface import is_finite
 from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.core.spec.sections import OptimizerSection
 from minga.training.replica.build_optimizer import build_optimizer
+from minga.training.state.manifest import Manifest
+from minga.training.state.snapshot import StateSnapshot
+from minga.training.state.state_dict import TrainingState
 
 OptimizerChoice = torch.optim.Optimizer | Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """An optimizer of the part's parameters, or what makes one of them, such as `partial(torch.optim.Adam, lr=1e-3)`."""
@@ -23,7 +28,7 @@ OptimizerChoice = torch.optim.Optimizer | Callable[[list[nn.Parameter]], torch.o
 Tensors = tuple[torch.Tensor, ...]
 
 
-class Part:
+class ModelPart:
     """Modules that are trained together on one machine. A part that has nothing to train needs no optimizer.
 
     Without an `optimizer` it is that of the run spec, with its schedule, one step for each batch. `max_grad_norm`
@@ -56,6 +61,11 @@ class Part:
         return self.optimizer is not None
 
     @property
+    def round(self) -> int:
+        """Rounds in which it was averaged with those of others."""
+        return 0
+
+    @property
     def device(self) -> torch.device:
         """Where the part computes: where its first parameter or buffer lies, in CPU memory if it has none."""
         tensors = chain.from_iterable(chain(each.parameters(), each.buffers()) for each in self.modules)
@@ -78,8 +88,9 @@ class Part:
         device, dtype = self.device, self.dtype
         return tuple(each.to(device, dtype if each.is_floating_point() else None) for each in tensors)
 
-    def step(self) -> None:
-        """Update the parameters by their gradients, and forget these, also if the optimizer fails.
+    def step(self, samples: int = 1, loss: float | None = None) -> None:  # noqa: ARG002
+        """Update the parameters by their gradients, of so many samples of this mean loss, and forget these,
+        also if the optimizer fails.
 
         Raises `NonFiniteError`, with the parameters untouched, if a gradient is NaN or infinite.
         """
@@ -119,6 +130,30 @@ class Part:
                     each.copy_(before)
             raise
 
+    def copied(self) -> ModelPart:
+        """A copy of modules, optimizer and schedule that is trained for itself."""
+        made = copy.deepcopy(self)
+        if made.optimizer is not None and made.scheduler is not None:
+            # A schedule warns unless it has wrapped the optimizer's `step`, and the copy of an optimizer lacks that.
+            optimizer: Any = made.optimizer
+            optimizer.step = functools.partial(optimizer.step)
+            optimizer.step._wrapped_by_lr_sched = optimizer._opt_called = True  # noqa: SLF001
+        return made
+
+    def capture(self) -> StateSnapshot:
+        """A copy of modules, optimizer and schedule. Raises `ConfigurationError` if it cannot be described."""
+        return self._state().capture(self.steps)
+
+    def check(self, state: Manifest | StateSnapshot) -> None:
+        """Raise `ConfigurationError` unless such a state can be put in here; nothing is changed."""
+        self._state().check(state)
+
+    def restore(self, snapshot: StateSnapshot) -> None:
+        """Go on from a state that was captured here or elsewhere. Raises as `check`."""
+        self._state().restore(snapshot)
+        self.steps = snapshot.step
+        self.zero_grad()
+
     def zero_grad(self) -> None:
         """Forget the gradients."""
         for parameter in self.parameters:
@@ -136,6 +171,11 @@ class Part:
         finally:
             for module, mode in modes:
                 module.training = mode
+
+    def _state(self) -> TrainingState:
+        if self.optimizer is None:
+            raise ConfigurationError("a part of a model that has nothing to train has no state to hand over")
+        return TrainingState(self.optimizer, model=nn.ModuleList(self.modules), scheduler=self.scheduler)
 
     def _made(
         self, choice: OptimizerChoice | None, section: OptimizerSection

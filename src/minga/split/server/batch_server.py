@@ -16,9 +16,18 @@ from typing import Final
 from minga.core.errors import ConfigurationError, NonFiniteError, ProtocolError, RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.core.spec.split_section import SplitSection
-from minga.split.computing.applying import Applying, Outcome, Work
+from minga.split.computing.applying import Applying, BatchOutcome, BatchWork
 from minga.split.server.sessions import Sessions
-from minga.split.wire.messages import BatchReply, BatchRequest, BeginReply, BeginRequest
+from minga.split.wire.messages import (
+    EXACT,
+    MAY_HAVE_LABELS,
+    NEED_LABELS,
+    BatchReply,
+    BatchRequest,
+    BeginReply,
+    BeginRequest,
+    Kind,
+)
 from minga.split.wire.tensors import Body, EncodedReply, EncodedTensors, InvalidTensorsError, TensorWire
 
 KEPT_BYTES: Final = 512 << 20
@@ -29,7 +38,7 @@ KEPT_BYTES: Final = 512 << 20
 class Finished:
     """What became of one work: an answer, or a refusal. `applied`: it changed the top."""
 
-    work: Work
+    work: BatchWork
     reply: EncodedReply | RejectedError
     applied: bool = False
 
@@ -51,7 +60,7 @@ class BatchServer:
         """Samples of all batches that were applied."""
         self._upload = TensorWire(section.upload_codec, section.max_elements)
         self._download = TensorWire(section.download_codec, section.max_elements)
-        self._labels = TensorWire("float32", section.max_elements)
+        self._exact = TensorWire("float32", section.max_elements)
 
     # ---- quick
 
@@ -67,13 +76,17 @@ class BatchServer:
         """
         if request.kind not in self.applying.kinds:
             raise ProtocolError(f'a "{request.kind}" where split.variant = "{self.section.variant}"', peer=client)
-        if bool(request.labels) != (request.kind == "train") or not request.tensors:
+        lacks_labels = request.kind in NEED_LABELS and not request.labels
+        if lacks_labels or (request.labels and request.kind not in MAY_HAVE_LABELS):
             raise ProtocolError(f'a "{request.kind}" with {len(request.labels)} labels', peer=client)
-        if not request.tensors[0].shape or request.tensors[0].shape[0] > self.section.max_samples:
-            raise ProtocolError(f"more samples than split.max_samples = {self.section.max_samples}", peer=client)
+        if request.kind not in EXACT:
+            if not request.tensors or not request.tensors[0].shape:
+                raise ProtocolError(f'a "{request.kind}" without samples', peer=client)
+            if request.tensors[0].shape[0] > self.section.max_samples:
+                raise ProtocolError(f"more samples than split.max_samples = {self.section.max_samples}", peer=client)
         try:
-            self._upload.check(request.tensors)
-            self._labels.check(request.labels)
+            self._uploads(request.kind).check(request.tensors)
+            self._exact.check(request.labels)
         except InvalidTensorsError as error:
             raise ProtocolError(str(error), peer=client) from error
 
@@ -82,15 +95,18 @@ class BatchServer:
 
         Raises `RejectedError` for any other: the client has to begin anew.
         """
-        return None if request.kind == "predict" else self.sessions.check(client, request.session, request.number)
+        return self.sessions.check(client, request.session, request.number) if request.changes else None
 
     def note(self, request: BatchRequest, finished: Finished) -> None:
         """Keep the answer to a request that was taken."""
         reply = finished.reply if isinstance(finished.reply, EncodedReply) else None
-        if request.kind != "predict" and (reply is not None or finished.applied):
+        if request.changes and (reply is not None or finished.applied):
             self.sessions.note(finished.work.client, request.session, request.number, reply)
         if finished.applied:
             self.samples += finished.work.samples
+
+    def _uploads(self, kind: Kind) -> TensorWire:
+        return self._exact if kind in EXACT else self._upload
 
     # ---- on the thread that computes
 
@@ -101,23 +117,26 @@ class BatchServer:
         """
         count = len(request.tensors)
         try:
-            tensors = self._upload.decode(EncodedTensors(request.tensors, tuple(bodies[:count])))
-            labels = self._labels.decode(EncodedTensors(request.labels, tuple(bodies[count:])))
+            tensors = self._uploads(request.kind).decode(EncodedTensors(request.tensors, tuple(bodies[:count])))
+            labels = self._exact.decode(EncodedTensors(request.labels, tuple(bodies[count:])))
         except InvalidTensorsError as error:
             raise ProtocolError(str(error), peer=client) from error
-        work = Work(ticket, client, request.kind, tensors, labels, request.wants_gradients)
+        work = BatchWork(
+            ticket, client, request.kind, tensors, labels, request.wants_gradients, request.place, request.digest
+        )
         return [self.finished(each) for each in self.applying.apply(work)]
 
-    def finished(self, outcome: Outcome) -> Finished:
+    def finished(self, outcome: BatchOutcome) -> Finished:
         """An outcome as it travels."""
         if outcome.refusal is not None:
             return Finished(outcome.work, outcome.refusal)
         steps = self.applying.steps
         try:
-            encoded = self._download.encode(outcome.tensors, f"download {steps} {outcome.work.ticket}")
+            wire = self._exact if outcome.work.kind in EXACT else self._download
+            encoded = wire.encode(outcome.tensors, f"download {steps} {outcome.work.ticket}")
         except (NonFiniteError, ConfigurationError) as error:
             why = f"what the server's part of the model makes of this batch cannot be sent: {error}"
             code = RefusalCode.SESSION if outcome.applied else RefusalCode.REFUSED  # it must not be sent again
             return Finished(outcome.work, RejectedError(why, code=code), outcome.applied)
-        message = BatchReply(encoded.headers, outcome.loss, steps)
+        message = BatchReply(encoded.headers, outcome.loss, steps, digest=outcome.digest)
         return Finished(outcome.work, EncodedReply(message, encoded.bodies), outcome.applied)

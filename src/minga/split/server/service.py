@@ -34,8 +34,6 @@ from minga.split.wire.room import Room
 from minga.split.wire.tensors import Body, EncodedReply
 from minga.training.record_kinds import SplitServing
 
-HALF_DONE_S: Final = 60.0
-"""Seconds after which a batch is dropped with which its client does not go on."""
 LEAST_BYTES_PER_S: Final = 17_000.0
 SLACK_S: Final = 30.0
 """A client that is slower, in bytes per second and after so many seconds, only takes room from others."""
@@ -77,6 +75,8 @@ class SplitService:
         self._heard: dict[str, float] = {}
         self._tickets, self._closed = 0, False
         self._streams: Counter[PeerId] = Counter()
+        self._answering: Counter[PeerId] = Counter()
+        """Streams of each client, and those of them that wait for an answer."""
         self.on_finished: Callable[[Finished], None] = lambda _: None
         """Told, on the loop, of each work that is finished."""
         node.serve(BEGIN, self._begin)
@@ -90,6 +90,7 @@ class SplitService:
 
     def close(self) -> None:
         """Serve no more, and withdraw the record."""
+        self._is_closed = True
         for task in self._tasks:
             task.cancel()
         for pending in self._pending.values():
@@ -165,9 +166,15 @@ class SplitService:
         ticket = self._open.get(peer)
         known = None if ticket is None else self._pending.get(ticket)
         same = known is not None and (known.request.session, known.request.number) == (request.session, request.number)
-        if request.kind == "predict" or known is None or not same:
+        if not request.changes or known is None or not same:
             known = self._enter(peer, request, bodies)
-        return await asyncio.shield(known.answer)
+        self._answering[peer] += 1
+        try:
+            return await asyncio.shield(known.answer)
+        finally:
+            self._answering[peer] -= 1
+            if not self._answering[peer]:
+                del self._answering[peer]
 
     def _enter(self, peer: PeerId, request: BatchRequest, bodies: Sequence[Body]) -> _Pending:
         loop = asyncio.get_running_loop()
@@ -175,7 +182,7 @@ class SplitService:
         ticket = self._tickets
         known = self._pending[ticket] = _Pending(peer, request, loop.create_future(), loop.time())
         known.answer.add_done_callback(_look)
-        if request.kind != "predict":
+        if request.changes:
             self._open[peer] = ticket
         self._node.spawn(self._take(ticket, known, bodies))
         return known
@@ -201,7 +208,7 @@ class SplitService:
             self._resolve(ticket, RejectedError(f"the server failed on this batch: {type(error).__name__}"))
 
     def _settle(self, finished: Sequence[Finished]) -> None:
-        """Keep what became of works, and tell those who wait for it."""
+        """Keep what became of works, and tell the streams that wait for it."""
         for each in finished:
             pending = self._pending.get(each.work.ticket)
             if pending is None:
@@ -229,12 +236,13 @@ class SplitService:
         """Drop what clients left half done."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(HALF_DONE_S / 10)
+            await asyncio.sleep(self.core.section.wait_s / 10)
             async with self._turn:
                 half_done = set(self.core.applying.half_done())
                 self._heard = {peer: heard for peer, heard in self._heard.items() if peer in half_done}
-                for peer in sorted(half_done - self._streams.keys()):  # a slow line is no reason
-                    if loop.time() - self._heard.setdefault(peer, loop.time()) >= HALF_DONE_S:
+                # A slow line is no reason to drop anything: only what waits for further requests is looked at.
+                for peer in sorted(each for each in half_done if self._streams[each] <= self._answering[each]):
+                    if loop.time() - self._heard.setdefault(peer, loop.time()) >= self.core.section.wait_s:
                         self._settle([self.core.finished(each) for each in self.core.applying.drop(peer)])
                         self._node.events.emit(SplitBatchDropped(peer=peer))
 

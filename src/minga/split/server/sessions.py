@@ -20,16 +20,20 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
+from minga.network.gossip.record_kinds import Count
 from minga.split.wire.messages import BeginReply, BeginRequest
 from minga.split.wire.tensors import EncodedReply
 
 MAX_CLIENTS: Final = 4096
+
+
+SessionOrNone = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class SessionState(msgspec.Struct):
@@ -37,14 +41,14 @@ class SessionState(msgspec.Struct):
     number is known, too (0: there was none).
     """
 
-    session: int
-    last: int = 0
-    before_session: int = 0
-    before_last: int = 0
+    session: SessionOrNone
+    last: Count = 0
+    before_session: SessionOrNone = 0
+    before_last: Count = 0
 
 
 @dataclass
-class _Kept:
+class _KnownClient:
     state: SessionState
     reply: EncodedReply | None = None
 
@@ -54,7 +58,7 @@ class Sessions:
 
     def __init__(self, entropy: Callable[[int], bytes], kept_bytes: int, *, max_clients: int = MAX_CLIENTS) -> None:
         self._entropy, self._kept_bytes, self._max_clients = entropy, kept_bytes, max_clients
-        self._clients: OrderedDict[str, _Kept] = OrderedDict()  # the one with the latest request last
+        self._clients: OrderedDict[str, _KnownClient] = OrderedDict()  # the one with the latest request last
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -68,7 +72,8 @@ class Sessions:
     def begin(self, client: str, request: BeginRequest, step: int) -> BeginReply:
         """Begin a session in place of the client's last one."""
         known = self._clients.get(client)
-        applied = self._applied(None if known is None else known.state, request)
+        state = None if known is None else known.state
+        applied, last = self._applied(state, request), self._last_of(state, request.doubt_session)
         session = (int.from_bytes(self._entropy(8), "big") >> 1) or 1
         state = SessionState(session)
         if known is not None:
@@ -77,12 +82,12 @@ class Sessions:
             state.before_session = old.session if used else old.before_session
             state.before_last = old.last if used else old.before_last
             self._drop_reply(known)
-        self._clients[client] = _Kept(state)
+        self._clients[client] = _KnownClient(state)
         self._clients.move_to_end(client)
         while len(self._clients) > self._max_clients:
             _, gone = self._clients.popitem(last=False)
             self._drop_reply(gone)
-        return BeginReply(session, applied, step)
+        return BeginReply(session, applied, step, last)
 
     def check(self, client: str, session: int, number: int) -> EncodedReply | None:
         """Whether this request is the next one: None; or the answer that it got already.
@@ -118,7 +123,7 @@ class Sessions:
 
     def restore(self, states: dict[str, SessionState]) -> None:
         """Go on with what `states` returned when the top was as it is now."""
-        self._clients = OrderedDict((client, _Kept(state)) for client, state in states.items())
+        self._clients = OrderedDict((client, _KnownClient(state)) for client, state in states.items())
         self._bytes = 0
 
     def _applied(self, state: SessionState | None, request: BeginRequest) -> bool | None:
@@ -130,7 +135,12 @@ class Sessions:
             return request.doubt_number <= state.before_last
         return None  # it was forgotten, or the top is one that was loaded from a file and may have seen it
 
-    def _drop_reply(self, kept: _Kept) -> None:
+    def _last_of(self, state: SessionState | None, session: int) -> int | None:
+        if state is None or not session:
+            return None
+        return {state.session: state.last, state.before_session: state.before_last}.get(session)
+
+    def _drop_reply(self, kept: _KnownClient) -> None:
         if kept.reply is not None:
             self._bytes -= kept.reply.size_bytes
             kept.reply = None

@@ -7,6 +7,10 @@ The requests of a session that change anything are numbered from 1. A *vanilla* 
 activations and labels, and gets the gradients of the activations. A *U-shaped* one is two: "forward" sends activations
 and gets those of the server's part, "backward" sends their gradients and gets those of the first. "predict" changes
 nothing; its number is 0.
+
+Where features are cut *vertically*, "block" sends the activations of one block of a sample set, and who owns the labels
+sends these, too; "predict_block" is the same without labels, and changes nothing. In *turns*, "turn" waits for the
+client's turn and gets the part that the client before handed over, and "hand_over" sends it at the end of the turn.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from minga.core.spec.split_section import MAX_ELEMENTS
+from minga.core.spec.split_section import MAX_BLOCKS, MAX_ELEMENTS
 from minga.network.gossip.record_kinds import Amount, Count
 
 BEGIN: Final = "split.begin"
@@ -25,10 +29,18 @@ MAX_TENSORS: Final = 8
 MAX_AXES: Final = 8
 MAX_LOSS: Final = 1e18
 
-Kind = Literal["train", "forward", "backward", "predict"]
+Kind = Literal["train", "forward", "backward", "predict", "block", "predict_block", "turn", "hand_over"]
+CHANGES_NOTHING: Final = frozenset[Kind](("predict", "predict_block"))
+NEED_LABELS: Final = frozenset[Kind](("train",))
+MAY_HAVE_LABELS: Final = frozenset[Kind](("train", "block"))
+EXACT: Final = frozenset[Kind](("turn", "hand_over"))
+"""Carry a part of a model, if anything, and no batch; it travels as float32, whatever the codec of the run."""
+
 DtypeName = Literal["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 Axis = Annotated[int, msgspec.Meta(ge=1, le=MAX_ELEMENTS)]
 SessionNumber = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+PartDigest = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
+"""Of what a client hands over, see `split/sharing/handed_part.py`; empty where nothing is."""
 Loss = Annotated[float, msgspec.Meta(ge=-MAX_LOSS, le=MAX_LOSS)]
 
 
@@ -54,17 +66,34 @@ class BeginRequest(msgspec.Struct, frozen=True):
 
 
 class BeginReply(msgspec.Struct, frozen=True):
-    """The client's session; whether the request in doubt was applied (None: not known here); the server's step."""
+    """The client's session; whether the request in doubt was applied (None: not known here); the server's step; and,
+    if it knows the session of the doubt, the number in it that was applied `last`.
+    """
 
     session: SessionNumber
     applied: bool | None
     step: Count
+    last: Count | None = None
+
+
+class BatchPlace(msgspec.Struct, frozen=True):
+    """Where a batch belongs: the `round` of averaging of its client's part; its `sample_set` and `block` of features.
+    Each variant reads its own.
+    """
+
+    round: Count = 0
+    sample_set: Count = 0
+    block: Annotated[int, msgspec.Meta(ge=0, lt=MAX_BLOCKS)] = 0
+
+
+NOWHERE: Final = BatchPlace()
+"""Where a batch belongs in variants that do not ask."""
 
 
 class BatchRequest(msgspec.Struct, frozen=True):
     """Activations (or, "backward", gradients) of a batch, and for "train" the labels.
 
-    A client whose part has nothing to train `wants_gradients` not.
+    A client whose part has nothing to train `wants_gradients` not. `digest` is that of a part that is handed over.
     """
 
     kind: Kind
@@ -73,6 +102,13 @@ class BatchRequest(msgspec.Struct, frozen=True):
     tensors: TensorHeaders
     labels: TensorHeaders = ()
     wants_gradients: bool = True
+    place: BatchPlace = NOWHERE
+    digest: PartDigest = ""
+
+    @property
+    def changes(self) -> bool:
+        """Whether it may change anything, and is numbered for that."""
+        return self.kind not in CHANGES_NOTHING
 
     @property
     def size_bytes(self) -> int:
@@ -87,3 +123,4 @@ class BatchReply(msgspec.Struct, frozen=True):
     loss: Loss | None
     step: Count
     seconds: Amount = 0.0
+    digest: PartDigest = ""

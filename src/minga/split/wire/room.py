@@ -17,7 +17,7 @@ SHARE: Final = 4
 
 
 class Room:
-    """`size_bytes` in all; belongs to one event loop. Whoever finds no room waits, and nobody goes past who waits."""
+    """`size_bytes` in all; belongs to one event loop. A stream that finds no room waits, and none goes past it."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes, self._taken_bytes = size_bytes, 0
