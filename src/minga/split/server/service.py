@@ -133,12 +133,12 @@ class SplitService:
                 reply = await self._answer(peer, request, bodies)
             with self._replies.taken(reply.size_bytes, peer):
                 await self._send(peer, stream, reply)
+            self._hear(peer, request)
         except (RejectedError, ProtocolError) as error:
             if isinstance(error, ProtocolError) or error.code == RefusalCode.REFUSED:
                 self._node.events.emit(SplitBatchRefused(peer=peer, why=error.message))
             raise
         finally:
-            self._heard[peer] = asyncio.get_running_loop().time()
             self._streams[peer] -= 1
             if not self._streams[peer]:
                 del self._streams[peer]
@@ -194,7 +194,6 @@ class SplitService:
             async with self._turn:
                 if self._closed:
                     raise _closed()
-                self._heard[peer] = loop.time()
                 if (kept := self.core.admit(peer, request)) is not None:  # another stream was first
                     self._resolve(ticket, kept)
                     return
@@ -214,12 +213,19 @@ class SplitService:
             if pending is None:
                 continue
             self.core.note(pending.request, each)
+            if isinstance(each.reply, EncodedReply):
+                self._hear(pending.peer, pending.request)
             if each.applied:
                 loss = each.reply.message.loss if isinstance(each.reply, EncodedReply) else None
                 step, samples = self.core.applying.steps, each.work.samples
                 self._node.events.emit(SplitBatchApplied(step=step, peer=pending.peer, samples=samples, loss=loss))
             self.on_finished(each)
             self._resolve(each.work.ticket, each.reply)
+
+    def _hear(self, peer: PeerId, request: BatchRequest) -> None:
+        """A client goes on with its batch. Predictions do not count: whoever holds others up could ask for some."""
+        if request.changes:
+            self._heard[peer] = asyncio.get_running_loop().time()
 
     def _resolve(self, ticket: int, reply: EncodedReply | RejectedError | ProtocolError) -> None:
         pending = self._pending.pop(ticket)
