@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from torch import nn
 
-from minga.core.errors import ConfigurationError, MingaError
+from minga.core.errors import ConfigurationError, MingaError, RemoteError
+from minga.core.events.split import SplitSuspicious
 from minga.identity.links.links import Link
 from minga.split.computing.halves import Conversation, Penalty
 from minga.split.computing.one_top import LossFunction, cross_entropy
-from minga.split.computing.parts import OptimizerChoice
+from minga.split.computing.parts import OptimizerChoice, as_tensors
 from minga.split.exchange import PATIENCE_S, Exchange
 from minga.split.finding import allowed_servers, check_split, find_server
+from minga.split.held_out import HeldOutWatch
 from minga.split.sharing.averaged_part import AveragedPart
 from minga.split.sharing.block_half import BlockHalf
 from minga.split.sharing.choices import half_for, part_for
@@ -24,6 +27,7 @@ from minga.split.sharing.turn_half import TurnHalf
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
 
+PUBLISH_S: Final = 1.0
 LEAVE_S: Final = 2.0
 """Seconds that a client has, at its end, to hand over in the middle of its turn."""
 
@@ -66,6 +70,9 @@ class Client:
     ) -> None:
         peer = self.peer = run if isinstance(run, Peer) else join(run, options)
         self._owns_peer, self._busy, self._closed = peer is not run, threading.Lock(), False
+        self._loss = loss
+        self._watch: HeldOutWatch | None = None
+        self._published_s = -PUBLISH_S
         try:
             spec = peer.spec
             check_split(spec)
@@ -111,9 +118,35 @@ class Client:
         """
         if self.finished:
             return None
-        if sample_set is None:
-            return self._lead(self._half.train(inputs, labels))
-        return self._lead(self._block_half().train(inputs, labels, sample_set))
+        conversation = (
+            self._half.train(inputs, labels)
+            if sample_set is None
+            else self._block_half().train(inputs, labels, sample_set)
+        )
+        loss = self._lead(conversation)
+        self._count(loss, labels)
+        if self._watch is not None and self._watch.is_due():
+            self._look(self._watch)
+        return loss
+
+    def watch(self, inputs: Any, labels: Any, *, every_batches: int = 50) -> None:
+        """Look, from now on, at samples that nobody trains on, after every so many batches of this client.
+
+        A loss of theirs that rises far, or never falls, is an event, "split.suspicious", and a line in the status. Not
+        more than `split.max_samples` samples, and not where clients have blocks of features; raises
+        `ConfigurationError` if they cannot be looked at.
+        """
+        if isinstance(self._half, BlockHalf):
+            raise ConfigurationError(
+                'watch(…) is not for runs with split.variant = "vertical": nobody has all features'
+            )
+        self._watch = HeldOutWatch(
+            inputs,
+            labels,
+            every_batches,
+            is_cross_entropy=self._loss is cross_entropy,
+            max_samples=self.peer.spec.split.max_samples,
+        )
 
     def predict(self, inputs: Any, *, sample_set: int | None = None) -> Any:
         """What the whole model, in evaluation mode, makes of the inputs; raises as `train`. Vertical: all clients call
@@ -146,6 +179,25 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _count(self, loss: float | None, labels: Any) -> None:
+        """Let displays see what this client does, and how much it sends. An averaged part tells of itself."""
+        if isinstance(self._half.part, AveragedPart):
+            return
+        if loss is not None and labels is not None:
+            self.peer.count(len(as_tensors(labels)[0]), loss)
+        if (now := time.monotonic()) - self._published_s >= PUBLISH_S:
+            self._published_s = now
+            self.peer.publish_metrics(self._exchange.step)
+
+    def _look(self, watch: HeldOutWatch) -> None:
+        try:
+            found = watch.rule.take(self.evaluate(watch.inputs, watch.labels))
+        except RemoteError:
+            return  # no server now: the next batch will say so
+        if found is not None:
+            event = SplitSuspicious(loss=found.loss, why=found.why)
+            self.peer.on_loop(lambda: self.peer.session.events.emit(event))
 
     def _block_half(self) -> BlockHalf:
         if not isinstance(self._half, BlockHalf):

@@ -102,10 +102,10 @@ class Exchange:
         return Answer(server, reply)
 
     def _fate(self, begun: BeginReply, doubt: BeginRequest) -> BatchFate:
+        lost = doubt.doubt_number - 1 - (begun.last or 0)
+        if lost > 0:  # a standby took over from a checkpoint that is older than the answers to these
+            self._node.events.emit(SplitBatchesLost(count=lost))
         if begun.applied is False:
-            lost = doubt.doubt_number - 1 - (begun.last or 0)
-            if lost > 0:  # a standby took over from a checkpoint that is older than the answers to these
-                self._node.events.emit(SplitBatchesLost(count=lost))
             return BatchFate.NOT_APPLIED
         why = "its gradients are not kept any more" if begun.applied else "the server does not know whether it has it"
         self._node.events.emit(SplitBatchGivenUp(why=why))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from minga.training.host import host, read_spec
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
 
+PUBLISH_S: Final = 1.0
 ROOM_BYTES: Final = 512 << 20
 """Of batches that wait to be computed."""
 
@@ -64,6 +66,7 @@ class SplitServer:
     ) -> None:
         self.peer, self._owns_peer, self._core = peer, owns_peer, core
         self._loss: float | None = None
+        self._published_s = -PUBLISH_S
         self._stepped = threading.Condition()
         self._closed = False
 
@@ -135,6 +138,9 @@ class SplitServer:
     def _note(self, finished: Finished) -> None:
         if isinstance(finished.reply, EncodedReply) and finished.reply.message.loss is not None:
             self._loss = finished.reply.message.loss
+        if (now := time.monotonic()) - self._published_s >= PUBLISH_S:  # its traffic, for displays
+            self._published_s = now
+            self.peer.publish_metrics(self._core.applying.steps)
         with self._stepped:
             self._stepped.notify_all()
 

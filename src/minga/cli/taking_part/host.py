@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
+from minga.cli.taking_part.first_screen import require_whole_model
 from minga.cli.taking_part.graceful_leave import GracefulLeave
 from minga.cli.taking_part.landing_page import write_landing_page
 from minga.cli.taking_part.link_view import LinkWatch, reach_lines, relay_line, who_can_join
@@ -92,6 +93,8 @@ def run_host(
         output.say(escape(f"Auto: {chosen.reason}."))
     if begin_from is not None:
         spec = spec.model_copy(update={"model": spec.model.model_copy(update={"init_from": begin_from})})
+    if spec.model.recipe != CUSTOM:
+        require_whole_model(spec, "minga split serve RUN.TOML")
     if spec.model.recipe == CUSTOM:
         if peer.role not in ("monitor", "auxiliary"):
             raise ConfigurationError(

@@ -81,8 +81,17 @@ class SplitRetried(EventData, kind="split.retried"):
     why: str
 
 
+class SplitSuspicious(EventData, kind="split.suspicious"):
+    """What the server sends makes the model worse, as the `loss` of this client's held-out samples says."""
+
+    loss: float
+    why: str
+
+
 class SplitBatchesLost(EventData, kind="split.lost"):
-    """Another server went on from a checkpoint that has not seen the last `count` requests of this client."""
+    """The server knows nothing of the last `count` requests of this client, which were answered: it went on from a
+    checkpoint before them, or forgot the client.
+    """
 
     count: int
 

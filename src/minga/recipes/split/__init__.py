@@ -4,7 +4,8 @@
                               settings ─▶ recipe ─▶ network ─▶ parts: bottom, top, head ─▶ minga.split
 
 Read: settings (`[recipe.split]`), client_samples (whose samples are whose), own_table (samples of one's own), recipe,
-export. The same run without `[split]` trains the whole network at each peer, with which to compare.
+export, taking_part (a server and a client of such a run, for commands), part_files (their parts on the disk). The same
+run without `[split]` trains the whole network at each peer, with which to compare.
 
 Called through the registry of recipes, by the commands of split learning, and by benchmarks.
 """
