@@ -42,7 +42,7 @@ class Client:
         returns, a tensor or several, the server gets to see.
     head: (u-shaped) the end of the model; takes what the server's part returns, one argument for each tensor.
     optimizer: of the parameters of both, or what makes one of them; None is that of the run spec.
-    loss: mean loss by outputs and labels; in vanilla runs the server has its own, and this one is for `evaluate`.
+    loss: mean loss by outputs and labels; but for U-shaped runs the server has its own, and this one is for `evaluate`.
     penalty: a further loss of the bottom, by the inputs and what it returns, such as `NoPeek()`; it stays here, and is
         not in the loss that `train` returns.
     max_grad_norm: scales down the gradient of this part of the model alone.

@@ -156,11 +156,11 @@ def serve(
 ) -> SplitServer:
     """Serve the server's part of a model to the clients of a run, which is begun, or of which `run` is a peer already.
 
-    top: takes what the clients' bottoms return, one argument for each tensor. Vanilla, it returns what `loss` compares
-        with the labels; U-shaped, what the clients' heads take.
+    top: takes what the clients' bottoms return, one argument for each tensor; vertical, one tensor, in which the blocks
+        are joined along axis 1. It returns what `loss` compares with the labels; U-shaped, what clients' heads take.
     optimizer: of the parameters of `top`, or what makes one of them; None is that of the run spec. It takes one step
         for each batch.
-    loss: mean loss by outputs and labels, in vanilla runs.
+    loss: mean loss by outputs and labels; U-shaped runs have no use for it.
     max_grad_norm: scales down the gradient of `top` alone.
     options: settings of the peer that begins the run, as of `minga.host`.
 

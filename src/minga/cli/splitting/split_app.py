@@ -120,7 +120,7 @@ def join(
 def leakage(
     example: Annotated[str, typer.Option(help="digits, breast-cancer or wine.")] = "digits",
     weight: Annotated[
-        list[float] | None, typer.Option(help="Weight of NoPeek to try; may be repeated (default: 0.3, 1 and 2).")
+        list[float] | None, typer.Option(help="Weight of NoPeek to try; may be repeated (default: 0.5, 1 and 1.5).")
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, max=10_000, help="Epochs of the model and of each decoder.")] = 60,
     seed: Annotated[int, typer.Option(min=0, help="Everything that is random comes from it.")] = 0,

@@ -88,7 +88,7 @@ def _watch(watcher: Watcher, options: StatusOptions, output: Output) -> RunStatu
     output.say(organiser_view(status, {}))
     if status.split is None and all(peer.status is None for peer in status.peers):
         output.say("No peer that trains is here to tell its step and loss: the figures above begin at 0.")
-    elif not status.averages:
+    elif status.split is None and not status.averages:
         output.say("Fewer than two peers are training: a healthy run averages with at least one other.")
     return status
 

@@ -72,7 +72,8 @@ def _work(status: RunStatus) -> list[str]:
     """What is done towards the next step, and how fast; after the last one that there is none."""
     if (split := status.split) is not None:
         speed = "" if split.batches_per_second is None else f"{split.batches_per_second:.1f} batches/s, "
-        waiting = f" · {split.waiting} batches wait" if split.waiting else ""
+        waits = "1 batch waits" if split.waiting == 1 else f"{split.waiting} batches wait"
+        waiting = f" · {waits}" if split.waiting else ""
         return [f"{speed}{status.samples_per_second:.1f} samples/s{waiting}"]
     if status.is_complete:
         return ["the run is complete"]

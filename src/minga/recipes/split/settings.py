@@ -20,7 +20,7 @@ class SplitRecipeSettings(Section):
     data: Literal["digits", "breast-cancer", "wine", "table"] = choice(
         "digits",
         "samples: an example that comes with scikit-learn, dealt out to the clients; or table: each client brings its "
-        "own with --data, and nothing is held out",
+        "own with --data, and holds out a tenth of it",
         "digits",
         "breast-cancer",
         "wine",

@@ -57,7 +57,7 @@ class _HalfDone:
 
 
 class OneTop(Applying):
-    """One top for all clients. `loss` is for vanilla runs; without one it takes U-shaped batches."""
+    """One top for all clients. `loss` compares its outputs with labels; without one it takes U-shaped batches."""
 
     def __init__(self, part: ModelPart, loss: LossFunction | None) -> None:
         self.part, self._loss = part, loss

@@ -56,11 +56,6 @@ class ModelPart:
         """Steps that this part has taken."""
 
     @property
-    def is_trained(self) -> bool:
-        """Whether there is anything to train."""
-        return self.optimizer is not None
-
-    @property
     def round(self) -> int:
         """Rounds in which it was averaged with those of others."""
         return 0

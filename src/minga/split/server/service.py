@@ -90,7 +90,6 @@ class SplitService:
 
     def close(self) -> None:
         """Serve no more, and withdraw the record."""
-        self._is_closed = True
         for task in self._tasks:
             task.cancel()
         for pending in self._pending.values():

@@ -20,7 +20,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from minga.core.spec.split_section import MAX_BLOCKS, MAX_ELEMENTS
-from minga.network.gossip.record_kinds import Amount, Count
+from minga.network.gossip.record_kinds import Count
 
 BEGIN: Final = "split.begin"
 BATCH: Final = "split.batch"
@@ -122,5 +122,4 @@ class BatchReply(msgspec.Struct, frozen=True):
     tensors: TensorHeaders
     loss: Loss | None
     step: Count
-    seconds: Amount = 0.0
     digest: PartDigest = ""
