@@ -72,7 +72,7 @@ def _work(status: RunStatus) -> list[str]:
     """What is done towards the next step, and how fast; after the last one that there is none."""
     if (split := status.split) is not None:
         speed = "" if split.batches_per_second is None else f"{split.batches_per_second:.1f} batches/s, "
-        waiting = f" · {split.waiting} batches wait" if split.waiting else ""
+        waiting = f" · {split.waiting} batch{' waits' if split.waiting == 1 else 'es wait'}" if split.waiting else ""
         return [f"{speed}{status.samples_per_second:.1f} samples/s{waiting}"]
     if status.is_complete:
         return ["the run is complete"]
@@ -84,7 +84,10 @@ def _members(status: RunStatus) -> str:
     """How many peers take part; an organiser who is still alone shall see that nobody computes gradients."""
     if (split := status.split) is not None:
         clients, servers = len(split.clients), len(split.servers)
-        return f"{clients} client{'' if clients == 1 else 's'}, {servers} server{'' if servers == 1 else 's'}"
+        here = f"{clients} client{'' if clients == 1 else 's'}"
+        if not servers:
+            return f"{here}, no server is here: clients wait for it"
+        return f"{here}, {servers} server{'' if servers == 1 else 's'}"
     peers = "1 peer" if status.members == 1 else f"{status.members} peers"
     is_idle = all(peer.role in ("auxiliary", "monitor") for peer in status.peers)
     if status.is_complete:
