@@ -23,11 +23,14 @@ from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.split.computing.halves import Answer, BatchFate, Question, check_reply
+from minga.split.wire.bodies import receive_bodies, send_bodies
 from minga.split.wire.messages import BATCH, BEGIN, BatchReply, BatchRequest, BeginReply, BeginRequest
-from minga.split.wire.tensors import Body, EncodedReply, TensorWire
+from minga.split.wire.tensors import EncodedReply, TensorWire
 
 ANSWER_S: Final = 300.0
-"""Seconds that a server has for one request that it has read, alive or not; then it is asked again."""
+"""Seconds that a server has to read a piece of a request, or to answer one that it has read, alive or not; then it is
+asked again.
+"""
 PATIENCE_S: Final = 600.0
 """Seconds for which a request is tried, if nothing else is said."""
 FIRST_PAUSE_S: Final = 0.25
@@ -56,6 +59,7 @@ class Exchange:
         self._server: PeerId | None = None
         self._session, self._number = 0, 0
         self._doubt: BeginRequest | None = None
+        self._asking = asyncio.Lock()
         self.step = 0
         """The server's step, as it said last."""
 
@@ -65,6 +69,10 @@ class Exchange:
         Raises `RejectedError` for what the server will not take, `ProtocolError` for what no honest server sends, and
         `UnreachableError` or `SilentError` if there was no server for too long.
         """
+        async with self._asking:  # one that was interrupted still ends, and its number may have been taken
+            return await self._ask(question)
+
+    async def _ask(self, question: Question) -> Answer | BatchFate:
         deadline = asyncio.get_running_loop().time() + self._patience_s
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         try:
@@ -148,8 +156,8 @@ class Exchange:
         )
         async with self._node.open(server, BATCH, bulk=True) as stream:
             await stream.send(request)
-            for body in (*question.tensors.bodies, *question.labels.bodies):
-                await stream.send_bulk(body)
+            bodies = (*question.tensors.bodies, *question.labels.bodies)
+            await send_bodies(stream, bodies, self._node.clockwork.timeout, ANSWER_S)
             await stream.finish()
             try:
                 async with self._node.clockwork.timeout(ANSWER_S):
@@ -160,10 +168,6 @@ class Exchange:
 
     async def _receive(self, stream: MessageStream, message: BatchReply, server: PeerId) -> EncodedReply:
         check_reply(message, self._download, server)
-        bodies: list[Body] = []
-        for header in message.tensors:
-            body = bytearray(header.size_bytes)
-            await stream.receive_bulk_into(memoryview(body))
-            bodies.append(body)
+        bodies = await receive_bodies(stream, message.tensors, self._node.clockwork.timeout)
         await stream.receive_end()
         return EncodedReply(message, tuple(bodies))

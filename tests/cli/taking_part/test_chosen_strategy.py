@@ -27,7 +27,7 @@ def test_it_is_kept_in_the_folder_and_shown_by_status(tmp_path: Path) -> None:
     key = ("--identity", str(tmp_path / "key.json"), "--directory", str(tmp_path / "runs"))
     with Running("host", str(path), *LOCAL, *key) as host:
         link = host.wait_for("link")
-        chosen = next(event for event in host.events if event["event"] == "strategy.chosen")
+        chosen = next(event for event in host.events if event["event"] == "chosen_strategy")
         assert "nothing can be foreseen" in chosen["reason"]
         here = run("status", link["link"], *LOCAL, "--seconds", "1", *key[2:], "--json")
         assert last_json(here.stdout)["strategy_reason"] == chosen["reason"]

@@ -89,7 +89,7 @@ def run_host(
     else:
         spec = known.spec
     if chosen is not None:
-        output.event("strategy.chosen", strategy=chosen.strategy, reason=chosen.reason)
+        output.event("chosen_strategy", strategy=chosen.strategy, reason=chosen.reason)
         output.say(escape(f"Auto: {chosen.reason}."))
     if begin_from is not None:
         spec = spec.model_copy(update={"model": spec.model.model_copy(update={"init_from": begin_from})})

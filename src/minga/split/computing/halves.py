@@ -15,7 +15,8 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import nn
 
-from minga.core.errors import ConfigurationError, ProtocolError
+from minga.core.errors import ConfigurationError, ProtocolError, RejectedError
+from minga.core.refusal_code import RefusalCode
 from minga.core.spec.split_section import SplitSection
 from minga.split.computing.one_top import LossFunction
 from minga.split.computing.parts import ModelPart, Tensors, as_tensors, as_value, run_module
@@ -23,6 +24,8 @@ from minga.split.wire.messages import CHANGES_NOTHING, NOWHERE, BatchPlace, Batc
 from minga.split.wire.tensors import EncodedReply, EncodedTensors, InvalidTensorsError, TensorWire
 
 NOTHING: Final = EncodedTensors()
+MOST_BEGINNINGS: Final = 20
+"""A batch that has begun anew so often, by the word of servers, is not for them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,8 +160,11 @@ class ClientHalf:
         return _Batch(cut, wants, penalty)
 
     def _vanilla(self, own: _Batch, question: Question) -> Conversation[float | None]:
-        while (answer := (yield question)) is BatchFate.NOT_APPLIED:
-            pass
+        for _ in range(MOST_BEGINNINGS):
+            if (answer := (yield question)) is not BatchFate.NOT_APPLIED:
+                break
+        else:
+            raise never_applied()
         if isinstance(answer, BatchFate):
             return None
         if answer.reply.message.loss is None:
@@ -167,7 +173,7 @@ class ClientHalf:
         return answer.reply.message.loss
 
     def _u_shaped(self, head: nn.Module, own: _Batch, sent: EncodedTensors, labels: Any) -> Conversation[float | None]:
-        while True:
+        for _ in range(MOST_BEGINNINGS):
             answer = yield Question("forward", sent, wants_gradients=own.wants_gradients)
             if isinstance(answer, BatchFate):
                 continue  # it changes nothing, whatever became of it
@@ -190,6 +196,7 @@ class ClientHalf:
                 self._finish(own, answer, value)
                 return value
             self.part.zero_grad()
+        raise never_applied()
 
     def _finish(self, own: _Batch, answer: Answer, loss: float) -> None:
         """Lead the gradients that came back through the bottom, and step."""
@@ -234,6 +241,11 @@ class ClientHalf:
             raise ProtocolError(str(error), peer=answer.peer) from error
         device = self.part.device
         return tuple(each.to(device) for each in tensors)
+
+
+def never_applied() -> RejectedError:
+    """The end of a batch that began anew again and again."""
+    return RejectedError(f"{MOST_BEGINNINGS} times this batch had to begin anew", code=RefusalCode.SESSION)
 
 
 def check_reply(message: BatchReply, wire: TensorWire, peer: str) -> None:

@@ -21,7 +21,7 @@ from minga.core.errors import NonFiniteError, RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.split.computing.applying import Applying, BatchOutcome, BatchWork
 from minga.split.computing.parts import ModelPart, Tensors, as_tensors, as_value
-from minga.split.wire.messages import Kind
+from minga.split.wire.messages import MAX_LOSS, Kind
 from minga.training.state.manifest import Manifest
 from minga.training.state.snapshot import StateSnapshot
 
@@ -29,6 +29,10 @@ LossFunction = Callable[[Any, Any], torch.Tensor]
 """The mean loss of a batch, by outputs and labels."""
 
 MAX_HALF_DONE: Final = 256
+HALF_DONE_BYTES: Final = 512 << 20
+"""Of the activations of half done batches, unless there is but one."""
+MAX_GRAPHS: Final = 4
+"""Half done batches of which the graph is kept, the latest; what the graph of one takes depends on the top alone."""
 _FAULTS_OF_INPUT: Final = (RuntimeError, ValueError, TypeError, IndexError)
 """What a module raises that cannot take a tensor of this shape or type."""
 
@@ -107,24 +111,31 @@ class OneTop(Applying):
 
     def _train(self, work: BatchWork) -> BatchOutcome:
         inputs = self._leaves(work.tensors)
-        with self._refusing():
+        with self._refusing(), self.part.keeping_buffers() as check_buffers:
             outputs = self.run(inputs)
             labels = tuple(each.to(outputs[0].device) for each in work.labels)
             loss = self._loss(as_value(outputs), as_value(labels))  # type: ignore[misc]  # a kind that it has not
             value = float(loss.detach())
-            if value - value != 0.0:  # NaN or infinite
+            if not abs(value) <= MAX_LOSS:  # also true for NaN
                 raise refused(f"the loss of this batch is {value}")
+            check_buffers()
             loss.backward()
-        return BatchOutcome(work, self._step(inputs, wants_gradients=work.wants_gradients), value, applied=True)
+            gradients = self._step(inputs, wants_gradients=work.wants_gradients)
+        return BatchOutcome(work, gradients, value, applied=True)
 
     def _forward(self, work: BatchWork) -> BatchOutcome:
-        if len(self._half_done) >= MAX_HALF_DONE and work.client not in self._half_done:
-            raise RejectedError("too many batches are half done here", code=RefusalCode.BUSY)
+        self._half_done.pop(work.client, None)
         inputs, draws = self._leaves(work.tensors), _draws(self.part.device)
-        with self._refusing():
+        kept_bytes = sum(each.nbytes for known in self._half_done.values() for each in known.inputs)
+        is_over = kept_bytes > 0 and kept_bytes + sum(each.nbytes for each in inputs) > HALF_DONE_BYTES
+        if is_over or len(self._half_done) >= MAX_HALF_DONE:
+            raise RejectedError("too many batches are half done here", code=RefusalCode.BUSY)
+        with self._refusing(), self.part.keeping_buffers() as check_buffers:
             outputs = self.run(inputs)
-        if self.part.buffers:
-            self._spoil_graphs()
+            if not all(is_finite(each.float()) for each in outputs):
+                raise refused("what the server's part of the model makes of this batch is not finite")
+            check_buffers()
+        self._spoil_graphs(0 if self.part.buffers else MAX_GRAPHS - 1)
         self._half_done[work.client] = _HalfDone(inputs, outputs, draws, work.wants_gradients)
         return BatchOutcome(work, tuple(each.detach() for each in outputs))
 
@@ -143,7 +154,8 @@ class OneTop(Applying):
             ]
             if pairs:
                 torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
-        return BatchOutcome(work, self._step(known.inputs, wants_gradients=known.wants_gradients), applied=True)
+            gradients = self._step(known.inputs, wants_gradients=known.wants_gradients)
+        return BatchOutcome(work, gradients, applied=True)
 
     def _predict(self, work: BatchWork) -> BatchOutcome:
         with self._refusing(), self.part.predicting():
@@ -154,13 +166,11 @@ class OneTop(Applying):
         """Let the top take its step; returns the gradients for the client. Refuses, unchanged, if one is not finite."""
         gradients = gradients_of(inputs) if wants_gradients else ()
         if not all(is_finite(each.float()) for each in gradients):
-            self.part.zero_grad()
             raise refused("a gradient of the activations is not finite")
         try:
             self.part.step(inputs[0].shape[0])
-        except NonFiniteError as error:
-            raise refused(str(error)) from error
-        self._spoil_graphs()
+        finally:
+            self._spoil_graphs()
         return gradients
 
     @contextlib.contextmanager
@@ -169,11 +179,11 @@ class OneTop(Applying):
         try:
             yield
         except _FAULTS_OF_INPUT as error:
-            self.part.zero_grad()
             raise refused(f"the server's part of the model cannot take this batch: {first_line(error)}") from error
-        except RejectedError:
+        except NonFiniteError as error:
+            raise refused(str(error)) from error
+        finally:  # of whatever it raised; after a step there are none
             self.part.zero_grad()
-            raise
 
     def _leaves(self, tensors: Tensors) -> Tensors:
         moved = (each.to(self.part.device) for each in tensors)
@@ -195,10 +205,13 @@ class OneTop(Applying):
                     for buffer, before in buffers:
                         buffer.copy_(before)
 
-    def _spoil_graphs(self) -> None:
-        """What was kept of half done batches is of values that change now: these batches are computed once more."""
-        for waiting in self._half_done.values():
-            waiting.outputs = ()
+    def _spoil_graphs(self, but_latest: int = 0) -> None:
+        """What was kept of half done batches is of values that change now, or takes too much memory: these batches are
+        computed once more.
+        """
+        waiting = list(self._half_done.values())
+        for each in waiting[: len(waiting) - but_latest]:
+            each.outputs = ()
 
 
 def gradients_of(inputs: Tensors) -> Tensors:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from minga.averaging.codecs.interface import is_finite
 from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.core.spec.sections import OptimizerSection
 from minga.training.replica.build_optimizer import build_optimizer
@@ -88,22 +89,46 @@ class ModelPart:
         return tuple(each.to(device, dtype if each.is_floating_point() else None) for each in tensors)
 
     def step(self, samples: int = 1, loss: float | None = None) -> None:  # noqa: ARG002
-        """Update the parameters by their gradients, of so many samples of this mean loss, and forget these.
+        """Update the parameters by their gradients, of so many samples of this mean loss, and forget these,
+        also if the optimizer fails.
 
         Raises `NonFiniteError`, with the parameters untouched, if a gradient is NaN or infinite.
         """
         if self.optimizer is None:
             self.steps += 1
             return
-        norm = nn.utils.clip_grad_norm_(self.parameters, self._max_grad_norm or math.inf)
-        if not bool(torch.isfinite(norm)):
+        try:
+            norm = nn.utils.clip_grad_norm_(self.parameters, self._max_grad_norm or math.inf)
+            if not bool(torch.isfinite(norm)):
+                raise NonFiniteError("a gradient of this part of the model is not finite")
+            self.optimizer.step()
+            if self.scheduler is not None:
+                self.scheduler.step()
+            self.steps += 1
+        finally:
             self.zero_grad()
-            raise NonFiniteError("a gradient of this part of the model is not finite")
-        self.optimizer.step()
-        if self.scheduler is not None:
-            self.scheduler.step()
-        self.steps += 1
-        self.zero_grad()
+
+    @contextlib.contextmanager
+    def keeping_buffers(self) -> Iterator[Callable[[], None]]:
+        """If what is done inside fails, the buffers are as before afterwards.
+
+        Gives a check that raises `NonFiniteError` if a buffer that was finite is not so any more: no later batch would
+        mend a running mean with NaN or infinity in it.
+        """
+        buffers = [(each, each.clone()) for each in self.buffers]
+
+        def check() -> None:
+            for each, before in buffers:
+                if each.is_floating_point() and not is_finite(each) and is_finite(before):
+                    raise NonFiniteError("a buffer of this part of the model is not finite any more")
+
+        try:
+            yield check
+        except BaseException:
+            with torch.no_grad():
+                for each, before in buffers:
+                    each.copy_(before)
+            raise
 
     def copied(self) -> ModelPart:
         """A copy of modules, optimizer and schedule that is trained for itself."""

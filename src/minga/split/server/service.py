@@ -28,6 +28,7 @@ from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.split.server.batch_server import BatchServer, Finished
+from minga.split.wire.bodies import receive_bodies, send_bodies
 from minga.split.wire.messages import BATCH, BEGIN, BatchRequest, BeginRequest
 from minga.split.wire.room import Room
 from minga.split.wire.tensors import Body, EncodedReply
@@ -60,12 +61,12 @@ class _Pending:
 class SplitService:
     """Serves `core` to the peers of `node`, and says so on `board`; made on the event loop.
 
-    `room_bytes` bounds what batches take that were not computed yet.
+    `room_bytes` bounds what batches take that were not computed yet, and what answers take that clients do not read.
     """
 
     def __init__(self, node: Node, board: Board, core: BatchServer, *, room_bytes: int) -> None:
         self._node, self._board, self.core = node, board, core
-        self.room = Room(room_bytes)
+        self.room, self._replies = Room(room_bytes), Room(room_bytes)
         self._turn = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "minga-split")
         self._pending: dict[int, _Pending] = {}
@@ -74,6 +75,8 @@ class SplitService:
         self._heard: dict[str, float] = {}
         self._tickets, self._closed = 0, False
         self._streams: Counter[PeerId] = Counter()
+        self._answering: Counter[PeerId] = Counter()
+        """Streams of each client, and those of them that wait for an answer."""
         self.on_finished: Callable[[Finished], None] = lambda _: None
         """Told, on the loop, of each work that is finished."""
         node.serve(BEGIN, self._begin)
@@ -125,10 +128,12 @@ class SplitService:
             if self._closed or self._streams[peer] > MAX_STREAMS:
                 raise _closed() if self._closed else RejectedError("too many batches at once", code=RefusalCode.BUSY)
             self.core.check(peer, request)
-            async with self.room.held(request.size_bytes):
+            async with self.room.held(request.size_bytes, peer):
                 bodies = await self._receive(peer, stream, request)
                 reply = await self._answer(peer, request, bodies)
-            await self._send(peer, stream, reply)
+            with self._replies.taken(reply.size_bytes, peer):
+                await self._send(peer, stream, reply)
+            self._hear(peer, request)
         except (RejectedError, ProtocolError) as error:
             if isinstance(error, ProtocolError) or error.code == RefusalCode.REFUSED:
                 self._node.events.emit(SplitBatchRefused(peer=peer, why=error.message))
@@ -139,19 +144,13 @@ class SplitService:
                 del self._streams[peer]
 
     async def _receive(self, peer: PeerId, stream: MessageStream, request: BatchRequest) -> list[Body]:
-        bodies: list[Body] = []
         async with self._timely(peer, request.size_bytes):
-            for header in (*request.tensors, *request.labels):
-                body = bytearray(header.size_bytes)
-                await stream.receive_bulk_into(memoryview(body))
-                bodies.append(body)
-        return bodies
+            return await receive_bodies(stream, (*request.tensors, *request.labels), self._node.clockwork.timeout)
 
     async def _send(self, peer: PeerId, stream: MessageStream, reply: EncodedReply) -> None:
         async with self._timely(peer, reply.size_bytes):
             await stream.send(reply.message)
-            for body in reply.bodies:
-                await stream.send_bulk(body)
+            await send_bodies(stream, reply.bodies, self._node.clockwork.timeout)
 
     @contextlib.asynccontextmanager
     async def _timely(self, peer: PeerId, size_bytes: int) -> AsyncIterator[None]:
@@ -169,7 +168,13 @@ class SplitService:
         same = known is not None and (known.request.session, known.request.number) == (request.session, request.number)
         if not request.changes or known is None or not same:
             known = self._enter(peer, request, bodies)
-        return await asyncio.shield(known.answer)
+        self._answering[peer] += 1
+        try:
+            return await asyncio.shield(known.answer)
+        finally:
+            self._answering[peer] -= 1
+            if not self._answering[peer]:
+                del self._answering[peer]
 
     def _enter(self, peer: PeerId, request: BatchRequest, bodies: Sequence[Body]) -> _Pending:
         loop = asyncio.get_running_loop()
@@ -189,10 +194,10 @@ class SplitService:
             async with self._turn:
                 if self._closed:
                     raise _closed()
-                self._heard[peer] = loop.time()
                 if (kept := self.core.admit(peer, request)) is not None:  # another stream was first
                     self._resolve(ticket, kept)
                     return
+                self._replies.check(peer)
                 finished = await loop.run_in_executor(self._thread, self.core.take, peer, request, bodies, ticket)
                 self._settle(finished)
         except (RejectedError, ProtocolError) as error:
@@ -208,12 +213,19 @@ class SplitService:
             if pending is None:
                 continue
             self.core.note(pending.request, each)
+            if isinstance(each.reply, EncodedReply):
+                self._hear(pending.peer, pending.request)
             if each.applied:
                 loss = each.reply.message.loss if isinstance(each.reply, EncodedReply) else None
                 step, samples = self.core.applying.steps, each.work.samples
                 self._node.events.emit(SplitBatchApplied(step=step, peer=pending.peer, samples=samples, loss=loss))
             self.on_finished(each)
             self._resolve(each.work.ticket, each.reply)
+
+    def _hear(self, peer: PeerId, request: BatchRequest) -> None:
+        """A client goes on with its batch. Predictions do not count: whoever holds others up could ask for some."""
+        if request.changes:
+            self._heard[peer] = asyncio.get_running_loop().time()
 
     def _resolve(self, ticket: int, reply: EncodedReply | RejectedError | ProtocolError) -> None:
         pending = self._pending.pop(ticket)
@@ -234,7 +246,8 @@ class SplitService:
             async with self._turn:
                 half_done = set(self.core.applying.half_done())
                 self._heard = {peer: heard for peer, heard in self._heard.items() if peer in half_done}
-                for peer in sorted(half_done):
+                # A slow line is no reason to drop anything: only what waits for further requests is looked at.
+                for peer in sorted(each for each in half_done if self._streams[each] <= self._answering[each]):
                     if loop.time() - self._heard.setdefault(peer, loop.time()) >= self.core.section.wait_s:
                         self._settle([self.core.finished(each) for each in self.core.applying.drop(peer)])
                         self._node.events.emit(SplitBatchDropped(peer=peer))

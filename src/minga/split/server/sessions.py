@@ -104,8 +104,13 @@ class Sessions:
         return None
 
     def note(self, client: str, session: int, number: int, reply: EncodedReply | None) -> None:
-        """A request was applied, of which `check` has said that it is the next one; None: its answer cannot be kept."""
-        known = self._clients[client]
+        """A request was applied, of which `check` has said that it is the next one; None: its answer cannot be kept.
+
+        Nothing is kept of a client that was forgotten while its request waited for those of others.
+        """
+        known = self._clients.get(client)
+        if known is None:
+            return
         if (known.state.session, known.state.last + 1) != (session, number):
             raise ValueError(f"request {number} of session {session} was not due")
         self._drop_reply(known)

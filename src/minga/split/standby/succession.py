@@ -78,8 +78,8 @@ class ServerSuccession:
         """Serve no more, and stand by no more; the program's part of the model has all that was applied."""
         self._task.cancel()
         if self.service is not None:
+            self.service.close()  # first, so that nothing that waits is computed before
             await self.service.between_batches(self._core.applying.settle)
-            self.service.close()
         self._board.retract(SplitServing)
 
     @any_thread

@@ -27,6 +27,7 @@ BATCH: Final = "split.batch"
 
 MAX_TENSORS: Final = 8
 MAX_AXES: Final = 8
+MAX_LOSS: Final = 1e18
 
 Kind = Literal["train", "forward", "backward", "predict", "block", "predict_block", "turn", "hand_over"]
 CHANGES_NOTHING: Final = frozenset[Kind](("predict", "predict_block"))
@@ -40,7 +41,7 @@ Axis = Annotated[int, msgspec.Meta(ge=1, le=MAX_ELEMENTS)]
 SessionNumber = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 PartDigest = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
 """Of what a client hands over, see `split/sharing/handed_part.py`; empty where nothing is."""
-Loss = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
+Loss = Annotated[float, msgspec.Meta(ge=-MAX_LOSS, le=MAX_LOSS)]
 
 
 class TensorHeader(msgspec.Struct, frozen=True):
