@@ -73,7 +73,8 @@ class RunStatus:
     so there is no plan and no count of samples towards a step.
     `last_step` and the target batch size are as amended; `amendments` are those that this peer knows, by number.
     `founders` says how many are ready and wanted while the run waits for its founders. `split` is there if the
-    model is cut, also while nobody serves it; then steps are batches that the server applied, and `members` are servers and clients.
+    model is cut, also while nobody serves it; then steps are batches that the server applied, and `members` are servers
+    and clients.
     """
 
     name: str
