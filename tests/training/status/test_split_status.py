@@ -34,7 +34,7 @@ def peer(name: str) -> PeerStatus:
 
 def test_speeds_are_those_between_records() -> None:
     board, meter = StillBoard(), SplitMeter()
-    assert meter.look(board, 0.0) is None  # type: ignore[arg-type]
+    assert meter.look(board, 0.0).servers == ()  # type: ignore[arg-type]
     board.put("s", SplitServing(10, 160, 2, 1), 0.5)
     board.put("a", Metrics(1, 1.0, 16, 1))
     board.put("s", SplitServing(10, 160, 2, 1), 0.5)
@@ -85,3 +85,9 @@ def test_displays_show_clients_batches_and_who_serves() -> None:
     assert told["split"]["batches_per_second"] == 5.0
     assert [each["part"] for each in told["peers"]] == ["client", "client", "server", None]
     assert with_split(usual, None) == usual
+    del board.records[SplitServing]
+    gone = with_split(usual, meter.look(board, 9.0))  # type: ignore[arg-type]
+    assert headline(gone) == (
+        "step 30 · loss 0.500 · 0.0 samples/s · 2 clients, no server is here: clients wait for it"
+    ), "a client whose server was killed read of step 0 and of 4096 samples towards the next one"
+    assert not gone.averages

@@ -86,7 +86,10 @@ def _watch(watcher: Watcher, options: StatusOptions, output: Output) -> RunStatu
         time.sleep(0.1)
     status = watcher.look()
     output.say(organiser_view(status, {}))
-    if status.split is None and all(peer.status is None for peer in status.peers):
+    if status.split is not None:
+        if status.split.servers and not status.split.clients:
+            output.say("No client trains at this moment.")
+    elif all(peer.status is None for peer in status.peers):
         output.say("No peer that trains is here to tell its step and loss: the figures above begin at 0.")
     elif status.split is None and not status.averages:
         output.say("Fewer than two peers are training: a healthy run averages with at least one other.")

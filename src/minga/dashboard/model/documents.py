@@ -49,7 +49,7 @@ def state_of(status: RunStatus) -> str:
     if status.paused:
         return "paused"
     if status.split is not None:
-        return "training" if status.split.clients else "empty"
+        return "training" if status.averages else "empty"
     if not any(peer.status in ACTIVE and peer.role != "auxiliary" for peer in status.peers):
         return "syncing" if counts["syncing"] else "empty"
     return "training" if status.averages else "alone"

@@ -72,8 +72,9 @@ class RunStatus:
     in a word: open, members, byzantine or members+byzantine. In the last two all members compute and reduce the same,
     so there is no plan and no count of samples towards a step.
     `last_step` and the target batch size are as amended; `amendments` are those that this peer knows, by number.
-    `founders` says how many are ready and wanted while the run waits for its founders. `split` is there while somebody
-    serves a model that is cut; then steps are batches that the server applied, and `members` are servers and clients.
+    `founders` says how many are ready and wanted while the run waits for its founders. `split` is there if the
+    model is cut, also while nobody serves it; then steps are batches that the server applied, and `members` are servers
+    and clients.
     """
 
     name: str
@@ -150,7 +151,7 @@ def read_status(board: Board, node: Node, spec: RunSpec, losses: LossMeter) -> R
 
 
 def with_split(status: RunStatus, split: SplitRunStatus | None) -> RunStatus:
-    """The status of a run whose model is cut, if somebody serves it."""
+    """The status of a run whose model is cut; None is one whose model is whole."""
     if split is None:
         return status
     parts: dict[str, str] = {
@@ -163,7 +164,7 @@ def with_split(status: RunStatus, split: SplitRunStatus | None) -> RunStatus:
         step=split.steps,
         samples_per_second=split.samples_per_second or 0.0,
         members=len(parts),
-        averages=bool(split.clients),
+        averages=bool(split.clients and split.servers),
         peers=tuple(replace(each, part=parts.get(each.peer_id)) for each in status.peers),
         split=split,
     )

@@ -47,11 +47,13 @@ class SplitMeter:
         self._server: PeerId | None = None
         self._marks: deque[_SplitMark] = deque(maxlen=MOST_MARKS)
 
-    def look(self, board: Board, now_s: float) -> SplitRunStatus | None:
-        """The present status, None where nobody serves."""
+    def look(self, board: Board, now_s: float) -> SplitRunStatus:
+        """The present status; where nobody serves, without servers and at the last step that was seen."""
         records = {item.owner: item for item in board.items(SplitServing)}
         if not records:
-            return None
+            clients = tuple(sorted(item.owner for item in board.items(Metrics)))
+            last = self._marks[-1] if self._marks else _SplitMark(now_s, 0, 0)
+            return SplitRunStatus((), (), clients, last.steps, last.samples, 0)
         first = max(records, key=lambda peer: (not records[peer].payload.stands_by, records[peer].payload.step, peer))
         item = records[first]
         serving = item.payload
