@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -316,8 +317,10 @@ def test_too_many_exchanges_at_once_are_refused() -> None:
         asker, asked = swarm.peers
 
         async def idle() -> None:
-            async with asker.node.open(asked.peer_id, EXCHANGE_METHOD):
-                await asyncio.sleep(3.0)
+            async with asker.node.open(asked.peer_id, EXCHANGE_METHOD) as stream:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(3.0):
+                        await stream.receive(Detail)
 
         tasks = [asyncio.ensure_future(idle()) for _ in range(4)]
         await asyncio.sleep(0.5)

@@ -130,7 +130,7 @@ class MessageStream:
     def announce(self, message: msgspec.Struct) -> None:
         """Let a message go together with the next frame, or before this side waits for one."""
         body = msgspec.msgpack.encode(message)
-        self._announced = _HEADER.pack(MESSAGE, len(body)) + body
+        self._announced += _HEADER.pack(MESSAGE, len(body)) + body
 
     async def send(self, message: msgspec.Struct) -> None:
         """Send one message."""
