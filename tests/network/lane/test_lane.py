@@ -301,3 +301,14 @@ def test_calls_take_no_stream_of_their_own_unless_the_other_side_is_older(
         assert [each.count for each in counts] == ([20, 20] if old else [0, 0])
 
     main()
+
+
+@virtually
+async def test_hellos_over_a_very_long_line_leave_no_pulse_in_the_lane() -> None:
+    """It was taken for a frame of the lane, which ended the connection."""
+    world = World(latency_s=0.9)
+    one, two = await world.node(), await world.node()
+    for node in (one, two):
+        node.serve("echo", _echo)
+    for node, other in ((one, two), (two, one)):
+        assert await node.call(other.peer_id, "echo", Note("far"), Note) == Note("far")

@@ -31,6 +31,8 @@ class LaneStream(Stream):
 
     def __init__(self, lane: LaneOwner, number: int) -> None:
         self._lane, self.number = lane, number
+        self.is_lazy = False
+        """Whether what is written may wait a moment for company; set it before the first write."""
         self._room = WINDOW_BYTES
         self._pieces: deque[memoryview] = deque()
         self._taken_bytes = self._unread_bytes = 0
@@ -56,7 +58,7 @@ class LaneStream(Stream):
             piece = view[: min(PIECE_BYTES, self._room)]
             if piece.nbytes:
                 self._room -= piece.nbytes
-                self._lane.outbox.put(pack(DATA, self.number, piece.nbytes), bytes(piece))
+                self._lane.outbox.put(pack(DATA, self.number, piece.nbytes), bytes(piece), lazily=self.is_lazy)
             view = view[piece.nbytes :]
             if not view.nbytes:
                 return

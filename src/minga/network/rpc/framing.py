@@ -64,7 +64,8 @@ class Refusal(msgspec.Struct, frozen=True):
 
 class MessageStream:
     """Frames over one `Stream`, with signs of life in both directions, or those of the `lane` that carries it.
-    `access_link` is measured and held to its caps; `last_heard` belongs to all streams with this peer.
+    `access_link` is measured and held to its caps; `last_heard` belongs to all streams with this peer. One that
+    does not pulse is for a few words without a pause.
 
     No object that a stream holds refers back to the stream. Dozens of streams end each second, and so their share of
     the transport's memory is freed at once, and not by the garbage collector, which does not see that memory.
@@ -82,9 +83,11 @@ class MessageStream:
         access_link: AccessLink,
         last_heard: LastHeard | None = None,
         lane: LaneSigns | None = None,
+        *,
+        pulses: bool = True,
     ) -> None:
         self.peer = peer
-        self._anywhere, self._lane, self._pulses = last_heard or LastHeard(), lane, True
+        self._anywhere, self._lane, self._pulses = last_heard or LastHeard(), lane, pulses
         self.counter = StreamCounter(peer, access_link, lambda: clockwork.pause_ticks / LEAST_TICKS)
         self._access_link, self._paced = access_link, ShapedStream(stream, access_link)
         self._stream, self._clockwork, self._round_trip_s = stream, clockwork, round_trip_s
@@ -225,8 +228,8 @@ class MessageStream:
 
     def on_tick(self, tick: int) -> None:
         """Called by the clockwork: pulse if nothing was written for a while; give up on a silent peer."""
-        is_quiet = self._lane is None and tick - self._last_write >= self._pause_ticks
-        if is_quiet and not self._finished and not self._write_lock.locked():
+        is_due = self._pulses and self._lane is None and tick - self._last_write >= self._pause_ticks
+        if is_due and not self._finished and not self._write_lock.locked():
             self._pause_ticks = max(self._clockwork.pause_ticks, self._far_pause_ticks)
             frame = _HEADER.pack(PULSE, self._pause_ticks)
             self._pulse_task = asyncio.get_running_loop().create_task(self._write_aside(frame))

@@ -3,7 +3,8 @@
 A fresh connection carries one exchange of `Hello`s, the dialler's first, on a stream of its own: wire versions (a
 range; ranges without a common one part), run id, role, date and credential. So strangers, other runs and incompatible
 versions are refused with a reason in words. Every later stream begins with a `Call` that names a method. Where both
-sides know lanes, the stream of the hellos becomes the one that carries all streams of small messages.
+sides know lanes, the stream of the hellos becomes the one that carries all streams of small messages. So no pulse is
+sent on it before, which the other side would take for a part of the lane.
 """
 
 from __future__ import annotations

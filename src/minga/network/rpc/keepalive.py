@@ -165,6 +165,11 @@ class LaneSigns:
         if not self._streams:
             self._clockwork.remove(self)
 
+    def close(self) -> None:
+        """The lane is gone, and should not have to wait for the garbage collector."""
+        self._clockwork.remove(self)
+        self._pulse = lambda _: None
+
     def wrote(self) -> None:
         """Something was written to the lane."""
         self._written_tick = self._clockwork.tick

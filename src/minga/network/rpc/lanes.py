@@ -38,23 +38,27 @@ class Lanes:
 
         lane = MessageLane(stream, connection.peer_id, dialled=dialled, watcher=signs, arrived=arrived)
         self._lanes[connection] = lane, signs
-        self._spawn(self._run(connection, lane))
+        self._spawn(self._run(connection, lane, signs))
 
-    def open(self, connection: Connection) -> LaneStream | None:
+    def open(self, connection: Connection, *, lazy: bool) -> LaneStream | None:
         """A new stream on the lane of a connection; None if that has none."""
-        found = self._lanes.get(connection)
-        return None if found is None else found[0].open()
+        if (found := self._lanes.get(connection)) is None:
+            return None
+        stream = found[0].open()
+        stream.is_lazy = lazy
+        return stream
 
     def signs(self, connection: Connection, stream: Stream) -> LaneSigns | None:
         """The signs of life that a stream shares with others; None for one that has a stream of the connection."""
         found = self._lanes.get(connection)
         return None if found is None or not isinstance(stream, LaneStream) else found[1]
 
-    async def _run(self, connection: Connection, lane: MessageLane) -> None:
+    async def _run(self, connection: Connection, lane: MessageLane, signs: LaneSigns) -> None:
         try:
             await lane.run()
         except ProtocolError as error:
             self._offend(connection.peer_id, error.message)
         finally:
             del self._lanes[connection]
+            signs.close()
             await connection.close()

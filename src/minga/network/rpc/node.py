@@ -128,14 +128,17 @@ class Node:
     # ---- calling others
 
     @contextlib.asynccontextmanager
-    async def open(self, peer: PeerId, method: str, *, bulk: bool = False) -> AsyncIterator[MessageStream]:
+    async def open(
+        self, peer: PeerId, method: str, *, bulk: bool = False, lazy: bool = False
+    ) -> AsyncIterator[MessageStream]:
         """Open a stream to `peer` for `method`, dialling if need be; it is aborted when the block is left early.
 
-        `bulk` is for streams that carry tensors, see `Connection.open_stream`. Others go over the lane if there is one.
+        `bulk` is for streams that carry tensors, see `Connection.open_stream`. Others go over the lane if there is one;
+        what is `lazy` waits there for something to go with, but not for long.
         Raises `UnreachableError` if there is no way to the peer.
         """
         connection = await self.connection(peer)
-        on_lane = None if bulk else self._lanes.open(connection)
+        on_lane = None if bulk else self._lanes.open(connection, lazy=lazy)
         stream = self._wrap(on_lane or await connection.open_stream(bulk=bulk), connection)
         try:
             stream.announce(Call(method))
@@ -269,12 +272,11 @@ class Node:
         if self._connections.is_full_for(peer):
             raise RejectedError("too many peers are connected already", code=RefusalCode.FULL, peer=peer)
 
-    def _wrap(self, stream: Stream, connection: Connection) -> MessageStream:
+    def _wrap(self, stream: Stream, connection: Connection, *, pulses: bool = True) -> MessageStream:
         signs, link = self._lanes.signs(connection, stream), self.access_link
         last_heard, peer = self._heard_of(connection.peer_id), connection.peer_id
-        return MessageStream(
-            stream, peer, self.clockwork, lambda: connection.facts().round_trip_s, link, last_heard, signs
-        )
+        round_trip_s: Callable[[], float | None] = lambda: connection.facts().round_trip_s  # noqa: E731
+        return MessageStream(stream, peer, self.clockwork, round_trip_s, link, last_heard, signs, pulses=pulses)
 
     def _heard_of(self, peer: PeerId) -> LastHeard:
         if (last_heard := self._last_heard.get(peer)) is None:
@@ -289,7 +291,7 @@ class Node:
                 connection = await self.network.connect(address)
                 limit.reschedule(asyncio.get_running_loop().time() + DIAL_TIMEOUT_S)  # as much for the hellos
                 first = await connection.open_stream()
-                stream, own = self._wrap(first, connection), self._hello()
+                stream, own = self._wrap(first, connection, pulses=False), self._hello()
                 hello = await handshake.introduce(stream, own, lambda hello: self._check_hello(hello, peer))
         except BaseException as error:
             if connection is not None:
@@ -314,7 +316,7 @@ class Node:
 
     async def _greet(self, connection: Connection) -> Greeting:
         first = await connection.accept_stream()
-        stream, peer = self._wrap(first, connection), connection.peer_id
+        stream, peer = self._wrap(first, connection, pulses=False), connection.peer_id
         hello = await handshake.welcome(stream, self._hello, lambda hello: self._check_guest(hello, peer))
         return Greeting(hello, first)
 
