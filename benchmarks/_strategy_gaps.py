@@ -17,8 +17,8 @@ from minga.core.files import write_atomically
 
 PATH: Final = Path(__file__).resolve().parents[1] / "src/minga/simulation/forecast/strategy_gaps.json"
 PLANNED: Final = (
-    *("float32", "int8", "int4", "adaptive", "delayed", "topk", "local-20", "local-100", "local-100-int4"),
-    *("streaming-100-int4", "leader", "elastic"),
+    *("float32", "int8", "int4", "adaptive", "delayed", "delayed-int8", "topk", "local-20", "local-30-int4"),
+    *("local-30-int4-overlap", "local-100", "local-100-int4", "streaming-100-int4", "leader", "elastic"),
 )
 """Methods that plans can tell from one another."""
 
@@ -37,7 +37,7 @@ def write_gaps(found: Sequence[tuple[Row, Timeline]], path: Path = PATH) -> int:
             gap = row["gap_percent"]
             gaps.setdefault(row["method"], []).extend(gap if isinstance(gap, list) else [gap])
     for name, values in gaps.items():
-        line = {**_choice(METHODS[name]), "percent": [min(values), max(values)], "basis": "measured"}
+        line = {**choice_of(METHODS[name]), "percent": [min(values), max(values)], "basis": "measured"}
         table["rows"] = [each for each in table["rows"] if _key(each) != _key(line)] + [line]
     before, after = ({**table, "rows": []}, table["rows"])
     head = json.dumps(before, indent=1, ensure_ascii=False).removesuffix("[]\n}")
@@ -46,7 +46,7 @@ def write_gaps(found: Sequence[tuple[Row, Timeline]], path: Path = PATH) -> int:
     return sum(line["basis"] == "measured" for line in after)
 
 
-def _choice(method: Method) -> Row:
+def choice_of(method: Method) -> Row:
     """What plans know a method by; what is as usual is left out."""
     strategy = method.spec.get("training", {}).get("strategy", "synchronous")
     settings = method.spec.get("strategy", {}).get(strategy, {})

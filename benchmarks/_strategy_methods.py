@@ -75,6 +75,8 @@ def _local(name: str, batches: int, *, is_int4: bool = False, **settings: Any) -
     return Method(name, _strategy("local", averaging, **settings), batches, bits, bits, times, half)
 
 
+HALF_RATE: Final = {"optimizer": {"learning_rate": 1e-3}}
+"""Half of the tasks' rate: what trials found for gradients that come late."""
 INT8_BITS, INT4_BITS = 8.0 + 16.0 / 256, 4.0 + 16.0 / 64
 SPARSE: Final = {"codec": "topk(k=64, values=2bit)", "download_codec": "gtopk"}
 INT4: Final = {"codec": "int4"}
@@ -85,13 +87,20 @@ METHODS: Final = {
     for method in (
         Method(REFERENCE, _averaging(codec="float16"), times=(1.1, 2.0, 11.0)),
         Method("float32", _averaging(codec="float32"), up_bits=32.0, down_bits=32.0, times=(1.2, 3.0, 21.0)),
-        Method("delayed", _strategy("delayed"), times=(1.0, 1.0, 10.0)),
+        Method("delayed", _strategy("delayed") | HALF_RATE, times=(1.0, 1.0, 10.0)),
+        Method(
+            "delayed-int8",
+            _strategy("delayed", {"codec": "int8"}) | HALF_RATE,
+            up_bits=INT8_BITS,
+            down_bits=INT8_BITS,
+            times=(1.0, 1.0, 5.0),
+        ),
         Method("int8", _averaging(codec="int8"), up_bits=INT8_BITS, down_bits=INT8_BITS, times=(1.05, 1.5, 6.0)),
         Method("int4", _averaging(codec="int4"), 1, INT4_BITS, INT4_BITS, (1.03, 1.27, 3.66)),
         Method("adaptive", _averaging(codec="adaptive"), up_bits=None, down_bits=None),
         Method(
             "topk",
-            _averaging(codec="topk(k=41)", download_codec="gtopk"),
+            _averaging(codec="topk(k=41)", download_codec="gtopk") | HALF_RATE,
             up_bits=0.246,
             down_bits=1.375,
             times=(1.0, 1.02, 1.17),
@@ -115,7 +124,8 @@ METHODS: Final = {
         _local("local-20-batch", 20, outer_learning_rate=0.6, outer_momentum=0.5, weight="batch"),
         _local("local-20-overlap", 20, outer_learning_rate=0.6, outer_momentum=0.5, overlap=True),
         _local("local-20-eager", 20, outer_learning_rate=0.6, outer_momentum=0.5, overlap=True, merge="eager"),
-        _local("local-25-int4", 25, is_int4=True, outer_learning_rate=0.7, outer_momentum=0.5),
+        _local("local-30-int4", 30, is_int4=True, outer_learning_rate=0.7, outer_momentum=0.5),
+        _local("local-30-int4-overlap", 30, is_int4=True, outer_learning_rate=0.7, outer_momentum=0.5, overlap=True),
         _local("local-100", 100, outer_learning_rate=0.8),
         _local("local-100-int4", 100, is_int4=True, outer_learning_rate=0.8),
         _local("streaming-100-int4", 100, is_int4=True, outer_learning_rate=0.8, fragments=2, overlap=True),

@@ -30,6 +30,7 @@ each task, speeds, kappa and method (numbers of several seeds as mean, least and
 
 `bytes` compares the encoded bytes with what formulas give, `times` the relative times without fixed costs and codecs
 with those expected. `rankings` says which methods come to the targets first, and which never do, at the largest kappa;
+`auto` says what strategy = "auto" chooses, and how many times the best method's time to the middle target that takes.
 `remarks` names what looks like a badly tuned reference.
 
 What this cannot show: large models, for which methods that step locally lose less; data centres; real loss of packets.
@@ -45,6 +46,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._report import emit, finish, note, parser
+from benchmarks._strategy_auto import auto_rows
 from benchmarks._strategy_cells import Results
 from benchmarks._strategy_gaps import write_gaps
 from benchmarks._strategy_methods import METHODS, QUICK
@@ -174,6 +176,7 @@ def main() -> int:
         bytes=list(sizes.values()),
         times=times,
         rankings=rankings(rows),
+        auto=auto_rows(rows, series.peers),
         remarks=remarks(rows),
         **shown,
     )

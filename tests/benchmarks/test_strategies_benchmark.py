@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import _strategy_run, _strategy_tasks
+from benchmarks._strategy_auto import auto_rows
 from benchmarks._strategy_cells import Results
 from benchmarks._strategy_clock import NO_COST, Clock
 from benchmarks._strategy_figures import Timeline, figures
@@ -219,3 +221,19 @@ def test_peers_share_one_state_with_every_kind_of_method(tiny: None, tmp_path: P
     assert curve[-1]["loss"] < curve[0]["loss"] - 0.01
     shared = [peer.strategy.shared_tensors() for peer in run.peers]
     assert all(torch.equal(shared[0][key], other[key]) for other in shared[1:] for key in shared[0])
+
+
+def test_what_auto_chooses_is_compared_with_the_best_method() -> None:
+    def row(method: str, share: float | None) -> dict[str, Any]:
+        return {
+            "task": "gpt",
+            "kappa": 10.0,
+            "speeds": "equal",
+            "method": method,
+            "targets": {"80%": {"share_of_reference": share}},
+        }
+
+    shares = {"float16": 1.0, "local-30-int4": 0.2, "local-30-int4-overlap": 0.22, "topk": None}
+    (found,) = auto_rows([row(method, share) for method, share in shares.items()], 8)
+    assert found["chosen"] == "local H=30 overlapped, int4"
+    assert (found["method"], found["best"], found["ratio"]) == ("local-30-int4-overlap", "local-30-int4", 1.1)

@@ -59,7 +59,7 @@ class LaterKinds(RecordKinds):
         return super().open(code, payload)
 
 
-LATER = LaterKinds(*RUN_KINDS, Kind("weather", 9, Weather, 128))
+LATER = LaterKinds(*RUN_KINDS, Kind("weather", 10, Weather, 128))
 
 
 def add_fields_to_messages(monkeypatch: pytest.MonkeyPatch, later: list[SimulatedPeer]) -> list[str]:

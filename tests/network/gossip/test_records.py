@@ -186,8 +186,8 @@ def test_a_kind_that_would_collide_or_has_no_bound_is_not_taken(kind: Kind) -> N
 
 
 def test_a_signature_is_checked_without_knowing_the_kind() -> None:
-    later = RUN_KINDS.extended(Kind("later", 9, Later, 100))
-    told = records.make_record(KEY, "r", 9, NOW_MS, NOW_MS + 60_000, later.encode(Later("x")))
+    later = RUN_KINDS.extended(Kind("later", 10, Later, 100))
+    told = records.make_record(KEY, "r", 10, NOW_MS, NOW_MS + 60_000, later.encode(Later("x")))
     assert records.is_genuine(told, "r")
     assert later.open(told.code, told.payload) == Later("x")
     assert records.check_form(told, RUN_KINDS) is Verdict.NEW

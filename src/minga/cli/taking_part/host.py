@@ -35,6 +35,7 @@ from minga.training.join import PeerOptions
 from minga.training.organiser import desk_in
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import with_origins
+from minga.training.run_folder.chosen_strategy import ChosenStrategy
 from minga.training.run_folder.known_runs import known_run, known_runs
 
 if TYPE_CHECKING:
@@ -81,7 +82,14 @@ def run_host(
 
     output = context.output
     known = known_run(path) if resume else None
-    spec = known.spec if known else _read_spec(path, expected_peers, output)
+    chosen = ChosenStrategy.read(path) if known else None
+    if known is None:
+        spec, chosen = _read_spec(path, expected_peers)
+    else:
+        spec = known.spec
+    if chosen is not None:
+        output.event("strategy.chosen", strategy=chosen.strategy, reason=chosen.reason)
+        output.say(escape(f"Auto: {chosen.reason}."))
     if begin_from is not None:
         spec = spec.model_copy(update={"model": spec.model.model_copy(update={"init_from": begin_from})})
     if spec.model.recipe == CUSTOM:
@@ -110,6 +118,8 @@ def run_host(
         hosting = host(spelled_out(spec), peer, files=prepared_files(spec, peer.runs_directory))
     with hosting as hosted:
         wire(context, hosted)
+        if chosen is not None:
+            chosen.write(hosted.directory)
         tell_cautions(hosted.spec, output)
         watch = LinkWatch(hosted, output, lambda link: show_link(hosted, link, output, links))
 
@@ -123,17 +133,16 @@ def run_host(
             _Hosting(hosted, work, context, watcher, tell).run()
 
 
-def _read_spec(path: Path, expected_peers: str | None, output: Output) -> RunSpec:
-    """The spec of a run that begins, complete: to prepare the files can take minutes."""
+def _read_spec(path: Path, expected_peers: str | None) -> tuple[RunSpec, ChosenStrategy | None]:
+    """The spec of a run that begins, complete: to prepare the files can take minutes. With what "auto" became."""
     from minga.simulation.advice.auto_choice import with_chosen_strategy
 
     spec, reason = with_chosen_strategy(RunSpec.from_file(path), expected_peers)
     if reason:
-        output.event("strategy.chosen", strategy=spec.training.strategy, reason=reason)
-        output.say(escape(f"Auto: {reason}."))
-    elif expected_peers is not None:
+        return with_origins(spec), ChosenStrategy(spec.training.strategy, reason)
+    if expected_peers is not None:
         raise ConfigurationError('--peers: only for a run spec with training.strategy = "auto", which they decide')
-    return with_origins(spec)
+    return with_origins(spec), None
 
 
 _OWN_PROGRAM = (

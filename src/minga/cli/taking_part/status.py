@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+
 from minga.cli.taking_part.status_view import PlainTrouble, headline, organiser_view, peers_by_kind
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import Output, Ticker
@@ -17,6 +19,8 @@ from minga.monitor.history import FILE_NAME, History, read_history
 from minga.monitor.plot import plot_history
 from minga.monitor.watcher import Watcher
 from minga.training.join import PeerOptions, join
+from minga.training.run_folder.chosen_strategy import ChosenStrategy
+from minga.training.run_folder.known_runs import FOLDER_DIGITS
 from minga.training.status.run_status import RunStatus
 
 LOOK_S = 3.0
@@ -45,12 +49,15 @@ def run_status(link: str | None, peer: PeerOptions, options: StatusOptions, cont
     with join(link, peer, with_files=False) as joined:
         wire(context, joined)
         watcher = Watcher(joined, History(None))
+        chosen = ChosenStrategy.read(peer.runs_directory / joined.run_id[:FOLDER_DIGITS])
+        if chosen is not None:  # this run is hosted from this machine
+            context.output.say(escape(f"Auto: {chosen.reason}."))
         try:
             status = _watch(watcher, options, context.output)
         finally:  # also after Ctrl-C, the ordinary end of watching
             if options.plot is not None and watcher.history.entries:
                 plot_history(watcher.history.entries, options.plot, title=joined.spec.name)
-    context.output.summary(ok=True, **status.to_json())
+    context.output.summary(ok=True, **status.to_json(), **_as_json(chosen))
 
 
 def _watch(watcher: Watcher, options: StatusOptions, output: Output) -> RunStatus:
@@ -91,6 +98,11 @@ def _until_seen(watcher: Watcher) -> Callable[[], bool]:
     return lambda: watcher.look().loss is not None
 
 
+def _as_json(chosen: ChosenStrategy | None) -> dict[str, str]:
+    """What "auto" became and why, if anything was chosen."""
+    return {} if chosen is None else {"strategy": chosen.strategy, "strategy_reason": chosen.reason}
+
+
 def _show_history(options: StatusOptions, output: Output) -> None:
     path = options.history or Path()
     path = path / FILE_NAME if path.is_dir() else path
@@ -107,6 +119,7 @@ def _show_history(options: StatusOptions, output: Output) -> None:
         "lost": sum(entry["event"] == "lost" for entry in entries),
         "evaluation": held_out[-1] if held_out else None,
     }
+    facts |= _as_json(ChosenStrategy.read(path.parent))
     if options.plot is not None:
         plot_history(entries, options.plot)
         facts["plot"] = str(options.plot)

@@ -1,16 +1,17 @@
 """`training.strategy = "auto"`: which strategy a run begins with, from its links, its devices and its model.
 
-Theory of operation. With kappa = transfer of a float16 round / computing of a target batch, both as the planner
-foresees them:
+Theory of operation. These ways are compared, the usual ones first:
 
-    kappa <= 0.1          synchronous: communication hardly shows
-    kappa <= 0.8          delayed, int8: computing hides it
-    else                  local steps, with the smallest H from 30 to 500 for which the transfer takes at most a tenth
-                          of a round's computing, or (overlapped) at most 0.8 of it, since it is hidden then
+    synchronous    adaptive, int8, int4
+    delayed        int8, int4
+    local          int4, with and without overlap, each with the smallest H from 30 to 500 for which the transfer takes
+                   at most a tenth of a round's computing, or (overlapped) at most 0.8 of it, since it is hidden then
 
-Of local steps with and without overlap, and delayed int8 in case that is still better, the one comes first to a loss
-that the forecast, with the table of gaps, says. A round of H inner steps has H target batches: with local steps, what
-the run spec counts in steps is divided by H.
+Of each the forecast says how many samples a second count, and the table of gaps how many more of them it needs to the
+same loss. The way that comes first to a loss is taken, or the first in the list that is at most 5 % later. A round of H
+inner steps has H target batches: with local steps, what the run spec counts in steps is divided by H.
+
+kappa = transfer of a float16 round / computing of a target batch, as the planner foresees both, is part of the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import AUTO_STRATEGY
 from minga.recipes.registry import CUSTOM
 from minga.simulation.advice.advised_batch import BatchLimits
-from minga.simulation.advice.comparison import Compared, best_of, compare
+from minga.simulation.advice.comparison import GOOD_ENOUGH, Compared, best_of, compare
 from minga.simulation.advice.ways import DELAYED, FEW_INNER_STEPS, SYNCHRONOUS, TrainingWay, local_way
 from minga.simulation.forecast.devices import THIS, read_measurements
 from minga.simulation.forecast.model_facts import facts_of_recipe
@@ -35,8 +36,8 @@ from minga.simulation.forecast.peer_text import parse_peers
 from minga.simulation.forecast.planned_run import PlannedRun, swarm_rates
 from minga.simulation.forecast.volunteers import resolve
 
-LITTLE_KAPPA: Final = 0.1
-HIDDEN_KAPPA: Final = 0.8
+WAITED_SHARE, HIDDEN_SHARE = 0.1, 0.8
+"""How much of a round's computing its transfer may take: where peers wait for it, and where they go on."""
 MOST_INNER_STEPS: Final = 500
 USUAL_PEERS: Final = "8x(t4, up=20Mbit, down=100Mbit)"
 """Volunteers at home, where nobody says who will take part."""
@@ -79,21 +80,27 @@ def choose(setting: PlannedRun, codec: str | None = None, auto: BatchLimits | No
     """
     (reference,) = compare(setting, [TrainingWay(SYNCHRONOUS, "float16")])
     kappa = _transfer_to_computing(reference)
-    if kappa <= LITTLE_KAPPA:
-        (found,) = compare(setting, [TrainingWay(SYNCHRONOUS, codec or "adaptive")], auto)
-        return AutoChoice(found, kappa, f"{_words(kappa)}: communication hardly shows")
-    delayed = TrainingWay(DELAYED, codec or "int8")
-    if kappa <= HIDDEN_KAPPA or auto is not None:
-        (found,) = compare(setting, [delayed], auto)
-        why = "computing hides it" if kappa <= HIDDEN_KAPPA else "local steps need a number as target_batch_size"
-        return AutoChoice(found, kappa, f"{_words(kappa)}: {why}")
-    ways = [delayed, *_local_ways(setting, codec)]
-    found = best_of(compare(setting, ways))
+    ways = _shared_steps(codec) + ([] if auto else _local_ways(setting, codec))
+    found = best_of(compare(setting, ways, auto))
+    return AutoChoice(found, kappa, f"{_words(kappa)}: {_why(found, reference, is_batch_chosen=auto is not None)}")
+
+
+def _shared_steps(codec: str | None) -> list[TrainingWay]:
+    """Those whose every step is shared; all with the run's codec if it names one."""
+    if codec is not None:
+        return [TrainingWay(SYNCHRONOUS, codec), TrainingWay(DELAYED, codec)]
+    ways = [TrainingWay(SYNCHRONOUS, each) for each in ("adaptive", "int8", "int4")]
+    ways += [TrainingWay(DELAYED, each) for each in ("int8", "int4")]
+    return [way for way in ways if way.is_installed]
+
+
+def _why(found: Compared, reference: Compared, *, is_batch_chosen: bool) -> str:
+    if found.way.strategy == SYNCHRONOUS and found.equal_s >= reference.equal_s / (1.0 + GOOD_ENOUGH):
+        return "communication hardly shows"
     sooner = reference.equal_s / found.equal_s
     gap = "an unknown gap" if found.gap is None else f"a gap of {found.gap.percent:.1f} % ({found.gap.basis})"
-    return AutoChoice(
-        found, kappa, f"{_words(kappa)}: it comes {sooner:.1f} times as soon to a loss as synchronous float16, by {gap}"
-    )
+    said = f"it comes {sooner:.1f} times as soon to a loss as synchronous float16, by {gap}"
+    return f"{said}; local steps need a number as target_batch_size" if is_batch_chosen else said
 
 
 def _words(kappa: float) -> str:
@@ -116,7 +123,7 @@ def _local_ways(setting: PlannedRun, codec: str | None) -> list[TrainingWay]:
     trainers = sum(each.peers.count for each in setting.volunteers if each.computes)
     inner = max(1, setting.target_batch_size // trainers)
     found = []
-    for overlap, most in ((False, LITTLE_KAPPA), (True, HIDDEN_KAPPA)):
+    for overlap, most in ((False, WAITED_SHARE), (True, HIDDEN_SHARE)):
         wanted = math.ceil(share / most) if share < math.inf else MOST_INNER_STEPS
         steps = min(max(wanted, FEW_INNER_STEPS), MOST_INNER_STEPS)
         found.append(local_way(steps, codec, local_batch=inner, overlap=overlap))

@@ -19,7 +19,7 @@ DELAYED: Final = StrategyChoice("delayed")
 DENSE: Final = (ADAPTIVE, "float16", "int8", "float32")
 """Codecs that send all of a vector; bfloat16 takes as many bytes as float16."""
 FEW_INNER_STEPS: Final = 30
-"""With fewer of them in a round much outer momentum does harm."""
+"""With no more of them in a round much outer momentum does harm."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ def local_way(
 
     `local_batch` is that of an inner step; 0 is a micro-batch.
     """
-    often = batches < FEW_INNER_STEPS
-    table: dict[str, Any] = {"outer_learning_rate": 0.6 if often else 0.8, "outer_momentum": 0.5 if often else 0.9}
+    often = batches <= FEW_INNER_STEPS
+    table: dict[str, Any] = {"outer_learning_rate": 0.7 if often else 0.8, "outer_momentum": 0.5 if often else 0.9}
     table |= {"overlap": True} if overlap else {}
     table |= {"fragments": fragments} if fragments > 1 else {}
     table |= {"local_batch": local_batch} if local_batch else {}

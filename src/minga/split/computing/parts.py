@@ -1,0 +1,157 @@
+"""A part of a model that is cut: its modules, and the optimizer that trains them on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from minga.core.errors import ConfigurationError, NonFiniteError
+from minga.core.spec.sections import OptimizerSection
+from minga.training.replica.build_optimizer import build_optimizer
+
+OptimizerChoice = torch.optim.Optimizer | Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+"""An optimizer of the part's parameters, or what makes one of them, such as `partial(torch.optim.Adam, lr=1e-3)`."""
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class Part:
+    """Modules that are trained together on one machine. A part that has nothing to train needs no optimizer.
+
+    Without an `optimizer` it is that of the run spec, with its schedule, one step for each batch. `max_grad_norm`
+    scales down the gradient of this part alone: clipped part by part a model takes other steps than as a whole.
+
+    Raises `ConfigurationError` for an optimizer that is none, or that trains none of these parameters.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        optimizer: OptimizerChoice | None,
+        section: OptimizerSection,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        if max_grad_norm is not None and not (math.isfinite(max_grad_norm) and max_grad_norm > 0):
+            raise ConfigurationError(f"max_grad_norm={max_grad_norm} is no positive number")
+        if wrong := [each for each in modules if not isinstance(each, nn.Module)]:
+            raise ConfigurationError(f"a part of a model is a torch.nn.Module, not a {type(wrong[0]).__name__}")
+        self.modules = tuple(modules)
+        self.parameters = [each for each in nn.ModuleList(modules).parameters() if each.requires_grad]
+        self.optimizer, self.scheduler = self._made(optimizer, section)
+        self._max_grad_norm = max_grad_norm
+        self.steps = 0
+        """Steps that this part has taken."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether there is anything to train."""
+        return self.optimizer is not None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the part computes: where its first parameter or buffer lies, in CPU memory if it has none."""
+        tensors = chain.from_iterable(chain(each.parameters(), each.buffers()) for each in self.modules)
+        first = next(tensors, None)
+        return torch.device("cpu") if first is None else first.device
+
+    @property
+    def buffers(self) -> list[torch.Tensor]:
+        """What modules keep and no optimizer changes, such as the means of BatchNorm."""
+        return [buffer for module in self.modules for buffer in module.buffers()]
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The type of its first floating-point parameter, None without one."""
+        tensors = chain.from_iterable(each.parameters() for each in self.modules)
+        return next((each.dtype for each in tensors if each.is_floating_point()), None)
+
+    def adapted(self, tensors: Tensors) -> Tensors:
+        """Tensors of the other side of the cut where this part computes, floating-point ones in its own type."""
+        device, dtype = self.device, self.dtype
+        return tuple(each.to(device, dtype if each.is_floating_point() else None) for each in tensors)
+
+    def step(self) -> None:
+        """Update the parameters by their gradients, and forget these.
+
+        Raises `NonFiniteError`, with the parameters untouched, if a gradient is NaN or infinite.
+        """
+        if self.optimizer is None:
+            self.steps += 1
+            return
+        norm = nn.utils.clip_grad_norm_(self.parameters, self._max_grad_norm or math.inf)
+        if not bool(torch.isfinite(norm)):
+            self.zero_grad()
+            raise NonFiniteError("a gradient of this part of the model is not finite")
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.steps += 1
+        self.zero_grad()
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @contextlib.contextmanager
+    def predicting(self) -> Iterator[None]:
+        """Without gradients, and with all modules in evaluation mode; afterwards each is in its own mode again."""
+        modes = [(module, module.training) for part in self.modules for module in part.modules()]
+        try:
+            for each in self.modules:
+                each.eval()
+            with torch.no_grad():
+                yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def _made(
+        self, choice: OptimizerChoice | None, section: OptimizerSection
+    ) -> tuple[torch.optim.Optimizer | None, LRScheduler | None]:
+        if not self.parameters:
+            return None, None
+        if choice is None:
+            return build_optimizer(section, nn.ModuleList(self.modules))
+        made = choice if isinstance(choice, torch.optim.Optimizer) else choice(list(self.parameters))
+        if not isinstance(made, torch.optim.Optimizer):
+            raise ConfigurationError(f"optimizer: {made!r} is no torch.optim.Optimizer, and makes none")
+        own = {id(each) for each in self.parameters}
+        trained = {id(each) for group in made.param_groups for each in group["params"]}
+        if not own & trained:
+            raise ConfigurationError("the optimizer trains none of the parameters of this part of the model")
+        return made, None
+
+
+def run_module(module: nn.Module, inputs: Any) -> Tensors:
+    """What a module makes of its inputs: a tensor, a sequence of positional or a mapping of named arguments.
+
+    Raises `ConfigurationError` unless that is a tensor, or a sequence of tensors.
+    """
+    if isinstance(inputs, Mapping):
+        made = module(**inputs)
+    elif isinstance(inputs, tuple | list):
+        made = module(*inputs)
+    else:
+        made = module(inputs)
+    return as_tensors(made)
+
+
+def as_tensors(value: Any) -> Tensors:
+    """One tensor or several as a tuple. Raises `ConfigurationError` for anything else."""
+    found = (value,) if isinstance(value, torch.Tensor) else value
+    if isinstance(found, tuple | list) and found and all(isinstance(each, torch.Tensor) for each in found):
+        return tuple(found)
+    raise ConfigurationError(f"a tensor or a tuple of tensors is needed, not a {type(value).__name__}")
+
+
+def as_value(tensors: Tensors) -> Any:
+    """A single tensor as itself, several as a tuple."""
+    return tensors[0] if len(tensors) == 1 else tensors

@@ -1,0 +1,156 @@
+"""`minga.split.serve`: a peer that has the server's part of a model."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+from torch import nn
+
+from minga.core.errors import ClosedError, ConfigurationError
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.links.links import Link
+from minga.split.computing.one_top import LossFunction, OneTop, cross_entropy
+from minga.split.computing.parts import OptimizerChoice, Part
+from minga.split.finding import allowed_servers, check_split
+from minga.split.server.batch_server import BatchServer, Finished
+from minga.split.server.service import SplitService
+from minga.split.wire.tensors import EncodedReply
+from minga.training.host import host, read_spec
+from minga.training.join import PeerOptions
+from minga.training.peer import Peer
+
+ROOM_BYTES: Final = 512 << 20
+"""Of batches that wait to be computed."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SplitStatus:
+    """What a server has done: steps, samples, the last mean loss (None: it knows none), clients that began, batches
+    that wait.
+    """
+
+    steps: int
+    samples: int
+    loss: float | None
+    clients: int
+    waiting: int
+
+
+class SplitServer:
+    """The server of a run with a model that is cut; made by `serve`. Use it as a context manager, or call `close`."""
+
+    def __init__(self, peer: Peer, core: BatchServer, *, owns_peer: bool, room_bytes: int = ROOM_BYTES) -> None:
+        self.peer, self._owns_peer, self._core = peer, owns_peer, core
+        self._loss: float | None = None
+        self._stepped = threading.Condition()
+        self._closed = False
+
+        def begin() -> SplitService:
+            session = peer.session
+            service = SplitService(session.node, session.board, core, room_bytes=room_bytes)
+            service.on_finished = self._note
+            return service
+
+        self._service = peer.on_loop(begin)
+
+    @property
+    def link(self) -> Link:
+        """An invitation to the run, for clients."""
+        return self.peer.link
+
+    @property
+    def status(self) -> SplitStatus:
+        """What the server has done so far. Raises `ClosedError` after `close`."""
+        core = self._core
+        waiting = self.peer.on_loop(lambda: self._service.waiting)
+        return SplitStatus(core.applying.steps, core.samples, self._loss, len(core.sessions), waiting)
+
+    def between_batches(self, function: Callable[[], T]) -> T:
+        """Run a function while no batch is computed, such as one that saves or evaluates the top; returns its result.
+
+        Raises `ClosedError` after `close`, and what the function raises.
+        """
+        return self.peer.call(self._service.between_batches(function))
+
+    def wait(self, steps: int | None = None) -> None:
+        """Wait until the top has taken so many steps, or (None) for good; also ended by `close`."""
+        with self._stepped:
+            self._stepped.wait_for(lambda: self._closed or (steps is not None and self._core.applying.steps >= steps))
+
+    def close(self) -> None:
+        """Serve no more; a peer that `serve` made leaves the run. May be called twice."""
+        if self._closed:
+            return
+        with contextlib.suppress(ClosedError):  # the program closed the peer first
+            self.peer.on_loop(self._service.close)
+        self._service.join()
+        if self._owns_peer:
+            self.peer.close()
+        with self._stepped:
+            self._closed = True
+            self._stepped.notify_all()
+
+    def __enter__(self) -> SplitServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _note(self, finished: Finished) -> None:
+        if isinstance(finished.reply, EncodedReply) and finished.reply.message.loss is not None:
+            self._loss = finished.reply.message.loss
+        with self._stepped:
+            self._stepped.notify_all()
+
+
+def serve(
+    run: RunSpec | Mapping[str, Any] | Path | str | Peer,
+    top: nn.Module,
+    *,
+    optimizer: OptimizerChoice | None = None,
+    loss: LossFunction = cross_entropy,
+    max_grad_norm: float | None = None,
+    options: PeerOptions | None = None,
+) -> SplitServer:
+    """Serve the server's part of a model to the clients of a run, which is begun, or of which `run` is a peer already.
+
+    top: takes what the clients' bottoms return, one argument for each tensor. Vanilla, it returns what `loss` compares
+        with the labels; U-shaped, what the clients' heads take.
+    optimizer: of the parameters of `top`, or what makes one of them; None is that of the run spec. It takes one step
+        for each batch.
+    loss: mean loss by outputs and labels, in vanilla runs.
+    max_grad_norm: scales down the gradient of `top` alone.
+    options: settings of the peer that begins the run, as of `minga.host`.
+
+    Raises `ConfigurationError` for arguments that make no sense, a run whose model is not cut, and a peer to which its
+    clients would not send anything.
+    """
+    if isinstance(run, Peer):
+        check_split(run.spec)
+        peer = run
+    else:
+        check_split(spec := read_spec(run))
+        peer = host(spec, options)
+    try:
+        if peer.peer_id not in allowed_servers(peer.spec):
+            raise ConfigurationError(
+                f"clients of this run send nothing to {peer.peer_id[:10]}…: name its whole key in split.servers"
+            )
+        part = Part([top], optimizer, peer.spec.optimizer, max_grad_norm)
+        is_vanilla = peer.spec.split.variant == "vanilla"
+        core = BatchServer(OneTop(part, loss if is_vanilla else None), peer.spec.split)
+        return SplitServer(peer, core, owns_peer=peer is not run)
+    except BaseException:
+        if peer is not run:
+            peer.close()
+        raise
