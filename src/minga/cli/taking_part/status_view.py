@@ -1,0 +1,255 @@
+"""How statuses look on a terminal, and as plain lines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from minga.cli.terminal.output import plain_table
+from minga.core.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from minga.training.status.plan_status import PlanStatus
+    from minga.training.status.run_status import PeerStatus, RunStatus
+
+RESTING = (
+    "resting: your upload would cost the others more time than your samples save; nothing to do, "
+    "you are asked again every few minutes"
+)
+RESTED = "no longer resting: this machine computes again"
+MAX_ROWS = 30
+MAX_AMENDMENTS = 5
+MAX_SHARES = 6
+
+
+@dataclass(frozen=True)
+class OwnPart:
+    """What a volunteer sees of their own doing.
+
+    `share` of the last steps is None before the first one, `figures` on held-out text are empty without `--evaluate`.
+    `machine` is the device and its micro-batch, empty before they are known; `traffic` what was used of a budget.
+    """
+
+    run: Any
+    step: int
+    loss: float | None
+    samples: int
+    samples_per_second: float
+    share: float | None
+    bytes_sent: int
+    bytes_received: int
+    paths: tuple[str, ...]
+    sync_done: int
+    sync_total: int
+    phase: str
+    figures: dict[str, float]
+    machine: str
+    traffic: str = ""
+
+
+def headline(status: RunStatus) -> str:
+    """Step, loss, peers and speed of a run in one line."""
+    last = f" of {status.last_step}" if status.last_step else ""
+    if status.paused:
+        return f"step {status.step}{last} · paused by the organisers"
+    if status.founders is not None:
+        ready, wanted = status.founders
+        return f"step {status.step}{last} · waiting for founders, {ready} of {wanted} are here"
+    loss = f"loss {status.loss:.3f}" if status.loss is not None else "no loss yet"
+    return " · ".join([f"step {status.step}{last}", loss, *_work(status), _members(status)])
+
+
+def _work(status: RunStatus) -> list[str]:
+    """What is done towards the next step, and how fast; after the last one that there is none."""
+    if (split := status.split) is not None:
+        speed = "" if split.batches_per_second is None else f"{split.batches_per_second:.1f} batches/s, "
+        waits = "1 batch waits" if split.waiting == 1 else f"{split.waiting} batches wait"
+        waiting = f" · {waits}" if split.waiting else ""
+        return [f"{speed}{status.samples_per_second:.1f} samples/s{waiting}"]
+    if status.is_complete:
+        return ["the run is complete"]
+    counted = f"{status.samples}/{status.target_batch_size} samples towards the next step"
+    return [*([] if status.is_verified else [counted]), f"{status.samples_per_second:.1f} samples/s"]
+
+
+def _members(status: RunStatus) -> str:
+    """How many peers take part; an organiser who is still alone shall see that nobody computes gradients."""
+    if (split := status.split) is not None:
+        clients, servers = len(split.clients), len(split.servers)
+        here = f"{clients} client{'' if clients == 1 else 's'}"
+        if not servers:
+            return f"{here}, no server is here: clients wait for it"
+        return f"{here}, {servers} server{'' if servers == 1 else 's'}"
+    peers = "1 peer" if status.members == 1 else f"{status.members} peers"
+    is_idle = all(peer.role in ("auxiliary", "monitor") for peer in status.peers)
+    if status.is_complete:
+        return f"{peers} here"
+    return f"{peers} here, none computes gradients" if is_idle and status.peers else f"{peers} training together"
+
+
+def peers_by_kind(status: RunStatus) -> str:
+    """How many peers there are of each role and state."""
+    kinds = Counter(peer.part or f"{peer.role} {peer.status or 'watching'}" for peer in status.peers)
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+
+
+def peer_table(status: RunStatus) -> Table:
+    """One row for each peer."""
+    columns = ("peer", "role", "state", "step", "samples/s", "samples", "sent, received", "path")
+    table = plain_table(*columns, left=("role", "state", "path"))
+    for peer in status.peers[:MAX_ROWS]:
+        table.add_row(*_cells(peer))
+    return table
+
+
+def organiser_view(status: RunStatus, figures: dict[str, float]) -> RenderableType:
+    """The organiser's display."""
+    lines: list[RenderableType] = [Text(headline(status), style="bold"), Text(peers_by_kind(status))]
+    if figures:
+        lines.append(Text(_figures(figures)))
+    if status.digests_agree is False:
+        lines.append(Text("peers disagree about the state; the minority is fetching what differs", style="yellow"))
+    if status.plan is not None:
+        lines.append(Text(plan_line(status.plan)))
+    lines += [Text(line) for line in amendment_lines(status)]
+    lines += [*_trouble(status), Text(), peer_table(status)]
+    if len(status.peers) > MAX_ROWS:
+        lines.append(Text(f"… and {len(status.peers) - MAX_ROWS} more", style="dim"))
+    return Panel(Group(*lines), title=status.name, title_align="left")
+
+
+def amendment_lines(status: RunStatus) -> list[str]:
+    """The newest orders that are in force or will be; what others overruled, such as a pause that is over, is not."""
+    standing = [each for each in status.amendments if not each.overruled][-MAX_AMENDMENTS:]
+    return [
+        f"amendment {each.number}, {'in force' if each.due else 'not yet in force'} (from step {each.from_step}): "
+        f"{each.changes}"
+        for each in standing
+    ]
+
+
+def plan_line(plan: PlanStatus) -> str:
+    """Who reduces how much, and what rounds wait for, in one line."""
+    ranked = sorted(plan.reduces.items(), key=lambda each: (-each[1], each[0]))
+    shares = [f"{peer[:10]} {share:.0%}" for peer, share in ranked if share][:MAX_SHARES]
+    more = sum(1 for share in plan.reduces.values() if share) - len(shares)
+    line = f"plan: {', '.join(shares)}{f' and {more} more' if more else ''}{' in two levels' if plan.two_level else ''}"
+    if plan.binding is not None and plan.round_s is not None:
+        kind, peer, other = plan.binding
+        to = f" to {other[:10]}" if other else ""
+        line += f" · rounds take {format_duration(plan.round_s)} and wait for the {kind} of {peer[:10]}{to}"
+    return line
+
+
+def organiser_lines(status: RunStatus, figures: dict[str, float]) -> Iterator[str]:
+    """The organiser's display where there is no terminal."""
+    disagreeing = " · peers disagree about the state" if status.digests_agree is False else ""
+    yield headline(status) + disagreeing + (f" · {_figures(figures)}" if figures else "")
+
+
+def run_figures(status: RunStatus) -> dict[str, Any]:
+    """The progress of a run for programs; `loss` is None before the first step."""
+    return {
+        "step": status.step,
+        "last_step": status.last_step,
+        "loss": status.loss,
+        "members": status.members,
+        "samples_per_second": status.samples_per_second,
+        "paused": status.paused,
+    }
+
+
+def volunteer_figures(part: OwnPart) -> dict[str, Any]:
+    """The progress of a run, and this machine's part in it, for programs."""
+    own = {
+        "phase": part.phase,
+        "machine": part.machine,
+        "samples": part.samples,
+        "samples_per_second": part.samples_per_second,
+        "share": part.share,
+        "bytes_sent": part.bytes_sent,
+        "bytes_received": part.bytes_received,
+    }
+    return {**run_figures(part.run), "own": own}
+
+
+def volunteer_view(part: OwnPart) -> RenderableType:
+    """The volunteer's display."""
+    lines: list[RenderableType] = [Text(headline(part.run), style="bold"), Text(_own(part))]
+    if part.phase == "downloading the state" and part.sync_total:
+        label = f"state {format_size(part.sync_done)} of {format_size(part.sync_total)}"
+        lines += [Text(label), ProgressBar(total=part.sync_total, completed=part.sync_done, width=50)]
+    if part.figures:
+        lines.append(Text(_figures(part.figures)))
+    lines += _trouble(part.run)
+    return Panel(Group(*lines), title=part.run.name, subtitle="Ctrl-C to leave at any time", title_align="left")
+
+
+def volunteer_lines(part: OwnPart) -> Iterator[str]:
+    """The volunteer's display where there is no terminal."""
+    yield f"{headline(part.run)} · {_own(part)}" + (f" · {_figures(part.figures)}" if part.figures else "")
+
+
+class PlainTrouble:
+    """The trouble of this peer, and whether it rests, where there is no terminal: each is said once."""
+
+    def __init__(self) -> None:
+        self._said, self._resting = 0, False
+
+    def lines(self, status: RunStatus) -> Iterator[str]:
+        """What was not said yet."""
+        if status.resting != self._resting:
+            self._resting = status.resting
+            yield RESTING if status.resting else RESTED
+        if status.trouble is not None and status.trouble.number > self._said:
+            self._said = status.trouble.number
+            yield f"trouble: {escape(status.trouble.text)}"
+
+
+def _trouble(status: RunStatus) -> list[Text]:
+    lines = [Text(RESTING)] if status.resting else []
+    if status.trouble is not None:
+        age = format_duration(status.trouble.age_s)
+        lines.append(Text(f"trouble {age} ago: {status.trouble.text}", style="yellow"))
+    return lines
+
+
+def _own(part: OwnPart) -> str:
+    share = f"{part.share:.0%} of the last steps" if part.share is not None else "no step yet"
+    doing = f"{part.phase} on {part.machine}" if part.machine else part.phase
+    return (
+        f"you: {doing} · {part.samples_per_second:.1f} samples/s · {share} · {part.samples} samples so far · "
+        f"sent {format_size(part.bytes_sent)}, received {format_size(part.bytes_received)} · "
+        + (f"{part.traffic} · " if part.traffic else "")
+        + f"{' and '.join(part.paths) or 'no'} connection"
+    )
+
+
+def _figures(figures: dict[str, float]) -> str:
+    shown = ", ".join(
+        f"{name.removeprefix('heldout_')} {value:.3f}" for name, value in figures.items() if name != "step"
+    )
+    return f"held out at step {figures['step']:.0f}: {shown}"
+
+
+def _cells(peer: PeerStatus) -> tuple[str, ...]:
+    trip = f" {peer.round_trip_s * 1000:.0f} ms" if peer.round_trip_s is not None else ""
+    return (
+        "this one" if peer.is_self else peer.peer_id[:10],
+        peer.role,
+        peer.status or peer.part or "watching",
+        str(peer.step),
+        f"{peer.samples_per_second:.1f}",
+        str(peer.total_samples),
+        f"{format_size(peer.bytes_sent)}, {format_size(peer.bytes_received)}",
+        f"{peer.path}{trip}" if peer.path else "-",
+    )
