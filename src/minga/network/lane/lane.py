@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from minga.core.errors import ClosedError, MingaError, ProtocolError, UnreachableError
+from minga.core.errors import ClosedError, MingaError, ProtocolError, RemoteError, UnreachableError
 from minga.network.interface import PeerId, Stream
 from minga.network.lane.frames import CREDIT, CREDIT_BYTES, LAST, PULSE, RESET, FrameParser, LaneFrame, pack
 from minga.network.lane.outbox import Outbox
@@ -137,7 +137,8 @@ class MessageLane:
     def _lose(self, error: MingaError) -> None:
         if self._error is not None:
             return
-        kind, message, peer = type(error), error.message, self.peer
+        kind, peer = type(error), self.peer
+        message = error.message if isinstance(error, RemoteError) else str(error)
         closed = kind is ClosedError
 
         def make() -> MingaError:

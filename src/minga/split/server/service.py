@@ -246,7 +246,9 @@ class SplitService:
                 half_done = set(self.core.applying.half_done())
                 self._heard = {peer: heard for peer, heard in self._heard.items() if peer in half_done}
                 # A slow line is no reason to drop anything: only what waits for further requests is looked at.
-                for peer in sorted(each for each in half_done if self._streams[each] <= self._answering[each]):
+                for peer in sorted(
+                    each for each in map(PeerId, half_done) if self._streams[each] <= self._answering[each]
+                ):
                     if loop.time() - self._heard.setdefault(peer, loop.time()) >= self.core.section.wait_s:
                         self._settle([self.core.finished(each) for each in self.core.applying.drop(peer)])
                         self._node.events.emit(SplitBatchDropped(peer=peer))
