@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from benchmarks._strategy_figures import GIGA, Timeline
 from benchmarks._strategy_tasks import TASKS
-from minga.monitor import png
+from minga.core import png
 
 INCHES: Final = (12.0, 4.0)
 

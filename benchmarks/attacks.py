@@ -58,7 +58,7 @@ from benchmarks._attack_real import RECIPES as REAL_RECIPES
 from benchmarks._attack_real import RealExtent, RealTold, run_real
 from benchmarks._attack_runs import Extent, Told, hostile_names, run_plainly, run_swarm
 from benchmarks._report import emit, finish, note, parser
-from minga.monitor.png import blank, write
+from minga.core.png import blank, write
 from minga.security.protocol.settings import SecureSettings
 from minga.security.randomness.detection_time import mean_steps_to_ban_all
 from minga.security.robust.interface import Aggregate, Aggregator, VerifiableAggregator

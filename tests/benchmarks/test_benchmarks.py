@@ -134,6 +134,15 @@ def test_a_small_swarm_clocks_itself() -> None:
     assert figures["cases"] == 2
 
 
+def test_a_crowd_is_counted_in_the_virtual_world() -> None:
+    _, figures = summary("crowd", "--worlds", "virtual", "--peers", "3", "--steps", "3")
+    (row,) = figures["virtual"]
+    assert row["peers"] == 3
+    assert row["streams"] == 0.0  # tiny parts and all messages go over the lanes
+    assert row["bulk"] == 2.0
+    assert row["cpu_ms"] > 0.0
+
+
 def test_overhead_measures_the_import() -> None:
     _, figures = summary("overhead", "--only", "import", "--imports", "1")
     assert len(figures["import_s"]) == 3

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes import load_recipe, published
@@ -102,3 +103,18 @@ def test_the_example_explains_every_setting_of_the_recipe() -> None:
         for name in type(section).model_fields:
             assert f"\n{name} = " in text or f"\n[recipe.albert.{name}]" in text, name
     assert max(map(len, text.split("\n"))) <= 120
+
+
+@pytest.mark.parametrize("strategy", ["local", "elastic", "leader"])
+def test_the_example_has_the_tables_of_all_strategies_to_uncomment(strategy: str) -> None:
+    """Each is at its defaults: without the # in front of its lines the spec says the same."""
+    text = example_toml("albert").replace('strategy = "synchronous"', f'strategy = "{strategy}"')
+    head, _, rest = text.partition(f"# [strategy.{strategy}]")
+    table, rest = rest.split("\n\n", 1) if "\n\n" in rest else (rest, "")
+    lines = [line.removeprefix("# ") for line in table.split("\n")]
+    read = RunSpec.from_toml("\n".join([head, f"[strategy.{strategy}]", *lines[1:], "", rest]))
+    choice = StrategyChoice.of(read)
+    assert choice.settings == StrategyChoice(strategy).settings
+    given = {name for name, value in choice.settings.model_dump().items() if value is not None}
+    assert set(read.strategy[strategy]) == given
+    assert {name for name in type(choice.settings).model_fields if f"\n# {name} = " in text} >= given

@@ -52,11 +52,11 @@ class Account:
         reduce, account = AllReduce.reduce, self
 
         async def recorded(
-            self: AllReduce, plan: Plan, layout: Any, local: Any, weight: int, *rest: Any
+            self: AllReduce, plan: Plan, layout: Any, local: Any, weight: int, *rest: Any, **named: Any
         ) -> RoundOutcome:
             if local is not None and not plan.adopts:
                 account.weights[plan.round_id] += weight
-            outcome = await reduce(self, plan, layout, local, weight, *rest)
+            outcome = await reduce(self, plan, layout, local, weight, *rest, **named)
             account._results[plan.step + 1] = plan.result_id
             return outcome
 

@@ -96,6 +96,7 @@ class World:
         *,
         who: Sequence[int] | None = None,
         residuals: Sequence[Residual] = (),
+        most_weight: int | None = None,
     ) -> tuple[list[torch.Tensor], list[RoundOutcome | BaseException]]:
         """Let the parties (or those of `who`) reduce; exceptions are returned in the place of outcomes."""
         chosen = [self.parties[i] for i in (range(len(self.parties)) if who is None else who)]
@@ -104,7 +105,13 @@ class World:
         tasks = [
             party.network.process.run(
                 party.all_reduce.reduce(
-                    plan, layout, vectors[i], weights[i], result, residuals[i] if residuals else None
+                    plan,
+                    layout,
+                    vectors[i],
+                    weights[i],
+                    result,
+                    residuals[i] if residuals else None,
+                    most_weight=most_weight,
                 )
             )
             for i, party, result in zip(picked, chosen, results, strict=True)

@@ -74,9 +74,10 @@ class GroupSettings:
     `vectors` tells which vector the round of a step averages, as a function of the step's number alone, the same for
     all peers. Of this peer: whether it can be dialled by all and so `aggregates` for them, and whether it `computes`
     (an auxiliary does not).
-    `overlapped` tells whether rounds go on beside the next step's computing, now. With a `largest_batch_size` the
-    target batch size is only the smallest one, and chosen so that communication takes no more than the share
-    `most_communication`. Where half of a round's members are left, those go on that have the `organiser` among them.
+    `overlapped` tells whether rounds go on beside the next step's computing, now, and `counts_late` whether what a peer
+    does meanwhile counts however late it is. With a `largest_batch_size` the target batch size is only the smallest
+    one, and chosen so that communication takes no more than the share `most_communication`. Where half of a round's
+    members are left, those go on that have the `organiser` among them.
     `orders` may change the target batch size. `averages_every` tells what a leader writes into the plan of the round of
     a step, see `Plan`. `notes` travel along.
     """
@@ -87,6 +88,7 @@ class GroupSettings:
     computes: bool = True
     wait_in_minority: bool = True
     overlapped: Callable[[], bool] = lambda: False
+    counts_late: Callable[[], bool] = lambda: False
     largest_batch_size: int | None = None
     most_communication: float = 0.1
     organiser: PeerId | None = None

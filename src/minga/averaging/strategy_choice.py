@@ -61,6 +61,11 @@ class StrategyFacts:
         """Whether the optimizer steps by means, so that its state is the same for all; else each peer has its own."""
         return self.payload == "gradient"
 
+    @property
+    def counts_late(self) -> bool:
+        """Whether what a peer does alone counts in a later round, however many rounds the others take meanwhile."""
+        return self.max_in_flight > 0 and not self.shares_optimizer
+
     def __post_init__(self) -> None:
         if self.max_in_flight not in (0, 1) or self.vectors < 0:
             raise ConfigurationError(f"strategy: {self} has other than 0 or 1 rounds in flight, or less than 0 vectors")

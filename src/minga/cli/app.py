@@ -14,6 +14,7 @@ from minga.cli.diagnosing import diagnosing_app
 from minga.cli.keeping import keeping_app, receipts_app
 from minga.cli.planning import planning_app
 from minga.cli.simulating import simulating_app
+from minga.cli.splitting import split_app
 from minga.cli.terminal.command_groups import arrange
 from minga.cli.terminal.context import make_context
 from minga.cli.terminal.exit_codes import EXPLANATION
@@ -352,6 +353,7 @@ for group in (
     watching_app,
     keeping_app,
     receipts_app,
+    split_app,
     planning_app,
     simulating_app,
     diagnosing_app,

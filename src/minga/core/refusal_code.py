@@ -102,3 +102,7 @@ class RefusalCode(StrEnum):
     """What was asked for is not held."""
     ATTEMPT = "attempt", RefusalCause.OVER
     """The attempt is not under way."""
+
+    # ---- split learning
+    SESSION = "session", RefusalCause.LOCAL
+    """The server knows no such batch of the client's session, or does not have its reply any more: begin anew."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from minga.core.errors import ConfigurationError
+from minga.core.png import blank, write
 from minga.monitor.history import Entry, number_in
-from minga.monitor.png import blank, write
 
 _MARKS = {"joined": ("tab:green", "joined"), "left": ("tab:gray", "left"), "lost": ("tab:red", "lost")}
 

@@ -2,7 +2,8 @@
 
     run spec ─▶ registry ─▶ recipe (interface) ─▶ running/run: model, data, optimizer, training loop
               causal_lm/, masked_lm/ (use language/ and text/), albert/ (uses masked_lm/) ─┤
-              swav/, text_to_image/ (use images/) ─────────────────────────────────────────┘
+              swav/, text_to_image/ (use images/) ─────────────────────────────────────────┤
+              split/ (uses minga.split) ───────────────────────────────────────────────────┘
 
 Read: interface (the recipe seam), registry (recipes by name), initial (equal initial parameters on every machine),
 init_from (parameters of another run or of a hub instead), order (orders that all peers draw alike), broken_streams
@@ -11,7 +12,8 @@ model), peak_memory (the most memory that a micro-batch takes), new_folder (expo
 exported (where an exported model is from), task_report (what tasks are asked, and answer). Then text (text as training
 data), writing (how languages are written), mixture (text of several sources), images (pictures as data), language (what
 recipes of language models share), causal_lm and masked_lm (any architecture), albert, with sahajBERT, swav and
-text_to_image (of the papers), tasks (what a trained model is good for), running (what is the same for all recipes).
+text_to_image (of the papers), split (networks that are cut), tasks (what a trained model is good for), running (what is
+the same for all recipes).
 
 Called by cli. A recipe knows batches and losses, and nothing of peers or steps.
 

@@ -7,13 +7,14 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from minga.averaging.strategy_choice import STRATEGIES
 from minga.core.errors import ConfigurationError
-from minga.core.spec.fields import without_private
+from minga.core.spec.fields import Section, without_private
 from minga.core.spec.plugins import Registry, check_recorded, recorded
 from minga.core.spec.problems import explain, probably_meant
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import ModelSection
-from minga.core.spec.toml import render_section
+from minga.core.spec.toml import render_commented, render_section
 from minga.recipes.interface import Recipe, RecipeContext
 
 RECIPES: Final[Registry[type[Recipe[Any]]]] = Registry(
@@ -24,6 +25,7 @@ RECIPES: Final[Registry[type[Recipe[Any]]]] = Registry(
         "causal-lm": "minga.recipes.causal_lm.recipe:CausalLmRecipe",
         "masked-lm": "minga.recipes.masked_lm.recipe:MaskedLmRecipe",
         "sahajbert": "minga.recipes.albert.sahajbert:SahajbertRecipe",
+        "split": "minga.recipes.split.recipe:SplitRecipe",
         "swav": "minga.recipes.swav.recipe:SwavRecipe",
         "text-to-image": "minga.recipes.text_to_image.recipe:TextToImageRecipe",
     },
@@ -148,4 +150,14 @@ def new_toml(recipe: str, size: str | None) -> str:
 def _as_toml(recipe: str, settings: Mapping[str, Any], sections: Mapping[str, Any]) -> str:
     spec = RunSpec.from_mapping({"name": "my first run", "model": {"recipe": recipe}, **sections})
     values = RECIPES.get(recipe).Settings.model_validate(settings)
-    return RunSpec.example_toml(spec) + render_section(f"recipe.{recipe}", values)
+    return RunSpec.example_toml(spec) + render_section(f"recipe.{recipe}", values) + _strategy_tables()
+
+
+def _strategy_tables() -> str:
+    """The settings of all strategies that have some, commented out: a run has those of its own strategy only."""
+    lines = "\n# The table of the strategy that the run has; leave out the # before the lines that you want.\n"
+    for name in STRATEGIES.names():
+        settings: type[Section] = STRATEGIES.get(name).Settings
+        if settings.model_fields:
+            lines += render_commented(f"strategy.{name}", settings())
+    return lines

@@ -144,6 +144,7 @@ class Outcome:
             "members": self.steps[-1].members if self.steps else None,
             "attack": self._attack(),
             "orders": dict(self.ledger.orders) or None,
+            "split": self.ledger.batches.summary() if self.ledger.batches else None,
             "agreement": None if self.agreement is None else asdict(self.agreement),
             "entries": self.entries,
             "log_digest": self.log_digest,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from minga.monitor.png import blank, write
+from minga.core.png import blank, write
 from minga.simulation.attack_plot import Curve, draw_attack
 from minga.simulation.outcome import Outcome
 from minga.simulation.timeline import PHASES

@@ -9,6 +9,7 @@ from typing import Final
 from minga.core.events.averaging import PlanResting, RoundBegun, RoundReduced
 from minga.core.events.network import PeerNotDialable
 from minga.core.events.security import SecureBanned, SecureStepTaken
+from minga.core.events.split import SplitClientBegan
 from minga.core.events.training import StepApplied
 from minga.simulation.event_log import Entry, LogWriter
 from minga.simulation.faults.driver import FaultRecord
@@ -27,6 +28,7 @@ KEPT: Final = frozenset(
         StepApplied.kind,
         PlanResting.kind,
         PeerNotDialable.kind,
+        SplitClientBegan.kind,
     }
 )
 """Events of peers that become entries; the rest would be many times as much."""
@@ -44,8 +46,8 @@ class Recorder(SwarmLog):
 
     An entry is an event of a peer, with the names of peers instead of their ids, or one of these: `attack` (who will,
     and how), `order` and `order.failed` (of the organisers), `peer.arrived`, `peer.left`, `peer.stayed` (at the end),
-    `peer.too_small`, `peer.gave_up`, `fault`, and `step`, which tells who took part in a step when the first peer has
-    applied it.
+    `peer.too_small`, `peer.gave_up`, `fault`, `batch.applied`, `batch.answered` and `batch.given_up` (see
+    `BatchTally`), and `step`, which tells who took part in a step when the first peer has applied it.
     """
 
     def __init__(

@@ -19,6 +19,7 @@ from minga.simulation.models import classify_publicly, gradient_of, replica_make
 from minga.simulation.outcome import Agreement, Outcome
 from minga.simulation.recorder import Recorder
 from minga.simulation.scenario.scenario import Scenario
+from minga.simulation.split.life import SplitWorld
 from minga.simulation.swarm.organiser import SwarmOrganiser
 from minga.simulation.swarm.swarm import Swarm
 from minga.simulation.timeline import Timeline
@@ -127,8 +128,9 @@ class Simulation:
 
     def _make_swarm(self, recorder: Recorder) -> Swarm:
         scenario = self.scenario
+        spec = scenario.run_spec()
         swarm = Swarm(
-            scenario.run_spec(),
+            spec,
             seed=scenario.seed,
             make_replica=replica_maker(scenario),
             gradient=gradient_of(scenario),
@@ -136,6 +138,7 @@ class Simulation:
             log=recorder,
             divide=divide_equally if scenario.parts == "equal" else divide,
             organiser=ORGANISER if scenario.orders else None,
+            life=SplitWorld(spec, recorder.note, self._after_step).live if spec.split.is_on else None,
         )
         recorder.swarm, lab = swarm, AttackLab(scenario)
         swarm.conduct_of = lab.conduct_of

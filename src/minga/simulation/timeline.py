@@ -32,6 +32,13 @@ from minga.core.events.averaging import (
 )
 from minga.core.events.network import PeerCutOff, PeerOffence
 from minga.core.events.security import SecureBanned, SecureMemberAway, SecureStepTaken
+from minga.core.events.split import (
+    SplitBatchDropped,
+    SplitBatchGivenUp,
+    SplitBatchRefused,
+    SplitRetried,
+    SplitSuspicious,
+)
 from minga.core.events.training import (
     MemberDiverged,
     MemberFailed,
@@ -42,6 +49,7 @@ from minga.core.events.training import (
     SyncFinished,
 )
 from minga.simulation.event_log import Entry
+from minga.simulation.split.tally import BatchTally
 
 PHASES: Final = ("compute", "wait", "communicate", "apply")
 BUSY: Final = 0.5
@@ -65,6 +73,11 @@ INCIDENTS: Final = (
     StateDonorDropped.kind,
     PeerOffence.kind,
     PeerCutOff.kind,
+    SplitBatchDropped.kind,
+    SplitBatchGivenUp.kind,
+    SplitBatchRefused.kind,
+    SplitRetried.kind,
+    SplitSuspicious.kind,
     "peer.gave_up",
     "order.failed",
 )
@@ -73,9 +86,13 @@ INCIDENTS: Final = (
 
 @dataclass
 class StepRecord:
-    """One global step. Times are in virtual seconds; `phases_s` holds sums over the `measured` members."""
+    """One global step. Times are in virtual seconds; `phases_s` holds sums over the `measured` members.
+
+    Where the model is cut, a step is a batch of `client`, which the server applied.
+    """
 
     number: int
+    client: str = ""
     applied_s: float = math.inf
     took_s: float = math.nan
     rounds: dict[str, str] = field(default_factory=dict)
@@ -169,6 +186,8 @@ class Timeline:
         """Whom honest members banned."""
         self.orders: Counter[str] = Counter()
         """How often the organisers did what."""
+        self.batches = BatchTally()
+        """What became of each batch, where the model is cut."""
         self.now_s = 0.0
         self.last_step = 0
         """The highest step that anybody applied."""
@@ -186,6 +205,9 @@ class Timeline:
             "order": self._ordered,
             StepApplied.kind: self._applied,
             "step": self._told,
+            "batch.applied": self._batch_applied,
+            "batch.answered": lambda _, entry: self.batches.take_answered(entry),
+            "batch.given_up": lambda _, entry: self.batches.take_given_up(entry),
         }
 
     def finished(self) -> list[StepRecord]:
@@ -298,6 +320,15 @@ class Timeline:
         step.alive, step.current, step.contributors = entry["alive"], entry["current"], entry["contributors"]
         step.newcomers, step.missing, step.sent_bytes = entry["newcomers"], entry["missing"], entry["sent"]
         step.loss = entry.get("loss")
+
+    def _batch_applied(self, peer: str, entry: Entry) -> None:  # noqa: ARG002
+        self.batches.take_applied(entry)
+        number = entry["step"]
+        step, before = self._step(number), self.steps.get(number - 1)
+        step.applied_s, self.last_step = self.now_s, max(self.last_step, number)
+        step.took_s = self.now_s - (before.applied_s if before is not None else 0.0)
+        step.client, step.samples, step.loss = entry["other"], entry["samples"], entry.get("loss")
+        step.alive = self.alive[-1][1]
 
     # ---- inner workings
 

@@ -42,7 +42,7 @@ class OwnStateKeeper:
     def take_up(self) -> OwnState | None:
         """Put back into strategy and sketch what an earlier process had at this step; returns it, for `begin`."""
         own = self.file.load(self._replica.step, self._limit_bytes, self._port.strategy)
-        if own is None:
+        if own is None or (own.is_final and not self._begin_anew(own)):
             return None
         try:
             self._replica.restore_left_out(own.left_out)
@@ -52,8 +52,6 @@ class OwnStateKeeper:
             logger.warning("%s is not used: %s; what this peer alone had begins anew", self.file.path, error)
             self._replica.forget_left_out()
             return None
-        if own.is_final:
-            self._begin_anew(own)
         return own
 
     def begin(self, member: Member, before: OwnState | None) -> None:
@@ -84,13 +82,23 @@ class OwnStateKeeper:
         copy = self._copied(self._replica.step, is_final=True)
         return None if copy is None or copy.is_empty else copy
 
-    def _begin_anew(self, own: OwnState) -> None:
-        """From now on rounds may count something of it: after a kill the file on disk is final no more."""
+    def _begin_anew(self, own: OwnState) -> bool:
+        """From now on rounds may count something of it: after a kill the file on disk is to be final no more.
+
+        False if it stays so. What is in it is not to be used then: it could count again in the next process.
+        """
         try:
             self.file.save(replace(own, is_final=False))
+            return True
         except StorageError as error:
-            logger.warning("%s is removed: %s", self.file.path, error)
+            reason = error
+        try:
             self.file.path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("%s is not used: %s, and it cannot be removed: %s", self.file.path, reason, error)
+            return False
+        logger.warning("%s is removed: %s", self.file.path, reason)
+        return True
 
     def _note_step(self, step: int) -> None:
         """On the training thread: the replica has come to `step`."""

@@ -7,11 +7,11 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from minga.averaging.strategy_choice import StrategyChoice, round_batch_range
 from minga.core.errors import ClosedError, ConfigurationError, StorageError
@@ -190,6 +190,16 @@ class Peer:
         if self._closed:
             raise ClosedError("this peer was closed")
         return self._thread.ask(function)
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the background thread and wait for its result; for the packages above this one.
+
+        Raises `ClosedError` after `close`, and what the coroutine raises.
+        """
+        if self._closed:
+            coroutine.close()
+            raise ClosedError("this peer was closed")
+        return self._thread.call(coroutine)
 
     @property
     def session(self) -> Session:

@@ -69,10 +69,25 @@ class Metrics(Payload, frozen=True):
     bytes_received: Count = 0
 
 
+class SplitServing(Payload, frozen=True):
+    """Name "split": the owner has the server's part of a model that is cut between clients and a server.
+
+    `step` counts the steps of that part, and `samples` those of all clients so far. `clients` have begun, and `waiting`
+    batches are not computed yet. One that stands by has a checkpoint of that step, and takes no batches.
+    """
+
+    step: Count
+    samples: Count = 0
+    clients: Count = 0
+    waiting: Count = 0
+    stands_by: bool = False
+
+
 RUN_KINDS = NETWORK_KINDS.extended(
     Kind("progress", 2, Progress, 512),
     Kind("state", 3, StateInfo, 512),
     Kind("metrics", 4, Metrics, MAX_PAYLOAD_BYTES),
     LINKS,
+    Kind("split", 9, SplitServing, 256),
 )
 """What every peer of a run can say; a peer that knows more kinds extends it."""

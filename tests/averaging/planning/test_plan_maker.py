@@ -214,3 +214,16 @@ async def test_a_plan_with_one_contributor_is_solved_for_one_sender() -> None:
             member.check(other, said)
     with pytest.raises(RejectedError, match="one contributor in a round of all"):
         all_of_them.check(plan)
+
+
+@virtually
+async def test_the_score_of_a_member_without_samples_does_not_lead() -> None:
+    """It has the least loss, and nothing to give: a round of it would come to nothing, however often it is tried."""
+    rates = dict.fromkeys(PEERS[:4], 1e6)
+    leader, there = Desk(PEERS[0], rates, lambda _: "best"), registrations(rates)
+    for place, peer in enumerate(there):
+        there[peer].report = msgspec.structs.replace(there[peer].report, score=PeerScore(4.0 - place))
+    there[PEERS[3]].report = msgspec.structs.replace(there[PEERS[3]].report, samples=0)
+    plan = await leader.plan(3, there)
+    assert [plan.ids[each] for each in plan.contributors] == [PEERS[2]]
+    assert plan.scores[plan.rank_of(PEERS[3])] is None

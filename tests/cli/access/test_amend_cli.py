@@ -147,6 +147,19 @@ def test_another_strategy_has_to_go_with_the_rest_of_the_run_and_with_what_peers
         ({"training.strategy": "nothing"}, "nothing"),
         ({"training.strategy": "delayed", "optimizer.learning_rate": 0.1}, "one after the other"),
         ({"training.strategy_changes": []}, "amend training.strategy"),
+        ({"training.strategy": "local", "strategy.local.outer_learning_rate": 0.4}, "strategy_changes, if need be"),
+        ({"strategy.local": {"overlap": True}}, "tables of the run spec"),
     ):
         with pytest.raises(ConfigurationError, match=said):
             desk.amend(changes, 30)
+
+
+def test_an_amendment_takes_the_settings_of_a_strategy_that_is_planned_for_a_step_that_never_comes() -> None:
+    training = {"strategy_changes": [{"from_step": 1_000_000, "strategy": "local"}]}
+    table = {"local": {"outer_learning_rate": 0.4}}
+    spec = RunSpec.from_mapping({"name": "x", "training": training, "strategy": table})
+    desk, ledger = desk_of(spec, Organiser)
+    assert ledger.amendments.take(desk.amend({"training.strategy": "local"}, 20))
+    orders = StandingOrders(spec, ledger)
+    changed = orders.spec(orders.due(20)).at(20)
+    assert (changed.training.strategy, changed.strategy) == ("local", table)

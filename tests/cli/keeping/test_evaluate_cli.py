@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from minga.cli.keeping.evaluate import NAMES
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.keys.keys import Identity
+from minga.identity.links.signed_spec import SignedRunSpec
 from minga.recipes import RECIPES, new_model
 from minga.recipes.exported import MAX_BYTES, PROVENANCE_FILE, Provenance
+from minga.training.run_folder.rejoin import SPEC_FILE
 from tests.worlds.cli_run import last_json, run
 from tests.worlds.swav_world import small_run
 
@@ -54,6 +58,29 @@ def test_a_task_that_a_model_does_not_have_is_refused(recipe: str, task: str, wo
     done = run("evaluate", said_by(recipe, tmp_path / "model"), "--task", task)
     assert done.returncode != 0
     assert words in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ("albert", "the folder of a run, and no model yet; type minga export --directory"),
+        ("text-to-image", "it is judged by its heldout_image_loss: minga join LINK --evaluate shows it"),
+        ("custom", "the program that trains it has to evaluate it"),
+    ],
+)
+def test_the_folder_of_a_run_says_what_to_type(recipe: str, words: str, tmp_path: Path) -> None:
+    identity = Identity.from_seed(bytes(32))
+    spec = RunSpec.from_mapping({"name": "a run", "model": {"recipe": recipe}}).published({}).begin(identity.peer_id)
+    (tmp_path / SPEC_FILE).write_bytes(SignedRunSpec.sign(spec, identity).encode())
+    done = run("evaluate", str(tmp_path))
+    assert done.returncode != 0
+    assert words in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_a_model_without_tasks_says_what_to_type(tmp_path: Path) -> None:
+    said = " ".join(run("evaluate", said_by("text-to-image", tmp_path / "model")).stderr.split())
+    assert "no tasks; it is judged by its heldout_image_loss: minga join LINK --evaluate shows it" in said
 
 
 def test_a_damaged_origin_is_refused_and_a_folder_without_one_is_a_language_model(tmp_path: Path) -> None:

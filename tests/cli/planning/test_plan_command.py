@@ -27,6 +27,7 @@ from minga.training.record_kinds import Progress
 from minga.training.status.live_rates import LiveRates, live_rates
 from minga.training.status.plan_status import PlanWatch
 from tests.training.status.test_run_status import Swarm
+from tests.worlds.cli_run import run
 from tests.worlds.planner_swarms import GBIT, HOMES, SETUPS, auxiliary, client, peer, two_sites
 
 HEAD = 'target_batch_size = 4096\nparameters = 17_850_000\ncodec = "float16"\n'
@@ -278,3 +279,25 @@ def test_status_tells_the_plan_in_short() -> None:
     split = PlanWatch().at(0.0, LiveRates(tuple(PeerId(f"{i}" * 64) for i in range(8)), two_sites(ends=1.0), SIZE))
     assert split is not None
     assert "in two levels" in plan_line(split)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("--peers", "2x(t4, 100Mbit)"),
+        ("--memory", "8GB"),
+        ("--peers", "2x(t4, 100Mbit)", "--strategy", "locl"),
+        ("--memory", "8GB", "--strategy", "locl"),
+    ],
+)
+def test_a_strategy_that_is_not_known_is_refused_in_one_line(how: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('name = "x"\n[training]\nstrategy = "locl"\n')
+    model = "18M" if "--strategy" in how else str(path)
+    done = run("plan", "--model", model, *how)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("minga: ")]
+    assert "locl" in said
+    assert "synchronous, delayed, local, leader, elastic, demo" in said
+    assert ("--strategy" in said) == ("--strategy" in how)

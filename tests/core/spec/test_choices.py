@@ -6,7 +6,7 @@ import contextlib
 from typing import Annotated, Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError
@@ -111,6 +111,7 @@ VALUES = st.booleans() | st.integers(-(10**17), 10**17) | st.floats(0, 1e17) | s
 KEYS: Annotated[Any, "keys"] = st.from_regex(r"[a-z][a-z0-9_]{0,5}", fullmatch=True)
 
 
+@example({"a": 0.0002122465182732238})  # the longest fractions that are written without an exponent
 @given(st.dictionaries(KEYS, VALUES, max_size=3))
 def test_what_is_written_is_read_again(given_settings: dict[str, Any]) -> None:
     made = Choice("shelf", given_settings)

@@ -59,7 +59,7 @@ class LaterKinds(RecordKinds):
         return super().open(code, payload)
 
 
-LATER = LaterKinds(*RUN_KINDS, Kind("weather", 9, Weather, 128))
+LATER = LaterKinds(*RUN_KINDS, Kind("weather", 10, Weather, 128))
 
 
 def add_fields_to_messages(monkeypatch: pytest.MonkeyPatch, later: list[SimulatedPeer]) -> list[str]:
@@ -110,7 +110,7 @@ def test_two_versions_train_together(steps: int, monkeypatch: pytest.MonkeyPatch
         await assert_equal_states(swarm)
         for one in later:
             for other in swarm.peers.values():
-                said = other.session.board.store.owners[one.network.peer_id].entries[9]
+                said = other.session.board.store.owners[one.network.peer_id].entries[10]
                 assert said.is_opaque == (other not in later)
                 progress = other.session.board.get(one.network.peer_id, Progress)
                 assert progress is not None
@@ -121,7 +121,7 @@ def test_two_versions_train_together(steps: int, monkeypatch: pytest.MonkeyPatch
                     assert weather.step >= steps - 2
                     assert isinstance(progress, MoodyProgress)
                     assert progress.mood == "keen"
-        assert {"Summary", "Detail", "Page", "Push", "Join", "SignedPlan", "PartHello"} <= set(sent)
+        assert {"Summary", "Detail", "Page", "Push", "Join", "SignedPlan", "Hold"} <= set(sent)
         await swarm.close()
 
     main()
@@ -148,7 +148,7 @@ def test_records_come_through_peers_that_cannot_read_them() -> None:
         assert not ends[0].node.is_connected(ends[1].peer_id)
         late = await swarm.add(kinds=LATER)  # enters by the one that cannot read it
         assert late.board.get(ends[0].peer_id, Weather) == Weather(49)
-        assert middle.board.store.owners[ends[0].peer_id].entries[9].is_opaque
+        assert middle.board.store.owners[ends[0].peer_id].entries[10].is_opaque
         assert all(peer.kinds("peer.offence") == peer.kinds("peer.cut_off") == [] for peer in swarm.peers)
         assert middle.kinds("peer.disconnected") == []
         await swarm.close()
@@ -223,7 +223,7 @@ def test_what_was_dropped_is_not_fetched_again() -> None:
 def test_many_owners_crowd_out_the_largest_of_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opaque_records, "MAX_TOTAL_BYTES", 100_000)
     w = World()
-    assert w.tell(9, 100, BOB) is Verdict.NEW
+    assert w.tell(12, 100, BOB) is Verdict.NEW
     verdicts = set()
     for number in range(60):
         flooder = Identity.from_seed(bytes([100 + number]) * 32)
@@ -231,7 +231,7 @@ def test_many_owners_crowd_out_the_largest_of_themselves(monkeypatch: pytest.Mon
         assert w.opaque_bytes() <= 100_000
     assert verdicts <= {Verdict.NEW, Verdict.CROWDED}
     assert not Verdict.CROWDED.is_offence
-    assert sorted(w.owner(BOB).entries) == [9]
+    assert sorted(w.owner(BOB).entries) == [12]
 
 
 def offered(holder: World, other: World) -> list[int]:

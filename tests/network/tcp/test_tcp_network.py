@@ -108,6 +108,19 @@ def test_a_connection_is_used_again_after_a_clean_end() -> None:
     run(main)
 
 
+def test_small_answers_do_not_wait_for_acknowledgements_on_either_side() -> None:
+    """The event loop sets TCP_NODELAY for sockets that dial alone; a request with an answer took 40 ms for that."""
+
+    async def main() -> None:
+        async with joined() as pair:
+            for stream in (streams := await exchange(pair.outgoing, pair.incoming)):
+                connection = stream._channel._transport.get_extra_info("socket")  # type: ignore[attr-defined]
+                assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            await end(*streams)
+
+    run(main)
+
+
 def test_a_stream_that_was_never_used_costs_no_connection() -> None:
     async def main() -> None:
         async with joined() as pair:

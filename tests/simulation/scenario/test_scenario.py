@@ -27,6 +27,7 @@ NAMES = {
         "come-and-go",
         "conference-wifi",
         "month",
+        "split-clinics",
         "spot-instances",
         "thousand",
     ),

@@ -15,7 +15,10 @@ from minga.training.agreement.parameter_average import ParameterAverage
 def test_parameters_are_reduced_anew_where_the_step_adopted_an_earlier_result() -> None:
     plans: list[Plan] = []
 
-    async def reduce(plan: Plan, layout: VectorLayout, values: torch.Tensor, weight: int, mean: torch.Tensor) -> None:
+    async def reduce(
+        plan: Plan, layout: VectorLayout, values: torch.Tensor, weight: int, mean: torch.Tensor, *, most_weight: int
+    ) -> None:
+        assert most_weight == 1, "all parameters count alike"
         plans.append(plan)
 
     async def request(_: str, work: Any) -> Any:

@@ -21,9 +21,9 @@ NUMEL = 70_000  # so many that a micro-batch is added without a look at each ele
 def test_if_nobody_has_samples_the_round_is_void_and_no_step_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     contribution, withheld = Member._contribution, [True]
 
-    async def nothing_at_step_2(self: Member, plan: Plan) -> tuple[torch.Tensor | None, int]:
+    async def nothing_at_step_2(self: Member, plan: Plan) -> tuple[torch.Tensor | None, int, int]:
         found = await contribution(self, plan)
-        return (None, 0) if self.step == 2 and withheld[0] else found
+        return (None, 0, 0) if self.step == 2 and withheld[0] else found
 
     monkeypatch.setattr(Member, "_contribution", nothing_at_step_2)
 

@@ -268,3 +268,36 @@ def test_a_polite_end_writes_the_last_one(kind: str, tmp_path: Path, installed: 
         assert peer._own is not None
         on_disk = peer._own.file.load(5, 1 << 16, peer.spec.training.strategy)
         assert on_disk is None or not on_disk.is_final
+
+
+@pytest.mark.parametrize("removable", [True, False])
+def test_a_final_file_that_cannot_be_written_anew_counts_once_at_most(
+    removable: bool, tmp_path: Path, installed: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk is read-only when the peer comes back. Where the file can at least be removed it is used; where it
+    cannot, it goes on being final, so a peer that is killed would use it again: this one goes on without.
+    """
+    peer, optimizer, model = begin(tmp_path, "sketch")
+    with peer:
+        train(optimizer, model, 5)
+        optimizer.save_checkpoint()
+    (file,) = tmp_path.rglob("own-*.safetensors")
+    unlink = Path.unlink
+
+    def refused(self: OwnStateFile, state: OwnState) -> None:
+        raise StorageError("it is a read-only file system")
+
+    def kept(self: Path, missing_ok: bool = False) -> None:
+        if self == file and not removable:
+            raise PermissionError(30, "Read-only file system")
+        unlink(self, missing_ok=missing_ok)
+
+    monkeypatch.setattr(OwnStateFile, "save", refused)
+    monkeypatch.setattr(Path, "unlink", kept)
+    peer, optimizer, model = begin(tmp_path, "sketch")
+    with peer:
+        assert optimizer.global_step == 5
+        assert bool(optimizer._replica.left_out()) == removable
+        assert file.exists() != removable
+        assert ("is not used" in caplog.text) != removable
+        train(optimizer, model, 6)

@@ -42,9 +42,9 @@ def test_a_round_that_adopts_a_result_counts_each_movement_once(
         else:
             commit(self, term)
 
-    async def nothing_at_first(self: Member, plan: Plan) -> tuple[torch.Tensor | None, int]:
+    async def nothing_at_first(self: Member, plan: Plan) -> tuple[torch.Tensor | None, int, int]:
         found = await contribution(self, plan)
-        return (None, 0) if self._node.peer_id in idle and self.step == AT and not plan.adopts else found
+        return (None, 0, 0) if self._node.peer_id in idle and self.step == AT and not plan.adopts else found
 
     monkeypatch.setattr(Round, "commit", give_up_the_first)
     monkeypatch.setattr(Member, "_contribution", nothing_at_first)

@@ -164,7 +164,7 @@ class Reducer:
         for index, (chunk, codec) in zip(self._assignment.chunks, pairs, strict=True):
             told = ChunkWeight(weight) if weight is not None else await stream.receive(ChunkWeight)
             samples = told.weight
-            self._check_weight(samples, stream)
+            self._check_weight(child, samples, stream)
             body, members = buffer[: codec.max_encoded_bytes(chunk.numel)], frozenset({child})
             if samples:
                 if weight is None:
@@ -205,7 +205,11 @@ class Reducer:
         own = {self._round.me: self._round.weight if self._round.own is not None else 0}
         return tuple(sorted({m: s for m, s in (self._round.heard | own).items() if m in site}.items()))
 
-    def _check_weight(self, samples: int, stream: MessageStream) -> None:
+    def _check_weight(self, child: int, samples: int, stream: MessageStream) -> None:
+        allowed = self._round.allowed_weight(self._round.routes.behind(self._assignment, child))
+        if allowed is not None and samples > allowed:
+            why = f"a weight of {samples} where {allowed} is the most that the plan and the strategy allow"
+            raise ProtocolError(why, peer=stream.peer, phase="reduce")
         if samples * self._fan_in > WEIGHT_LIMIT:  # the sum of the weighted values could overflow
             raise ProtocolError(f"a weight of {samples} samples is too large", peer=stream.peer, phase="reduce")
 

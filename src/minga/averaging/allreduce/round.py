@@ -108,6 +108,8 @@ class Round:
         self.node, self.plan, self.is_counted = node, plan, is_counted
         self.weight, self.result = weight, result
         self.members = plan.ids
+        self.most_weight: int | None = None
+        """What the contribution of one member may weigh at most; None if that is for it to say."""
         self.me = self.members.index(node.peer_id)
         self.chunks, assignments = chunk_table(layout, plan)
         self.assignments: dict[tuple[int, int], Assignment] = {} if plan.adopts else {a.key: a for a in assignments}
@@ -222,6 +224,11 @@ class Round:
     def note_heard(self, member: int, samples: int) -> None:
         """Note that all chunks of an assignment came from a member, with so many samples; the least it says counts."""
         self.heard[member] = min(samples, self.heard.get(member, samples))
+
+    def allowed_weight(self, members: Collection[int]) -> int | None:
+        """What these members may weigh together, by the plan and by what all count; None if nothing says it."""
+        givers = [member for member in members if not self.plan.scores or member in self.plan.contributors]
+        return None if givers and self.most_weight is None else len(givers) * (self.most_weight or 0)
 
     def got(self, index: int) -> None:
         """Note that the reduced values of a chunk stand in `result`."""

@@ -83,18 +83,23 @@ class AllReduce:
         weight: int,
         result: torch.Tensor,
         residual: Residual | None = None,
+        *,
+        most_weight: int | None = None,
     ) -> RoundOutcome:
         """Run one round over a vector of the given layout.
 
         `local` (flat float32, CPU; None to only aggregate and receive) counts with `weight` samples and must not
         change until this returns. `result` (same shape) receives the weighted mean over all members, bitwise the same
         for all; it is served to others until a round uses the same tensor again, and must not be changed by the caller.
-        Where the layout needs one, the `residual` takes part in `local` and has taken up what the result lacks of it.
+        No contribution of a member is taken that weighs more than `most_weight`, if that is said, and where the plan
+        chose the best one none of another member. Where the layout needs one, the `residual` takes part in `local` and
+        has taken up what the result lacks of it.
         Raises `RoundAbortedError` if too many members were lost.
         """
         self.retire(result)
         is_counted = self._is_counted(plan, has_given=local is not None and weight > 0)
         round = Round(self._node, plan, layout, local, weight, result, residual, is_counted=is_counted)
+        round.most_weight = most_weight
         repairer = Repairer(round)
         self._rounds[plan.round_id] = (round, repairer)
         self._changed.fire()

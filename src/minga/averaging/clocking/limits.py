@@ -27,7 +27,9 @@ LOOKED_AT_ONCE = 64
 
 @loop_bound
 class Limits:
-    """The limits of one step, told by its leader `me`: to others by `tell`, to its own trainer by `contributor`."""
+    """The limits of one step, told by its leader `me`: to others by `tell`, to its own trainer by `contributor`. None
+    is below `least`.
+    """
 
     def __init__(
         self,
@@ -35,8 +37,9 @@ class Limits:
         contributor: Contributor,
         batch: BatchSize,
         tell: Callable[[Registration, Limit], Awaitable[None]],
+        least: int = 0,
     ) -> None:
-        self._me, self._contributor, self._batch, self._tell = me, contributor, batch, tell
+        self._me, self._contributor, self._batch, self._tell, self._least = me, contributor, batch, tell, least
         self._look_s = 0.0
 
     @property
@@ -58,7 +61,7 @@ class Limits:
         best = share_out(self._batch.present, list(paces.values()))
         as_is_s = seconds_as_is(self._batch.present, list(paces.values()))
         step_s = now - begun_s + best.seconds
-        limits = dict(zip(paces, best.samples, strict=True))
+        limits = {peer: max(each, self._least) for peer, each in zip(paces, best.samples, strict=True)}
         for peer in strangers:  # nothing is known of it before its first micro-batch
             if not everyone[peer].report.rate:
                 limits[peer] = paces[peer].samples + 1

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from minga.averaging.clocking.sample_quota import MemberPace
-from minga.averaging.messages import Join, Report
+from minga.averaging.messages import Join, PeerScore, Report
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.keepalive import LEAST_TICKS, PULSE_S
 
@@ -49,6 +49,11 @@ class Registration:
     def gives(self) -> bool:
         """Whether it is expected to give something to the round that is closed now."""
         return self.join.computes and bool(self.report.samples or self.goes_on)
+
+    @property
+    def score(self) -> PeerScore | None:
+        """How good its contribution would be; None where it has nothing to give, whatever it says."""
+        return self.report.score if self.join.computes and self.report.samples else None
 
     @property
     def limit(self) -> int | None:

@@ -224,8 +224,8 @@ class VectorLayout:
         return sum(piece.codecs.download.max_encoded_bytes(piece.stop - piece.start) for piece in pieces)
 
     def _codecs_of(self, numel: int) -> CodecPair:
-        upload = _codec_of(self.codec_choice, numel)
-        return CodecPair(upload, upload if self.download_choice is None else _codec_of(self.download_choice, numel))
+        upload = codec_of(self.codec_choice, numel)
+        return CodecPair(upload, upload if self.download_choice is None else codec_of(self.download_choice, numel))
 
     @cached_property
     def _starts(self) -> tuple[int, ...]:
@@ -244,7 +244,8 @@ def _with_codec(layout: VectorLayout, choice: str) -> VectorLayout:
     return dataclasses.replace(layout, codec_choice=choice)
 
 
-def _codec_of(choice: str, numel: int) -> Codec:
+def codec_of(choice: str, numel: int) -> Codec:
+    """What a tensor of `numel` elements takes by a choice."""
     parts = _parts_of(choice)
     chosen = parts.small if numel < parts.from_elements else parts.large
     return chosen if numel >= chosen.fewest_elements else codec("float16")

@@ -1,7 +1,8 @@
 """What lossy uploads of one peer leave out, kept for its next round: error feedback, one for all codecs that need it.
 
-Everything is counted as *mass*, values times samples. A peer with the mean gradient g of n samples and the residual e
-contributes (n g + e) / n; what of that mass no mean takes up becomes the next e:
+Everything is counted as *mass*, values times samples, or times 1 where all peers weigh the same. A peer with the mean
+gradient g of n samples and the residual e contributes (n g + e) / n; what of that mass no mean takes up becomes the
+next e:
 
                                     ┌─ the round has a result ─▶ commit     e = n g + e - what was counted of it
     Residual ─ seal ─▶ Encoder ─────┤

@@ -262,7 +262,9 @@ class GroupFormation:
             self._abdicate,
             self._membership.at_work,
         )
-        group = GroupLeader(self._step, me, own, self._contributor, self.batch, around)
+        group = GroupLeader(
+            self._step, me, own, self._contributor, self.batch, around, int(self._settings.counts_late())
+        )
         self._led_group, self._merge_into = group, None
         self._changed.fire()
         loop = asyncio.get_running_loop()

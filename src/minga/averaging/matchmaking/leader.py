@@ -85,6 +85,8 @@ class GroupLeader:
     contributor: Contributor
     batch: BatchSize
     around: Surroundings
+    least_limit: int = 0
+    """The samples that any member may compute: 1 where a micro-batch that is too late for a step counts in another."""
     registrations: dict[PeerId, Registration] = field(default_factory=dict)
     changed: Signal = field(default_factory=Signal)
     closed: bool = False
@@ -94,7 +96,7 @@ class GroupLeader:
     _limits: Limits = field(init=False)
 
     def __post_init__(self) -> None:
-        self._limits = Limits(self.me, self.contributor, self.batch, self._tell)
+        self._limits = Limits(self.me, self.contributor, self.batch, self._tell, self.least_limit)
 
     # ---- members
 
@@ -169,7 +171,7 @@ class GroupLeader:
         """
         registrations = self.everyone()
         paces = [registrations[peer].pace_of_the_next() for peer in members]
-        best = share_out(batch, paces).samples
+        best = [max(each, self.least_limit) for each in share_out(batch, paces).samples]
         return tuple(limit if registrations[peer].report.rate else 1 for peer, limit in zip(members, best, strict=True))
 
     # ---- inner workings

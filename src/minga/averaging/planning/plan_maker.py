@@ -103,7 +103,7 @@ class PlanMaker:
         members = [member_of(registrations[peer].join) for peer in order]
         plan = make_plan(name, needs, members, division, [i for i, peer in enumerate(order) if peer in rests])
         gives = self._contributors(registrations)
-        scores = tuple(registrations[peer].report.score for peer in order) if self._takes_best else ()
+        scores = tuple(registrations[peer].score for peer in order) if self._takes_best else ()
         return with_fields(plan, contributors=tuple(i for i, peer in enumerate(order) if peer in gives), scores=scores)
 
     async def prepare(self, registrations: Mapping[PeerId, Registration]) -> None:
@@ -150,7 +150,7 @@ class PlanMaker:
     def _contributors(self, registrations: Mapping[PeerId, Registration]) -> Collection[PeerId]:
         """The members that are expected to give something to the mean."""
         if self._takes_best:
-            scores = {peer: registration.report.score for peer, registration in registrations.items()}
+            scores = {peer: registration.score for peer, registration in registrations.items()}
             best = best_contributor(self._node.run_id, self._step, scores)
             return () if best is None else (best,)
         return {peer for peer, registration in registrations.items() if registration.gives}

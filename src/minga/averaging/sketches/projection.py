@@ -1,8 +1,9 @@
 """One peer's sketch at work: what its rounds average, and what of its contributions the sketch has left out so far.
 
-What is left out is counted as mass, values times samples, as in `averaging/codecs/residual.py`:
+What is left out is counted as mass, values times what they count in the round, as in `averaging/codecs/residual.py`.
+That is their samples as a rule, and 1 where all peers weigh the same (`StrategyFacts.weights`):
 
-    vector g of n samples, residual e ──▶ u = g + e / n ──▶ project ──▶ the round ──▶ e = n (u - expand(project(u)))
+    vector g of weight n, residual e ──▶ u = g + e / n ──▶ project ──▶ the round ──▶ e = n (u - expand(project(u)))
 
 A round may count without this peer's contribution: then e = n u, unless the peer's strategy keeps that itself. A round
 may adopt the result of an earlier one: then the values of that round are subtracted, not those of this one. The
@@ -77,7 +78,7 @@ class Projection:
         self._mass, self._sealed = None, None
 
     def contribution(self, vector: torch.Tensor | None, weight: int, step: int, round_id: str) -> torch.Tensor | None:
-        """What this peer gives to a round of `step`, for its mean `vector` over `weight` samples; None for none.
+        """What this peer gives to a round of `step`, for its mean `vector`, which counts `weight`; None for none.
 
         `vector` is not to be changed before `absorb`, if the round counts.
         A contribution that cannot be sent is left out of the step, with a warning, and so is the residual then.
@@ -94,7 +95,7 @@ class Projection:
         whole = vector if self._mass is None else torch.add(vector, self._mass, alpha=1.0 / weight)
         values = self._as_sent(self.sketch.project(whole, step), step)
         if values is None:
-            logger.warning("left out of step: the sketch of the gradients of %d samples is not finite", weight)
+            logger.warning("left out of step: the sketch of what this peer has for step %d is not finite", step)
             self._mass = None
             return None
         if not self.sketch.needs_residual:

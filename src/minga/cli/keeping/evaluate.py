@@ -10,8 +10,10 @@ from minga.cli.terminal.output import plain_table
 from minga.core.errors import ConfigurationError
 from minga.recipes.exported import read_provenance
 from minga.recipes.interface import Recipe
-from minga.recipes.registry import RECIPES
+from minga.recipes.registry import CUSTOM, RECIPES
 from minga.recipes.task_report import Score, TaskOptions, TaskReport
+from minga.training.run_folder.known_runs import known_run
+from minga.training.run_folder.rejoin import SPEC_FILE
 
 NAMES: Final = {
     "ner": "named entities",
@@ -27,11 +29,18 @@ def run_evaluate(
     model: str, task: str | None, data: str | None, runs: int, training_examples: int | None, context: Context
 ) -> None:
     """Do the task; the table has a model from scratch beside this one. Raises `ConfigurationError`."""
-    provenance = read_provenance(Path(model).expanduser())
-    name = FROM_ELSEWHERE if provenance is None else provenance.recipe
-    recipe: type[Recipe[Any]] = RECIPES.get(name)
-    if not recipe.tasks:
-        raise ConfigurationError(f"{model}: a model of the recipe {name}, for which there are no tasks")
+    folder = Path(model).expanduser()
+    provenance = read_provenance(folder)
+    run = known_run(folder) if (folder / SPEC_FILE).is_file() else None
+    name = run.spec.model.recipe if run else FROM_ELSEWHERE if provenance is None else provenance.recipe
+    recipe: type[Recipe[Any]] | None = None if name == CUSTOM else RECIPES.get(name)
+    if recipe is None or not recipe.tasks:
+        raise ConfigurationError(
+            f"{model}: a model of the recipe {name}, for which there are no tasks; {_else(recipe)}"
+        )
+    if run is not None:
+        typed = f"minga export --directory {model} --out MODEL, and then minga evaluate MODEL"
+        raise ConfigurationError(f"{model}: the folder of a run, and no model yet; type {typed}")
     chosen = task or recipe.tasks[0]
     if chosen not in recipe.tasks:
         raise ConfigurationError(f"--task {task}: a model of the recipe {name} has {' and '.join(recipe.tasks)}")
@@ -46,6 +55,16 @@ def run_evaluate(
         f"{runs} runs"
     )
     context.output.summary(ok=True, **report.as_json())
+
+
+def _else(recipe: type[Recipe[Any]] | None) -> str:
+    """What to type instead, for a model without tasks."""
+    if recipe is None:
+        return "the program that trains it has to evaluate it, see minga.Peer.newest_checkpoint"
+    return (
+        f"it is judged by its {recipe.headline.name}: minga join LINK --evaluate shows it while the run goes on, and "
+        "minga status --history FOLDER what the host of the run had last"
+    )
 
 
 def _table(report: TaskReport) -> Any:

@@ -72,7 +72,8 @@ def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[TrainingWay],
     spec = recipe_spec(options.model, options.tokens) if options.model.lower().endswith(".toml") else None
     precision = cast("Precision", _one_of("--precision", options.precision, PRECISIONS))
     named = options.strategy or _of(spec, "training", "strategy")
-    strategy = _one_of("--strategy", None if named == AUTO_STRATEGY else named, STRATEGIES.names())
+    said_by = "--strategy" if options.strategy else f"{options.model}: training.strategy ="
+    strategy = _one_of(said_by, None if named == AUTO_STRATEGY else named, STRATEGIES.names())
     codec = _codec_choice(options.codec or (None if named == AUTO_STRATEGY else _of(spec, "averaging", "codec")))
     wanted = options.optimizer or _of(spec, "optimizer", "name") or "lamb"
     optimizer = cast("OptimizerName", _one_of("--optimizer", wanted, tuple(STATE_BYTES)))

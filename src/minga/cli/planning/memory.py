@@ -70,7 +70,7 @@ def _count(options: MemoryOptions) -> tuple[ModelFacts, DeviceMemory, int | None
     changes = {"name": options.optimizer, "state_bits": options.state_bits}
     settings = {**usual.optimizer.model_dump(mode="json"), **{k: v for k, v in changes.items() if v is not None}}
     optimizer = usual.from_mapping({"name": "plan", "model": {"recipe": "custom"}, "optimizer": settings}).optimizer
-    strategy = largest_strategy(usual) if options.strategy is None else StrategyChoice(options.strategy)
+    strategy = largest_strategy(usual) if options.strategy is None else StrategyChoice.of(usual, options.strategy)
     if strategy.name not in STRATEGIES.names():
         raise ConfigurationError(f"--strategy {strategy.name!r}: it must be one of {', '.join(STRATEGIES.names())}")
     if spec is None:

@@ -67,16 +67,18 @@ def _step_text(step: StepRecord, *, whole: bool) -> Iterator[str]:
     """A step in a few lines; with `whole` nothing that happened in it is left out."""
     yield ""
     took = f" after {format_duration(step.took_s)}" if step.number > 1 else ""
+    whose = f"a batch of {step.client}" if step.client else f"led by {step.leader or 'nobody'}: {step.members} members"
     yield (
-        f"Step {step.number} at {format_duration(step.applied_s)}{took}, led by {step.leader or 'nobody'}: "
-        f"{step.members} members, {step.samples} samples" + (f", loss {step.loss:.4f}" if step.loss is not None else "")
+        f"Step {step.number} at {format_duration(step.applied_s)}{took}, {whose}, {step.samples} samples"
+        + (f", loss {step.loss:.4f}" if step.loss is not None else "")
     )
     if step.measured:
         phases = step.mean_phases_s
         yield f"  {bar(phases)}  " + ", ".join(f"{phase} {format_duration(phases[phase])}" for phase in PHASES)
         predicted = "" if step.predicted_s is None else f", {format_duration(step.predicted_s)} by the plan"
         yield f"  bound by: {step.bound_by}; the round took {format_duration(step.round_s)}{predicted}"
-    yield f"  {step.alive} peers there; {step.contributors} of {step.current} trainers that were up to date contributed"
+    if not step.client:
+        yield f"  {step.alive} peers there; {step.contributors} of {step.current} trainers up to date contributed"
     if step.missing:
         yield f"  missing: {_names(step.missing)}"
     if step.newcomers:

@@ -52,7 +52,7 @@ def step_json(step: StepRecord) -> dict[str, Any]:
         "step": step.number,
         "applied_s": round(step.applied_s, 3),
         "took_s": round(step.took_s, 3),
-        "leader": step.leader,
+        "leader": step.client or step.leader,
         "members": step.members,
         "samples": step.samples,
         "alive": step.alive,
@@ -85,7 +85,7 @@ def summary_text(outcome: Outcome) -> Iterator[str]:
             f"{outcome.steps_per_hour:.4g} steps an hour; trainers computed for {_percent(outcome.utilisation)} of "
             f"their time in the run."
         )
-    yield from _steps_text(outcome, values)
+    yield from _split_text(values["split"]) if values["split"] else _steps_text(outcome, values)
     yield from _orders_text(outcome)
     yield from _attack_text(outcome, values["attack"])
     incidents = ", ".join(f"{count} {kind}" for kind, count in values["incidents"].items())
@@ -128,6 +128,23 @@ def _attack_text(outcome: Outcome, attack: Mapping[str, Any] | None) -> Iterator
     if bans:
         more = f" and {len(bans) - MAX_BANS} more" if len(bans) > MAX_BANS else ""
         yield f"Banned: {', '.join(bans[:MAX_BANS])}{more}."
+
+
+def _split_text(split: Mapping[str, Any]) -> Iterator[str]:
+    """What became of the batches of a model that is cut."""
+    rate = split["batches_per_second"]
+    yield (
+        f"{split['clients']} clients sent {split['applied']} batches that the server applied"
+        + ("" if rate is None else f", {rate:.3g} a second")
+        + f". Of {split['unanswered']} of them the client was gone when the answer was there, and "
+        f"{split['given_up']} batches were given up."
+    )
+    twice, unapplied = split["applied_twice"], split["answered_unapplied"]
+    yield (
+        "Each batch was applied exactly once."
+        if split["exactly_once"]
+        else f"NOT exactly once: {twice} batches were applied twice, {unapplied} answered and not applied."
+    )
 
 
 def _steps_text(outcome: Outcome, values: Mapping[str, Any]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
+from minga.cli.taking_part.first_screen import require_whole_model
 from minga.cli.taking_part.graceful_leave import GracefulLeave
 from minga.cli.taking_part.landing_page import write_landing_page
 from minga.cli.taking_part.link_view import LinkWatch, reach_lines, relay_line, who_can_join
@@ -35,6 +36,7 @@ from minga.training.join import PeerOptions
 from minga.training.organiser import desk_in
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import with_origins
+from minga.training.run_folder.chosen_strategy import ChosenStrategy
 from minga.training.run_folder.known_runs import known_run, known_runs
 
 if TYPE_CHECKING:
@@ -81,9 +83,18 @@ def run_host(
 
     output = context.output
     known = known_run(path) if resume else None
-    spec = known.spec if known else _read_spec(path, expected_peers, output)
+    chosen = ChosenStrategy.read(path) if known else None
+    if known is None:
+        spec, chosen = _read_spec(path, expected_peers)
+    else:
+        spec = known.spec
+    if chosen is not None:
+        output.event("chosen_strategy", strategy=chosen.strategy, reason=chosen.reason)
+        output.say(escape(f"Auto: {chosen.reason}."))
     if begin_from is not None:
         spec = spec.model_copy(update={"model": spec.model.model_copy(update={"init_from": begin_from})})
+    if spec.model.recipe != CUSTOM:
+        require_whole_model(spec, "minga split serve RUN.TOML")
     if spec.model.recipe == CUSTOM:
         if peer.role not in ("monitor", "auxiliary"):
             raise ConfigurationError(
@@ -110,6 +121,8 @@ def run_host(
         hosting = host(spelled_out(spec), peer, files=prepared_files(spec, peer.runs_directory))
     with hosting as hosted:
         wire(context, hosted)
+        if chosen is not None:
+            chosen.write(hosted.directory)
         tell_cautions(hosted.spec, output)
         watch = LinkWatch(hosted, output, lambda link: show_link(hosted, link, output, links))
 
@@ -123,17 +136,16 @@ def run_host(
             _Hosting(hosted, work, context, watcher, tell).run()
 
 
-def _read_spec(path: Path, expected_peers: str | None, output: Output) -> RunSpec:
-    """The spec of a run that begins, complete: to prepare the files can take minutes."""
+def _read_spec(path: Path, expected_peers: str | None) -> tuple[RunSpec, ChosenStrategy | None]:
+    """The spec of a run that begins, complete: to prepare the files can take minutes. With what "auto" became."""
     from minga.simulation.advice.auto_choice import with_chosen_strategy
 
     spec, reason = with_chosen_strategy(RunSpec.from_file(path), expected_peers)
     if reason:
-        output.event("strategy.chosen", strategy=spec.training.strategy, reason=reason)
-        output.say(escape(f"Auto: {reason}."))
-    elif expected_peers is not None:
+        return with_origins(spec), ChosenStrategy(spec.training.strategy, reason)
+    if expected_peers is not None:
         raise ConfigurationError('--peers: only for a run spec with training.strategy = "auto", which they decide')
-    return with_origins(spec)
+    return with_origins(spec), None
 
 
 _OWN_PROGRAM = (

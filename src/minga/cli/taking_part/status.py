@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+
 from minga.cli.taking_part.status_view import PlainTrouble, headline, organiser_view, peers_by_kind
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import Output, Ticker
@@ -17,6 +19,8 @@ from minga.monitor.history import FILE_NAME, History, read_history
 from minga.monitor.plot import plot_history
 from minga.monitor.watcher import Watcher
 from minga.training.join import PeerOptions, join
+from minga.training.run_folder.chosen_strategy import ChosenStrategy
+from minga.training.run_folder.known_runs import FOLDER_DIGITS
 from minga.training.status.run_status import RunStatus
 
 LOOK_S = 3.0
@@ -45,12 +49,15 @@ def run_status(link: str | None, peer: PeerOptions, options: StatusOptions, cont
     with join(link, peer, with_files=False) as joined:
         wire(context, joined)
         watcher = Watcher(joined, History(None))
+        chosen = ChosenStrategy.read(peer.runs_directory / joined.run_id[:FOLDER_DIGITS])
+        if chosen is not None:  # this run is hosted from this machine
+            context.output.say(escape(f"Auto: {chosen.reason}."))
         try:
             status = _watch(watcher, options, context.output)
         finally:  # also after Ctrl-C, the ordinary end of watching
             if options.plot is not None and watcher.history.entries:
                 plot_history(watcher.history.entries, options.plot, title=joined.spec.name)
-    context.output.summary(ok=True, **status.to_json())
+    context.output.summary(ok=True, **status.to_json(), **_as_json(chosen))
 
 
 def _watch(watcher: Watcher, options: StatusOptions, output: Output) -> RunStatus:
@@ -79,9 +86,12 @@ def _watch(watcher: Watcher, options: StatusOptions, output: Output) -> RunStatu
         time.sleep(0.1)
     status = watcher.look()
     output.say(organiser_view(status, {}))
-    if all(peer.status is None for peer in status.peers):
+    if status.split is not None:
+        if status.split.servers and not status.split.clients:
+            output.say("No client trains at this moment.")
+    elif all(peer.status is None for peer in status.peers):
         output.say("No peer that trains is here to tell its step and loss: the figures above begin at 0.")
-    elif not status.averages:
+    elif status.split is None and not status.averages:
         output.say("Fewer than two peers are training: a healthy run averages with at least one other.")
     return status
 
@@ -89,6 +99,11 @@ def _watch(watcher: Watcher, options: StatusOptions, output: Output) -> RunStatu
 def _until_seen(watcher: Watcher) -> Callable[[], bool]:
     """Whether the loss is known by now: that takes two reports of one trainer."""
     return lambda: watcher.look().loss is not None
+
+
+def _as_json(chosen: ChosenStrategy | None) -> dict[str, str]:
+    """What "auto" became and why, if anything was chosen."""
+    return {} if chosen is None else {"strategy": chosen.strategy, "strategy_reason": chosen.reason}
 
 
 def _show_history(options: StatusOptions, output: Output) -> None:
@@ -107,6 +122,7 @@ def _show_history(options: StatusOptions, output: Output) -> None:
         "lost": sum(entry["event"] == "lost" for entry in entries),
         "evaluation": held_out[-1] if held_out else None,
     }
+    facts |= _as_json(ChosenStrategy.read(path.parent))
     if options.plot is not None:
         plot_history(entries, options.plot)
         facts["plot"] = str(options.plot)

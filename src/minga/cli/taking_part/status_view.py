@@ -70,6 +70,11 @@ def headline(status: RunStatus) -> str:
 
 def _work(status: RunStatus) -> list[str]:
     """What is done towards the next step, and how fast; after the last one that there is none."""
+    if (split := status.split) is not None:
+        speed = "" if split.batches_per_second is None else f"{split.batches_per_second:.1f} batches/s, "
+        waits = "1 batch waits" if split.waiting == 1 else f"{split.waiting} batches wait"
+        waiting = f" · {waits}" if split.waiting else ""
+        return [f"{speed}{status.samples_per_second:.1f} samples/s{waiting}"]
     if status.is_complete:
         return ["the run is complete"]
     counted = f"{status.samples}/{status.target_batch_size} samples towards the next step"
@@ -78,6 +83,12 @@ def _work(status: RunStatus) -> list[str]:
 
 def _members(status: RunStatus) -> str:
     """How many peers take part; an organiser who is still alone shall see that nobody computes gradients."""
+    if (split := status.split) is not None:
+        clients, servers = len(split.clients), len(split.servers)
+        here = f"{clients} client{'' if clients == 1 else 's'}"
+        if not servers:
+            return f"{here}, no server is here: clients wait for it"
+        return f"{here}, {servers} server{'' if servers == 1 else 's'}"
     peers = "1 peer" if status.members == 1 else f"{status.members} peers"
     is_idle = all(peer.role in ("auxiliary", "monitor") for peer in status.peers)
     if status.is_complete:
@@ -87,7 +98,7 @@ def _members(status: RunStatus) -> str:
 
 def peers_by_kind(status: RunStatus) -> str:
     """How many peers there are of each role and state."""
-    kinds = Counter(f"{peer.role} {peer.status or 'watching'}" for peer in status.peers)
+    kinds = Counter(peer.part or f"{peer.role} {peer.status or 'watching'}" for peer in status.peers)
     return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
 
 
@@ -235,7 +246,7 @@ def _cells(peer: PeerStatus) -> tuple[str, ...]:
     return (
         "this one" if peer.is_self else peer.peer_id[:10],
         peer.role,
-        peer.status or "watching",
+        peer.status or peer.part or "watching",
         str(peer.step),
         f"{peer.samples_per_second:.1f}",
         str(peer.total_samples),

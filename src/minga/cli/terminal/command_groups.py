@@ -20,6 +20,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "runs": "minga runs --remove 5ff8c8e8",
         "version": "minga version --json",
         "receipts": "minga receipts export FOLDER --out receipts.bin",
+        "split": "minga split join LINK --data mine.csv",
     },
     "Organise": {
         "recipes": "minga recipes",

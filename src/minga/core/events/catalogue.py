@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any, Final, cast
 
-from minga.core.events import averaging, network, security, training
+from minga.core.events import averaging, network, security, split, training
 from minga.core.events.bus import EventData
 
-MODULES: Final = (network, averaging, training, security)
+MODULES: Final = (network, averaging, training, security, split)
 
 FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     {

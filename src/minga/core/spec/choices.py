@@ -31,7 +31,7 @@ _FORM: Final = (
 )
 _WORD: Final = re.compile(r"[A-Za-z0-9_.+-]{1,64}", re.ASCII)
 _WHOLE: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
-_REAL: Final = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?(e[+-]?[0-9]{1,3})?", re.ASCII)
+_REAL: Final = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,24})?(e[+-]?[0-9]{1,3})?", re.ASCII)
 
 Value = bool | int | float | str
 T = TypeVar("T")

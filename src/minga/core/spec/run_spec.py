@@ -53,6 +53,7 @@ from minga.core.spec.sections import (
     check_file_names,
 )
 from minga.core.spec.settings_tables import read_recipe_tables, read_strategy_tables
+from minga.core.spec.split_section import SplitSection
 from minga.core.spec.toml import render
 
 SPEC_VERSION = 3
@@ -95,6 +96,7 @@ class RunSpec(Section):
     checkpoints: CheckpointsSection = CheckpointsSection()
     network: NetworkSection = NetworkSection()
     security: SecuritySection = SecuritySection()
+    split: SplitSection = SplitSection()
     files: dict[str, FileEntry] = described(
         {}, "files that come with the run", f"at most {MAX_FILES} tables [files.NAME]", max_length=MAX_FILES
     )
@@ -132,6 +134,15 @@ class RunSpec(Section):
         found = read_strategy_tables(self.strategy, self.training.strategies)
         self.strategy.clear()
         self.strategy.update(found)
+        return self
+
+    @model_validator(mode="after")
+    def _check_split(self) -> RunSpec:
+        if self.split.is_on and self.security.verification == "byzantine":
+            raise ValueError(
+                f'split.variant = "{self.split.variant}" needs security.verification = "none": nobody else has the '
+                "data and could compute the same again"
+            )
         return self
 
     @property
@@ -217,6 +228,9 @@ class RunSpec(Section):
         del values["security"]
         if security := self.security.canonical():  # open runs keep the id, and the peers, of before there was a choice
             values["security"] = security
+        del values["split"]
+        if split := self.split.canonical():  # and those whose peers train whole models
+            values["split"] = split
         if not self.strategy:  # and those whose strategy has no settings
             del values["strategy"]
         if not self.plugins:  # and so do runs that need nothing but minga

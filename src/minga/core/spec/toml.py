@@ -51,6 +51,12 @@ def render_section(name: str, section: BaseModel) -> str:
     return "\n".join(_section(name, section, comments=True)) + "\n"
 
 
+def render_commented(name: str, section: BaseModel) -> str:
+    """The same with each line commented out, for a table that a run may have or not."""
+    lines = _section(name, section, comments=True)
+    return "\n".join(f"# {line}" if line.strip() else line for text in lines for line in text.split("\n")) + "\n"
+
+
 def _table(name: str, table: Mapping[str, Any]) -> list[str]:
     inner = {key: value for key, value in table.items() if isinstance(value, Mapping) and value}
     lines = [f"\n[{name}]"]

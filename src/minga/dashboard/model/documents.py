@@ -35,6 +35,7 @@ def head(look: Look, model: RunModel) -> dict[str, Any]:
         "counts": model.counts,
         "trouble": None if status.trouble is None else {"text": status.trouble.text, "age_s": status.trouble.age_s},
         "amendments": [asdict(each) for each in status.amendments],
+        "split": None if status.split is None else asdict(status.split),
     }
 
 
@@ -47,6 +48,8 @@ def state_of(status: RunStatus) -> str:
         return "finished"
     if status.paused:
         return "paused"
+    if status.split is not None:
+        return "training" if status.averages else "empty"
     if not any(peer.status in ACTIVE and peer.role != "auxiliary" for peer in status.peers):
         return "syncing" if counts["syncing"] else "empty"
     return "training" if status.averages else "alone"

@@ -161,6 +161,11 @@ class Board(ChangeCounter):
         encoded = self.kinds.encode(payload)
         self._sign(self.kinds.of(type(payload)).code, encoded, payload)
 
+    def retract(self, payload_type: type[Payload]) -> None:
+        """Withdraw the own record of this type, if there is one."""
+        if self.get(self.peer_id, payload_type) is not None:
+            self._sign(self.kinds.of(payload_type).code, b"", None)
+
     def forget(self, peer: PeerId) -> None:
         """Drop all records of another peer until it writes a new one; its old records do not come back."""
         if peer in self.store.owners and peer != self.peer_id:

@@ -2,21 +2,23 @@
 
 A fresh connection carries one exchange of `Hello`s, the dialler's first, on a stream of its own: wire versions (a
 range; ranges without a common one part), run id, role, date and credential. So strangers, other runs and incompatible
-versions are refused with a reason in words. Every later stream begins with a `Call` that names a method.
+versions are refused with a reason in words. Every later stream begins with a `Call` that names a method. Where both
+sides know lanes, the stream of the hellos becomes the one that carries all streams of small messages. So no pulse is
+sent on it before, which the other side would take for a part of the lane.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
 from minga.core.errors import RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.network.authorizer import MAX_CREDENTIAL_BYTES
-from minga.network.interface import PeerId
+from minga.network.interface import PeerId, Stream
 from minga.network.rpc.framing import MessageStream
 
 WIRE_VERSIONS = (2, 2)
@@ -31,7 +33,8 @@ Version = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     """First message of each side of a connection. `wall_time` is in Unix seconds by the sender's clock, `credential`
-    the one that the run's authorizer asks for, see `minga.network.authorizer`.
+    the one that the run's authorizer asks for, see `minga.network.authorizer`. `lane`: the sender would like to go on
+    with this stream as a lane (`minga.network.lane`); that is so if both would.
     """
 
     versions: tuple[Version, Version]
@@ -39,6 +42,14 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     role: Word
     wall_time: Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
     credential: Annotated[bytes, msgspec.Meta(max_length=MAX_CREDENTIAL_BYTES)] = b""
+    lane: bool = False
+
+
+class Greeting(NamedTuple):
+    """The hello of a peer that dialled this one, and the stream that it came on."""
+
+    hello: Hello
+    stream: Stream
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -66,7 +77,8 @@ async def introduce(stream: MessageStream, own: Hello, check: Callable[[Hello], 
         await stream.send(own)
         theirs = await stream.receive(Hello)
         check(theirs)
-        await stream.finish()
+        if not (own.lane and theirs.lane):
+            await stream.finish()
         return theirs
     finally:
         stream.release()
@@ -85,8 +97,10 @@ async def welcome(stream: MessageStream, own: Callable[[], Hello], check: Callab
                 await stream.refuse(error.code, error.message)
                 await stream.receive_end()
             raise
-        await stream.send(own())
-        await stream.finish()
+        answer = own()
+        await stream.send(answer)
+        if not (answer.lane and theirs.lane):
+            await stream.finish()
         return theirs
     finally:
         stream.release()

@@ -204,6 +204,10 @@ class TlsChannel(asyncio.BufferedProtocol):
             self._transport = transport
             self._low_water.attach(transport)
             transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+            # The event loop does so for sockets that dial, and not for those of a listener that it did not make itself:
+            # without it each small answer waits some 40 ms for the acknowledgement of the one before.
+            with contextlib.suppress(OSError):
+                transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self.lost is not None:
                 transport.abort()
 

@@ -25,6 +25,7 @@ from minga.training.plugins_of_run import with_origins
 
 MAX_FILE_BYTES: Final = 1 << 20
 
+SIMULATED_VARIANTS: Final = ("vanilla", "u-shaped")
 OPEN_NATS: Final = ("none", "one-to-one")
 """Behind these a peer is dialled from the start: others know its address."""
 
@@ -76,6 +77,7 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
         return
     yield from _wrong_settings(scenario)
     yield from _wrong_security(scenario)
+    yield from _wrong_split(scenario)
     yield from _wrong_peers(scenario.peers, scenario)
     if scenario.peers:
         yield from wrong_names(scenario)
@@ -143,13 +145,32 @@ def _wrong_security(scenario: Scenario) -> Iterator[str]:
             yield f"[[peers]] number {number}: nat = {each.nat!r}: a byzantine run needs [[relays]] for that"
 
 
+def _wrong_split(scenario: Scenario) -> Iterator[str]:
+    """What a run cannot be whose model is cut, and servers where it is not."""
+    servers = [each for each in scenario.peers if each.role == "server"]
+    if not scenario.split.is_on:
+        if servers:
+            yield 'peers: role = "server" is for a model that is cut; write variant = "vanilla" under [split]'
+        return
+    if scenario.split.variant not in SIMULATED_VARIANTS:
+        yield f"split.variant: {scenario.split.variant!r} is not simulated; {' and '.join(SIMULATED_VARIANTS)} are"
+    if scenario.split.servers:
+        yield 'split.servers: a scenario has peers of role = "server" for that; leave it out'
+    if scenario.model.kind == "ghost":
+        yield 'model.kind: a ghost has no parts; use model.kind = "classifier" for a model that is cut'
+    if sum(each.count for each in servers) != 1 or not servers[0].dialable:
+        yield 'peers: a model that is cut needs one peer of role = "server" that can be dialled'
+    if scenario.orders or scenario.attackers or any(each.role == "auxiliary" for each in scenario.peers):
+        yield 'orders, attackers, role = "auxiliary": not together with [split]'
+
+
 def _wrong_peers(peers: Sequence[PeerTable], scenario: Scenario) -> Iterator[str]:
     if scenario.peer_count > MAX_PEERS:
         yield f"peers: {scenario.peer_count} peers in all; there may be at most {MAX_PEERS}"
     if not peers:
         yield "peers: missing; there must be at least one [[peers]] table"
         return
-    if all(each.role == "auxiliary" for each in peers):
+    if all(each.role != "trainer" for each in peers):
         yield 'peers: nobody trains; at least one class must have role = "trainer"'
     if all(each.dialable == 0 for each in peers):
         yield "peers: all only dial out, so nobody can be dialled; at least one class must have dialable above 0"

@@ -89,8 +89,13 @@ class PeerTable(Section):
 
     name: str = described(..., "what they are called: home-1, home-2, …", NAME_WORDS, pattern=NAME)
     count: int = whole(1, 1, MAX_PEERS, "how many there are")
-    role: Literal["trainer", "auxiliary"] = choice(
-        "trainer", "an auxiliary has no gradients, it only aggregates", "trainer", "auxiliary"
+    role: Literal["trainer", "auxiliary", "server"] = choice(
+        "trainer",
+        "an auxiliary has no gradients, it only aggregates; (split) a server has the end of the model, and trainers "
+        "are its clients",
+        "trainer",
+        "auxiliary",
+        "server",
     )
     samples_per_second: Speed | None = quantity(None, "number", "(trainer) speed of computing")
     micro_batch: int = whole(4, 1, 65_536, "(trainer) samples between two looks at the network")
@@ -124,6 +129,8 @@ class PeerTable(Section):
             raise ValueError("a trainer needs samples_per_second, such as samples_per_second = 10")
         if self.role == "auxiliary" and self.samples_per_second is not None:
             raise ValueError("an auxiliary computes no gradients; leave samples_per_second out")
+        if self.role == "server" and (self.samples_per_second is not None or self.session is not None):
+            raise ValueError("a server computes at once and stays to the end; leave samples_per_second and session out")
         if self.role == "auxiliary" and self.dialable == 0:
             raise ValueError("an auxiliary that nobody can dial is of no use; dialable must be above 0")
         if self.session is None and self.every is not None:

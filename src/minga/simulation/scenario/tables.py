@@ -18,6 +18,7 @@ from minga.core.spec.sections import (
     StateSection,
     TrainingSection,
 )
+from minga.core.spec.split_section import SplitSection
 from minga.simulation.scenario.orders import OrderTable
 from minga.simulation.scenario.sections import (
     SIZES,
@@ -60,6 +61,7 @@ class ScenarioTables(Section):
     state: StateSection = StateSection()
     network: NetworkSection = NetworkSection(relay="none")
     security: SecuritySection = SecuritySection()
+    split: SplitSection = SplitSection()
     stop: StopTable = StopTable()
     peers: Annotated[tuple[PeerTable, ...], Field(strict=False, max_length=MAX_CLASSES)] = described(
         ..., "classes of peers", f"1 to {MAX_CLASSES} tables, each under its own [[peers]]"
@@ -123,6 +125,7 @@ class ScenarioTables(Section):
                 "state": self.state.model_dump(mode="json"),
                 "network": self.network.model_dump(mode="json"),
                 "security": self.security.model_dump(mode="json"),
+                "split": self.split.model_dump(mode="json"),
                 "checkpoints": {"every_steps": 0},
             },
             self.name,

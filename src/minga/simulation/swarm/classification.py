@@ -67,6 +67,15 @@ class Classification:
         torch.autograd.backward(loss)
         return float(loss.detach())
 
+    def samples(self, chosen: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and labels of these samples."""
+        numbers = torch.tensor(chosen)
+        return self._x[numbers], self._y[numbers]
+
+    def held_out(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and labels of the samples that nobody trains on."""
+        return self._held_out
+
     @torch.no_grad()
     def held_out_loss(self) -> float:
         """The mean loss of samples that nobody trains on."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ClosedError, ConfigurationError, LocalError, RemoteError, RunFinishedError
@@ -24,6 +25,9 @@ from minga.training.session import Session
 from minga.training.state.snapshot import StateSnapshot
 
 POLL_S = 0.05
+
+Life = Callable[["SimulatedPeer"], Coroutine[Any, Any, None]]
+"""What a peer does once it is in the run, until its end."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class TrainingTask:
     model and returns its mean loss, if that is known; in a run whose members check each other
     `public_gradient(peer, batch)` sets those of a public batch, and `organiser` is the id of the peer whose key signs
     who its founders are. With `checkpoint_every` each peer keeps a copy of its state at multiples of that many steps.
+    `life` is what a peer does instead, where it does not train as a whole.
     """
 
     spec: RunSpec
@@ -56,6 +61,7 @@ class TrainingTask:
     public_gradient: Callable[[SimulatedPeer, PublicBatch], None]
     checkpoint_every: int | None
     organiser: str
+    life: Life | None = None
 
 
 class SimulatedPeer:
@@ -104,6 +110,9 @@ class SimulatedPeer:
         """Join the run and train until the end of the run, of the host or of the program."""
         try:
             await self.session.start()
+            if task.life is not None:
+                await task.life(self)
+                return
             is_secure = task.spec.security.verification == "byzantine"
             await (self._train_publicly(task) if is_secure else self._train(task))
         except (RunFinishedError, ClosedError):
@@ -138,7 +147,7 @@ class SimulatedPeer:
                 await self._serve(port, lambda: False, checkpoint_every)
                 continue
             micro_batch = self.settings.micro_batch
-            await self._compute(self.settings, self.settings.micro_batch_s)
+            await self.compute(self.settings, self.settings.micro_batch_s)
             loss = task.gradient(self, micro_batch)
             if port.add(micro_batch, loss):
                 self.samples_done += micro_batch
@@ -163,14 +172,14 @@ class SimulatedPeer:
             port.want_batch()
             await self._serve(port, lambda: True, task.checkpoint_every)
             batch = port.next_batch()
-            await self._compute(self.settings, batch.size / self.settings.samples_per_second)
+            await self.compute(self.settings, batch.size / self.settings.samples_per_second)
             task.public_gradient(self, batch)
             share = batch.size / port.unit
             port.add(lambda vector, share=share: self.replica.accumulate(vector, share), batch.size)  # type: ignore[misc]
             self.samples_done += batch.size
             self.replica.zero_grad()
 
-    async def _compute(self, settings: TrainerSettings, seconds: float) -> None:
+    async def compute(self, settings: TrainerSettings, seconds: float) -> None:
         """Let the time of a micro-batch pass, which takes so many seconds on average."""
         seconds *= self._random.uniform(1.0 - settings.jitter, 1.0 + settings.jitter)
         self._busy_since, self._busy_s = asyncio.get_running_loop().time(), seconds

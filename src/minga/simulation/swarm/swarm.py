@@ -35,7 +35,7 @@ from minga.security.randomness.public_batch import PublicBatch
 from minga.simulation.faults.driver import FaultDriver, FaultRecord, VirtualFaults
 from minga.simulation.faults.lying_peers import LyingPeers
 from minga.simulation.faults.script import parse_faults
-from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings, TrainingTask
+from minga.simulation.swarm.simulated_peer import Life, SimulatedPeer, TrainerSettings, TrainingTask
 from minga.training.access.admission import Admission
 from minga.training.record_kinds import RUN_KINDS
 from minga.training.replica.interface import ReplicaInterface
@@ -85,7 +85,7 @@ class Swarm:
     There the first peer is the organiser. With `checkpoint_every`
     each peer keeps a copy of its state at multiples of that many steps. `divide` says who reduces what, `turn_s` how
     finely lines are simulated. The `organiser`, whose orders the peers follow, need not be among them; an open run does
-    without.
+    without. `life` is what each peer does in the place of training a model as a whole.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class Swarm:
         log: SwarmLog | None = None,
         turn_s: float = TURN_S,
         organiser: Identity | None = None,
+        life: Life | None = None,
     ) -> None:
         self.spec, self.log, self.internet = spec, log or SwarmLog(), VirtualInternet(seed, turn_s=turn_s)
         self.peers: dict[str, SimulatedPeer] = {}
@@ -115,6 +116,7 @@ class Swarm:
         self._drivers: list[FaultDriver] = []
         is_open = spec.security.admission == "open"
         self._organiser = organiser or (None if is_open else Identity.from_seed(bytes(32)))
+        self._life = life
         self._liars = LyingPeers(lambda name: self.peers[name].session)
 
     def add(
@@ -269,7 +271,7 @@ class Swarm:
         for driver in self._drivers:
             driver.attach(peer.name, session.events)
         first = next(iter(self.peers.values())).network.peer_id
-        task = TrainingTask(self.spec, self._gradient, self._public_gradient, self._checkpoint_every, first)
+        task = TrainingTask(self.spec, self._gradient, self._public_gradient, self._checkpoint_every, first, self._life)
         self._tasks.append(network.process.run(peer.live(task)))
         return peer
 

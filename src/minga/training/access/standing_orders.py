@@ -68,9 +68,7 @@ def check_changes(spec: RunSpec, changes: dict[str, Any]) -> None:
         )
     for key in changes:
         if key != PAUSED and key not in AMENDABLE:
-            because = (
-                f": {WHY_NOT[key]}" if key in WHY_NOT else suggestion(key, list(AMENDABLE)).partition("; there")[0]
-            )
+            because = _why_not(key)
             raise ConfigurationError(
                 f"{key} cannot change in a running run{because}. These can: {', '.join(AMENDABLE)}"
             )
@@ -84,6 +82,17 @@ def check_changes(spec: RunSpec, changes: dict[str, Any]) -> None:
     if not isinstance(changes.get(PAUSED, False), bool):
         raise ConfigurationError("paused is true or false")
     facts_of(amended_spec(spec, changes))
+
+
+def _why_not(key: str) -> str:
+    """The reason, or a setting that was probably meant, as it goes on after "cannot change in a running run"."""
+    if key.startswith("strategy."):
+        return (
+            ": peers that fetch a state, or come back from a checkpoint, make its strategy by the tables of the run "
+            "spec, so these have to be there when the run begins. training.strategy can change to one with a table: "
+            "name it in training.strategy_changes, if need be at a step that never comes"
+        )
+    return f": {WHY_NOT[key]}" if key in WHY_NOT else suggestion(key, list(AMENDABLE)).partition("; there")[0]
 
 
 def amended_spec(spec: RunSpec, changes: Mapping[str, Any]) -> RunSpec:

@@ -37,7 +37,7 @@ class ParameterAverage:
         layout = VectorLayout(self._replica.vector.layout.numels, "float32")
         name = blake3(plan.round_id.encode()).hexdigest()[:32]
         again = msgspec.structs.replace(plan, round_id=name, adopts="", holders=(), view=())
-        await self._all_reduce.reduce(again, layout, values, 1, mean)
+        await self._all_reduce.reduce(again, layout, values, 1, mean, most_weight=1)
 
         def write() -> float:
             count = self._replica.vector.parameters_numel

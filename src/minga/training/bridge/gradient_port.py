@@ -90,7 +90,7 @@ class GradientPort(TrainingThread):
         self._limit: int | None = None
         self._next_limit: int | None = None
         self._boundary_s: float | None = None  # loop time at which the micro-batch under way began, if one is
-        self._paused = self._resting = False
+        self._paused = self._resting = self._held = False
         self._last_samples = 0
         self._speed = MovingAverage()
         self._batch_time = MovingAverage()
@@ -188,7 +188,7 @@ class GradientPort(TrainingThread):
             parked = self._phase in (PortPhase.PARKED, PortPhase.SEALED)
             samples = self._strategy.complete_samples if parked else self._strategy.samples
             rate = 1.0 / self._speed.value if self._speed.value else 0.0
-            is_idle = self._paused or self._resting or (self._boundary_s is None and not parked)
+            is_idle = self._paused or self._stands or (self._boundary_s is None and not parked)
             score = self._strategy.score
             if is_idle:
                 return Report(samples, rate, parked=parked, limit=self._limit, score=score)
@@ -220,6 +220,19 @@ class GradientPort(TrainingThread):
             was_resting, self._resting = self._resting, resting
         if was_resting and not resting:
             self._wake()
+
+    def hold(self, *, holding: bool) -> None:
+        """Keep the thread from computing as `rest` does, for reasons of this peer's own, or let it go on."""
+        with self.condition:
+            was_held, self._held = self._held, holding
+        if was_held and not holding:
+            self._wake()
+
+    @property
+    def micro_batch_s(self) -> float:
+        """Seconds that a micro-batch takes as a rule, 0 before the first."""
+        with self.condition:
+            return self._batch_time.value or 0.0
 
     async def seal(self) -> tuple[torch.Tensor | None, int]:
         """The mean gradient so far and its samples; see `Contributor.seal`."""
@@ -327,10 +340,15 @@ class GradientPort(TrainingThread):
             self._strategy.close()
             self._phase = PortPhase.PARKED
 
+    @property
+    def _stands(self) -> bool:
+        """Whether the thread is to compute nothing, whatever the phase."""
+        return self._resting or self._held
+
     def _has_to_wait(self) -> bool:
         if not self._parks:
-            return self._resting or (self._phase is not PortPhase.OPEN and self._is_ahead())
-        return self._resting or self._phase is not PortPhase.OPEN
+            return self._stands or (self._phase is not PortPhase.OPEN and self._is_ahead())
+        return self._stands or self._phase is not PortPhase.OPEN
 
     def _is_ahead(self) -> bool:
         """Whether there is enough for the next step already, as far as one knows."""

@@ -55,6 +55,7 @@ from minga.training.agreement.parameter_average import ParameterAverage
 from minga.training.agreement.replica_step import ReplicaStep
 from minga.training.agreement.strategy_switch import StrategySwitch
 from minga.training.bridge.gradient_port import GradientPort
+from minga.training.bridge.trainer_hold import TrainerHold
 from minga.training.life.board_view import BoardView
 from minga.training.life.catching_up import CatchingUp
 from minga.training.life.leaving import closing, see_others_off
@@ -147,6 +148,7 @@ class Member:
             computes=settings.computes,
             wait_in_minority=settings.wait_in_minority,
             overlapped=lambda: port.facts.max_in_flight > 0,
+            counts_late=lambda: port.facts.counts_late,
             largest_batch_size=settings.target_batch_sizes[1],
             most_communication=settings.most_communication,
             organiser=settings.organiser,
@@ -169,6 +171,7 @@ class Member:
             epoch=lambda: self.epoch,
         )
         self._too_slow = TooSlowNotice(node)
+        self._hold = TrainerHold(port)
         self.amended = Amended(orders, replica)
         """The organisers' amendments, as this member goes by them."""
         average = ParameterAverage(self._all_reduce, replica, port)
@@ -243,6 +246,7 @@ class Member:
 
     async def _rest(self) -> None:
         """The organisers paused the run: hold the state, and look now and then whether it goes on."""
+        self._hold.end()
         self._publisher.set_status("paused")
         self._node.events.emit(RunPaused(step=self.step, paused=True))
         while self.amended.is_paused(self.step) and not self.swarm_view.is_behind(self.step):
@@ -308,8 +312,7 @@ class Member:
     async def _reduce(self, plan: Plan, begun_s: float) -> None:
         planned_s = asyncio.get_running_loop().time()
         self._port.limit_next(self._limit_by(plan))
-        vector, samples = await self._contribution(plan)
-        weight = self._weight(plan, samples)
+        vector, samples, weight = await self._contribution(plan)
         self._publisher.set_status("averaging")
         self._node.events.emit(
             RoundBegun(
@@ -328,7 +331,10 @@ class Member:
         watching = asyncio.get_running_loop().create_task(self._watch_whether_overtaken(plan))
         try:
             layout, residual = self.vectors.layout_of(self.step), self.vectors.residual(self.step)
-            outcome = await self._all_reduce.reduce(plan, layout, vector, weight, self._result, residual)
+            most = self._most_weight(plan)
+            outcome = await self._all_reduce.reduce(
+                plan, layout, vector, weight, self._result, residual, most_weight=most
+            )
         except RoundAbortedError as error:
             self._node.events.emit(RoundAborted(step=self.step, why=error.message))
             self.on_step_ended.tell()
@@ -358,19 +364,28 @@ class Member:
         await self._apply(outcome, samples, fate_of(vector, outcome))
         self._formation.batch.note(plan, asyncio.get_running_loop().time() - planned_s)
 
-    async def _contribution(self, plan: Plan) -> tuple[torch.Tensor | None, int]:
-        """What this peer brings to a round of the present step, and the samples that it has for it."""
+    async def _contribution(self, plan: Plan) -> tuple[torch.Tensor | None, int, int]:
+        """What this peer brings to a round of the present step, the samples that it has for it, and what it counts.
+
+        What a sketch leaves out of it is kept by what it counts, and not by its samples, if these are two things.
+        """
         self.replica_step.begin(plan)
         vector, samples = await self._port.seal()
+        self._hold.end()
         if plan.scores and plan.rank_of(self._node.peer_id) not in plan.contributors:
-            return None, samples
-        loop, project = asyncio.get_running_loop(), self._replica.project
-        vector = await loop.run_in_executor(None, project, vector, samples, self.step, plan.round_id)
-        return vector, samples if vector is not None else 0
+            return None, samples, 0
+        loop, project, weight = asyncio.get_running_loop(), self._replica.project, self._weight(plan, samples)
+        vector = await loop.run_in_executor(None, project, vector, weight, self.step, plan.round_id)
+        return (None, 0, 0) if vector is None else (vector, samples, weight)
 
     def _weight(self, plan: Plan, samples: int) -> int:
         """What a contribution with so many samples counts; a mean of one with weight 1 is not rounded."""
-        return min(1, samples) if plan.scores or self._port.facts.weights == "equal" else samples
+        most = self._most_weight(plan)
+        return samples if most is None else min(most, samples)
+
+    def _most_weight(self, plan: Plan) -> int | None:
+        """What any contribution counts at most; None where it counts its samples."""
+        return 1 if plan.scores or self._port.facts.weights == "equal" else None
 
     def _contributors(self, step: int) -> Contributors:
         """Whose contributions the round of `step` takes."""
@@ -393,7 +408,8 @@ class Member:
         self._port.cap(round_batch_range(goes_on)[1])
         is_alone = not self.swarm_view.active()
         strategy = StrategyChoice.of(goes_on)
-        state = await self.replica_step.take(outcome, self._result, fate, limit, strategy, is_alone=is_alone)
+        async with self._hold.beginning_if(lambda: self.swarm_view.is_behind(step)):
+            state = await self.replica_step.take(outcome, self._result, fate, limit, strategy, is_alone=is_alone)
         self._formation.previous = await hashing
         self._too_slow.note(plan, report)
         self.step, self.in_doubt = step, False
@@ -421,15 +437,19 @@ class Member:
         """Fetch what the swarm has and this peer lacks; alone, or first of all, just go on."""
         newest = self._catching_up.step_to_fetch(self.step)
         if newest is None:
+            self._hold.end_soon()
             await self._catching_up.go_without()
             return
         self.step, standing = newest, self.step  # announced: a full step waits for those who fetch this state
         self._publisher.set_status("syncing")
+        if self.ready.is_set():  # else it has nothing yet that could count
+            self._hold.begin()
         begun_s = asyncio.get_running_loop().time()
         try:
             self.step = await self._catching_up.fetch(newest, in_doubt=self.in_doubt)
         except RemoteError as error:
             self.step = standing  # what this peer has: the next fetch announces its own step
+            self._hold.end_soon()
             await self._catching_up.note_failure(newest, error)
             return
         if self.in_doubt and self.step != standing:
@@ -441,6 +461,7 @@ class Member:
         if changed := self._switch.said():
             self._node.events.emit(changed)
         self._catching_up.finish(self.step)
+        self._hold.end_soon()
         self.on_epoch(self.epoch)
         self._node.events.emit(SyncFinished(step=self.step, seconds=asyncio.get_running_loop().time() - begun_s))
 

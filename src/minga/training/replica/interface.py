@@ -52,8 +52,8 @@ class ReplicaInterface(Protocol):
         """
 
     def project(self, vector: torch.Tensor | None, weight: int, step: int, round_id: str) -> torch.Tensor | None:
-        """What this peer gives to a round of `step`, for its mean gradient over `weight` samples, which stays as it
-        is; None for nothing. On any thread.
+        """What this peer gives to a round of `step`, for its mean gradient, which counts `weight` there and stays as
+        it is; None for nothing. On any thread.
         """
 
     def expand(self, mean: torch.Tensor, step: int, *, counted_in: str | None) -> torch.Tensor:

@@ -100,7 +100,7 @@ class Replica:
         self._projections.divide(fragments, tensors)
 
     def project(self, vector: torch.Tensor | None, weight: int, step: int, round_id: str) -> torch.Tensor | None:
-        """What this peer gives to a round of `step`, for its mean gradient over `weight` samples. On any thread."""
+        """What this peer gives to a round of `step`, for its mean gradient, which counts `weight`. On any thread."""
         return self._projections.contribution(vector, weight, step, round_id)
 
     def expand(self, mean: torch.Tensor, step: int, *, counted_in: str | None) -> torch.Tensor:

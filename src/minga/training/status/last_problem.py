@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from minga.core.events.bus import Event
 from minga.core.events.security import SecureBanned
+from minga.core.events.split import SplitSuspicious
 from minga.core.events.training import (
     CheckpointFailed,
     CheckpointNotUploaded,
@@ -24,6 +25,7 @@ MEANINGS = {
     ParametersNotAveraged.kind: "the parameters were not averaged",
     SecureBanned.kind: "a member was banned",
     RunFileFailed.kind: "a file of the run did not come",
+    SplitSuspicious.kind: "what the server of the cut model sends may be wrong",
     StateCacheFailed.kind: "the downloaded state is not kept on the disk",
     SyncFailed.kind: "the state did not come",
     TrainingTooSlow.kind: "this peer's samples do not count for now",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from minga.averaging.planning.contributor_choice import StepWork
@@ -19,6 +19,7 @@ from minga.training.status.last_problem import Trouble
 from minga.training.status.live_rates import LiveRates, live_rates
 from minga.training.status.losses import LossMeter
 from minga.training.status.plan_status import PlanStatus
+from minga.training.status.split_status import SplitRunStatus
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class PeerStatus:
     """One living peer. `path` and `round_trip_s` are those of the link from here, None without one.
 
     `samples` are towards the next step, `total_samples`, `bytes_sent` and `bytes_received` since it joined; `age_s` is
-    how long ago its last news came. `status` is None for peers that take no part in steps, such as monitors.
+    how long ago its last news came. `status` is None for peers that take no part in steps, such as monitors. `part` is
+    "server", "standby" or "client" where the model is cut.
     """
 
     peer_id: str
@@ -42,6 +44,7 @@ class PeerStatus:
     round_trip_s: float | None
     age_s: float
     is_self: bool
+    part: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,9 @@ class RunStatus:
     in a word: open, members, byzantine or members+byzantine. In the last two all members compute and reduce the same,
     so there is no plan and no count of samples towards a step.
     `last_step` and the target batch size are as amended; `amendments` are those that this peer knows, by number.
-    `founders` says how many are ready and wanted while the run waits for its founders.
+    `founders` says how many are ready and wanted while the run waits for its founders. `split` is there if the
+    model is cut, also while nobody serves it; then steps are batches that the server applied, and `members` are servers
+    and clients.
     """
 
     name: str
@@ -92,6 +97,7 @@ class RunStatus:
     resting: bool = False
     amendments: tuple[AmendmentStatus, ...] = ()
     paused: bool = False
+    split: SplitRunStatus | None = None
 
     @property
     def is_verified(self) -> bool:
@@ -113,6 +119,10 @@ class RunStatus:
             peer["age_s"] = round(peer["age_s"], 2)
         if self.trouble is not None:
             values["trouble"]["age_s"] = round(self.trouble.age_s, 2)
+        if self.split is not None:
+            for speed in ("batches_per_second", "samples_per_second"):
+                value = getattr(self.split, speed)
+                values["split"][speed] = None if value is None else round(value, 2)
         return values
 
 
@@ -137,6 +147,26 @@ def read_status(board: Board, node: Node, spec: RunSpec, losses: LossMeter) -> R
         digests_agree=_agreement(board),
         peers=peers,
         mode=spec.security.mode,
+    )
+
+
+def with_split(status: RunStatus, split: SplitRunStatus | None) -> RunStatus:
+    """The status of a run whose model is cut; None is one whose model is whole."""
+    if split is None:
+        return status
+    parts: dict[str, str] = {
+        **dict.fromkeys(split.clients, "client"),
+        **dict.fromkeys(split.standbys, "standby"),
+        **dict.fromkeys(split.servers, "server"),
+    }
+    return replace(
+        status,
+        step=split.steps,
+        samples_per_second=split.samples_per_second or 0.0,
+        members=len(parts),
+        averages=bool(split.clients and split.servers),
+        peers=tuple(replace(each, part=parts.get(each.peer_id)) for each in status.peers),
+        split=split,
     )
 
 

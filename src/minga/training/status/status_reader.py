@@ -19,7 +19,8 @@ from minga.training.status.last_problem import LastTrouble
 from minga.training.status.live_rates import LiveRates, live_rates
 from minga.training.status.losses import LossMeter, LossSample
 from minga.training.status.plan_status import PlanWatch
-from minga.training.status.run_status import AmendmentStatus, RunStatus, read_status, target_batch_size
+from minga.training.status.run_status import AmendmentStatus, RunStatus, read_status, target_batch_size, with_split
+from minga.training.status.split_status import SplitMeter
 
 T = TypeVar("T")
 
@@ -78,7 +79,7 @@ class StatusReader:
         self._peer, self._losses = peer, LossMeter(from_start=from_start)
         self._resting = False
         self._step = 0
-        self._trouble, self._plan = LastTrouble(), PlanWatch()
+        self._trouble, self._plan, self._split = LastTrouble(), PlanWatch(), SplitMeter()
         peer.subscribe(self._on_event)
 
     def look(self) -> Look:
@@ -101,6 +102,9 @@ class StatusReader:
         usual = read_status(session.board, session.node, self._peer.spec, self._losses)
         self._step = usual.step or self._step  # once all members have left, none tells of it any more
         usual = replace(usual, step=self._step)
+        if self._peer.spec.split.is_on:
+            split = self._split.look(session.board, asyncio.get_running_loop().time())
+            usual = with_split(usual, split)
         status = replace(
             usual if session.ledger is None else _as_amended(usual, session, self._peer.spec, session.ledger),
             founders=None if session.founding is None else session.founding.waiting,

@@ -33,7 +33,7 @@ _SAMPLES: Final = "own/samples"
 class Centred(Strategy):
     """What `Elastic` and `Leader` share; they say how the centre moves, and how it draws a peer.
 
-    It holds two vectors: the centre, and the contribution while a round runs.
+    It holds three vectors: the centre, the contribution while a round runs, and when that ends the own parameters.
     """
 
     def __init__(self, condition: threading.Condition, *, unit: int, settings: Section | None = None) -> None:
@@ -80,14 +80,14 @@ class Centred(Strategy):
 
     def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:  # noqa: ARG002
         """Move the centre, whatever became of the own contribution, and let it draw this peer."""
-        before, own = self.replica.rounded(self._centre), self.replica.read_values()
-        adopted = self.replica.adopt(self._moved(mean), round)
-        self._centre = self._without_buffers(adopted, self.replica)
+        self._sealed = None
+        own = self._departing(self.replica.read_values())
+        self._move(mean)
+        self._centre = self._without_buffers(self.replica.adopt(self._centre, round), self.replica)
         if self._is_lost:
             self._begin_at_centre()
         else:
-            self.replica.write_values(self._drawn(own, before))
-        self._sealed = None
+            self.replica.write_values(self._arriving(own))
         self._count_anew()
 
     def conclude(self) -> None:
@@ -95,12 +95,16 @@ class Centred(Strategy):
         self.replica.write_values(self._centre)
 
     @abstractmethod
-    def _moved(self, mean: torch.Tensor) -> torch.Tensor:
-        """The centre after a round with this mean; averaged buffers move by their whole mean."""
+    def _move(self, mean: torch.Tensor) -> None:
+        """Move the centre by a round with this mean, in place; averaged buffers, at its end, by their whole mean."""
 
-    @abstractmethod
-    def _drawn(self, own: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-        """Where a round leaves a peer with its `own` parameters, which may be changed; `before` was the centre."""
+    def _departing(self, own: torch.Tensor) -> torch.Tensor:
+        """A peer's `own` parameters, which may be changed, as the centre draws them before it moves."""
+        return own
+
+    def _arriving(self, own: torch.Tensor) -> torch.Tensor:
+        """The same as the centre draws them after it moved."""
+        return own
 
     @abstractmethod
     def _rebased(self, own: torch.Tensor) -> torch.Tensor:

@@ -31,19 +31,18 @@ class Elastic(Centred):
 
     Settings = ElasticSettings
     facts = StrategyFacts(
-        max_in_flight=0, keeps_late_micro_batches=False, vectors=2, payload="pseudo-gradient", weights="equal"
+        max_in_flight=0, keeps_late_micro_batches=False, vectors=3, payload="pseudo-gradient", weights="equal"
     )
 
-    def _moved(self, mean: torch.Tensor) -> torch.Tensor:
+    def _move(self, mean: torch.Tensor) -> None:
         size, beta = self.replica.vector.parameters_numel, cast(ElasticSettings, self.settings).beta
-        moved = self._centre + mean
-        torch.add(self._centre[:size], mean[:size], alpha=beta, out=moved[:size])
-        return moved
+        self._centre[:size].add_(mean[:size], alpha=beta)
+        self._centre[size:].add_(mean[size:])
 
-    def _drawn(self, own: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    def _departing(self, own: torch.Tensor) -> torch.Tensor:
         settings = cast(ElasticSettings, self.settings)
         alpha = settings.beta / self._contributors if settings.alpha is None else settings.alpha
-        return self._draw(own, before, alpha)
+        return self._draw(own, self.replica.rounded(self._centre), alpha)
 
     def _rebased(self, own: torch.Tensor) -> torch.Tensor:
         """The spring is longer, and pulls in the next round."""

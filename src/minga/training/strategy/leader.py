@@ -41,7 +41,7 @@ class Leader(Centred):
 
     Settings = LeaderSettings
     facts = StrategyFacts(
-        max_in_flight=0, keeps_late_micro_batches=False, vectors=2, payload="parameters", contributors="best"
+        max_in_flight=0, keeps_late_micro_batches=False, vectors=3, payload="parameters", contributors="best"
     )
 
     def __init__(self, condition: threading.Condition, *, unit: int, settings: Section | None = None) -> None:
@@ -85,10 +85,10 @@ class Leader(Centred):
         super().absorb(round, mean, fate)
         self._pace, self._steps = self._steps or self._pace, 0
 
-    def _moved(self, mean: torch.Tensor) -> torch.Tensor:
-        return self._centre + mean
+    def _move(self, mean: torch.Tensor) -> None:
+        self._centre.add_(mean)
 
-    def _drawn(self, own: torch.Tensor, before: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+    def _arriving(self, own: torch.Tensor) -> torch.Tensor:
         return self._draw(own, self._centre, self._options.pull)
 
     def _rebased(self, own: torch.Tensor) -> torch.Tensor:

@@ -51,4 +51,16 @@ export function showTiles({ parts }, { now, series }) {
   put("samples", short(now.total_samples), "", "of all peers, those that left included");
   const agree = now.digests_agree;
   put("state", agree === null ? "–" : agree ? "agree" : "differ", "", agree === null ? "not compared yet" : agree ? "all digests of a step are equal" : "a peer will fetch the state again");
+  if (now.split) showSplit(put, parts, now);
+}
+
+/** Where the model is cut, steps are batches that a server applied. */
+function showSplit(put, parts, { step, split, samples_per_second: speed }) {
+  parts.bar.hidden = true;
+  put("step", whole(step), "batches", `${whole(split.waiting)} wait at the server`);
+  const rate = split.batches_per_second;
+  put("speed", short(speed), "samples/s", rate === null ? "not measured yet" : `${short(rate)} batches/s`);
+  put("peers", whole(split.clients.length), "clients", `${whole(split.servers.length)} serving`);
+  put("samples", short(split.samples), "", "of all clients");
+  put("state", "–", "", "each client has its own parts");
 }

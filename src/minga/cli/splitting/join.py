@@ -1,0 +1,96 @@
+"""`minga split join`: train a model that is cut with the samples of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import RenderableType
+from rich.markup import escape
+
+from minga.cli.taking_part.status_view import PlainTrouble, headline, organiser_view, run_figures
+from minga.cli.terminal.context import Context, collect_again
+from minga.cli.terminal.output import Ticker
+from minga.cli.terminal.peer_options import apply_threads, wire
+from minga.core.units import format_size
+from minga.recipes.registry import check_published
+from minga.recipes.split.taking_part import ClientRun, split_recipe
+from minga.training.join import PeerOptions, join
+from minga.training.status.run_status import RunStatus
+from minga.training.status.status_reader import StatusReader
+
+
+@dataclass(frozen=True)
+class SplitJoinOptions:
+    """Which samples this client has, how many make a batch, and after how many batches it leaves."""
+
+    part: int | None = None
+    data: tuple[str, ...] = ()
+    batch_size: int = 64
+    batches: int | None = None
+    threads: int | None = None
+
+
+def run_split_join(link: str, peer: PeerOptions, options: SplitJoinOptions, context: Context) -> None:
+    """Train until Ctrl-C, or for so many batches."""
+    output = context.output
+    output.say("Looking for the run …")
+    with join(link, peer) as joined:
+        wire(context, joined)
+        check_published(joined.spec)
+        split_recipe(joined.spec)
+        apply_threads(options.threads)
+        run = ClientRun(joined, data=options.data, number=options.part, batch_size=options.batch_size)
+        output.event(
+            "split.joined", peer=joined.peer_id, samples=len(run.samples.labels), variant=joined.spec.split.variant
+        )
+        output.say(escape(_first_words(run)))
+        collect_again()
+        reader, trouble = StatusReader(joined), PlainTrouble()
+
+        def plain(status: RunStatus) -> Iterator[str]:
+            yield f"{headline(status)} · {_own(run)}"
+            yield from trouble.lines(status)
+
+        def draw(status: RunStatus) -> RenderableType:
+            return organiser_view(status, {})
+
+        def figures(status: RunStatus) -> dict[str, Any]:
+            return {**run_figures(status), "own": {"batches": run.batches, "loss": run.loss if run.batches else None}}
+
+        try:
+            with Ticker(output, lambda: reader.look().status, draw, plain, figures) as ticker:
+
+                def is_over() -> bool:
+                    ticker.check()
+                    if context.parent_watch is not None and context.parent_watch.is_over(run.batches):
+                        return True
+                    return options.batches is not None and run.batches >= options.batches
+
+                run.train(is_over)
+            found = run.evaluate()
+            sent, received = joined.on_loop(joined.session.node.traffic)
+        finally:
+            run.save()
+    told = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
+    output.say(
+        escape(f"Trained on {run.batches} batches{f': {told}' if told else ''}. This client's parts: {run.folder}")
+    )
+    output.summary(
+        ok=True, batches=run.batches, bytes_sent=sent, bytes_received=received, **found, directory=str(run.folder)
+    )
+
+
+def _first_words(run: ClientRun) -> str:
+    section, size = run.client.peer.spec.split, run.samples.inputs.numel() * run.samples.inputs.element_size()
+    stays = "inputs and labels stay here" if section.variant == "u-shaped" else "inputs stay here, labels do not"
+    known = " It goes on with the parts that are in its folder." if run.resumes else ""
+    return (
+        f"This client trains on {len(run.samples.labels)} samples ({format_size(size)}): {stays}.{known} "
+        "docs/split-learning.md says what the server can find out all the same."
+    )
+
+
+def _own(run: ClientRun) -> str:
+    return f"you: {run.batches} batches" + (f", loss {run.loss:.4f}" if run.batches else "")

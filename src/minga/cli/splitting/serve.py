@@ -1,0 +1,62 @@
+"""`minga split serve`: begin a run whose model is cut, and serve its end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich.markup import escape
+
+from minga.cli.taking_part.status_view import PlainTrouble, organiser_lines, organiser_view, run_figures
+from minga.cli.terminal.context import Context, collect_again
+from minga.cli.terminal.output import Ticker
+from minga.cli.terminal.peer_options import apply_threads, wire
+from minga.core.spec.run_spec import RunSpec
+from minga.monitor.history import FILE_NAME, History
+from minga.monitor.watcher import Watcher
+from minga.recipes.registry import spelled_out
+from minga.recipes.split.taking_part import ServerRun, split_recipe
+from minga.training.host import host
+from minga.training.join import PeerOptions
+from minga.training.plugins_of_run import with_origins
+
+
+def run_serve(path: Path, peer: PeerOptions, context: Context, *, batches: int | None, threads: int | None) -> None:
+    """Serve until Ctrl-C, or for so many batches."""
+    output = context.output
+    spec = spelled_out(with_origins(RunSpec.from_file(path)))
+    split_recipe(spec)
+    apply_threads(threads)
+    with host(spec, peer) as hosted:
+        wire(context, hosted)
+        run = ServerRun(hosted)
+        try:
+            collect_again()
+            link = str(hosted.link)
+            output.event("link", link=link, run_id=hosted.run_id, directory=str(hosted.directory))
+            output.say("Clients, each with data of its own, take part by this link:\n")
+            output.say(escape(f"minga split join {link}\n"))
+            watcher = Watcher(hosted, History(hosted.directory / FILE_NAME, most_remembered=0), from_start=True)
+            trouble = PlainTrouble()
+            with Ticker(
+                output,
+                watcher.look,
+                lambda status: organiser_view(status, {}),
+                lambda status: [*organiser_lines(status, {}), *trouble.lines(status)],
+                run_figures,
+            ) as ticker:
+                while not _is_over(run.server.status.steps, batches, context):
+                    ticker.check()
+                    run.save_if_due()
+                    time.sleep(0.1)
+            done = run.server.status
+        finally:
+            run.close()
+    output.say(escape(f"Served {done.steps} batches of {done.clients} clients. The server's part: {run.path}"))
+    output.summary(ok=True, batches=done.steps, samples=done.samples, clients=done.clients, file=str(run.path))
+
+
+def _is_over(steps: int, batches: int | None, context: Context) -> bool:
+    if batches is not None and steps >= batches:
+        return True
+    return context.parent_watch is not None and context.parent_watch.is_over(steps)

@@ -1,0 +1,139 @@
+"""The commands `minga split …` and their options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minga.cli.terminal.context import make_context
+from minga.cli.terminal.options import Bind, Directory, IdentityFile, Json, LinkArgument, Threads
+
+Ephemeral = Annotated[bool, typer.Option("--ephemeral", help="Use a new key that is forgotten at the end.")]
+Upload = Annotated[
+    str | None,
+    typer.Option("--max-upload", help='Send no faster than this, such as 10Mbit or "10Mbit, 50Mbit 23:00-07:00".'),
+]
+Download = Annotated[str | None, typer.Option("--max-download", help="Receive no faster than this; as above.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="UDP port; keep it, and the link stays valid. 0: any.")]
+ParentWatchFlag = Annotated[bool, typer.Option("--leash", hidden=True)]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add them to the command `minga`."""
+    group = typer.Typer(
+        name="split",
+        help="A model that is cut: the data stays with clients, a server has the end of the model.",
+        no_args_is_help=True,
+    )
+    for command in (serve, join, leakage):
+        group.command()(command)
+    app.add_typer(group)
+
+
+def serve(
+    spec: Annotated[
+        Path,
+        typer.Argument(metavar="RUN.TOML", help='A run spec with recipe = "split" and a [split].', show_default=False),
+    ],
+    batches: Annotated[int | None, typer.Option(min=1, help="End after so many batches of all clients.")] = None,
+    max_upload: Upload = None,
+    max_download: Download = None,
+    bind: Bind = None,
+    port: Port = 0,
+    announce: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="IP[:PORT]", help="Address at which others reach this machine behind NAT; may be repeated."
+        ),
+    ] = None,
+    threads: Threads = None,
+    directory: Directory = None,
+    identity: IdentityFile = None,
+    ephemeral: Ephemeral = False,
+    parent_watch: ParentWatchFlag = False,
+    json_output: Json = False,
+) -> None:
+    """Begin a run with a model that is cut, and serve its end: prints ONE link for the clients."""
+    ready = make_context(json_output=json_output, parent_watch=parent_watch, slow_imports=True)
+    from minga.cli.splitting.serve import run_serve
+    from minga.cli.terminal.peer_options import peer_options
+
+    peer = peer_options(
+        "trainer",
+        identity=identity,
+        ephemeral=ephemeral,
+        directory=directory,
+        max_upload=max_upload,
+        max_download=max_download,
+        host=bind,
+        port=port,
+        announce=tuple(announce or ()),
+    )
+    run_serve(spec, peer, ready, batches=batches, threads=threads)
+
+
+def join(
+    link: LinkArgument,
+    part: Annotated[
+        int | None, typer.Option(min=1, help="Which part of the run's example this client has (default: by its key).")
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Own .csv files: one sample a line, its class at the end; may be repeated."),
+    ] = None,
+    role: Annotated[str, typer.Option(help="trainer, or client (never dialled).")] = "trainer",
+    batch: Annotated[int, typer.Option(min=1, help="Samples of a batch.")] = 64,
+    batches: Annotated[int | None, typer.Option(min=1, help="Leave after so many batches.")] = None,
+    max_upload: Upload = None,
+    max_download: Download = None,
+    bind: Bind = None,
+    port: Port = 0,
+    threads: Threads = None,
+    directory: Directory = None,
+    identity: IdentityFile = None,
+    ephemeral: Ephemeral = False,
+    parent_watch: ParentWatchFlag = False,
+    json_output: Json = False,
+) -> None:
+    """Train a model that is cut with the samples of this machine, which stay here. Ctrl-C leaves at any time."""
+    if role not in ("trainer", "client"):
+        raise typer.BadParameter("--role: choose trainer or client")
+    ready = make_context(json_output=json_output, parent_watch=parent_watch, slow_imports=True)
+    from minga.cli.splitting.join import SplitJoinOptions, run_split_join
+    from minga.cli.terminal.peer_options import peer_options
+
+    peer = peer_options(
+        role,
+        identity=identity,
+        ephemeral=ephemeral,
+        directory=directory,
+        max_upload=max_upload,
+        max_download=max_download,
+        host=bind,
+        port=port,
+    )
+    run_split_join(link, peer, SplitJoinOptions(part, tuple(data or ()), batch, batches, threads), ready)
+
+
+def leakage(
+    example: Annotated[str, typer.Option(help="digits, breast-cancer or wine.")] = "digits",
+    weight: Annotated[
+        list[float] | None, typer.Option(help="Weight of NoPeek to try; may be repeated (default: 0.5, 1 and 1.5).")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, max=10_000, help="Epochs of the model and of each decoder.")] = 60,
+    seed: Annotated[int, typer.Option(min=0, help="Everything that is random comes from it.")] = 0,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where figures, text and picture go.")] = Path("leakage"),
+    threads: Threads = None,
+    json_output: Json = False,
+) -> None:
+    """Measure what activations tell about the data, without and with NoPeek: figures, and originals beside what a
+    decoder makes of the activations.
+    """
+    ready = make_context(json_output=json_output, slow_imports=True)
+    from minga.cli.splitting.leakage import run_leakage
+    from minga.cli.terminal.peer_options import apply_threads
+
+    apply_threads(threads)
+    run_leakage(example, tuple(weight or ()), epochs, seed, out, ready)

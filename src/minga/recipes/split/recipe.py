@@ -1,0 +1,189 @@
+"""The recipe of split learning: a network and samples, for clients and a server, or as a whole to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from minga.core.errors import ConfigurationError
+from minga.recipes.initial import new_model
+from minga.recipes.interface import Batch, Files, Loss, Metric, Recipe, StreamPosition
+from minga.recipes.order import shuffled
+from minga.recipes.split.client_samples import DealtSamples
+from minga.recipes.split.export import export_parts
+from minga.recipes.split.own_table import OWN_FILE, read_stored, store_tables
+from minga.recipes.split.settings import SplitRecipeSettings
+from minga.security.randomness.public_batch import PublicBatch
+from minga.split.examples.network import CutNetwork
+from minga.split.examples.samples import LabelledSamples
+from minga.split.leakage.no_peek import NoPeek
+
+_EVALUATED_TOGETHER = 1024
+
+
+class CutParts(NamedTuple):
+    """The modules that `minga.split` takes; without a head, the top gives the logits."""
+
+    bottom: nn.Module
+    top: nn.Module
+    head: nn.Module | None
+
+
+class SplitRecipe(Recipe[SplitRecipeSettings]):
+    """A small network for pictures or tables. No file travels with the run: clients have the samples."""
+
+    Settings = SplitRecipeSettings
+    headline = Metric("heldout_loss", "lower")
+
+    _dealt: DealtSamples | None = None
+    _own: LabelledSamples | None = None
+
+    @classmethod
+    def demo_spec(cls) -> Mapping[str, Any]:
+        """The digits, by AdamW."""
+        return {
+            "optimizer": {
+                "name": "adamw",
+                "learning_rate": 1e-3,
+                "weight_decay": 0.0,
+                "warmup_steps": 0,
+                "schedule": "constant",
+                "max_grad_norm": "off",
+            },
+            "training": {"target_batch_size": 64},
+        }
+
+    # ---- clients and server
+
+    def parts(self, *, u_shaped: bool) -> CutParts:
+        """The parts of a new network, the same on every machine."""
+        network = new_model(self)
+        if not isinstance(network, CutNetwork) or network.head is None:
+            raise TypeError("not the network of this recipe")
+        if u_shaped:
+            return CutParts(network.bottom, network.top, network.head)
+        return CutParts(network.bottom, nn.Sequential(network.top, network.head), None)
+
+    @property
+    def penalty(self) -> NoPeek | None:
+        """What clients add to the loss of their bottoms."""
+        return NoPeek(self.settings.no_peek) if self.settings.no_peek else None
+
+    def client_samples(self, files: Files, number: int) -> LabelledSamples:
+        """What client `number`, counted from 0, trains on: its own samples if `own_data` read some, else its part of
+        the example.
+
+        Raises `ConfigurationError` if there is no such client, or if it has to bring samples of its own.
+        """
+        return self._known(files) if OWN_FILE in files else self._example.of_client(number)
+
+    def heldout_samples(self) -> LabelledSamples | None:
+        """What nobody trains on, None where each client brings its own samples."""
+        return None if self.settings.data == "table" else self._example.heldout
+
+    # ---- the interface of recipes
+
+    def prepare(self) -> Mapping[str, bytes]:
+        """Nothing travels. Raises `ConfigurationError` if the example is too small."""
+        if self.settings.data != "table":
+            self._example.of_client(0)
+        return {}
+
+    def own_data(self, files: Files, patterns: Sequence[str], folder: Path) -> tuple[SplitRecipe, Files]:
+        """Samples out of tables, one a line, with its class at the end."""
+        return SplitRecipe(self.settings, self.context), {
+            **files,
+            OWN_FILE: store_tables(patterns, self.settings.shape, folder),
+        }
+
+    def build_model(self) -> CutNetwork:
+        """The whole network."""
+        return CutNetwork(self.settings.shape).train()
+
+    def batches(self, files: Files, position: StreamPosition, micro_batch_size: int) -> Iterator[Batch]:
+        """`inputs` float32 [n, …] and `labels` int64 [n], of all samples that this machine has."""
+        samples = self._known(files)
+        order = shuffled(len(samples.labels), self.context.seed, position, micro_batch_size)
+        return (_batch(samples, torch.from_numpy(rows)) for rows, _ in order)
+
+    def public_batch(self, files: Files, batch: PublicBatch) -> Batch:
+        """The same of the samples that `batch` names."""
+        samples = self._known(files)
+        return _batch(samples, torch.from_numpy(batch.indices(len(samples.labels))))
+
+    def check_public(self) -> None:
+        """Others have to have the same samples."""
+        if self.settings.data == "table":
+            raise ConfigurationError(
+                'security.verification = "byzantine" needs samples that all peers have: recipe.split.data = "table" '
+                "leaves them at each client"
+            )
+
+    def synthetic_batch(self, size: int) -> Batch:
+        """Noise."""
+        chance, shape = np.random.default_rng(0), self.settings.shape
+        inputs = chance.random((size, *shape.sample), dtype=np.float32)
+        labels = chance.integers(0, shape.classes, size, dtype=np.int64)
+        return {"inputs": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Cross entropy, nats. NoPeek is no part of it: a whole network sends nothing that it would hide."""
+        total = functional.cross_entropy(model(batch["inputs"]), batch["labels"])
+        return Loss(total, {"loss": total})
+
+    def evaluate(self, model: nn.Module, files: Files) -> dict[str, float]:  # noqa: ARG002
+        """`heldout_loss` (nats) and `heldout_accuracy` (share)."""
+        samples = self.heldout_samples()
+        return {} if samples is None else figures_of(model, samples)
+
+    def export(self, model: nn.Module, files: Files, directory: Path, *, step: int) -> None:
+        """The three parts as safetensors, and a README that says how to put them together."""
+        export_parts(model, self.settings, self.evaluate(model, files), directory, context=self.context, step=step)
+
+    # ---- inner workings
+
+    @property
+    def _example(self) -> DealtSamples:
+        settings = self.settings
+        if settings.data == "table":
+            raise ConfigurationError(
+                'recipe.split.data = "table": each client brings samples of its own, with --data FILE.csv'
+            )
+        if self._dealt is None:
+            self._dealt = DealtSamples(settings.data, settings.heldout, settings.clients, self.context.seed)
+        return self._dealt
+
+    def _known(self, files: Files) -> LabelledSamples:
+        if OWN_FILE not in files:
+            return self._example.training
+        if self._own is None:
+            self._own = read_stored(files[OWN_FILE], self.settings.shape)
+        return self._own
+
+
+def figures_of(model: nn.Module, samples: LabelledSamples) -> dict[str, float]:
+    """Loss and accuracy of a model in evaluation mode; it is left as it was."""
+    device, mode = next(model.parameters()).device, model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            logits: list[Tensor] = [
+                model(some.to(device)).cpu().double() for some in torch.split(samples.inputs, _EVALUATED_TOGETHER)
+            ]
+    finally:
+        model.train(mode)
+    found = torch.cat(logits)
+    return {
+        "heldout_loss": float(functional.cross_entropy(found, samples.labels)),
+        "heldout_accuracy": float((found.argmax(1) == samples.labels).double().mean()),
+    }
+
+
+def _batch(samples: LabelledSamples, rows: Tensor) -> Batch:
+    return {"inputs": samples.inputs[rows], "labels": samples.labels[rows]}

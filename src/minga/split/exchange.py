@@ -1,0 +1,173 @@
+"""A client's requests on their way: to the server that is there, again if no answer comes, and never applied twice.
+
+    ask ─▶ which server? (board) ─▶ begin, if there is no session ─▶ request, reply
+             ▲                                                          │ no answer, or busy: the same number again
+             └──────────────────────────────────────────────────────────┘ "session": begin anew; what became of it?
+
+What `begin` says of a request in doubt is what `ask` returns: the batch begins anew, or it is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from minga.core.aio.backoff import Backoff
+from minga.core.errors import ProtocolError, RejectedError, RemoteError, SilentError, UnreachableError
+from minga.core.events.split import SplitBatchesLost, SplitBatchGivenUp, SplitRetried, SplitServerChosen
+from minga.core.refusal_code import RefusalCause, RefusalCode
+from minga.core.spec.split_section import SplitSection
+from minga.core.thread_guard import loop_bound
+from minga.network.interface import PeerId
+from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.node import Node
+from minga.split.computing.halves import Answer, BatchFate, Question, check_reply
+from minga.split.wire.bodies import receive_bodies, send_bodies
+from minga.split.wire.messages import BATCH, BEGIN, BatchReply, BatchRequest, BeginReply, BeginRequest
+from minga.split.wire.tensors import EncodedReply, TensorWire
+
+ANSWER_S: Final = 300.0
+"""Seconds that a server has to read a piece of a request, or to answer one that it has read, alive or not; then it is
+asked again.
+"""
+PATIENCE_S: Final = 600.0
+"""Seconds for which a request is tried, if nothing else is said."""
+FIRST_PAUSE_S: Final = 0.25
+LONGEST_PAUSE_S: Final = 10.0
+LOOK_S: Final = 0.25
+
+
+@loop_bound
+class Exchange:
+    """Asks one question at a time; made on the event loop. `find` names the server of now, given the last one; None
+    while none is known.
+
+    A question for which no server can be had within `patience_s` raises the last error.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        find: Callable[[PeerId | None], PeerId | None],
+        section: SplitSection,
+        *,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._node, self._find, self._patience_s = node, find, patience_s
+        self._download = TensorWire(section.download_codec, section.max_elements)
+        self._server: PeerId | None = None
+        self._session, self._number = 0, 0
+        self._doubt: BeginRequest | None = None
+        self._asking = asyncio.Lock()
+        self.step = 0
+        """The server's step, as it said last."""
+
+    async def ask(self, question: Question) -> Answer | BatchFate:
+        """The answer to a question, or what became of it.
+
+        Raises `RejectedError` for what the server will not take, `ProtocolError` for what no honest server sends, and
+        `UnreachableError` or `SilentError` if there was no server for too long.
+        """
+        async with self._asking:  # one that was interrupted still ends, and its number may have been taken
+            return await self._ask(question)
+
+    async def _ask(self, question: Question) -> Answer | BatchFate:
+        deadline = asyncio.get_running_loop().time() + self._patience_s
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        try:
+            while True:
+                try:
+                    return await self._attempt(question, deadline)
+                except RemoteError as error:
+                    self._take_failure(error, question, deadline)
+                await asyncio.sleep(backoff.next_s())
+        except BaseException:
+            self._session, self._doubt = 0, None  # the next question is another one, whatever became of this
+            raise
+
+    async def _attempt(self, question: Question, deadline: float) -> Answer | BatchFate:
+        server = await self._choose(deadline)
+        changes = question.changes
+        while changes and not self._session:
+            begun = await self._node.call(server, BEGIN, self._doubt or BeginRequest(), BeginReply)
+            doubt, self._doubt = self._doubt, None
+            self._session, self._number, self.step = begun.session, 1, begun.step
+            if doubt is not None:
+                return self._fate(begun, doubt)
+        try:
+            reply = await self._request(server, question)
+        except RejectedError as error:
+            if error.code == RefusalCode.GIVEN_UP:
+                self._node.events.emit(SplitBatchGivenUp(why=error.message))
+                return BatchFate.GIVEN_UP
+            if error.code != RefusalCode.SESSION or not changes:
+                raise
+            self._doubt, self._session = BeginRequest(self._session, self._number), 0
+            return await self._attempt(question, deadline)
+        self._number += changes
+        self.step = reply.message.step
+        return Answer(server, reply)
+
+    def _fate(self, begun: BeginReply, doubt: BeginRequest) -> BatchFate:
+        lost = doubt.doubt_number - 1 - (begun.last or 0)
+        if lost > 0:  # a standby took over from a checkpoint that is older than the answers to these
+            self._node.events.emit(SplitBatchesLost(count=lost))
+        if begun.applied is False:
+            return BatchFate.NOT_APPLIED
+        why = "its gradients are not kept any more" if begun.applied else "the server does not know whether it has it"
+        self._node.events.emit(SplitBatchGivenUp(why=why))
+        return BatchFate.GIVEN_UP
+
+    def _take_failure(self, error: RemoteError, question: Question, deadline: float) -> None:
+        """Raise what trying again does not mend."""
+        if isinstance(error, ProtocolError):
+            raise error
+        passes = not isinstance(error, RejectedError) or error.code.cause == RefusalCause.TEMPORARY
+        is_gone = isinstance(error, RejectedError) and error.code == RefusalCode.METHOD  # it serves no more, or not yet
+        waits = question.kind == "turn" and isinstance(error, SilentError)  # others may take as long as they like
+        if waits:
+            return
+        if not (passes or is_gone) or asyncio.get_running_loop().time() >= deadline:
+            raise error
+        self._node.events.emit(SplitRetried(peer=error.peer, why=f"{question.kind}: {error.message}"))
+
+    async def _choose(self, deadline: float) -> PeerId:
+        while (server := self._find(self._server)) is None:
+            if asyncio.get_running_loop().time() >= deadline:
+                raise UnreachableError("no peer of this run serves the other part of the model", phase="split")
+            await asyncio.sleep(LOOK_S)
+        if server != self._server:
+            self._server = server
+            self._node.events.emit(SplitServerChosen(peer=server))
+        return server
+
+    async def _request(self, server: PeerId, question: Question) -> EncodedReply:
+        changes = question.changes
+        request = BatchRequest(
+            question.kind,
+            self._session if changes else 0,
+            self._number if changes else 0,
+            question.tensors.headers,
+            question.labels.headers,
+            question.wants_gradients,
+            question.place,
+            question.digest,
+        )
+        async with self._node.open(server, BATCH, bulk=True) as stream:
+            await stream.send(request)
+            bodies = (*question.tensors.bodies, *question.labels.bodies)
+            await send_bodies(stream, bodies, self._node.clockwork.timeout, ANSWER_S)
+            await stream.finish()
+            try:
+                async with self._node.clockwork.timeout(ANSWER_S):
+                    message = await stream.receive(BatchReply)
+            except TimeoutError as error:
+                raise SilentError(f"no answer within {ANSWER_S:.0f} s", peer=server) from error
+            return await self._receive(stream, message, server)
+
+    async def _receive(self, stream: MessageStream, message: BatchReply, server: PeerId) -> EncodedReply:
+        check_reply(message, self._download, server)
+        bodies = await receive_bodies(stream, message.tensors, self._node.clockwork.timeout)
+        await stream.receive_end()
+        return EncodedReply(message, tuple(bodies))

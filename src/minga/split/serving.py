@@ -1,0 +1,221 @@
+"""`minga.split.serve` and `minga.split.stand_by`: peers that have the server's part of a model."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+from torch import nn
+
+from minga.core.errors import ClosedError, ConfigurationError
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.links.links import Link
+from minga.split.computing.one_top import LossFunction, cross_entropy
+from minga.split.computing.parts import ModelPart, OptimizerChoice
+from minga.split.finding import allowed_servers, check_split
+from minga.split.server.batch_server import BatchServer, Finished
+from minga.split.server.service import SplitService
+from minga.split.sharing.choices import applying_for
+from minga.split.standby.succession import ServerSuccession
+from minga.split.wire.tensors import EncodedReply
+from minga.training.host import host, read_spec
+from minga.training.join import PeerOptions, join
+from minga.training.peer import Peer
+
+PUBLISH_S: Final = 1.0
+ROOM_BYTES: Final = 512 << 20
+"""Of batches that wait to be computed."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SplitStatus:
+    """What a server has done: steps, samples, the last mean loss (None: it knows none), clients that began, batches
+    that wait. One that `stands_by` has a checkpoint of so many steps.
+    """
+
+    steps: int
+    samples: int
+    loss: float | None
+    clients: int
+    waiting: int
+    stands_by: bool = False
+
+
+class SplitServer:
+    """A server of a run with a model that is cut, or one that stands by; made by `serve` and `stand_by`.
+
+    Use it as a context manager, or call `close`.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        core: BatchServer,
+        *,
+        owns_peer: bool,
+        stands_by: bool = False,
+        room_bytes: int = ROOM_BYTES,
+    ) -> None:
+        self.peer, self._owns_peer, self._core = peer, owns_peer, core
+        self._loss: float | None = None
+        self._published_s = -PUBLISH_S
+        self._stepped = threading.Condition()
+        self._closed = False
+
+        def begin() -> SplitService:
+            session = peer.session
+            service = SplitService(session.node, session.board, core, room_bytes=room_bytes)
+            service.on_finished = self._note
+            return service
+
+        def enter() -> ServerSuccession:
+            session, allowed = peer.session, allowed_servers(peer.spec)
+            return ServerSuccession(session.node, session.board, core, allowed, begin, stands_by=stands_by)
+
+        self._succession = peer.on_loop(enter)
+
+    @property
+    def link(self) -> Link:
+        """An invitation to the run, for clients."""
+        return self.peer.link
+
+    @property
+    def status(self) -> SplitStatus:
+        """What the server has done so far. Raises `ClosedError` after `close`."""
+        core, succession = self._core, self._succession
+
+        def look() -> SplitStatus:
+            service, checkpoint = succession.service, succession.checkpoint
+            if service is not None:
+                return SplitStatus(succession.step, core.samples, self._loss, len(core.sessions), service.waiting)
+            if checkpoint is None:
+                return SplitStatus(0, 0, None, 0, 0, stands_by=True)
+            return SplitStatus(checkpoint.step, checkpoint.samples, None, len(checkpoint.sessions), 0, stands_by=True)
+
+        return self.peer.on_loop(look)
+
+    def between_batches(self, function: Callable[[], T]) -> T:
+        """Run a function while no batch is computed, such as one that saves or evaluates the top; returns its result.
+
+        Raises `ClosedError` after `close`, and what the function raises.
+        """
+        return self.peer.call(self._succession.between_batches(function))
+
+    def wait(self, steps: int | None = None) -> None:
+        """Wait until the top has taken so many steps, or (None) for good; also ended by `close`."""
+        with self._stepped:
+            self._stepped.wait_for(lambda: self._closed or (steps is not None and self._core.applying.steps >= steps))
+
+    def close(self) -> None:
+        """Serve no more; a peer that `serve` made leaves the run. May be called twice."""
+        if self._closed:
+            return
+        with contextlib.suppress(ClosedError):  # the program closed the peer first
+            self.peer.call(self._succession.close())
+        self._succession.join()
+        if self._owns_peer:
+            self.peer.close()
+        with self._stepped:
+            self._closed = True
+            self._stepped.notify_all()
+
+    def __enter__(self) -> SplitServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _note(self, finished: Finished) -> None:
+        if isinstance(finished.reply, EncodedReply) and finished.reply.message.loss is not None:
+            self._loss = finished.reply.message.loss
+        if (now := time.monotonic()) - self._published_s >= PUBLISH_S:  # its traffic, for displays
+            self._published_s = now
+            self.peer.publish_metrics(self._core.applying.steps)
+        with self._stepped:
+            self._stepped.notify_all()
+
+
+def serve(
+    run: RunSpec | Mapping[str, Any] | Path | str | Peer,
+    top: nn.Module,
+    *,
+    optimizer: OptimizerChoice | None = None,
+    loss: LossFunction = cross_entropy,
+    max_grad_norm: float | None = None,
+    options: PeerOptions | None = None,
+) -> SplitServer:
+    """Serve the server's part of a model to the clients of a run, which is begun, or of which `run` is a peer already.
+
+    top: takes what the clients' bottoms return, one argument for each tensor; vertical, one tensor, in which the blocks
+        are joined along axis 1. It returns what `loss` compares with the labels; U-shaped, what clients' heads take.
+    optimizer: of the parameters of `top`, or what makes one of them; None is that of the run spec. It takes one step
+        for each batch.
+    loss: mean loss by outputs and labels; U-shaped runs have no use for it.
+    max_grad_norm: scales down the gradient of `top` alone.
+    options: settings of the peer that begins the run, as of `minga.host`.
+
+    Raises `ConfigurationError` for arguments that make no sense, a run whose model is not cut, and a peer to which its
+    clients would not send anything.
+    """
+    if isinstance(run, Peer):
+        check_split(run.spec)
+        peer = run
+    else:
+        check_split(spec := read_spec(run))
+        peer = host(spec, options)
+    return _server(peer, top, optimizer, loss, max_grad_norm, owns_peer=peer is not run)
+
+
+def stand_by(
+    run: Link | str | Peer,
+    top: nn.Module,
+    *,
+    optimizer: OptimizerChoice | None = None,
+    loss: LossFunction = cross_entropy,
+    max_grad_norm: float | None = None,
+    options: PeerOptions | None = None,
+) -> SplitServer:
+    """Stand by with a copy of the server's part, and serve when the server of the run is gone.
+
+    run: a link, or a peer that is in the run already; its key stands in `split.servers`, and so does the server's. All
+    else is as of `serve`. This peer fetches a checkpoint every `split.standby_every` batches, so that at most so many
+    are lost to the top when the server dies.
+
+    Raises as `serve`, and as `minga.join`.
+    """
+    peer = run if isinstance(run, Peer) else join(run, options)
+    return _server(peer, top, optimizer, loss, max_grad_norm, owns_peer=peer is not run, stands_by=True)
+
+
+def _server(
+    peer: Peer,
+    top: nn.Module,
+    optimizer: OptimizerChoice | None,
+    loss: LossFunction,
+    max_grad_norm: float | None,
+    *,
+    owns_peer: bool,
+    stands_by: bool = False,
+) -> SplitServer:
+    try:
+        if peer.peer_id not in allowed_servers(peer.spec):
+            raise ConfigurationError(
+                f"clients of this run send nothing to {peer.peer_id[:10]}…: name its whole key in split.servers"
+            )
+        part = ModelPart([top], optimizer, peer.spec.optimizer, max_grad_norm)
+        core = BatchServer(applying_for(peer.spec.split, part, loss), peer.spec.split)
+        return SplitServer(peer, core, owns_peer=owns_peer, stands_by=stands_by)
+    except BaseException:
+        if owns_peer:
+            peer.close()
+        raise

@@ -1,0 +1,72 @@
+"""Keeping a trainer at its boundary until what it moved is in a round.
+
+A trainer that goes on while rounds run comes to a boundary once in a micro-batch. Where rounds take less time than
+that, the swarm is past the next step each time that it comes: it would fetch the state a micro-batch later, which is
+old again by then, and nothing that it moved would ever count. So such a trainer is *held* where it is: the state is
+fetched at once, it takes part in the next round with what it moved, and goes on as soon as that is sealed.
+
+    a result waits for the boundary, and the swarm is past it ─▶ begin ─▶ fetch, form the group ─▶ seal ─▶ end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from minga.core.thread_guard import loop_bound
+from minga.training.bridge.gradient_port import GradientPort
+
+LOOK_S: Final = 0.25
+LEAST_S: Final = 5.0
+"""A trainer is held for as long as a micro-batch takes it, but not for less, while its group forms."""
+
+
+@loop_bound
+class TrainerHold:
+    """Holds the trainer of one port, where its strategy keeps what a peer moved and does not wait for rounds anyway."""
+
+    def __init__(self, port: GradientPort) -> None:
+        self._port = port
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Keep the trainer from computing, from its next boundary on, until `end`."""
+        self._stop_timer()
+        self._port.hold(holding=self._port.facts.counts_late)
+
+    def end(self) -> None:
+        """Let it go on."""
+        self._stop_timer()
+        self._port.hold(holding=False)
+
+    def end_soon(self) -> None:
+        """Let it go on after the time of a micro-batch, whatever happens: a group may form only with what it computes
+        by then. At once, if it has nothing to give.
+        """
+        if not self._port.report().samples:
+            self.end()
+            return
+        self._stop_timer()
+        seconds = max(LEAST_S, self._port.micro_batch_s)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.end)
+
+    @contextlib.asynccontextmanager
+    async def beginning_if(self, is_late: Callable[[], bool]) -> AsyncIterator[None]:
+        """While something waits for the trainer's boundary: `begin` as soon as that `is_late`."""
+        watching = asyncio.get_running_loop().create_task(self._begin_if(is_late))
+        try:
+            yield
+        finally:
+            watching.cancel()
+
+    async def _begin_if(self, is_late: Callable[[], bool]) -> None:
+        while not is_late():
+            await asyncio.sleep(LOOK_S)
+        self.begin()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
