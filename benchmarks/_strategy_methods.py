@@ -103,7 +103,6 @@ METHODS: Final = {
             _averaging(codec="topk(k=41)", download_codec="gtopk") | HALF_RATE,
             up_bits=0.246,
             down_bits=1.375,
-            times=(1.0, 1.02, 1.17),
             variant=_averaging(codec="topk(k=82)"),
         ),
         Method(

@@ -1,4 +1,4 @@
-"""strategy = "auto": synchronous where lines are fast, delayed where computing hides them, else local steps."""
+"""strategy = "auto": synchronous where lines are fast, with fewer bits where they are not, else local steps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def spec(**training: Any) -> RunSpec:
 def test_the_slower_the_lines_the_rarer_peers_average() -> None:
     """A batch takes 8 s of computing; its float16 round takes 36 MB x 8 x 2 x 7/8 / rate."""
     found = [chosen(f"{rate}Mbit") for rate in (1000, 100, 10, 0.1)]
-    assert [each.compared.way.strategy.name for each in found] == ["synchronous", "delayed", "local", "local"]
+    assert [each.compared.way.strategy.name for each in found] == ["synchronous", "synchronous", "local", "local"]
+    assert [each.compared.way.codec for each in found] == ["adaptive", "int4", "int4", "int4"]
     assert [each.kappa for each in found] == pytest.approx([0.063, 0.63, 6.3, 630.0], rel=0.02)
     slow, slower = (each.compared.way for each in found[2:])
     assert slow.batches == 30, "the least that is tried"

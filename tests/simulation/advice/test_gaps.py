@@ -21,10 +21,10 @@ def test_ways_of_minga_s_own_have_gaps_and_others_none() -> None:
 
 
 def test_gaps_of_strategy_and_codec_add_up_and_are_as_sure_as_the_less_sure_one() -> None:
-    alone, codec = gap_of("delayed", "float16"), gap_of("synchronous", "int8")
+    alone, codec = gap_of("delayed", "float16"), gap_of("synchronous", "int4")
     assert alone is not None
     assert codec is not None
-    assert gap_of("delayed", "int8") == alone + codec
+    assert gap_of("delayed", "int4") == alone + codec
     assert (Gap(0.0, 1.0, "measured") + Gap(1.0, 1.0, "literature")).basis == "literature"
 
 
