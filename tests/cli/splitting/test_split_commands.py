@@ -75,6 +75,27 @@ def test_four_processes_train_on_when_one_is_killed(tmp_path: Path) -> None:
     assert Path(done["file"]).name == "top.safetensors"
 
 
+@pytest.mark.timeout(180)
+def test_a_server_that_was_killed_goes_on_by_the_same_link(tmp_path: Path) -> None:
+    key = (*LOCAL, "--threads", "1", "--identity", str(tmp_path / "key.json"))
+    with Running("split", "serve", spec_file(tmp_path), *key, "--directory", str(tmp_path / "s")) as server:
+        began = server.wait_for("link")
+        where = ("--directory", str(tmp_path / "c"))
+        with Running("split", "join", began["link"], "--part", "1", *KEYLESS, *where, "--batches", "60") as client:
+            for _ in range(5):
+                server.wait_for("split.applied")
+            server.process.kill()
+            server.process.wait()
+            with Running("split", "serve", "--resume", began["directory"], *key) as again:
+                assert again.wait_for("link")["run_id"] == began["run_id"]
+                again.wait_for("split.applied")
+                told = client.summary()
+                again.finish(0)
+    assert told["batches"] == 60
+    both = run("split", "serve", spec_file(tmp_path), "--resume", began["directory"], *key)
+    assert "either a run spec or --resume" in both.stderr
+
+
 def test_a_report_of_leakage_is_written(tmp_path: Path) -> None:
     out = tmp_path / "leakage"
     words = ("--example", "wine", "--weight", "1", "--epochs", "2", "--out", str(out), "--threads", "1")

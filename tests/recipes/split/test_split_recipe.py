@@ -10,11 +10,15 @@ import torch
 from torch import nn
 
 from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
 from minga.recipes import StreamPosition, new_model
+from minga.recipes.running.trained_model import with_state
 from minga.recipes.split.recipe import SplitRecipe, figures_of
 from minga.split import NoPeek
 from minga.testing import RECIPE_CHECKS, RecipeCase
 from minga.testing import recipe_suite as suite
+from minga.training.replica.replica import Replica
+from minga.training.state.snapshot import StateSnapshot
 
 IN_ANOTHER_PROCESS = (suite.check_equal_models, suite.check_public_batches)
 TABLE = {"data": "table", "features": 3, "classes": 2, "bottom": [8], "top": [4]}
@@ -145,3 +149,13 @@ def test_figures_are_those_of_a_model_in_evaluation_mode() -> None:
     assert model.training
     assert found == own.evaluate(model[1], {})
     assert 0.0 < found["heldout_accuracy"] < 1.0
+
+
+def test_nobody_exports_a_model_that_is_cut() -> None:
+    spec = RunSpec.from_mapping({"name": "x", "model": {"recipe": "split"}, "split": {"variant": "vanilla"}})
+
+    def state(_: Replica) -> StateSnapshot:
+        raise AssertionError("no peer is asked for a state")
+
+    with pytest.raises(ConfigurationError, match="each side has its part"):
+        with_state(spec, {}, state)

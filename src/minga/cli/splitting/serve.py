@@ -1,4 +1,4 @@
-"""`minga split serve`: begin a run whose model is cut, and serve its end."""
+"""`minga split serve`: begin a run whose model is cut, or go on with one, and serve its end."""
 
 from __future__ import annotations
 
@@ -21,19 +21,33 @@ from minga.training.join import PeerOptions
 from minga.training.plugins_of_run import with_origins
 
 
-def run_serve(path: Path, peer: PeerOptions, context: Context, *, batches: int | None, threads: int | None) -> None:
-    """Serve until Ctrl-C, or for so many batches."""
+def run_serve(
+    path: Path | None,
+    folder: Path | None,
+    peer: PeerOptions,
+    context: Context,
+    *,
+    batches: int | None,
+    threads: int | None,
+) -> None:
+    """Begin the run of the spec in the file `path`, or go on with the one in `folder`, until Ctrl-C or for so many
+    batches.
+    """
     output = context.output
-    spec = spelled_out(with_origins(RunSpec.from_file(path)))
-    split_recipe(spec)
+    spec = None if path is None else spelled_out(with_origins(RunSpec.from_file(path)))
+    if spec is not None:
+        split_recipe(spec)
     apply_threads(threads)
-    with host(spec, peer) as hosted:
+    with host(spec, peer, resume=folder) as hosted:
         wire(context, hosted)
         run = ServerRun(hosted)
         try:
             collect_again()
             link = str(hosted.link)
             output.event("link", link=link, run_id=hosted.run_id, directory=str(hosted.directory))
+            if folder is not None:
+                kept = "with the part that is in its folder" if run.resumes else "anew: its folder has no part yet"
+                output.say(f"The run goes on {kept}.")
             output.say("Clients, each with data of its own, take part by this link:\n")
             output.say(escape(f"minga split join {link}\n"))
             watcher = Watcher(hosted, History(hosted.directory / FILE_NAME, most_remembered=0), from_start=True)

@@ -34,9 +34,12 @@ def add_commands(app: typer.Typer) -> None:
 
 def serve(
     spec: Annotated[
-        Path,
+        Path | None,
         typer.Argument(metavar="RUN.TOML", help='A run spec with recipe = "split" and a [split].', show_default=False),
-    ],
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIRECTORY", help="Go on with the run in this folder; its link stays valid.")
+    ] = None,
     batches: Annotated[int | None, typer.Option(min=1, help="End after so many batches of all clients.")] = None,
     max_upload: Upload = None,
     max_download: Download = None,
@@ -56,6 +59,8 @@ def serve(
     json_output: Json = False,
 ) -> None:
     """Begin a run with a model that is cut, and serve its end: prints ONE link for the clients."""
+    if (spec is None) == (resume is None):
+        raise typer.BadParameter("name either a run spec or --resume DIRECTORY")
     ready = make_context(json_output=json_output, parent_watch=parent_watch, slow_imports=True)
     from minga.cli.splitting.serve import run_serve
     from minga.cli.terminal.peer_options import peer_options
@@ -71,7 +76,7 @@ def serve(
         port=port,
         announce=tuple(announce or ()),
     )
-    run_serve(spec, peer, ready, batches=batches, threads=threads)
+    run_serve(spec, resume, peer, ready, batches=batches, threads=threads)
 
 
 def join(
@@ -122,7 +127,7 @@ def leakage(
     weight: Annotated[
         list[float] | None, typer.Option(help="Weight of NoPeek to try; may be repeated (default: 0.5, 1 and 1.5).")
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1, max=10_000, help="Epochs of the model and of each decoder.")] = 60,
+    epochs: Annotated[int, typer.Option(min=1, max=10_000, help="Epochs of the model and of each decoder.")] = 80,
     seed: Annotated[int, typer.Option(min=0, help="Everything that is random comes from it.")] = 0,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where figures, text and picture go.")] = Path("leakage"),
     threads: Threads = None,

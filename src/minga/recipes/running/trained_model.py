@@ -33,7 +33,15 @@ class TrainedModel:
 
 
 def with_state(spec: RunSpec, files: Mapping[str, Path], state: Callable[[Replica], StateSnapshot]) -> TrainedModel:
-    """The model of the run of `spec`, with the state that `state` finds for a replica of it."""
+    """The model of the run of `spec`, with the state that `state` finds for a replica of it.
+
+    Raises `ConfigurationError` if the model is cut, so that nobody has a state of all of it.
+    """
+    if spec.split.variant != "none":
+        raise ConfigurationError(
+            "the model of this run is cut: each side has its part alone, written into its folder of the run "
+            "(bottom.safetensors, top.safetensors, head.safetensors)"
+        )
     recipe = load_recipe(spec)
     model = new_model(recipe)
     optimizer, scheduler = build_optimizer(spec.optimizer, model, recipe.decayed)

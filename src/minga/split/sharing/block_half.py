@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, SilentError
 from minga.core.spec.split_section import SplitSection
 from minga.split.computing.halves import BatchFate, ClientHalf, Conversation, Penalty, Question
 from minga.split.computing.one_top import LossFunction
@@ -54,7 +54,7 @@ class BlockHalf(ClientHalf):
     def predict(self, inputs: Any, sample_set: int | None = None) -> Conversation[Any]:
         """What the whole model makes of a sample set of which all clients ask for a prediction.
 
-        Raises `ConfigurationError` if one of them did not come in time.
+        Raises `SilentError` if one of them did not come in time.
         """
         number = self._predict_set = self._predict_set + 1 if sample_set is None else sample_set
         with self.part.predicting():
@@ -62,5 +62,5 @@ class BlockHalf(ClientHalf):
         self._check(cut)
         answer = yield Question("predict_block", self._encoded(cut), place=BatchPlace(0, number, self._block))
         if isinstance(answer, BatchFate):
-            raise ConfigurationError(f"not all clients asked for a prediction of sample set {number} in time")
+            raise SilentError(f"not all clients asked for a prediction of sample set {number} in time")
         return as_value(self._decoded(answer))
