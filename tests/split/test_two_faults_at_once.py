@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -83,7 +83,7 @@ class Faulty(torch.autograd.Function):
         return values.clone()
 
     @staticmethod
-    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
         if Faulty.error is not None:
             raise Faulty.error
         return gradient
@@ -96,7 +96,8 @@ class FaultyTop(nn.Module):
         self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.last(Faulty.apply(self.first(inputs)))
+        passed: torch.Tensor = Faulty.apply(self.first(inputs))  # type: ignore[no-untyped-call]
+        return cast(torch.Tensor, self.last(passed))
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), torch.OutOfMemoryError("CUDA out of memory"), AssertionError()])
@@ -314,7 +315,8 @@ def test_after_an_interrupted_batch_the_next_one_gets_its_own_answer(monkeypatch
 
 async def begin(peer: Any, server: Any) -> int:
     call = peer.session.node.call(server.peer_id, BEGIN, BeginRequest(), BeginReply)
-    return (await peer.network.process.run(call)).session
+    begun: BeginReply = await peer.network.process.run(call)
+    return begun.session
 
 
 def test_a_client_that_announces_much_and_sends_nothing_holds_others_up_for_a_minute_at_most() -> None:
