@@ -158,11 +158,10 @@ class RumourSpreader:
         return [entry for entry in found if entry is not None and entry.passed_on]
 
     async def _push(self, peer: PeerId, entries: list[StoredRecord]) -> None:
-        is_urgent = any(self._is_urgent((entry.record.owner, entry.record.code)) for entry in entries)
         for page in paged(entries, self._board.now()):
             if not self._node.is_connected(peer):
                 return
-            async with asyncio.timeout(PUSH_TIMEOUT_S), self._node.open(peer, METHOD, lazy=not is_urgent) as stream:
+            async with asyncio.timeout(PUSH_TIMEOUT_S), self._node.open(peer, METHOD) as stream:
                 await stream.send(Push(page))
                 await stream.finish()
                 await stream.receive_end()

@@ -148,8 +148,7 @@ async def write_all(stream: Any, data: Buffer, interrupt: Interrupt) -> None:
     view = memoryview(data).cast("B")
     while view.nbytes:
         view = view[await write(stream, view, interrupt) :]
-        if view.nbytes:
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)
 
 
 def _foreign_copy(data: memoryview) -> Any:

@@ -15,7 +15,7 @@ from minga.core.events.bus import EventBus
 from minga.core.events.network import PeerTurnedAway
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import Connection, Network
-from minga.network.rpc.handshake import Greeting
+from minga.network.rpc.handshake import Hello
 
 HELLO_TIMEOUT_S = 10.0
 MAX_WAITING = 128
@@ -31,8 +31,8 @@ class AcceptLoop:
         self,
         network: Network,
         events: EventBus,
-        greet: Callable[[Connection], Awaitable[Greeting]],
-        adopt: Callable[[Connection, Greeting], None],
+        greet: Callable[[Connection], Awaitable[Hello]],
+        adopt: Callable[[Connection, Hello], None],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self.waiting: dict[Connection, None] = {}
@@ -54,11 +54,11 @@ class AcceptLoop:
     async def _receive(self, connection: Connection) -> None:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                greeting = await self._greet(connection)
+                hello = await self._greet(connection)
         except (RemoteError, TimeoutError) as error:
             self._events.emit(PeerTurnedAway(peer=connection.peer_id, reason=str(error) or "no hello"))
             await connection.close()
             return
         finally:
             self.waiting.pop(connection, None)
-        self._adopt(connection, greeting)
+        self._adopt(connection, hello)

@@ -2,23 +2,21 @@
 
 A fresh connection carries one exchange of `Hello`s, the dialler's first, on a stream of its own: wire versions (a
 range; ranges without a common one part), run id, role, date and credential. So strangers, other runs and incompatible
-versions are refused with a reason in words. Every later stream begins with a `Call` that names a method. Where both
-sides know lanes, the stream of the hellos becomes the one that carries all streams of small messages. So no pulse is
-sent on it before, which the other side would take for a part of the lane.
+versions are refused with a reason in words. Every later stream begins with a `Call` that names a method.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 
 from minga.core.errors import RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.network.authorizer import MAX_CREDENTIAL_BYTES
-from minga.network.interface import PeerId, Stream
+from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 
 WIRE_VERSIONS = (2, 2)
@@ -33,8 +31,7 @@ Version = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     """First message of each side of a connection. `wall_time` is in Unix seconds by the sender's clock, `credential`
-    the one that the run's authorizer asks for, see `minga.network.authorizer`. `lane`: the sender would like to go on
-    with this stream as a lane (`minga.network.lane`); that is so if both would.
+    the one that the run's authorizer asks for, see `minga.network.authorizer`.
     """
 
     versions: tuple[Version, Version]
@@ -42,14 +39,6 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     role: Word
     wall_time: Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
     credential: Annotated[bytes, msgspec.Meta(max_length=MAX_CREDENTIAL_BYTES)] = b""
-    lane: bool = False
-
-
-class Greeting(NamedTuple):
-    """The hello of a peer that dialled this one, and the stream that it came on."""
-
-    hello: Hello
-    stream: Stream
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -77,8 +66,7 @@ async def introduce(stream: MessageStream, own: Hello, check: Callable[[Hello], 
         await stream.send(own)
         theirs = await stream.receive(Hello)
         check(theirs)
-        if not (own.lane and theirs.lane):
-            await stream.finish()
+        await stream.finish()
         return theirs
     finally:
         stream.release()
@@ -97,10 +85,8 @@ async def welcome(stream: MessageStream, own: Callable[[], Hello], check: Callab
                 await stream.refuse(error.code, error.message)
                 await stream.receive_end()
             raise
-        answer = own()
-        await stream.send(answer)
-        if not (answer.lane and theirs.lane):
-            await stream.finish()
+        await stream.send(own())
+        await stream.finish()
         return theirs
     finally:
         stream.release()

@@ -11,9 +11,6 @@ Silence is a peer's, not a stream's. When one stream gives a peer up from which 
 all streams on which a pulse of that peer is overdue give it up as well (`LastHeard`). Otherwise a peer that dies just
 before others turn to it would be waited for twice: the new streams know nothing of the silence before them.
 
-The streams on a lane share their pulses: whatever is written to the lane or comes over it is a sign of life of them all
-(`LaneSigns`).
-
 Time is counted in ticks of this peer's own clockwork, not in seconds. If this process was stopped or starved, its ticks
 stop too, so upon waking it does not accuse all other peers of silence.
 """
@@ -23,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -83,29 +80,26 @@ class KeepaliveTicker:
 
     def __init__(self) -> None:
         self.tick = 0
-        self._pulsed: dict[Pulsed, bool] = {}  # a dict keeps the order, so that simulated runs repeat exactly
-        self._pulsing = 0
+        self._pulsed: dict[Pulsed, None] = {}  # a dict keeps the order, so that simulated runs repeat exactly
         self._task: asyncio.Task[None] | None = None
 
     @property
     def pause_ticks(self) -> int:
-        """How many ticks a stream may be quiet, with as many streams, or lanes, as there are now."""
-        return min(max(LEAST_TICKS, self._pulsing // STREAMS_PER_TICK), MOST_TICKS)
+        """How many ticks a stream may be quiet, with as many streams as there are now."""
+        return min(max(LEAST_TICKS, len(self._pulsed) // STREAMS_PER_TICK), MOST_TICKS)
 
     def start(self) -> None:
         """Begin ticking on the running loop."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="minga-clockwork")
         self._task.add_done_callback(_report)
 
-    def add(self, pulsed: Pulsed, *, pulses: bool = True) -> None:
-        """Drive `pulsed` until it is removed. `pulses`: it sends some, and not another one for it."""
-        self.remove(pulsed)
-        self._pulsed[pulsed] = pulses
-        self._pulsing += pulses
+    def add(self, pulsed: Pulsed) -> None:
+        """Drive `pulsed` until it is removed."""
+        self._pulsed[pulsed] = None
 
     def remove(self, pulsed: Pulsed) -> None:
         """Stop driving `pulsed`; unknown ones are ignored."""
-        self._pulsing -= self._pulsed.pop(pulsed, False)
+        self._pulsed.pop(pulsed, None)
 
     @contextlib.asynccontextmanager
     async def timeout(self, seconds: float) -> AsyncIterator[None]:
@@ -133,62 +127,6 @@ class KeepaliveTicker:
         self.tick += 1
         for pulsed in list(self._pulsed):
             pulsed.on_tick(self.tick)
-
-
-class LaneSigns:
-    """The signs of life on a lane, in both directions, for all streams on it; `pulse` sends one.
-
-    A pulse says which pause its sender needs, and both make the longer of the two. What a peer needs shrinks by a tick
-    with each pulse at most, so that the other side, which follows, is never taken for silent.
-    """
-
-    def __init__(self, clockwork: KeepaliveTicker, last_heard: LastHeard, pulse: Callable[[int], None]) -> None:
-        self.heard_tick = clockwork.tick
-        self._clockwork, self._last_heard, self._pulse = clockwork, last_heard, pulse
-        self._need_ticks = self._far_need_ticks = LEAST_TICKS
-        self._written_tick, self._streams = clockwork.tick, 0
-
-    @property
-    def pause_ticks(self) -> int:
-        """How many ticks either side may be quiet."""
-        return max(self._need_ticks, self._far_need_ticks)
-
-    def begin(self) -> None:
-        """A stream is open in this direction: pulses are due while there is one."""
-        self._streams += 1
-        if self._streams == 1:
-            self._clockwork.add(self)
-
-    def end(self) -> None:
-        """One less is."""
-        self._streams -= 1
-        if not self._streams:
-            self._clockwork.remove(self)
-
-    def close(self) -> None:
-        """The lane is gone, and should not have to wait for the garbage collector."""
-        self._clockwork.remove(self)
-        self._pulse = lambda _: None
-
-    def wrote(self) -> None:
-        """Something was written to the lane."""
-        self._written_tick = self._clockwork.tick
-
-    def heard(self) -> None:
-        """Something came over it."""
-        self.heard_tick = self._last_heard.frame_tick = self._clockwork.tick
-
-    def pulsed(self, ticks: int) -> None:
-        """The other side needs pauses of so many ticks. Raises `ValueError` for an odd number."""
-        if not LEAST_TICKS <= ticks <= MOST_TICKS:
-            raise ValueError(f"pulses every {ticks} ticks")
-        self._far_need_ticks = ticks
-
-    def on_tick(self, tick: int) -> None:
-        """Called by the clockwork: pulse if nothing was written for a while."""
-        if tick - self._written_tick >= self.pause_ticks:
-            self._need_ticks = max(self._clockwork.pause_ticks, self._need_ticks - 1)
-            self._pulse(self._need_ticks)
 
 
 def _report(task: asyncio.Task[None]) -> None:

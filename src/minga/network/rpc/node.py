@@ -41,9 +41,8 @@ from minga.network.rpc import handshake
 from minga.network.rpc.accept_loop import AcceptLoop
 from minga.network.rpc.connections import MAX_PEERS, Connections
 from minga.network.rpc.framing import MessageStream
-from minga.network.rpc.handshake import WIRE_VERSIONS, Call, Greeting, Hello, Role
+from minga.network.rpc.handshake import WIRE_VERSIONS, Call, Hello, Role
 from minga.network.rpc.keepalive import KeepaliveTicker, LastHeard
-from minga.network.rpc.lanes import Lanes
 from minga.network.rpc.misbehaviour import OFFENCE_MEMORY_S, MisbehaviourScore
 from minga.network.rpc.server import Handler, Server
 
@@ -88,7 +87,6 @@ class Node:
         self._lookup, self._authorizer = lookup, authorizer or OpenAuthorizer()
         self._server = Server(self._wrap, self.spawn, self.offend, self._authorizer.permits)
         self._accept_loop = AcceptLoop(network, events, self._greet, self._adopt, self.spawn)
-        self._lanes = Lanes(self.clockwork, self._server.take, self.spawn, self.offend)
         self._connections, self._misbehaviour = Connections(), MisbehaviourScore()
         self._dialling: dict[PeerId, asyncio.Task[Connection]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -128,18 +126,14 @@ class Node:
     # ---- calling others
 
     @contextlib.asynccontextmanager
-    async def open(
-        self, peer: PeerId, method: str, *, bulk: bool = False, lazy: bool = False
-    ) -> AsyncIterator[MessageStream]:
+    async def open(self, peer: PeerId, method: str, *, bulk: bool = False) -> AsyncIterator[MessageStream]:
         """Open a stream to `peer` for `method`, dialling if need be; it is aborted when the block is left early.
 
-        `bulk` is for streams that carry tensors, see `Connection.open_stream`. Others go over the lane if there is one;
-        what is `lazy` waits there for something to go with, but not for long.
+        `bulk` is for streams that carry tensors, see `Connection.open_stream`.
         Raises `UnreachableError` if there is no way to the peer.
         """
         connection = await self.connection(peer)
-        on_lane = None if bulk else self._lanes.open(connection, lazy=lazy)
-        stream = self._wrap(on_lane or await connection.open_stream(bulk=bulk), connection)
+        stream = self._wrap(await connection.open_stream(bulk=bulk), connection)
         try:
             stream.announce(Call(method))
             yield stream
@@ -166,8 +160,8 @@ class Node:
         try:
             async with self.clockwork.timeout(timeout_s), self.open(peer, method) as stream:
                 await stream.send(request)
-                await stream.finish()
                 reply = await stream.receive(reply_type)
+                await stream.finish()
                 await stream.receive_end()
                 return reply
         except TimeoutError as error:
@@ -259,7 +253,7 @@ class Node:
 
     def _hello(self) -> Hello:
         credential = self._authorizer.credential()
-        return Hello(WIRE_VERSIONS, self.run_id, self.role, self.network.wall_time(), credential, lane=True)
+        return Hello(WIRE_VERSIONS, self.run_id, self.role, self.network.wall_time(), credential)
 
     def _check_hello(self, hello: Hello, peer: PeerId) -> None:
         handshake.check_hello(hello, self.run_id, peer)
@@ -272,16 +266,13 @@ class Node:
         if self._connections.is_full_for(peer):
             raise RejectedError("too many peers are connected already", code=RefusalCode.FULL, peer=peer)
 
-    def _wrap(self, stream: Stream, connection: Connection, *, pulses: bool = True) -> MessageStream:
-        signs, link = self._lanes.signs(connection, stream), self.access_link
-        last_heard, peer = self._heard_of(connection.peer_id), connection.peer_id
-        round_trip_s: Callable[[], float | None] = lambda: connection.facts().round_trip_s  # noqa: E731
-        return MessageStream(stream, peer, self.clockwork, round_trip_s, link, last_heard, signs, pulses=pulses)
-
-    def _heard_of(self, peer: PeerId) -> LastHeard:
+    def _wrap(self, stream: Stream, connection: Connection) -> MessageStream:
+        peer = connection.peer_id
         if (last_heard := self._last_heard.get(peer)) is None:
             last_heard = self._last_heard[peer] = LastHeard()
-        return last_heard
+        return MessageStream(
+            stream, peer, self.clockwork, lambda: connection.facts().round_trip_s, self.access_link, last_heard
+        )
 
     async def _dial(self, address: Address) -> Connection:
         peer = address.peer_id
@@ -290,22 +281,19 @@ class Node:
             async with asyncio.timeout(DIAL_TIMEOUT_S) as limit:
                 connection = await self.network.connect(address)
                 limit.reschedule(asyncio.get_running_loop().time() + DIAL_TIMEOUT_S)  # as much for the hellos
-                first = await connection.open_stream()
-                stream, own = self._wrap(first, connection, pulses=False), self._hello()
-                hello = await handshake.introduce(stream, own, lambda hello: self._check_hello(hello, peer))
+                stream = self._wrap(await connection.open_stream(), connection)
+                hello = await handshake.introduce(stream, self._hello(), lambda hello: self._check_hello(hello, peer))
         except BaseException as error:
             if connection is not None:
                 await connection.close()
             if isinstance(error, TimeoutError):
                 raise UnreachableError(f"no answer within {DIAL_TIMEOUT_S:.0f} s", peer=peer) from error
             raise
-        self._adopt(connection, Greeting(hello, first), dialled=True)
+        self._adopt(connection, hello)
         return connection
 
-    def _adopt(self, connection: Connection, greeting: Greeting, *, dialled: bool = False) -> None:
-        peer, (hello, first) = connection.peer_id, greeting
-        if hello.lane:
-            self._lanes.begin(connection, first, self._heard_of(peer), dialled=dialled)
+    def _adopt(self, connection: Connection, hello: Hello) -> None:
+        peer = connection.peer_id
         self.clock_offsets_s[peer] = hello.wall_time - self.network.wall_time()
         replaced = self._connections.add(connection)
         if replaced is not None:
@@ -314,11 +302,9 @@ class Node:
         self.spawn(self._serve(connection))
         self.on_connected.tell(peer)
 
-    async def _greet(self, connection: Connection) -> Greeting:
-        first = await connection.accept_stream()
-        stream, peer = self._wrap(first, connection, pulses=False), connection.peer_id
-        hello = await handshake.welcome(stream, self._hello, lambda hello: self._check_guest(hello, peer))
-        return Greeting(hello, first)
+    async def _greet(self, connection: Connection) -> Hello:
+        stream = self._wrap(await connection.accept_stream(), connection)
+        return await handshake.welcome(stream, self._hello, lambda hello: self._check_guest(hello, connection.peer_id))
 
     async def _serve(self, connection: Connection) -> None:
         try:

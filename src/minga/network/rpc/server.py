@@ -41,19 +41,16 @@ class Server:
 
     async def serve_connection(self, connection: Connection) -> None:
         """Serve every stream that comes over a connection, until it is lost."""
+        peer = connection.peer_id
         with contextlib.suppress(UnreachableError):
             while True:
-                self.take(await connection.accept_stream(), connection)
-
-    def take(self, stream: Stream, connection: Connection) -> None:
-        """Serve a stream that came over a connection, or its lane."""
-        peer = connection.peer_id
-        if self.open_streams.get(peer, 0) >= MAX_STREAMS_PER_PEER:
-            self._offend(peer, "too many streams at once")
-            self._spawn(stream.reset())
-            return
-        self.open_streams[peer] = self.open_streams.get(peer, 0) + 1
-        self._spawn(self._serve_stream(self._wrap(stream, connection)))
+                stream = await connection.accept_stream()
+                if self.open_streams.get(peer, 0) >= MAX_STREAMS_PER_PEER:
+                    self._offend(peer, "too many streams at once")
+                    await stream.reset()
+                    continue
+                self.open_streams[peer] = self.open_streams.get(peer, 0) + 1
+                self._spawn(self._serve_stream(self._wrap(stream, connection)))
 
     async def _serve_stream(self, stream: MessageStream) -> None:
         try:
