@@ -237,8 +237,9 @@ def test_a_lying_member_is_found_out_by_its_next_join() -> None:
             assert member is not None
             reduce, spoiled = member._all_reduce.reduce, []
 
-            async def reduce_wrongly(plan: Any, layout: Any, local: Any, weight: int, result: Any, *rest: Any) -> Any:
-                outcome = await reduce(plan, layout, local, weight, result, *rest)
+            async def reduce_wrongly(*given: Any, **more: Any) -> Any:
+                plan, _, _, _, result, *_ = given
+                outcome = await reduce(*given, **more)
                 if not spoiled:
                     spoiled.append(plan.step)
                     result.add_(1.0)
