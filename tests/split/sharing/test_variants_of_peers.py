@@ -80,14 +80,17 @@ def test_clients_of_splitfed_average_their_parts(options: Callable[[str], minga.
     bottoms = [two_parts()[0] for _ in range(2)]
     with serve(spec_of("splitfed-1"), top, optimizer=sgd, options=options("server")) as server:
         link = server.link
+        both = threading.Barrier(2)  # none is alone from the first round to the last, and has left then
 
         def train(index: int) -> None:
             with Client(link, bottoms[index], optimizer=sgd, options=options(f"client {index}")) as client:
+                both.wait(60)
                 number = 1000 * index
                 while not client.finished:
                     client.train(*batch(number))
                     number += 1
                 assert client.train(*batch(number)) is None, "the run is over"
+                both.wait(60)
 
         together(partial(train, 0), partial(train, 1))
         assert server.status.samples >= 32
@@ -116,7 +119,7 @@ def test_blocks_of_features_and_a_standby(options: Callable[..., minga.PeerOptio
     torch.manual_seed(1)
     bottoms, tops = [nn.Linear(3, 4) for _ in range(2)], [nn.Linear(8, 3) for _ in range(2)]
     keys = [Identity.load_or_create(tmp_path / f"key {index}") for index in range(2)]
-    spec = spec_of("vertical", blocks=2, standby_every=2, servers=[each.peer_id for each in keys])
+    spec = spec_of("vertical", blocks=2, standby_every=1, servers=[each.peer_id for each in keys])
     names = [options(f"server {i}", ephemeral=False, identity=tmp_path / f"key {i}") for i in range(2)]
     losses: list[list[float | None]] = [[], []]
     server = serve(spec, tops[0], optimizer=sgd, options=names[0])

@@ -30,15 +30,19 @@ class TrainerHold:
     def __init__(self, port: GradientPort) -> None:
         self._port = port
         self._timer: asyncio.TimerHandle | None = None
+        self.is_held = False
+        """Whether `begin` was called, and `end` not since."""
 
     def begin(self) -> None:
         """Keep the trainer from computing, from its next boundary on, until `end`."""
         self._stop_timer()
+        self.is_held = True
         self._port.hold(holding=self._port.facts.counts_late)
 
     def end(self) -> None:
         """Let it go on."""
         self._stop_timer()
+        self.is_held = False
         self._port.hold(holding=False)
 
     def end_soon(self) -> None:

@@ -246,7 +246,8 @@ class Member:
 
     async def _rest(self) -> None:
         """The organisers paused the run: hold the state, and look now and then whether it goes on."""
-        self._hold.end()
+        if self._hold.is_held:
+            self._hold.end()
         self._publisher.set_status("paused")
         self._node.events.emit(RunPaused(step=self.step, paused=True))
         while self.amended.is_paused(self.step) and not self.swarm_view.is_behind(self.step):
@@ -371,7 +372,8 @@ class Member:
         """
         self.replica_step.begin(plan)
         vector, samples = await self._port.seal()
-        self._hold.end()
+        if self._hold.is_held:
+            self._hold.end()
         if plan.scores and plan.rank_of(self._node.peer_id) not in plan.contributors:
             return None, samples, 0
         loop, project, weight = asyncio.get_running_loop(), self._replica.project, self._weight(plan, samples)
