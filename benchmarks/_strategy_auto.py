@@ -9,7 +9,6 @@ from benchmarks._strategy_clock import AUXILIARY, HOME_DOWN, HOME_UP, LATENCY_S,
 from benchmarks._strategy_gaps import choice_of
 from benchmarks._strategy_methods import METHODS
 from benchmarks._strategy_tasks import GLOBAL_BATCH, TASKS, Task
-from minga.averaging.strategy_choice import StrategyChoice
 from minga.simulation.advice.auto_choice import choose
 from minga.simulation.advice.ways import SYNCHRONOUS, TrainingWay
 from minga.simulation.forecast.model_facts import ModelFacts
@@ -70,12 +69,12 @@ def _planned(task: Task, kappa: float, peers: int) -> PlannedRun:
 
 def _method_of(way: TrainingWay) -> str | None:
     """The method of the benchmark that trains in this way."""
-    wanted = _known_by(way.strategy, way)
+    wanted = _known_by(way)
     return next((name for name, method in METHODS.items() if choice_of(method) == wanted), None)
 
 
-def _known_by(strategy: StrategyChoice, way: TrainingWay) -> Mapping[str, Any]:
-    said: Row = {"strategy": strategy.name, "codec": way.codec}
+def _known_by(way: TrainingWay) -> Mapping[str, Any]:
+    said: Row = {"strategy": way.strategy.name, "codec": way.codec}
     said |= {"download_codec": way.download_codec} if way.download_codec else {}
     said |= {"batches": way.batches} if way.batches > 1 else {}
-    return said | {name: each for name, each in strategy.table.items() if name in ("overlap", "fragments")}
+    return said | {name: each for name, each in way.strategy.table.items() if name in ("overlap", "fragments")}

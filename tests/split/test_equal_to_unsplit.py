@@ -12,7 +12,7 @@ from torch import nn
 
 from minga.optim import LAMB, AdamW
 from minga.split.computing.halves import converse
-from minga.split.computing.one_top import cross_entropy
+from minga.split.computing.loss import cross_entropy
 from minga.split.computing.parts import ModelPart
 from tests.worlds.split_world import (
     Desk,

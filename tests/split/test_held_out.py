@@ -18,7 +18,8 @@ from minga.core.spec.run_spec import RunSpec
 from minga.simulation.virtual_time import run_virtual
 from minga.split.computing.applying import BatchOutcome, BatchWork
 from minga.split.computing.halves import Answer, BatchFate, ClientHalf, Question, converse
-from minga.split.computing.one_top import OneTop, cross_entropy
+from minga.split.computing.loss import cross_entropy
+from minga.split.computing.one_top import OneTop
 from minga.split.computing.parts import ModelPart
 from minga.split.held_out import LOOKS_TO_LEARN, HeldOutFinding, HeldOutRule, HeldOutWatch, entropy_of
 from minga.split.server.batch_server import BatchServer

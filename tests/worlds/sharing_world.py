@@ -17,7 +17,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
 from minga.split.computing.applying import Applying, BatchOutcome, BatchWork
 from minga.split.computing.halves import ClientHalf, converse
-from minga.split.computing.one_top import cross_entropy
+from minga.split.computing.loss import cross_entropy
 from minga.split.computing.parts import ModelPart
 from minga.split.finding import allowed_servers
 from minga.split.server.batch_server import BatchServer

@@ -19,7 +19,8 @@ from minga.network.interface import PeerId
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
 from minga.split.computing.applying import BatchOutcome, BatchWork
 from minga.split.computing.halves import Answer, BatchFate, ClientHalf, Question, converse
-from minga.split.computing.one_top import LossFunction, OneTop, cross_entropy
+from minga.split.computing.loss import LossFunction, cross_entropy
+from minga.split.computing.one_top import OneTop
 from minga.split.computing.parts import ModelPart
 from minga.split.exchange import Exchange
 from minga.split.finding import allowed_servers, find_server

@@ -18,7 +18,22 @@ from minga.cli.splitting import split_app
 from minga.cli.terminal.command_groups import arrange
 from minga.cli.terminal.context import make_context
 from minga.cli.terminal.exit_codes import EXPLANATION
-from minga.cli.terminal.options import Bind, Directory, IdentityFile, Json, LinkArgument, OptionalLink, Threads, Voucher
+from minga.cli.terminal.options import (
+    Announce,
+    Bind,
+    Directory,
+    Download,
+    Ephemeral,
+    IdentityFile,
+    Json,
+    LinkArgument,
+    OptionalLink,
+    ParentWatchFlag,
+    Port,
+    Threads,
+    Upload,
+    Voucher,
+)
 from minga.cli.watching import watching_app
 from minga.recipes.registry import USUAL_RECIPE
 
@@ -33,7 +48,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Ephemeral = Annotated[bool, typer.Option("--ephemeral", help="Use a new key that is forgotten at the end.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, …")]
 MicroBatch = Annotated[
     int | None, typer.Option("--micro-batch", min=1, help="Samples per backward pass (default: by device).")
@@ -57,19 +71,12 @@ Compiled = Annotated[bool, typer.Option("--compile", help="Let PyTorch compile t
 Devices = Annotated[
     str, typer.Option(metavar="all|N", help="Compute on all GPUs of this machine, or so many, as one peer.")
 ]
-Upload = Annotated[
-    str | None,
-    typer.Option("--max-upload", help='Send no faster than this, such as 10Mbit or "10Mbit, 50Mbit 23:00-07:00".'),
-]
-Download = Annotated[str | None, typer.Option("--max-download", help="Receive no faster than this; as above.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="UDP port; keep it, and the link stays valid. 0: any.")]
 LogTo = Annotated[
     list[str] | None,
     typer.Option(
         metavar="LOGGER[:PROJECT]", help="Send figures to tensorboard, wandb or trackio, too; may be repeated."
     ),
 ]
-ParentWatchFlag = Annotated[bool, typer.Option("--leash", hidden=True)]
 
 
 def run_folder_here() -> Path | None:
@@ -145,12 +152,7 @@ def host(
         str | None,
         typer.Option(help='For training.strategy = "auto": who will take part, as `minga plan --peers` takes them.'),
     ] = None,
-    announce: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="IP[:PORT]", help="Address at which others reach this machine behind NAT; may be repeated."
-        ),
-    ] = None,
+    announce: Announce = None,
     qr: Annotated[bool, typer.Option(help="Show the link as a QR code, too.")] = True,
     landing_page: Annotated[
         Path | None, typer.Option(metavar="OUT.HTML", help="Write a web page with the link and how to join.")

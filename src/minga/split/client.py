@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -14,20 +13,21 @@ from torch import nn
 from minga.core.errors import ConfigurationError, MingaError, RemoteError
 from minga.core.events.split import SplitSuspicious
 from minga.identity.links.links import Link
-from minga.split.computing.halves import Conversation, Penalty
-from minga.split.computing.one_top import LossFunction, cross_entropy
+from minga.split.computing.halves import Conversation
+from minga.split.computing.loss import LossFunction, cross_entropy
 from minga.split.computing.parts import OptimizerChoice, as_tensors
 from minga.split.exchange import PATIENCE_S, Exchange
 from minga.split.finding import allowed_servers, check_split, find_server
 from minga.split.held_out import HeldOutWatch
+from minga.split.leakage.no_peek import Penalty
 from minga.split.sharing.averaged_part import AveragedPart
 from minga.split.sharing.block_half import BlockHalf
 from minga.split.sharing.choices import half_for, part_for
 from minga.split.sharing.turn_half import TurnHalf
+from minga.split.wire.messages import PUBLISH_S
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
 
-PUBLISH_S: Final = 1.0
 LEAVE_S: Final = 2.0
 """Seconds that a client has, at its end, to hand over in the middle of its turn."""
 
@@ -72,7 +72,6 @@ class Client:
         self._owns_peer, self._busy, self._closed = peer is not run, threading.Lock(), False
         self._loss = loss
         self._watch: HeldOutWatch | None = None
-        self._published_s = -PUBLISH_S
         try:
             spec = peer.spec
             check_split(spec)
@@ -186,9 +185,7 @@ class Client:
             return
         if loss is not None and labels is not None:
             self.peer.count(len(as_tensors(labels)[0]), loss)
-        if (now := time.monotonic()) - self._published_s >= PUBLISH_S:
-            self._published_s = now
-            self.peer.publish_metrics(self._exchange.step)
+        self.peer.publish_metrics(self._exchange.step, every_s=PUBLISH_S)
 
     def _look(self, watch: HeldOutWatch) -> None:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,19 +15,19 @@ from torch import nn
 from minga.core.errors import ClosedError, ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import Link
-from minga.split.computing.one_top import LossFunction, cross_entropy
+from minga.split.computing.loss import LossFunction, cross_entropy
 from minga.split.computing.parts import ModelPart, OptimizerChoice
 from minga.split.finding import allowed_servers, check_split
 from minga.split.server.batch_server import BatchServer, Finished
 from minga.split.server.service import SplitService
 from minga.split.sharing.choices import applying_for
 from minga.split.standby.succession import ServerSuccession
+from minga.split.wire.messages import PUBLISH_S
 from minga.split.wire.tensors import EncodedReply
 from minga.training.host import host, read_spec
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
 
-PUBLISH_S: Final = 1.0
 ROOM_BYTES: Final = 512 << 20
 """Of batches that wait to be computed."""
 
@@ -66,7 +65,6 @@ class SplitServer:
     ) -> None:
         self.peer, self._owns_peer, self._core = peer, owns_peer, core
         self._loss: float | None = None
-        self._published_s = -PUBLISH_S
         self._stepped = threading.Condition()
         self._closed = False
 
@@ -138,9 +136,7 @@ class SplitServer:
     def _note(self, finished: Finished) -> None:
         if isinstance(finished.reply, EncodedReply) and finished.reply.message.loss is not None:
             self._loss = finished.reply.message.loss
-        if (now := time.monotonic()) - self._published_s >= PUBLISH_S:  # its traffic, for displays
-            self._published_s = now
-            self.peer.publish_metrics(self._core.applying.steps)
+        self.peer.publish_metrics(self._core.applying.steps, every_s=PUBLISH_S)  # its traffic, for displays
         with self._stepped:
             self._stepped.notify_all()
 

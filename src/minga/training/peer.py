@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -78,7 +79,7 @@ class Peer:
         self._thread, self._session, self._signed_spec = thread, session, signed_spec
         self._held = contextlib.ExitStack()
         self._saving: threading.Thread | None = None
-        self._metrics = Metrics(0, 0.0, 0, 0)
+        self._metrics, self._published_s = Metrics(0, 0.0, 0, 0), -math.inf
         self._own: OwnStateKeeper | None = None
         self._closed = False
         self._amended = spec
@@ -360,9 +361,12 @@ class Peer:
             m.step, m.loss_sum + (loss or 0.0), m.samples + samples, m.mini_steps + (loss is not None)
         )
 
-    def publish_metrics(self, step: int) -> None:
-        """Let the others see this peer's totals after `step`."""
-        m = self._metrics
+    def publish_metrics(self, step: int, *, every_s: float = 0.0) -> None:
+        """Let the others see this peer's totals after `step`, unless they saw some less than `every_s` ago."""
+        now, m = time.monotonic(), self._metrics
+        if now - self._published_s < every_s:
+            return
+        self._published_s = now
 
         def publish() -> None:
             sent, received = self._session.node.traffic()

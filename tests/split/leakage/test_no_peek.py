@@ -17,7 +17,8 @@ from minga.core.spec.sections import OptimizerSection
 from minga.core.spec.split_section import SplitSection
 from minga.split import NoPeek, distance_correlation
 from minga.split.computing.halves import Answer, ClientHalf, Question, converse
-from minga.split.computing.one_top import OneTop, cross_entropy
+from minga.split.computing.loss import cross_entropy
+from minga.split.computing.one_top import OneTop
 from minga.split.computing.parts import ModelPart
 from minga.split.server.batch_server import BatchServer
 from minga.split.wire.messages import BatchRequest, BeginRequest

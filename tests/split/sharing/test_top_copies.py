@@ -11,7 +11,7 @@ import torch
 from minga.core.refusal_code import RefusalCode
 from minga.core.spec.sections import OptimizerSection
 from minga.split.computing.applying import BatchWork
-from minga.split.computing.one_top import cross_entropy
+from minga.split.computing.loss import cross_entropy
 from minga.split.computing.parts import ModelPart
 from minga.split.sharing.top_copies import TopCopies
 from minga.split.wire.messages import BatchPlace

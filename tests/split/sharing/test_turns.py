@@ -12,7 +12,7 @@ from torch import nn
 
 from minga.simulation.virtual_time import run_virtual
 from minga.split.computing.halves import converse
-from minga.split.computing.one_top import cross_entropy
+from minga.split.computing.loss import cross_entropy
 from minga.split.server.service import SplitService
 from minga.split.sharing.handed_part import WrongPartError, pack, unpack
 from minga.split.sharing.turn_half import TurnHalf

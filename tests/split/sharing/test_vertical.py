@@ -13,7 +13,7 @@ from torch import nn
 from minga.core.errors import ConfigurationError, RejectedError
 from minga.simulation.virtual_time import run_virtual
 from minga.split.computing.halves import converse
-from minga.split.computing.one_top import cross_entropy
+from minga.split.computing.loss import cross_entropy
 from minga.split.sharing.block_half import BlockHalf
 from tests.worlds.seeds import seeds
 from tests.worlds.sharing_world import LEARNING_RATE, add_client, shared_core, shared_spec

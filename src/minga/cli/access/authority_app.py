@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from minga.cli.terminal.context import make_context
-from minga.cli.terminal.options import Bind, Directory, Json
+from minga.cli.terminal.options import Bind, Directory, Json, ParentWatchFlag
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -46,7 +46,7 @@ def authority(
     new_code: Annotated[
         str | None, typer.Option(metavar="NAME", help="Instead: make a code for a person of the list, and exit.")
     ] = None,
-    parent_watch: Annotated[bool, typer.Option("--leash", hidden=True)] = False,
+    parent_watch: ParentWatchFlag = False,
     json_output: Json = False,
 ) -> None:
     """For organisers: give people who log in access to a run for members, each for some hours at a time."""

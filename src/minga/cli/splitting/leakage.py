@@ -13,10 +13,12 @@ from minga.split.leakage.settings import LeakageSettings
 
 
 def run_leakage(
-    example: str, weights: tuple[float, ...], epochs: int, seed: int, folder: Path, context: Context
+    example: str, weights: tuple[float, ...], epochs: int | None, seed: int, folder: Path, context: Context
 ) -> None:
     """Make a report of an example, write it to `folder`, and show it."""
-    settings = LeakageSettings(example=example, epochs=epochs, decoder_epochs=epochs)
+    settings = LeakageSettings(example=example)
+    if epochs is not None:
+        settings = replace(settings, epochs=epochs, decoder_epochs=epochs)
     if weights:
         settings = replace(settings, weights=weights)
     context.output.say(escape(f"Training on {example} without NoPeek and with {len(settings.weights)} weights of it …"))

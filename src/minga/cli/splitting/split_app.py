@@ -8,16 +8,20 @@ from typing import Annotated
 import typer
 
 from minga.cli.terminal.context import make_context
-from minga.cli.terminal.options import Bind, Directory, IdentityFile, Json, LinkArgument, Threads
-
-Ephemeral = Annotated[bool, typer.Option("--ephemeral", help="Use a new key that is forgotten at the end.")]
-Upload = Annotated[
-    str | None,
-    typer.Option("--max-upload", help='Send no faster than this, such as 10Mbit or "10Mbit, 50Mbit 23:00-07:00".'),
-]
-Download = Annotated[str | None, typer.Option("--max-download", help="Receive no faster than this; as above.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="UDP port; keep it, and the link stays valid. 0: any.")]
-ParentWatchFlag = Annotated[bool, typer.Option("--leash", hidden=True)]
+from minga.cli.terminal.options import (
+    Announce,
+    Bind,
+    Directory,
+    Download,
+    Ephemeral,
+    IdentityFile,
+    Json,
+    LinkArgument,
+    ParentWatchFlag,
+    Port,
+    Threads,
+    Upload,
+)
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -45,12 +49,7 @@ def serve(
     max_download: Download = None,
     bind: Bind = None,
     port: Port = 0,
-    announce: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="IP[:PORT]", help="Address at which others reach this machine behind NAT; may be repeated."
-        ),
-    ] = None,
+    announce: Announce = None,
     threads: Threads = None,
     directory: Directory = None,
     identity: IdentityFile = None,
@@ -58,7 +57,7 @@ def serve(
     parent_watch: ParentWatchFlag = False,
     json_output: Json = False,
 ) -> None:
-    """Begin a run with a model that is cut, and serve its end: prints ONE link for the clients."""
+    """Begin a run with a model that is cut, or go on with one, and serve its end: prints ONE link for the clients."""
     if (spec is None) == (resume is None):
         raise typer.BadParameter("name either a run spec or --resume DIRECTORY")
     ready = make_context(json_output=json_output, parent_watch=parent_watch, slow_imports=True)
@@ -127,7 +126,10 @@ def leakage(
     weight: Annotated[
         list[float] | None, typer.Option(help="Weight of NoPeek to try; may be repeated (default: 0.5, 1 and 1.5).")
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1, max=10_000, help="Epochs of the model and of each decoder.")] = 80,
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, max=10_000, help="Epochs of the model and of each decoder (default: 80 and 60)."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Everything that is random comes from it.")] = 0,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where figures, text and picture go.")] = Path("leakage"),
     threads: Threads = None,

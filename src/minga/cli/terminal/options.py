@@ -61,3 +61,15 @@ Voucher = Annotated[
     typer.Option("--identity", help="In a run for members: the key file of a member (default: in the data folder)."),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads to compute with (default: all cores).")]
+Ephemeral = Annotated[bool, typer.Option("--ephemeral", help="Use a new key that is forgotten at the end.")]
+Upload = Annotated[
+    str | None,
+    typer.Option("--max-upload", help='Send no faster than this, such as 10Mbit or "10Mbit, 50Mbit 23:00-07:00".'),
+]
+Download = Annotated[str | None, typer.Option("--max-download", help="Receive no faster than this; as above.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="UDP port; keep it, and the link stays valid. 0: any.")]
+Announce = Annotated[
+    list[str] | None,
+    typer.Option(metavar="IP[:PORT]", help="Address at which others reach this machine behind NAT; may be repeated."),
+]
+ParentWatchFlag = Annotated[bool, typer.Option("--leash", hidden=True)]

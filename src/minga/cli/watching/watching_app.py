@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from minga.cli.terminal.context import make_context
-from minga.cli.terminal.options import Bind, Directory, Json, LinkArgument
+from minga.cli.terminal.options import Bind, Directory, Json, LinkArgument, ParentWatchFlag
 
 Listen = Annotated[
     str, typer.Option("--listen", metavar="ADDRESS:PORT", help="Where the dashboard listens; port 0 is any.")
@@ -42,7 +42,7 @@ def dashboard(
     ] = None,
     bind: Bind = None,
     directory: Directory = None,
-    parent_watch: Annotated[bool, typer.Option("--leash", hidden=True)] = False,
+    parent_watch: ParentWatchFlag = False,
     json_output: Json = False,
 ) -> None:
     """Serve web pages about a run: loss, speed, peers, rounds, leaderboard, how to join; and an API."""

@@ -19,7 +19,7 @@ from minga.network.interface import PeerId
 from minga.simulation.split.parts import CutTask, NumberedBottom, NumberedTop, TopLayers
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.split.computing.halves import ClientHalf, converse
-from minga.split.computing.one_top import cross_entropy
+from minga.split.computing.loss import cross_entropy
 from minga.split.computing.parts import ModelPart
 from minga.split.exchange import Exchange
 from minga.split.finding import find_server

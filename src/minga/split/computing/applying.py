@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from minga.core.errors import RejectedError
+from minga.core.refusal_code import RefusalCode
 from minga.split.wire.messages import EXACT, NOWHERE, BatchPlace, Kind
 from minga.training.state.manifest import Manifest
 from minga.training.state.snapshot import StateSnapshot
@@ -94,3 +95,8 @@ class Applying(ABC):
     @abstractmethod
     def drop(self, client: str) -> Sequence[BatchOutcome]:
         """Forget what is half done of this client; return what becomes of those that waited, itself included."""
+
+
+def refused(why: str) -> RejectedError:
+    """A refusal of a batch that no other server would take either."""
+    return RejectedError(why, code=RefusalCode.REFUSED)

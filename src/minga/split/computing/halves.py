@@ -18,8 +18,9 @@ from torch import nn
 from minga.core.errors import ConfigurationError, ProtocolError, RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.core.spec.split_section import SplitSection
-from minga.split.computing.one_top import LossFunction
+from minga.split.computing.loss import LossFunction
 from minga.split.computing.parts import ModelPart, Tensors, as_tensors, as_value, run_module
+from minga.split.leakage.no_peek import Penalty
 from minga.split.wire.messages import CHANGES_NOTHING, NOWHERE, BatchPlace, BatchReply, Kind
 from minga.split.wire.tensors import EncodedReply, EncodedTensors, InvalidTensorsError, TensorWire
 
@@ -59,9 +60,6 @@ class Answer:
     peer: str
     reply: EncodedReply
 
-
-Penalty = Callable[[Any, Any], torch.Tensor]
-"""A loss of a client alone, by its inputs and by what its bottom makes of them."""
 
 T = TypeVar("T")
 Conversation = Generator[Question, "Answer | BatchFate", T]

@@ -9,24 +9,21 @@ client between its two requests are the activations that it sent.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
-from torch.nn import functional
 
 from minga.averaging.codecs.interface import is_finite
 from minga.core.errors import NonFiniteError, RejectedError
 from minga.core.refusal_code import RefusalCode
-from minga.split.computing.applying import Applying, BatchOutcome, BatchWork
+from minga.split.computing.applying import Applying, BatchOutcome, BatchWork, refused
+from minga.split.computing.loss import LossFunction
 from minga.split.computing.parts import ModelPart, Tensors, as_tensors, as_value
 from minga.split.wire.messages import MAX_LOSS, Kind
 from minga.training.state.manifest import Manifest
 from minga.training.state.snapshot import StateSnapshot
-
-LossFunction = Callable[[Any, Any], torch.Tensor]
-"""The mean loss of a batch, by outputs and labels."""
 
 MAX_HALF_DONE: Final = 256
 HALF_DONE_BYTES: Final = 512 << 20
@@ -35,15 +32,6 @@ MAX_GRAPHS: Final = 4
 """Half done batches of which the graph is kept, the latest; what the graph of one takes depends on the top alone."""
 _FAULTS_OF_INPUT: Final = (RuntimeError, ValueError, TypeError, IndexError)
 """What a module raises that cannot take a tensor of this shape or type."""
-
-
-def cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The usual loss: `functional.cross_entropy`, of which a wrong class is a `ValueError` on every device."""
-    if not labels.is_floating_point() and outputs.dim() > 1 and labels.numel():
-        low, high = (int(each) for each in torch.aminmax(labels))
-        if high >= outputs.shape[1] or (low < 0 and low != -100):
-            raise ValueError(f"classes from {low} to {high}, where the model knows {outputs.shape[1]}")
-    return functional.cross_entropy(outputs, labels)
 
 
 @dataclass
@@ -218,11 +206,6 @@ def gradients_of(inputs: Tensors) -> Tensors:
     """The gradients of all floating-point inputs, zeros where nothing depends on one."""
     floating = (each for each in inputs if each.is_floating_point())
     return tuple(torch.zeros_like(each) if each.grad is None else each.grad for each in floating)
-
-
-def refused(why: str) -> RejectedError:
-    """A refusal of a batch that no other server would take either."""
-    return RejectedError(why, code=RefusalCode.REFUSED)
 
 
 def first_line(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,9 @@ from minga.core.errors import ConfigurationError
 from minga.split.leakage.distance_correlation import distance_correlation
 
 MOST_WEIGHT = 1e6
+
+Penalty = Callable[[Any, Any], Tensor]
+"""A loss of a client alone, by its inputs and by what its bottom makes of them."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class LeakageSettings:
     batch_size: int = 64
     learning_rate: float = 1e-3
     decoder_widths: tuple[int, ...] = (128, 256)
-    decoder_epochs: int = 80
+    decoder_epochs: int = 60
     permutations: int = 100
     pictures: int = 12
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from minga.split.examples.subject import LeakageSubject
+from minga.split.leakage.no_peek import Penalty
 from minga.split.leakage.settings import LeakageSettings
-
-Penalty = Callable[[Tensor, Tensor], Tensor]
-"""A loss of the client alone, of inputs and activations, such as `NoPeek`."""
 
 
 @dataclass(frozen=True)

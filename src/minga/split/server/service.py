@@ -29,7 +29,7 @@ from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.split.server.batch_server import BatchServer, Finished
 from minga.split.wire.bodies import receive_bodies, send_bodies
-from minga.split.wire.messages import BATCH, BEGIN, BatchRequest, BeginRequest
+from minga.split.wire.messages import BATCH, BEGIN, PUBLISH_S, BatchRequest, BeginRequest
 from minga.split.wire.room import Room
 from minga.split.wire.tensors import Body, EncodedReply
 from minga.training.record_kinds import SplitServing
@@ -39,8 +39,6 @@ SLACK_S: Final = 30.0
 """A client that is slower, in bytes per second and after so many seconds, only takes room from others."""
 MAX_STREAMS: Final = 4
 """Requests of one client at a time; more are refused, and come again."""
-PUBLISH_S: Final = 1.0
-"""Shortest time between two records of a server."""
 
 T = TypeVar("T")
 

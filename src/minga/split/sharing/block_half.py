@@ -8,9 +8,10 @@ from torch import nn
 
 from minga.core.errors import ConfigurationError, SilentError
 from minga.core.spec.split_section import SplitSection
-from minga.split.computing.halves import BatchFate, ClientHalf, Conversation, Penalty, Question
-from minga.split.computing.one_top import LossFunction
+from minga.split.computing.halves import BatchFate, ClientHalf, Conversation, Question
+from minga.split.computing.loss import LossFunction
 from minga.split.computing.parts import ModelPart, as_value, run_module
+from minga.split.leakage.no_peek import Penalty
 from minga.split.wire.messages import BatchPlace
 from minga.split.wire.tensors import EncodedTensors
 

@@ -9,9 +9,11 @@ from torch import nn
 from minga.core.errors import ConfigurationError
 from minga.core.spec.split_section import SplitSection
 from minga.split.computing.applying import Applying
-from minga.split.computing.halves import ClientHalf, Penalty
-from minga.split.computing.one_top import LossFunction, OneTop
+from minga.split.computing.halves import ClientHalf
+from minga.split.computing.loss import LossFunction
+from minga.split.computing.one_top import OneTop
 from minga.split.computing.parts import ModelPart, OptimizerChoice
+from minga.split.leakage.no_peek import Penalty
 from minga.split.sharing.averaged_part import AveragedPart
 from minga.split.sharing.block_half import BlockHalf
 from minga.split.sharing.blocks import Blocks

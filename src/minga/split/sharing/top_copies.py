@@ -22,7 +22,8 @@ import torch
 from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.split.computing.applying import Applying, BatchOutcome, BatchWork
-from minga.split.computing.one_top import LossFunction, OneTop
+from minga.split.computing.loss import LossFunction
+from minga.split.computing.one_top import OneTop
 from minga.split.computing.parts import ModelPart
 from minga.split.wire.messages import Kind
 from minga.training.state.manifest import Manifest

@@ -8,9 +8,10 @@ from typing import Any
 from torch import nn
 
 from minga.core.spec.split_section import SplitSection
-from minga.split.computing.halves import Answer, BatchFate, ClientHalf, Conversation, Penalty, Question
-from minga.split.computing.one_top import LossFunction
+from minga.split.computing.halves import Answer, BatchFate, ClientHalf, Conversation, Question
+from minga.split.computing.loss import LossFunction
 from minga.split.computing.parts import ModelPart
+from minga.split.leakage.no_peek import Penalty
 from minga.split.sharing.handed_part import WrongPartError, pack, unpack
 from minga.split.wire.tensors import EncodedTensors, InvalidTensorsError
 

@@ -27,6 +27,8 @@ BATCH: Final = "split.batch"
 
 MAX_TENSORS: Final = 8
 MAX_AXES: Final = 8
+PUBLISH_S: Final = 1.0
+"""Shortest time between two records of a peer on the board, of what it serves or of its traffic."""
 MAX_LOSS: Final = 1e18
 
 Kind = Literal["train", "forward", "backward", "predict", "block", "predict_block", "turn", "hand_over"]
