@@ -23,8 +23,12 @@ def related(seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[torch.Te
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_it_equals_the_package_dcor(dtype: torch.dtype, close: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # else its import compiles for seconds what is not used here
     threads = torch.get_num_threads()
+    # Else its import compiles for half a minute its way for single columns, which is not asked for here.
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    import numba
+
+    monkeypatch.setattr(numba, "guvectorize", lambda *_settings, **_named: lambda function: function)
     import dcor
 
     torch.set_num_threads(threads)  # its import changes them, and all tests after it would be many times slower
