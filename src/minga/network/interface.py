@@ -63,6 +63,9 @@ class Stream(ABC):
     `ClosedError` after the network was closed here.
     """
 
+    is_detour = False
+    """Whether it is for bulk and yet took the way of all others, since the better one is not open at present."""
+
     @abstractmethod
     async def write(self, data: Buffer) -> None:
         """Send all of `data`; returns when the transport took it, which waits while the other side is slow to read."""
@@ -116,6 +119,11 @@ class Connection(ABC):
     @abstractmethod
     def facts(self) -> LinkFacts:
         """The present facts about the connection."""
+
+    @property
+    def round_trip_s(self) -> float | None:
+        """Round-trip time in seconds as in the facts, which cost more; None if unknown."""
+        return self.facts().round_trip_s
 
     @property
     @abstractmethod

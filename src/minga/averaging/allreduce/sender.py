@@ -19,6 +19,10 @@ from minga.network.interface import Buffer
 from minga.network.rpc.framing import MessageStream
 
 PART, FETCH = "round.part", "round.fetch"
+
+SMALL_BYTES = 1 << 14
+"""Parts of at most so many bytes each way go with the small messages of the connection: they cost no stream."""
+
 LAST_WORDS_S = 1.0
 """Seconds that a send may still take to return when the result of what it sent has already come."""
 
@@ -52,10 +56,9 @@ async def exchange(round: Round, assignment: Assignment, relay: SiteReducer | No
     if parent is None:
         return
     if relay is None and round.own is not None:  # before the stream is open, so that small parts know of large ones
-        size = sum(round.chunks[index].upload_bytes for index in assignment.chunks)
-        round.turns.begin(assignment.key, len(assignment.chunks), size)
+        round.turns.begin(assignment.key, len(assignment.chunks), _sizes(round, assignment)[0])
     try:
-        async with round.node.open(round.members[parent], PART, bulk=True) as stream:
+        async with round.node.open(round.members[parent], PART, bulk=not _is_small(round, assignment)) as stream:
             with round.expecting(parent, stream):
                 await _converse(round, assignment, stream, relay)
     except RemoteError as error:
@@ -65,9 +68,21 @@ async def exchange(round: Round, assignment: Assignment, relay: SiteReducer | No
         round.turns.end(assignment.key)
 
 
+def _sizes(round: Round, assignment: Assignment) -> tuple[int, int]:
+    """Bytes that go to the root and that come back."""
+    chunks = [round.chunks[index] for index in assignment.chunks]
+    return sum(chunk.upload_bytes for chunk in chunks), sum(chunk.download_bytes for chunk in chunks)
+
+
+def _is_small(round: Round, assignment: Assignment) -> bool:
+    """Whether an assignment can share a stream with others: one that a relay or a repair waits with has its own."""
+    is_plain = not assignment.relays and not assignment.key[0] and not round.result.is_meta
+    return is_plain and max(_sizes(round, assignment)) <= SMALL_BYTES
+
+
 async def _converse(round: Round, assignment: Assignment, stream: MessageStream, relay: SiteReducer | None) -> None:
     weight = None if relay is not None else round.weight if round.own is not None else 0
-    await stream.send(PartHello(round.plan.round_id, assignment.key, weight))
+    stream.announce(PartHello(round.plan.round_id, assignment.key, weight))
     sending = _send_site(round, assignment, stream, relay) if relay else _send_local(round, assignment, stream)
     task = asyncio.get_running_loop().create_task(sending)
     task.add_done_callback(lambda _: _abort_if_local(round, task))

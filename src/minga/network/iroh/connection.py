@@ -15,8 +15,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
 
 from minga.core.errors import MingaError, UnreachableError
 from minga.network.interface import Connection, LinkFacts, PeerId, Stream
@@ -85,7 +87,9 @@ class IrohConnection(Connection):
             return stream
         self._interrupt.check()
         self._opened += 1
-        return self._new_stream(self._opened, opened_here=True)
+        stream = self._new_stream(self._opened, opened_here=True)
+        stream.is_detour = bulk and self._tcp is not None
+        return stream
 
     async def accept_stream(self) -> Stream:
         """Wait for the other side to open a stream; see the interface."""
@@ -100,6 +104,13 @@ class IrohConnection(Connection):
         if not self._interrupt.fired:
             self._measure()
         return self._facts
+
+    @property
+    def round_trip_s(self) -> float | None:
+        """Round-trip time in seconds; see the interface."""
+        if not self._interrupt.fired:
+            self._look_at_path()
+        return self._facts.round_trip_s
 
     @property
     def seen_at(self) -> str | None:
@@ -171,10 +182,6 @@ class IrohConnection(Connection):
         """The IP address at which the other side answers at present; None if a relay is in between."""
         seen_at = self.seen_at
         return None if seen_at is None else seen_at.rpartition(":")[0].strip("[]")
-
-    def round_trip_s(self) -> float:
-        """Round-trip time in seconds; 0 if it is unknown."""
-        return self.facts().round_trip_s or 0.0
 
     async def send_control(self, body: bytes) -> None:
         """Send a message to the lane at the other end. Raises `RemoteError`."""
@@ -266,16 +273,19 @@ class IrohConnection(Connection):
             sender = await self.open_sender(HEADER.pack(ABORT, number), self._interrupt)
             await sender.finish()
 
-    def _measure(self) -> None:
-        round_trip_s, kind = self._facts.round_trip_s, self._facts.path
+    def _look_at_path(self) -> None:
         now = asyncio.get_running_loop().time()
-        if now - self._path_time >= PATH_AGE_S:
-            self._path_time = now
-            for path in self._outgoing.paths():
-                if path.is_selected:
-                    round_trip_s = max(path.rtt_ms, 0.5) / 1e3
-                    kind = "relayed" if path.is_relay else "direct"
+        if now - self._path_time < PATH_AGE_S:
+            return
+        self._path_time = now
+        for path in self._outgoing.paths():
+            if path.is_selected:
+                kind: Literal["relayed", "direct"] = "relayed" if path.is_relay else "direct"
+                self._facts = replace(self._facts, round_trip_s=max(path.rtt_ms, 0.5) / 1e3, path=kind)
+
+    def _measure(self) -> None:
+        self._look_at_path()
         stats = [lane.stats() for lane in (self._outgoing, self._incoming)]
         sent, received = sum(s.udp_tx_bytes for s in stats), sum(s.udp_rx_bytes for s in stats)
         tcp_sent, tcp_received = self._tcp.traffic() if self._tcp is not None else (0, 0)
-        self._facts = LinkFacts(round_trip_s, kind, sent + tcp_sent, received + tcp_received)
+        self._facts = replace(self._facts, bytes_sent=sent + tcp_sent, bytes_received=received + tcp_received)

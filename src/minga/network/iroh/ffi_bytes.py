@@ -148,7 +148,8 @@ async def write_all(stream: Any, data: Buffer, interrupt: Interrupt) -> None:
     view = memoryview(data).cast("B")
     while view.nbytes:
         view = view[await write(stream, view, interrupt) :]
-        await asyncio.sleep(0)
+        if view.nbytes:
+            await asyncio.sleep(0)
 
 
 def _foreign_copy(data: memoryview) -> Any:

@@ -31,7 +31,15 @@ from minga.network.bandwidth.delivery_reports import RECEIPT_BYTES
 from minga.network.bandwidth.shaped_stream import ShapedStream
 from minga.network.bandwidth.stream_counter import StreamCounter
 from minga.network.interface import Buffer, PeerId, Stream
-from minga.network.rpc.keepalive import LEAST_TICKS, MOST_TICKS, PULSE_S, KeepaliveTicker, LastHeard, silence_limit
+from minga.network.rpc.keepalive import (
+    LEAST_TICKS,
+    MOST_TICKS,
+    PULSE_S,
+    CarrierSigns,
+    KeepaliveTicker,
+    LastHeard,
+    silence_limit,
+)
 from minga.network.rpc.receipt_queue import ReceiptQueue
 
 MAX_MESSAGE_BYTES = 1 << 20
@@ -55,8 +63,9 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class MessageStream:
-    """Frames over one `Stream`, with signs of life in both directions. `access_link` is measured and held to its caps;
-    `last_heard` belongs to all streams with this peer.
+    """Frames over one `Stream`, with signs of life in both directions, or those of the `carrier` on which it is.
+    `access_link` is measured and held to its caps; `last_heard` belongs to all streams with this peer. Without
+    `pulses` it sends none until `begin_pulses`.
 
     No object that a stream holds refers back to the stream. Dozens of streams end each second, and so their share of
     the transport's memory is freed at once, and not by the garbage collector, which does not see that memory.
@@ -73,9 +82,12 @@ class MessageStream:
         round_trip_s: Callable[[], float | None],
         access_link: AccessLink,
         last_heard: LastHeard | None = None,
+        carrier: CarrierSigns | None = None,
+        *,
+        pulses: bool = True,
     ) -> None:
         self.peer = peer
-        self._anywhere = last_heard or LastHeard()
+        self._anywhere, self._carrier, self._pulses = last_heard or LastHeard(), carrier, pulses
         self.counter = StreamCounter(peer, access_link, lambda: clockwork.pause_ticks / LEAST_TICKS)
         self._access_link, self._paced = access_link, ShapedStream(stream, access_link)
         self._stream, self._clockwork, self._round_trip_s = stream, clockwork, round_trip_s
@@ -84,11 +96,13 @@ class MessageStream:
         self._announced = b""
         self._last_write = self._last_heard = self._last_moved = clockwork.tick
         self._pause_ticks = self._far_pause_ticks = LEAST_TICKS  # as this side, and the other, said last
-        self._waiting = self._silent = self._finished = self._ended = False
+        self._waiting = self._silent = self._finished = self._ended = self._left = False
         self._pulse_task: asyncio.Task[None] | None = None
         self._reset_task: asyncio.Task[None] | None = None
         self._receipt_queue = ReceiptQueue()
-        clockwork.add(self)
+        clockwork.add(self, pulses=carrier is None)
+        if carrier is not None:
+            carrier.begin()
 
     @property
     def round_trip_s(self) -> float:
@@ -102,12 +116,12 @@ class MessageStream:
         """Seconds since the last frame, pulses included; 0 while no task receives here, because frames go unnoticed
         then.
         """
-        return (self._clockwork.tick - self._last_heard) * PULSE_S if self._waiting else 0.0
+        return (self._clockwork.tick - self._heard_tick) * PULSE_S if self._waiting else 0.0
 
     @property
     def pause_s(self) -> float:
         """Seconds for which either side is quiet when it has nothing to say."""
-        return max(self._pause_ticks, self._far_pause_ticks) * PULSE_S
+        return max(self._pause_ticks, self._far_pause) * PULSE_S
 
     @property
     def idle_s(self) -> float:
@@ -119,7 +133,7 @@ class MessageStream:
     def announce(self, message: msgspec.Struct) -> None:
         """Let a message go together with the next frame, or before this side waits for one."""
         body = msgspec.msgpack.encode(message)
-        self._announced = _HEADER.pack(MESSAGE, len(body)) + body
+        self._announced += _HEADER.pack(MESSAGE, len(body)) + body
 
     async def send(self, message: msgspec.Struct) -> None:
         """Send one message."""
@@ -141,6 +155,7 @@ class MessageStream:
         async with self._write_lock:
             if not self._finished:
                 self._finished = True
+                self._leave_carrier()
                 try:
                     if self._announced:
                         await self._paced.write(self._announced, urgent=True)
@@ -193,6 +208,7 @@ class MessageStream:
         After both sides finished nothing is aborted: the last bytes may still be on their way.
         """
         self._clockwork.remove(self)
+        self._leave_carrier()
         self.counter.close()
         self._receipt_queue.close()
         if self._pulse_task is not None:
@@ -205,29 +221,57 @@ class MessageStream:
     def release(self) -> None:
         """Stop pulsing and watching after both sides finished cleanly."""
         self._clockwork.remove(self)
+        self._leave_carrier()
         self.counter.close()
+
+    def begin_pulses(self) -> None:
+        """The stream is one of messages for good."""
+        self._pulses = True
+
+    def hand_over(self) -> Stream:
+        """Give the stream, on which no frame is under way and none was a pulse, to another protocol."""
+        self.release()
+        self._finished = self._ended = True
+        return self._stream
 
     # ---- inner workings
 
     def on_tick(self, tick: int) -> None:
         """Called by the clockwork: pulse if nothing was written for a while; give up on a silent peer."""
-        if not self._finished and tick - self._last_write >= self._pause_ticks and not self._write_lock.locked():
+        is_due = self._pulses and self._carrier is None and tick - self._last_write >= self._pause_ticks
+        if is_due and not self._finished and not self._write_lock.locked():
             self._pause_ticks = max(self._clockwork.pause_ticks, self._far_pause_ticks)
             frame = _HEADER.pack(PULSE, self._pause_ticks)
             self._pulse_task = asyncio.get_running_loop().create_task(self._write_aside(frame))
         if self._waiting and not self._paced.is_held and self._is_silent(tick):
             self._silent = True
             self._clockwork.remove(self)
+            if self._carrier is not None:
+                self._carrier.silent()
             self._reset_task = asyncio.get_running_loop().create_task(self._stream.reset())
 
     def _is_silent(self, tick: int) -> bool:
         """Whether the peer is to be given up, because of what this stream heard or what all streams with it did."""
-        quiet, pause = tick - self._last_heard, self._far_pause_ticks
+        heard, pause = self._heard_tick, self._far_pause
+        quiet = tick - heard
         if quiet > silence_limit(None, pause) and quiet > silence_limit(self._round_trip_s(), pause):
-            if self._anywhere.frame_tick <= self._last_heard:
+            if self._anywhere.frame_tick <= heard:
                 self._anywhere.silent_tick = tick
             return True
-        return quiet > pause and self._anywhere.silent_tick > self._last_heard
+        return quiet > pause and self._anywhere.silent_tick > heard
+
+    @property
+    def _heard_tick(self) -> int:
+        return self._last_heard if self._carrier is None else max(self._last_heard, self._carrier.heard_tick)
+
+    @property
+    def _far_pause(self) -> int:
+        return self._far_pause_ticks if self._carrier is None else self._carrier.pause_ticks
+
+    def _leave_carrier(self) -> None:
+        if self._carrier is not None and not self._left:
+            self._left = True
+            self._carrier.end()
 
     async def _write_aside(self, frame: bytes) -> None:
         try:

@@ -22,6 +22,9 @@ from minga.network.rpc.framing import MessageStream
 WIRE_VERSIONS = (2, 2)
 """Oldest and newest wire version that this code speaks."""
 
+MULTIPLEX = "rpc.multiplex"
+"""The method of a stream that is to carry others; see `minga.network.rpc.carriers`."""
+
 Role = Literal["trainer", "client", "auxiliary", "monitor"]
 Word = Annotated[str, msgspec.Meta(pattern=r"\A[a-z_-]{1,32}\Z")]
 """One of several words on the wire. A later version may say one that is not known here: it counts as none of ours."""
@@ -31,7 +34,8 @@ Version = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     """First message of each side of a connection. `wall_time` is in Unix seconds by the sender's clock, `credential`
-    the one that the run's authorizer asks for, see `minga.network.authorizer`.
+    the one that the run's authorizer asks for, see `minga.network.authorizer`. `multiplexes` says that small messages
+    may share a stream (`minga.network.rpc.carriers`).
     """
 
     versions: tuple[Version, Version]
@@ -39,6 +43,7 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     role: Word
     wall_time: Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
     credential: Annotated[bytes, msgspec.Meta(max_length=MAX_CREDENTIAL_BYTES)] = b""
+    multiplexes: bool = False
 
 
 class Call(msgspec.Struct, frozen=True):

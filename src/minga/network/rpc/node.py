@@ -39,10 +39,11 @@ from minga.network.bounded_dict import BoundedDict
 from minga.network.interface import Address, Connection, LinkFacts, Network, PeerId, Stream
 from minga.network.rpc import handshake
 from minga.network.rpc.accept_loop import AcceptLoop
+from minga.network.rpc.carriers import Carriers
 from minga.network.rpc.connections import MAX_PEERS, Connections
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.handshake import WIRE_VERSIONS, Call, Hello, Role
-from minga.network.rpc.keepalive import KeepaliveTicker, LastHeard
+from minga.network.rpc.keepalive import CarrierSigns, KeepaliveTicker, LastHeard
 from minga.network.rpc.misbehaviour import OFFENCE_MEMORY_S, MisbehaviourScore
 from minga.network.rpc.server import Handler, Server
 
@@ -85,7 +86,9 @@ class Node:
         """Other peers' clocks minus ours, in seconds, as seen when connecting."""
         self._last_heard: BoundedDict[PeerId, LastHeard] = BoundedDict(MAX_PEERS)
         self._lookup, self._authorizer = lookup, authorizer or OpenAuthorizer()
-        self._server = Server(self._wrap, self.spawn, self.offend, self._authorizer.permits)
+        self._carriers = Carriers(self.clockwork, self._wrap_quiet, self._serve_on_carrier, self.spawn, self.offend)
+        permits = self._authorizer.permits
+        self._server = Server(self._wrap_quiet, self.spawn, self.offend, permits, self._carriers.take)
         self._accept_loop = AcceptLoop(network, events, self._greet, self._adopt, self.spawn)
         self._connections, self._misbehaviour = Connections(), MisbehaviourScore()
         self._dialling: dict[PeerId, asyncio.Task[Connection]] = {}
@@ -129,11 +132,13 @@ class Node:
     async def open(self, peer: PeerId, method: str, *, bulk: bool = False) -> AsyncIterator[MessageStream]:
         """Open a stream to `peer` for `method`, dialling if need be; it is aborted when the block is left early.
 
-        `bulk` is for streams that carry tensors, see `Connection.open_stream`.
+        `bulk` is for streams that carry tensors, see `Connection.open_stream`; others share the connection's carrier.
         Raises `UnreachableError` if there is no way to the peer.
         """
         connection = await self.connection(peer)
-        stream = self._wrap(await connection.open_stream(bulk=bulk), connection)
+        shared = None if bulk else self._carriers.open(connection)
+        inner, signs = shared or (await connection.open_stream(bulk=bulk), None)
+        stream = self._wrap(inner, connection, signs)
         try:
             stream.announce(Call(method))
             yield stream
@@ -160,8 +165,8 @@ class Node:
         try:
             async with self.clockwork.timeout(timeout_s), self.open(peer, method) as stream:
                 await stream.send(request)
-                reply = await stream.receive(reply_type)
                 await stream.finish()
+                reply = await stream.receive(reply_type)
                 await stream.receive_end()
                 return reply
         except TimeoutError as error:
@@ -253,7 +258,7 @@ class Node:
 
     def _hello(self) -> Hello:
         credential = self._authorizer.credential()
-        return Hello(WIRE_VERSIONS, self.run_id, self.role, self.network.wall_time(), credential)
+        return Hello(WIRE_VERSIONS, self.run_id, self.role, self.network.wall_time(), credential, multiplexes=True)
 
     def _check_hello(self, hello: Hello, peer: PeerId) -> None:
         handshake.check_hello(hello, self.run_id, peer)
@@ -266,13 +271,24 @@ class Node:
         if self._connections.is_full_for(peer):
             raise RejectedError("too many peers are connected already", code=RefusalCode.FULL, peer=peer)
 
-    def _wrap(self, stream: Stream, connection: Connection) -> MessageStream:
-        peer = connection.peer_id
+    def _wrap(
+        self, stream: Stream, connection: Connection, carrier: CarrierSigns | None = None, *, pulses: bool = True
+    ) -> MessageStream:
+        peer, link = connection.peer_id, self.access_link
+        last_heard, round_trip_s = self._heard_of(peer), lambda: connection.round_trip_s
+        return MessageStream(stream, peer, self.clockwork, round_trip_s, link, last_heard, carrier, pulses=pulses)
+
+    def _wrap_quiet(self, stream: Stream, connection: Connection, carrier: CarrierSigns | None = None) -> MessageStream:
+        """The message stream of one that may be for another protocol."""
+        return self._wrap(stream, connection, carrier, pulses=False)
+
+    def _serve_on_carrier(self, stream: Stream, connection: Connection, carrier: CarrierSigns) -> None:
+        self._server.take(stream, connection, carrier)
+
+    def _heard_of(self, peer: PeerId) -> LastHeard:
         if (last_heard := self._last_heard.get(peer)) is None:
             last_heard = self._last_heard[peer] = LastHeard()
-        return MessageStream(
-            stream, peer, self.clockwork, lambda: connection.facts().round_trip_s, self.access_link, last_heard
-        )
+        return last_heard
 
     async def _dial(self, address: Address) -> Connection:
         peer = address.peer_id
@@ -289,11 +305,13 @@ class Node:
             if isinstance(error, TimeoutError):
                 raise UnreachableError(f"no answer within {DIAL_TIMEOUT_S:.0f} s", peer=peer) from error
             raise
-        self._adopt(connection, hello)
+        self._adopt(connection, hello, dialled=True)
         return connection
 
-    def _adopt(self, connection: Connection, hello: Hello) -> None:
+    def _adopt(self, connection: Connection, hello: Hello, *, dialled: bool = False) -> None:
         peer = connection.peer_id
+        if hello.multiplexes:
+            self._carriers.begin(connection, self._heard_of(peer), dialled=dialled)
         self.clock_offsets_s[peer] = hello.wall_time - self.network.wall_time()
         replaced = self._connections.add(connection)
         if replaced is not None:
@@ -310,6 +328,7 @@ class Node:
         try:
             await self._server.serve_connection(connection)
         finally:
+            self._carriers.end(connection)
             await connection.close()
             if self._connections.live(connection.peer_id) is None:
                 self.events.emit(PeerDisconnected(peer=connection.peer_id))

@@ -133,7 +133,7 @@ class TcpLane:
     def released(self, stream: TcpStream, channel: TlsChannel, *, clean: bool, stalled_s: float) -> None:
         """Take back the connection of a stream."""
         self._streams.discard(stream)
-        if stalled_s > STALL_S + 4 * self._host.round_trip_s():
+        if stalled_s > STALL_S + 4 * (self._host.round_trip_s or 0.0):
             self._turn_off("the other side fell silent")
         if not clean or self._closed or self._backoff.is_on:
             channel.abort()
@@ -154,7 +154,7 @@ class TcpLane:
         waiter: asyncio.Future[TlsChannel | None] = self._loop.create_future()
         self._waiters.append(waiter)
         try:
-            await asyncio.wait({waiter}, timeout=PATIENCE_S + PATIENCE_TRIPS * self._host.round_trip_s())
+            await asyncio.wait({waiter}, timeout=PATIENCE_S + PATIENCE_TRIPS * (self._host.round_trip_s or 0.0))
             self._late = not waiter.done()
             return waiter.result() if waiter.done() else None
         except asyncio.CancelledError:

@@ -21,8 +21,9 @@ class LaneHost(Protocol):
     def remote_ip(self) -> str | None:
         """The IP address at which the other side answers at present; None if a relay is in between."""
 
-    def round_trip_s(self) -> float:
-        """Round-trip time in seconds; 0 if it is unknown."""
+    @property
+    def round_trip_s(self) -> float | None:
+        """Round-trip time in seconds; None if it is unknown."""
 
     async def send_control(self, body: bytes) -> None:
         """Send a message to the lane at the other end. Raises `RemoteError`."""

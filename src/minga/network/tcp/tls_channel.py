@@ -7,7 +7,8 @@ processes on two cores that exchange 384 MiB took 0.58 CPU seconds, as much as T
 blocking ones in threads. About 0.2 of these are AES and 0.22 the kernel's.
 
 Nothing here holds the loop for longer than one piece takes, some 200 µs. Bytes that arrive while no task reads stay in
-the kernel, up to one piece; that is the back-pressure. While a channel is idle it has a buffer of a few KiB only.
+the kernel, up to one piece; that is the back-pressure. A channel has a buffer of a few KiB, and one of a piece only from
+the first large read of a stream to the stream's end.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ class TlsChannel(asyncio.BufferedProtocol):
         raise ConnectionResetError(self.lost)
 
     def use(self, *, busy: bool) -> None:
-        """Make ready for large amounts, or free the memory that this takes."""
-        self._buffer = bytearray(PIECE_BYTES) if busy else self._idle_buffer
+        """A stream begins, or ended: free the memory that large amounts take."""
+        self._buffer = self._idle_buffer
         self._heard_s = self._loop.time()
         if not busy:  # else its loss would go unnoticed
             self._resume()
@@ -134,6 +135,8 @@ class TlsChannel(asyncio.BufferedProtocol):
 
         The bytes are put there as they come, without waking the caller for each piece.
         """
+        if target.nbytes > IDLE_BUFFER_BYTES and self._buffer is self._idle_buffer:
+            self._buffer = bytearray(PIECE_BYTES)
         filling = ReadBuffer(target, progress)
         filling.filled(self.take(target))
         if not filling.rest.nbytes or self.lost is not None:
