@@ -384,6 +384,7 @@ async def test_streams_at_once_are_limited() -> None:
 
     second.node.serve("hold", hold)
     connection = await first.node.connection(second.peer_id)
+    await asyncio.sleep(1.0)  # the carrier of small messages is there
     streams = []
     for _ in range(MAX_STREAMS_PER_PEER + 3):
         stream = first.node._wrap(await connection.open_stream(), connection)

@@ -51,6 +51,7 @@ class Host:
     def remote_ip(self) -> None:
         return None
 
+    @property
     def round_trip_s(self) -> float:
         return 0.0
 

@@ -363,7 +363,7 @@ def test_one_that_accepts_and_stalls_in_the_handshake(monkeypatch: pytest.Monkey
 def test_one_that_stalls_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever gives up a stream that was silent goes on over iroh."""
     monkeypatch.setattr(bulk_lane, "STALL_S", 0.01)
-    monkeypatch.setattr(IrohConnection, "round_trip_s", lambda _: 0.0)
+    monkeypatch.setattr(IrohConnection, "round_trip_s", 0.0)
 
     async def main() -> None:
         async with joined() as pair:

@@ -8,7 +8,7 @@ A frame is one byte of kind, four bytes of number, two bytes of size (big-endian
     CREDIT   `size` KiB of the stream were read, and as many may follow
     PULSE    still alive, nothing to say; the number is that of ticks until the next one
 
-Streams that the peer opens that opened the carrier have even numbers, those of the other side odd ones, in ascending order.
+Streams that the opener of the carrier opens have even numbers, those of the other side odd ones, in ascending order.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ Silence is a peer's, not a stream's. When one stream gives a peer up from which 
 all streams on which a pulse of that peer is overdue give it up as well (`LastHeard`). Otherwise a peer that dies just
 before others turn to it would be waited for twice: the new streams know nothing of the silence before them.
 
-The streams on a carrier (`minga.network.multiplexing`) share their pulses: whatever is written to it or comes over it is
-a sign of life of them all (`CarrierSigns`). One that gives the other side up resets the carrier: another way may work.
+The streams on a carrier (`minga.network.multiplexing`) share their pulses: whatever is written to it or comes over it
+is a sign of life of them all (`CarrierSigns`). One that gives the other side up resets the carrier: another way may
+work.
 
 Time is counted in ticks of this peer's own clockwork, not in seconds. If this process was stopped or starved, its ticks
 stop too, so upon waking it does not accuse all other peers of silence.

@@ -56,14 +56,18 @@ class Server:
             self._offend(peer, "too many streams at once")
             self._spawn(stream.reset())
             return
-        self.open_streams[peer] = self.open_streams.get(peer, 0) + 1
+        self._count(peer, 1)
         self._spawn(self._serve_stream(self._wrap(stream, connection, carrier), connection))
 
     async def _serve_stream(self, stream: MessageStream, connection: Connection) -> None:
         try:
             call = await stream.receive(Call)
             if call.method == MULTIPLEX:
-                await self._take_carrier(connection, stream)
+                self._count(stream.peer, -1)  # what it carries is counted
+                try:
+                    await self._take_carrier(connection, stream)
+                finally:
+                    self._count(stream.peer, 1)
                 return
             stream.begin_pulses()
             handler = self.handlers.get(call.method)
@@ -82,7 +86,10 @@ class Server:
         except ProtocolError as error:
             self._offend(stream.peer, str(error))
         finally:
-            self.open_streams[stream.peer] -= 1
-            if not self.open_streams[stream.peer]:
-                del self.open_streams[stream.peer]
+            self._count(stream.peer, -1)
             await stream.close()
+
+    def _count(self, peer: PeerId, more: int) -> None:
+        self.open_streams[peer] = self.open_streams.get(peer, 0) + more
+        if not self.open_streams[peer]:
+            del self.open_streams[peer]

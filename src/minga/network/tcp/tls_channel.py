@@ -7,8 +7,8 @@ processes on two cores that exchange 384 MiB took 0.58 CPU seconds, as much as T
 blocking ones in threads. About 0.2 of these are AES and 0.22 the kernel's.
 
 Nothing here holds the loop for longer than one piece takes, some 200 µs. Bytes that arrive while no task reads stay in
-the kernel, up to one piece; that is the back-pressure. A channel has a buffer of a few KiB, and one of a piece only from
-the first large read of a stream to the stream's end.
+the kernel, up to one piece; that is the back-pressure. A channel has a buffer of a few KiB, and one of a piece only
+from the first large read of a stream to the stream's end.
 """
 
 from __future__ import annotations
