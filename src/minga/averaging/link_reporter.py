@@ -111,8 +111,7 @@ def _numbers(row: LinkRow) -> tuple[int, ...]:
 
 
 def _row(node: Node, peer: PeerId, up: Path | None, down: Path | None) -> LinkRow:
-    facts = node.facts(peer)
-    round_trip_s = facts.round_trip_s if facts is not None else None
+    round_trip_s = node.round_trip_s(peer)
     return LinkRow(
         link_key(peer),
         _whole(up.rate.value if up else None),

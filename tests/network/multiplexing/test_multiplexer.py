@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from minga.network.lane.frames import CREDIT, DATA, LAST, PIECE_BYTES, PULSE, RESET, WINDOW_BYTES, FrameParser, pack
+from minga.network.lane.lane import MessageLane
 
 from minga.core.errors import ProtocolError, UnreachableError
 from minga.network.interface import Address, Buffer, Connection, Network, PeerId, Stream
-from minga.network.lane.frames import CREDIT, DATA, LAST, PIECE_BYTES, PULSE, RESET, WINDOW_BYTES, FrameParser, pack
-from minga.network.lane.lane import MessageLane
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.keepalive import LEAST_TICKS, MOST_TICKS, PULSE_S, KeepaliveTicker, LaneSigns, LastHeard
 from minga.network.rpc.node import Node

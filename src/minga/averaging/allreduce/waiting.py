@@ -64,7 +64,7 @@ class WaitDeadlines:
     def _times_to_appear(self) -> dict[int, float]:
         """How long each may take to open its stream: the plan may have come to it later, and it may have to dial."""
         round = self._round
-        facts = {child: round.node.facts(round.members[child]) for child in self._children}
-        trips = {child: fact.round_trip_s or 0.0 for child, fact in facts.items() if fact is not None}
+        members = {child: round.members[child] for child in self._children}
+        trips = {c: round.node.round_trip_s(m) or 0.0 for c, m in members.items() if round.node.is_connected(m)}
         longest = max(trips.values(), default=0.0)
         return {c: APPEAR_S + 2 * trips[c] if c in trips else APPEAR_S + DIAL_S + 4 * longest for c in self._children}

@@ -24,13 +24,21 @@ class StreamCounter:
         """What the bulk frames of this stream are for; set it before the first."""
         self._closed, self._begun_s = False, 0.0
         self._line_bytes = 0
-        self._peer, self._access_link, self._delivery_reports = peer, access_link, DeliveryReports()
+        self._peer, self._access_link = peer, access_link
+        self._made_reports: DeliveryReports | None = None
         self._rarity = rarity
 
     @property
     def arriving(self) -> Arriving | None:
         """The bulk frame that is coming; None if there is none."""
-        return self._delivery_reports.arriving
+        return None if self._made_reports is None else self._made_reports.arriving
+
+    @property
+    def _delivery_reports(self) -> DeliveryReports:
+        """Made with the first bulk frame: most streams have none."""
+        if self._made_reports is None:
+            self._made_reports = DeliveryReports()
+        return self._made_reports
 
     def sending(self, size: int) -> None:
         """A bulk frame waits to be sent."""
@@ -85,9 +93,9 @@ class StreamCounter:
 
     def close(self) -> None:
         """The stream is over: count what no span tells of, too short as it was for a rate. May be called twice."""
-        if self.use is BulkUse.WORK and not self._closed:
+        if self.use is BulkUse.WORK and not self._closed and self._made_reports is not None:
             self._closed = True
-            sent, received = self._delivery_reports.unreported
+            sent, received = self._made_reports.unreported
             self._access_link.meter.up.note(self._peer, min(sent, MAX_UNREPORTED_BYTES))
             self._access_link.meter.down.note(self._peer, received)
 

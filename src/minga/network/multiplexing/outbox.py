@@ -13,7 +13,7 @@ from collections.abc import Callable
 from minga.core.errors import MingaError
 from minga.network.interface import Buffer, Stream
 
-LAZY_S = 0.02
+LAZY_S = 0.1
 MOST_WAITING_BYTES = 1 << 16
 """Streams wait before they put more while so many bytes have not left."""
 

@@ -99,7 +99,7 @@ class MessageStream:
         self._waiting = self._silent = self._finished = self._ended = self._left = False
         self._pulse_task: asyncio.Task[None] | None = None
         self._reset_task: asyncio.Task[None] | None = None
-        self._receipt_queue = ReceiptQueue()
+        self._receipt_queue: ReceiptQueue | None = None
         clockwork.add(self, pulses=carrier is None)
         if carrier is not None:
             carrier.begin()
@@ -210,7 +210,8 @@ class MessageStream:
         self._clockwork.remove(self)
         self._leave_carrier()
         self.counter.close()
-        self._receipt_queue.close()
+        if self._receipt_queue is not None:
+            self._receipt_queue.close()
         if self._pulse_task is not None:
             self._pulse_task.cancel()
         if self._reset_task is not None:  # cancelled half-way it would look like an orderly end to the other side
@@ -304,6 +305,8 @@ class MessageStream:
 
     def _send_receipt(self, receipt: bytes | None) -> None:
         if receipt is not None:
+            if self._receipt_queue is None:
+                self._receipt_queue = ReceiptQueue()
             self._receipt_queue.add(_HEADER.pack(RECEIPT, len(receipt)) + receipt, self._write_aside)
 
     def _moved(self, _: int) -> None:

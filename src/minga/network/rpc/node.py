@@ -220,6 +220,11 @@ class Node:
         live = self._connections.live(peer)
         return live.facts() if live else None
 
+    def round_trip_s(self, peer: PeerId) -> float | None:
+        """Round-trip time to `peer` in seconds, which costs less than all facts; None if unknown."""
+        live = self._connections.live(peer)
+        return live.round_trip_s if live else None
+
     def seen_at(self, peer: PeerId) -> str | None:
         """The `ip:port` at which `peer` is seen from here; None over a relay or without a connection."""
         live = self._connections.live(peer)

@@ -29,6 +29,7 @@ from minga.averaging.solver.planner import divide
 from minga.averaging.strategy_choice import Contributors, StrategyChoice, round_batch_range
 from minga.core.aio.hedging import racing
 from minga.core.aio.observers import Observers
+from minga.core.aio.offload import offload
 from minga.core.errors import RemoteError, RunFinishedError
 from minga.core.events.averaging import RoundAborted, RoundBegun, RoundReduced
 from minga.core.events.training import (
@@ -376,8 +377,8 @@ class Member:
             self._hold.end()
         if plan.scores and plan.rank_of(self._node.peer_id) not in plan.contributors:
             return None, samples, 0
-        loop, project, weight = asyncio.get_running_loop(), self._replica.project, self._weight(plan, samples)
-        vector = await loop.run_in_executor(None, project, vector, weight, self.step, plan.round_id)
+        size, project, weight = self._result.nbytes, self._replica.project, self._weight(plan, samples)
+        vector = await offload(size, project, vector, weight, self.step, plan.round_id)
         return (None, 0, 0) if vector is None else (vector, samples, weight)
 
     def _weight(self, plan: Plan, samples: int) -> int:
@@ -402,7 +403,8 @@ class Member:
     async def _apply(self, outcome: RoundOutcome, samples: int, fate: ContributionFate) -> None:
         plan, step, report = outcome.plan, self.step + 1, self._port.report()
         self.replica_step.follow(plan)
-        hashing = self._hash_result(plan.result_id)
+        fingerprint = self._replica.fingerprint
+        hashing = asyncio.ensure_future(offload(self._result.nbytes, fingerprint, self._result, plan.result_id))
         batch = self._formation.batch.present
         if said := self.amended.enter(plan.orders):
             self._node.events.emit(RunAmended(step=self.step, changes=said))
@@ -420,9 +422,6 @@ class Member:
         self.on_step_ended.tell()
         if state is not None:
             self._states.publish(state)
-
-    def _hash_result(self, name: str) -> asyncio.Future[str]:
-        return asyncio.get_running_loop().run_in_executor(None, self._replica.fingerprint, self._result, name)
 
     def _limit_by(self, plan: Plan) -> int | None:
         """At how many samples this peer stops in the next step, unless the leader of that says something else; at none
