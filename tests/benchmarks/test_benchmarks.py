@@ -138,7 +138,7 @@ def test_a_crowd_is_counted_in_the_virtual_world() -> None:
     _, figures = summary("crowd", "--worlds", "virtual", "--peers", "3", "--steps", "3")
     (row,) = figures["virtual"]
     assert row["peers"] == 3
-    assert row["streams"] > 0.0
+    assert row["streams"] == 0.0  # tiny parts and all messages go over the carriers
     assert row["bulk"] == 2.0
     assert row["cpu_ms"] > 0.0
 

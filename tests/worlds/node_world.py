@@ -16,11 +16,12 @@ RUN_ID = "run"
 class World:
     """Nodes of which everybody has dialled all that came before."""
 
-    def __init__(self) -> None:
+    def __init__(self, latency_s: float = 0.01) -> None:
+        self.latency_s = latency_s
         self.internet, self.book, self.nodes = VirtualInternet(1), dict[PeerId, Address](), list[Node]()
 
     async def node(self) -> Node:
-        network = self.internet.host(HostSettings(latency_s=0.01))
+        network = self.internet.host(HostSettings(latency_s=self.latency_s))
         events = EventBus(asyncio.get_running_loop().time)
         made = Node(network, run_id=RUN_ID, role="trainer", lookup=self.book.get, events=events)
         made.start()

@@ -121,7 +121,7 @@ def test_two_versions_train_together(steps: int, monkeypatch: pytest.MonkeyPatch
                     assert weather.step >= steps - 2
                     assert isinstance(progress, MoodyProgress)
                     assert progress.mood == "keen"
-        assert {"Summary", "Detail", "Page", "Push", "Join", "SignedPlan", "PartHello"} <= set(sent)
+        assert {"Summary", "Detail", "Page", "Push", "Join", "SignedPlan", "Hold"} <= set(sent)
         await swarm.close()
 
     main()

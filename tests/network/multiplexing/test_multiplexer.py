@@ -1,4 +1,4 @@
-"""Streams on a lane are like any others, and cost the connection hardly a thing."""
+"""Streams on a carrier are like any others, and what is said on them at once leaves in one write."""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
-import msgspec
 import pytest
-from minga.network.lane.frames import CREDIT, DATA, LAST, PIECE_BYTES, PULSE, RESET, WINDOW_BYTES, FrameParser, pack
-from minga.network.lane.lane import MessageLane
 
 from minga.core.errors import ProtocolError, UnreachableError
 from minga.network.interface import Address, Buffer, Connection, Network, PeerId, Stream
-from minga.network.rpc.framing import MessageStream
-from minga.network.rpc.keepalive import LEAST_TICKS, MOST_TICKS, PULSE_S, KeepaliveTicker, LaneSigns, LastHeard
-from minga.network.rpc.node import Node
+from minga.network.multiplexing.frames import (
+    CREDIT,
+    DATA,
+    LAST,
+    PIECE_BYTES,
+    PULSE,
+    RESET,
+    WINDOW_BYTES,
+    FrameParser,
+    pack,
+)
+from minga.network.multiplexing.multiplexer import Multiplexer
+from minga.network.multiplexing.outbox import LAZY_S
+from minga.network.rpc.keepalive import LEAST_TICKS, MOST_TICKS, PULSE_S, CarrierSigns, KeepaliveTicker, LastHeard
 from minga.network.virtual.internet import HostSettings, VirtualInternet
 from minga.simulation import run_virtual
 from minga.testing import MakeNetwork
 from minga.testing.stream_suite import STREAM_CHECKS
 from minga.testing.suite import Check
-from tests.worlds.node_world import World
 from tests.worlds.swarm_tools import virtually
 
 PEER = PeerId("ab" * 32)
@@ -35,20 +42,20 @@ class Ignorant:
     def pulsed(self, ticks: int) -> None: ...
 
 
-class LanedConnection:
-    """A connection all of whose streams are on its lane."""
+class MultiplexedConnection:
+    """A connection all of whose streams are on one carrier."""
 
     def __init__(self, inner: Connection, first: Stream, *, dialled: bool) -> None:
         self.inner = inner
         self.arrived: asyncio.Queue[Stream | None] = asyncio.Queue()
-        self.lane = MessageLane(
-            first, inner.peer_id, dialled=dialled, watcher=Ignorant(), arrived=self.arrived.put_nowait
+        self.multiplexer = Multiplexer(
+            first, inner.peer_id, opened_here=dialled, watcher=Ignorant(), arrived=self.arrived.put_nowait
         )
-        self.task = asyncio.ensure_future(self.lane.run())
+        self.task = asyncio.ensure_future(self.multiplexer.run())
         self.task.add_done_callback(lambda _: self.arrived.put_nowait(None))
 
     async def open_stream(self) -> Stream:
-        return self.lane.open()
+        return self.multiplexer.open()
 
     async def accept_stream(self) -> Stream:
         if (stream := await self.arrived.get()) is None:
@@ -59,7 +66,7 @@ class LanedConnection:
         return getattr(self.inner, name)
 
 
-class LanedNetwork:
+class MultiplexedNetwork:
     """A network with such connections."""
 
     def __init__(self, inner: Network) -> None:
@@ -69,29 +76,29 @@ class LanedNetwork:
         connection = await self.inner.connect(address)
         first = await connection.open_stream()
         await first.write(b"!")
-        return cast("Connection", LanedConnection(connection, first, dialled=True))
+        return cast("Connection", MultiplexedConnection(connection, first, dialled=True))
 
     async def accept(self) -> Connection:
         connection = await self.inner.accept()
         first = await connection.accept_stream()
         assert await first.read(1) == b"!"
-        return cast("Connection", LanedConnection(connection, first, dialled=False))
+        return cast("Connection", MultiplexedConnection(connection, first, dialled=False))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
 
-def laned(internet: VirtualInternet) -> MakeNetwork:
+def multiplexed(internet: VirtualInternet) -> MakeNetwork:
     async def make(*, dialable: bool = True) -> Network:
-        return cast("Network", LanedNetwork(internet.host(HostSettings(latency_s=0.01, dialable=dialable))))
+        return cast("Network", MultiplexedNetwork(internet.host(HostSettings(latency_s=0.01, dialable=dialable))))
 
     return make
 
 
 @pytest.mark.parametrize("check", STREAM_CHECKS, ids=lambda check: check.__name__)
-def test_streams_on_a_lane_are_like_any_others(check: Check) -> None:
+def test_streams_on_a_carrier_are_like_any_others(check: Check) -> None:
     async def main() -> None:
-        await check(laned(VirtualInternet(1)))
+        await check(multiplexed(VirtualInternet(1)))
 
     run_virtual(main())
 
@@ -120,29 +127,29 @@ class Wire(Stream):
     async def reset(self) -> None: ...
 
 
-def lane_on(wire: Wire, arrived: list[Stream] | None = None, watcher: Any = None) -> MessageLane:
+def multiplexer_on(wire: Wire, arrived: list[Stream] | None = None, watcher: Any = None) -> Multiplexer:
     found = [] if arrived is None else arrived
-    return MessageLane(wire, PEER, dialled=True, watcher=watcher or Ignorant(), arrived=found.append)
+    return Multiplexer(wire, PEER, opened_here=True, watcher=watcher or Ignorant(), arrived=found.append)
 
 
 @virtually
 async def test_what_is_said_at_once_leaves_in_one_write() -> None:
     wire = Wire()
-    lane = lane_on(wire)
-    running = asyncio.ensure_future(lane.run())
+    multiplexer = multiplexer_on(wire)
+    running = asyncio.ensure_future(multiplexer.run())
 
     async def say_all(stream: Stream) -> None:
         await stream.write(b"word")
         await stream.finish()
 
-    await asyncio.gather(*(say_all(lane.open()) for _ in range(20)))
+    await asyncio.gather(*(say_all(multiplexer.open()) for _ in range(20)))
     await asyncio.sleep(0.001)
     assert len(wire.writes) == 1
     frames = list(FrameParser().feed(wire.writes[0]))
     assert [(frame.kind, bytes(frame.body)) for frame in frames] == [(DATA, b"word"), (LAST, b"")] * 20
     wire.is_open.clear()
     for number in range(5):  # while a write is under way, what comes gathers
-        await lane.open().write(bytes([number]))
+        await multiplexer.open().write(bytes([number]))
         await asyncio.sleep(0)
     wire.is_open.set()
     await asyncio.sleep(0.001)
@@ -153,15 +160,15 @@ async def test_what_is_said_at_once_leaves_in_one_write() -> None:
 @virtually
 async def test_an_end_alone_waits_a_moment_for_company() -> None:
     wire = Wire()
-    lane = lane_on(wire)
-    running = asyncio.ensure_future(lane.run())
-    stream = lane.open()
+    multiplexer = multiplexer_on(wire)
+    running = asyncio.ensure_future(multiplexer.run())
+    stream = multiplexer.open()
     await stream.write(b"x")
     await asyncio.sleep(0.001)
     await stream.finish()
     await asyncio.sleep(0.001)
     assert len(wire.writes) == 1
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(LAZY_S + 0.01)
     assert wire.writes[1:] == [pack(LAST, stream.number)]
     running.cancel()
 
@@ -177,21 +184,21 @@ async def test_an_end_alone_waits_a_moment_for_company() -> None:
     ],
     ids=["kind", "size", "never opened", "more than the window", "after its end"],
 )
-def test_a_peer_that_breaks_the_rules_of_a_lane_is_named(sent: bytes) -> None:
+def test_a_peer_that_breaks_the_rules_of_a_carrier_is_named(sent: bytes) -> None:
     @virtually
     async def main() -> None:
         wire = Wire()
         arrived: list[Stream] = []
-        lane = lane_on(wire, arrived)
-        running = asyncio.ensure_future(lane.run())
+        multiplexer = multiplexer_on(wire, arrived)
+        running = asyncio.ensure_future(multiplexer.run())
         for start in range(0, len(sent), 1000):
             wire.fed.put_nowait(sent[start : start + 1000])
         with pytest.raises(ProtocolError) as refused:
             await running
         assert refused.value.peer == PEER
-        assert lane.is_lost
+        assert multiplexer.is_lost
         with pytest.raises(UnreachableError):
-            lane.open()
+            multiplexer.open()
 
     main()
 
@@ -200,9 +207,9 @@ def test_a_peer_that_breaks_the_rules_of_a_lane_is_named(sent: bytes) -> None:
 async def test_late_words_about_streams_that_ended_are_no_offence() -> None:
     wire = Wire()
     arrived: list[Stream] = []
-    lane = lane_on(wire, arrived)
-    running = asyncio.ensure_future(lane.run())
-    mine = lane.open()
+    multiplexer = multiplexer_on(wire, arrived)
+    running = asyncio.ensure_future(multiplexer.run())
+    mine = multiplexer.open()
     await mine.reset()
     late = pack(DATA, mine.number, 1) + b"x" + pack(CREDIT, mine.number, 9) + pack(RESET, mine.number)
     wire.fed.put_nowait(late + pack(RESET, 7) + pack(DATA, 5, 2) + b"hi")
@@ -213,10 +220,25 @@ async def test_late_words_about_streams_that_ended_are_no_offence() -> None:
     running.cancel()
 
 
+class Pulses:
+    """A carrier that only pulses."""
+
+    def __init__(self, pulse: Callable[[int], None]) -> None:
+        self.pulse = pulse
+
+    def give_up(self) -> None: ...
+
+
+def signs_on(clockwork: KeepaliveTicker, pulse: Callable[[int], None]) -> CarrierSigns:
+    signs = CarrierSigns(clockwork, LastHeard())
+    signs.watch(Pulses(pulse))
+    return signs
+
+
 @virtually
-async def test_the_streams_of_a_lane_share_its_pulses() -> None:
+async def test_the_streams_of_a_carrier_share_its_pulses() -> None:
     clockwork, pulses = KeepaliveTicker(), list[int]()
-    signs = LaneSigns(clockwork, LastHeard(), pulses.append)
+    signs = signs_on(clockwork, pulses.append)
     clockwork.start()
     for _ in range(30):
         signs.begin()
@@ -233,11 +255,11 @@ async def test_the_streams_of_a_lane_share_its_pulses() -> None:
 
 
 @virtually
-async def test_pauses_on_a_lane_grow_at_once_and_shrink_by_and_by() -> None:
+async def test_pauses_on_a_carrier_grow_at_once_and_shrink_by_and_by() -> None:
     clockwork, pulses = KeepaliveTicker(), list[int]()
-    signs = LaneSigns(clockwork, LastHeard(), pulses.append)
+    signs = signs_on(clockwork, pulses.append)
     signs.begin()
-    crowd = [LaneSigns(clockwork, LastHeard(), lambda _: None) for _ in range(79)]
+    crowd = [signs_on(clockwork, lambda _: None) for _ in range(79)]
     for other in crowd:
         other.begin()
     signs.on_tick(2)
@@ -253,62 +275,3 @@ async def test_pauses_on_a_lane_grow_at_once_and_shrink_by_and_by() -> None:
     for ticks in (LEAST_TICKS - 1, MOST_TICKS + 1):
         with pytest.raises(ValueError, match="ticks"):
             signs.pulsed(ticks)
-
-
-class Note(msgspec.Struct, frozen=True):
-    text: str
-
-
-async def _echo(peer: PeerId, stream: MessageStream) -> None:
-    del peer
-    await stream.send(await stream.receive(Note))
-
-
-class Opened:
-    """Counts the streams of a connection."""
-
-    def __init__(self, node: Node, peer: PeerId) -> None:
-        self.count = 0
-        connection = node._connections.live(peer)
-        assert connection is not None
-        plain = connection.open_stream
-
-        async def counted(**options: Any) -> Stream:
-            self.count += 1
-            return await plain(**options)
-
-        connection.open_stream = counted  # type: ignore[method-assign]
-
-
-@pytest.mark.parametrize("old", [False, True], ids=["both know lanes", "one side does not"])
-def test_calls_take_no_stream_of_their_own_unless_the_other_side_is_older(
-    old: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if old:  # each takes the other for older
-        hello = Node._hello
-        monkeypatch.setattr(Node, "_hello", lambda node: msgspec.structs.replace(hello(node), lane=False))
-
-    @virtually
-    async def main() -> None:
-        world = World()
-        one, two = await world.node(), await world.node()
-        for node in (one, two):
-            node.serve("echo", _echo)
-        counts = [Opened(one, two.peer_id), Opened(two, one.peer_id)]
-        for node, other in ((one, two), (two, one)):
-            replies = await asyncio.gather(*(node.call(other.peer_id, "echo", Note(str(n)), Note) for n in range(20)))
-            assert [reply.text for reply in replies] == [str(n) for n in range(20)]
-        assert [each.count for each in counts] == ([20, 20] if old else [0, 0])
-
-    main()
-
-
-@virtually
-async def test_hellos_over_a_very_long_line_leave_no_pulse_in_the_lane() -> None:
-    """It was taken for a frame of the lane, which ended the connection."""
-    world = World(latency_s=0.9)
-    one, two = await world.node(), await world.node()
-    for node in (one, two):
-        node.serve("echo", _echo)
-    for node, other in ((one, two), (two, one)):
-        assert await node.call(other.peer_id, "echo", Note("far"), Note) == Note("far")

@@ -1,0 +1,210 @@
+"""Small messages share the carrier of their connection, which is replaced when it is lost and when a better way opens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from minga.core.errors import RemoteError, SilentError
+from minga.network.interface import Connection, PeerId, Stream
+from minga.network.rpc import carriers
+from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.handshake import MULTIPLEX, Call
+from minga.network.rpc.node import Node
+from minga.network.virtual.connection import VirtualStream
+from tests.worlds.node_world import World
+from tests.worlds.swarm_tools import virtually
+
+
+class Note(msgspec.Struct, frozen=True):
+    text: str
+
+
+async def _echo(peer: PeerId, stream: MessageStream) -> None:
+    del peer
+    await stream.send(await stream.receive(Note))
+
+
+class Opened:
+    """Counts the streams of a connection, of which the first `detours` for bulk are detours."""
+
+    def __init__(self, node: Node, peer: PeerId, detours: int = 0) -> None:
+        self.streams: list[Stream] = []
+        connection = connection_of(node, peer)
+        plain = connection.open_stream
+
+        async def counted(*, bulk: bool = False) -> Stream:
+            stream = await plain(bulk=bulk)
+            stream.is_detour = bulk and len(self.streams) < detours
+            self.streams.append(stream)
+            return stream
+
+        connection.open_stream = counted  # type: ignore[method-assign]
+
+
+def connection_of(node: Node, peer: PeerId) -> Connection:
+    connection = node._connections.live(peer)
+    assert connection is not None
+    return connection
+
+
+@asynccontextmanager
+async def two(latency_s: float = 0.01) -> AsyncIterator[tuple[Node, Node]]:
+    """Two nodes that echo; the second dialled the first."""
+    world = World(latency_s)
+    one, two = await world.node(), await world.node()
+    for node in (one, two):
+        node.serve("echo", _echo)
+    try:
+        yield one, two
+    finally:
+        for node in (one, two):
+            await node.close()
+
+
+async def echoed(node: Node, other: Node, text: str) -> str:
+    return (await node.call(other.peer_id, "echo", Note(text), Note)).text
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["both multiplex", "one side does not"])
+def test_calls_take_no_stream_of_their_own_unless_the_other_side_is_older(
+    old: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if old:  # each takes the other for older
+        hello = Node._hello
+        monkeypatch.setattr(Node, "_hello", lambda node: msgspec.structs.replace(hello(node), multiplexes=False))
+
+    @virtually
+    async def main() -> None:
+        async with two() as (one, other):
+            await asyncio.sleep(0.1)
+            counts = [Opened(one, other.peer_id), Opened(other, one.peer_id)]
+            for caller, called in ((one, other), (other, one)):
+                texts = [str(number) for number in range(20)]
+                assert await asyncio.gather(*(echoed(caller, called, text) for text in texts)) == texts
+            assert [len(each.streams) for each in counts] == ([20, 20] if old else [0, 0])
+
+    main()
+
+
+@virtually
+async def test_calls_need_not_wait_for_the_carrier() -> None:
+    async with two(latency_s=0.9) as (one, other):
+        began_s = asyncio.get_running_loop().time()
+        assert await echoed(one, other, "at once") == "at once"
+        assert await echoed(other, one, "at once") == "at once"
+        assert asyncio.get_running_loop().time() - began_s < 8.0
+
+
+@virtually
+async def test_a_carrier_that_is_lost_is_replaced_by_who_dialled() -> None:
+    async with two() as (one, other):
+        await asyncio.sleep(0.1)
+        opened = Opened(other, one.peer_id)
+        for node, peer in ((one, other), (other, one)):
+            (multiplexer, _) = node._carriers._of[connection_of(node, peer.peer_id)].present[0]
+            multiplexer.give_up()
+            await asyncio.sleep(carriers.FIRST_PAUSE_S * 3)
+        assert len(opened.streams) == 2
+        assert await echoed(one, other, "again") == "again"
+        assert len(opened.streams) == 2
+
+
+@virtually
+async def test_a_stream_in_which_nothing_comes_takes_its_carrier_along() -> None:
+    """The way may be the cause, and streams of their own would get through."""
+    async with two() as (one, other):
+
+        async def never(peer: PeerId, stream: MessageStream) -> None:
+            del peer, stream
+            await asyncio.Event().wait()
+
+        one.serve("never", never)
+        await asyncio.sleep(0.1)
+        (multiplexer, _) = one._carriers._of[connection_of(one, other.peer_id)].present[0]
+        multiplexer.outbox.put = lambda *frames, lazily=False: None  # type: ignore[method-assign]
+        opened = Opened(other, one.peer_id)
+        with pytest.raises(SilentError):
+            await other.call(one.peer_id, "never", Note("hm"), Note, timeout_s=20.0)
+        await asyncio.sleep(1.0)
+        assert len(opened.streams) == 1
+        assert await echoed(other, one, "again") == "again"
+
+
+@virtually
+async def test_a_carrier_on_a_detour_moves_once_the_better_way_is_open() -> None:
+    async with two() as (one, other):
+        await asyncio.sleep(0.1)
+        opened = Opened(other, one.peer_id, detours=2)
+        (multiplexer, _) = other._carriers._of[connection_of(other, one.peer_id)].present[0]
+        multiplexer.give_up()
+        await asyncio.sleep(carriers.FIRST_PAUSE_S * 2)
+        async with one.open(other.peer_id, "echo") as before:
+            await before.send(Note("on the detour"))
+            await asyncio.sleep(3.5 * carriers.FIRST_DETOUR_S)
+            assert [stream.is_detour for stream in opened.streams] == [True, True, False]
+            assert (await before.receive(Note)).text == "on the detour"
+        assert await echoed(one, other, "on the better way") == "on the better way"
+        await asyncio.sleep(3 * carriers.LAST_WORDS_S)
+        for node, peer in ((one, other), (other, one)):
+            assert len(node._carriers._of[connection_of(node, peer.peer_id)].present) == 1
+        assert await echoed(other, one, "on the better way") == "on the better way"
+        assert len(opened.streams) == 3
+
+
+@virtually
+async def test_a_request_that_nobody_reads_holds_no_other_up() -> None:
+    async with two() as (one, other):
+        release = asyncio.Event()
+
+        async def slow(peer: PeerId, stream: MessageStream) -> None:
+            del peer
+            await release.wait()
+            body = memoryview(bytearray(3 << 20))
+            await stream.receive_bulk_into(body)
+            await stream.send(Note(str(sum(body[:: 1 << 10]))))
+
+        one.serve("slow", slow)
+        await asyncio.sleep(0.1)
+        async with other.open(one.peer_id, "slow") as stream:
+            sending = asyncio.ensure_future(stream.send_bulk(b"\x01" * (3 << 20)))
+            await asyncio.sleep(2.0)
+            assert not sending.done()  # it waits for room
+            assert await echoed(other, one, "quick") == "quick"
+            release.set()
+            assert (await stream.receive(Note)).text == str(3 << 10)
+            await sending
+
+
+@virtually
+async def test_who_did_not_dial_opens_no_carrier_and_nobody_many() -> None:
+    async with two() as (one, other):
+        await asyncio.sleep(0.1)
+        offences: list[str] = []
+        for node in (one, other):
+            node.offend = lambda _, what: offences.append(what)  # type: ignore[method-assign]
+            node._server._offend = node.offend
+
+        async def ask(node: Node, peer: Node) -> Any:
+            connection = connection_of(node, peer.peer_id)
+            stream = node._wrap(await connection.open_stream(), connection)
+            await stream.send(Call(MULTIPLEX))
+            return stream
+
+        await (await ask(one, other)).close()
+        await asyncio.sleep(0.1)
+        assert offences == ["it has no carrier to open"]
+        asked = [await ask(other, one) for _ in range(carriers.MAX_CARRIERS)]
+        with pytest.raises(RemoteError, match="carriers enough"):
+            await asked[-1].receive(Note)
+        for stream in asked:
+            await stream.close()
+
+
+def test_streams_of_the_virtual_network_are_no_detours() -> None:
+    assert VirtualStream.is_detour is False
