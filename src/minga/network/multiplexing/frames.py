@@ -23,8 +23,8 @@ DATA, LAST, RESET, CREDIT, PULSE = range(5)
 PIECE_BYTES = 1 << 14
 """Largest body of a frame: so much goes before what another stream has to say."""
 
-WINDOW_BYTES = 1 << 18
-"""How many bytes of a stream may be under way or wait to be read; more need credit in between."""
+WINDOW_BYTES = 1 << 20
+"""How many bytes of a stream may be under way or wait to be read: the largest message needs no credit in between."""
 
 CREDIT_BYTES = 1 << 10
 """The unit of a credit."""
