@@ -2,11 +2,11 @@
 
     iroh/ (real, bulk over tcp/) ┐                    ┌─▶ gossip/   what peers say of themselves, everywhere
     virtual/ (simulated)         ┴─▶ interface ─▶ rpc/┼─▶ probing/  what a link can carry
-                                      bandwidth/ ─────┘
+       multiplexing/ (small messages), bandwidth/ ────┘
 
 Read: interface (the seam: all that the rest may know of the outside world), authorizer (which peers are admitted),
 bounded_dict (a dictionary that strangers cannot make grow), meta_bytes (a length without content, for simulations),
-interrupt (ends waiting calls). Then rpc, gossip, bandwidth, probing, and of the transports virtual first.
+interrupt (ends waiting calls). Then rpc, multiplexing, gossip, bandwidth, probing, and of the transports virtual first.
 
 Called by averaging, security and training. It knows nothing of vectors, steps or models.
 """

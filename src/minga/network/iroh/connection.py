@@ -87,8 +87,8 @@ class IrohConnection(Connection):
     async def open_stream(self, *, bulk: bool = False) -> Stream:
         """Open a stream; see the interface. One for bulk goes over TCP if there is a way (`tcp.bulk_lane`)."""
         self._check_open()
-        if bulk and self._tcp is not None and (stream := await self._tcp.open()) is not None:
-            return stream
+        if bulk and self._tcp is not None and (over_tcp := await self._tcp.open()) is not None:
+            return over_tcp
         self._interrupt.check()
         self._opened += 1
         stream = self._new_stream(self._opened, opened_here=True)

@@ -403,8 +403,7 @@ class Member:
     async def _apply(self, outcome: RoundOutcome, samples: int, fate: ContributionFate) -> None:
         plan, step, report = outcome.plan, self.step + 1, self._port.report()
         self.replica_step.follow(plan)
-        fingerprint = self._replica.fingerprint
-        hashing = asyncio.ensure_future(offload(self._result.nbytes, fingerprint, self._result, plan.result_id))
+        hashing = asyncio.get_running_loop().create_task(self._hash_result(plan.result_id))
         batch = self._formation.batch.present
         if said := self.amended.enter(plan.orders):
             self._node.events.emit(RunAmended(step=self.step, changes=said))
@@ -422,6 +421,9 @@ class Member:
         self.on_step_ended.tell()
         if state is not None:
             self._states.publish(state)
+
+    async def _hash_result(self, name: str) -> str:
+        return await offload(self._result.nbytes, self._replica.fingerprint, self._result, name)
 
     def _limit_by(self, plan: Plan) -> int | None:
         """At how many samples this peer stops in the next step, unless the leader of that says something else; at none
