@@ -61,11 +61,10 @@ def main() -> int:
     options.add_argument("--peers", type=int, nargs="+", default=list(PEERS), help="sizes of the crowds")
     options.add_argument("--seconds", type=float, default=8.0, help="how long each crowd is measured, twice")
     options.add_argument("--steps", type=int, default=10, help="steps of a virtual crowd")
-    options.add_argument(
-        "--worlds", nargs="+", choices=["messages", "real", "joining", "virtual"], help="measure just these"
-    )
+    kinds = ["messages", "real", "joining", "virtual"]
+    options.add_argument("--worlds", nargs="+", choices=kinds, help="measure just these")
     arguments = options.parse_args()
-    worlds = arguments.worlds or ["messages", "real", "joining", "virtual"]
+    worlds = arguments.worlds or kinds
     ok, figures = True, dict[str, Any]()
     if "messages" in worlds:
         figures["messages"] = message_costs()
