@@ -14,8 +14,8 @@ virtual world. One line for each world and number of peers has, for an ordered p
     floor           what the protocol needs of these
 
 The floor: a member tells its leader that it joins, what it has and that it holds the result, and hears the plan and the
-commit. Of each of three aggregators it is a part and a mean. Each peer writes a record in a step, which each other one gets once
-and checks once. None of that needs a stream of its own.
+commit. Of each of three aggregators it is a part and a mean. Each peer writes a record in a step, which each other one
+gets once and checks once. None of that needs a stream of its own.
 
 Last, 12 peers join 4 all at once: the slowest pace in 10 s relative to the slower of the paces before and after.
 
