@@ -7,14 +7,13 @@ import contextlib
 from collections.abc import Callable
 from typing import Literal
 
-from minga.core.errors import ClosedError, MingaError, ProtocolError, UnreachableError
+from minga.core.errors import ClosedError, ProtocolError, UnreachableError
 from minga.network.interface import Buffer, Connection, LinkFacts, PeerId, Stream
 from minga.network.meta_bytes import byte_view, is_meta
-from minga.network.virtual.mailbox import MakeError, Mailbox
+from minga.network.virtual.mailbox import Mailbox, MakeError
 from minga.network.virtual.paths import Host, NetworkPaths
 from minga.network.virtual.pipe import SEND_BUFFER_BYTES, Pipe
 from minga.network.virtual.relay import Relay
-
 
 SWEEP_STREAMS = 2
 """Streams that have ended are forgotten when there are so many more than twice those that went on last time."""
