@@ -190,8 +190,8 @@ class GroupLeader:
         until_s = _now() + self._limits.pause_s
         while not self._has_news and (left_s := until_s - _now()) > 0:
             await self.changed.wait(left_s)
-            reported = sum(registration.report.samples for registration in self.registrations.values())
-            if reported + self.contributor.report().samples >= self.batch.present:
+            self._hear_own()
+            if sum(each.report.samples for each in self.everyone().values()) >= self.batch.present:
                 break
         self._has_news = False
 
@@ -208,6 +208,9 @@ class GroupLeader:
 
     def _refresh(self) -> None:
         self.batch.learn(self.everyone().values())
+        self._hear_own()
+
+    def _hear_own(self) -> None:
         self.own.report, self.own.reported_at_s = self.contributor.report(), _now()
 
     def _samples(self) -> int:
