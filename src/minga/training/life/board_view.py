@@ -179,7 +179,9 @@ class BoardView:
                 self._place(peer, is_here=is_here)
                 now = now if is_here and peer != self._node.peer_id else None
                 self._replace(peer, before, now)
-                has_syncing = has_syncing or any(each is not None and each.status == "syncing" for each in (before, now))
+                has_syncing = has_syncing or any(
+                    each is not None and each.status == "syncing" for each in (before, now)
+                )
             if len(self._known) > size:
                 self._known = dict(sorted(self._known.items()))
             if has_syncing:
