@@ -13,7 +13,8 @@ from collections.abc import Callable
 from minga.core.errors import MingaError
 from minga.network.interface import Buffer, Stream
 
-LAZY_S = 0.1
+LAZY_S = 0.02
+"""Pushes wait for the end of the one before: with 0.1 s the steps of peers far from each other came later."""
 MOST_WAITING_BYTES = 1 << 16
 """Streams wait before they put more while so many bytes have not left."""
 
