@@ -1,13 +1,14 @@
 """Rumours: a peer sends every new record at once to a few neighbours, and these do the same with records that are new
 to them.
 
-Theory of operation. The records that became new during a short window are sent together. Urgent records, and this
-peer's own, go to `FANOUT` random neighbours, the rest to `ROUTINE_FANOUT`; no record goes back to the peer that sent
-it. Where the swarm is so small that the owner tells all, no peer repeats a routine record, and no peer ever repeats a
-large one. With a fan-out of f a rumour reaches the share x = 1 - exp(-f x) of a large swarm: 94 % for 3, more than 99 %
-for 6. The exchanges of `minga.network.gossip.gossip` bring it to the rest. At most one push is under way to each
-neighbour. Records that become new meanwhile wait, and newer versions replace older ones, so a slow neighbour costs
-neither memory nor the others' time.
+Theory of operation. The records that became new during a short window are sent together, since a push costs far more
+than a record in it. Urgent records go to `FANOUT` random neighbours, the rest to `ROUTINE_FANOUT`, less one for each
+further neighbour that sent the record meanwhile: where many have it already, nobody repeats it. No record goes back to
+a peer that sent it. In a swarm of at most `TELLS_ALL` peers the owner of a routine record tells all, and no peer
+repeats it; no peer ever repeats a large one. With a fan-out of f a rumour reaches the share x = 1 - exp(-f x) of a
+large swarm: 94 % for 3, more than 99 % for 6. The exchanges of `minga.network.gossip.gossip` bring it to the rest. At
+most one push is under way to each neighbour. Records that become new meanwhile wait, and newer versions replace older
+ones, so a slow neighbour costs neither memory nor the others' time.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Iterable
 
 from minga.core.errors import RemoteError
 from minga.network.gossip.anti_entropy import MAX_RECORDS, Push, paged
@@ -26,8 +28,9 @@ from minga.network.rpc.node import Node
 METHOD = "board.push"
 FANOUT = 6
 ROUTINE_FANOUT = 3
-MIN_WINDOW_S, MAX_WINDOW_S = 0.1, 5.0
-WINDOW_PER_PEER_S, USUAL_PEERS = 0.02, 12
+TELLS_ALL = 7
+MIN_WINDOW_S, MAX_WINDOW_S = 0.2, 5.0
+WINDOW_PER_PEER_S, USUAL_PEERS = 0.02, 17
 MIN_URGENT_S, MAX_URGENT_S = 0.02, 0.5
 URGENT_PER_PEER_S = 0.002
 """How long news are collected: the larger the swarm, the more there are, and a push costs more than what it tells."""
@@ -43,12 +46,21 @@ Key = tuple[PeerId, int]
 """Owner and code of a record."""
 
 
+class _Rumour:
+    """A record that is still told: which peers are known to have it, and how many more are told."""
+
+    __slots__ = ("known_to", "left")
+
+    def __init__(self, source: PeerId, left: int) -> None:
+        self.known_to, self.left = {source}, left
+
+
 class RumourSpreader:
     """Sends news to neighbours. `generator` makes every random choice."""
 
     def __init__(self, board: Board, node: Node, generator: random.Random) -> None:
         self._board, self._node, self._generator = board, node, generator
-        self._news: dict[Key, set[PeerId]] = {}
+        self._rumours: dict[Key, _Rumour] = {}
         self._outboxes: dict[PeerId, dict[Key, None]] = {}
         self._flush_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -68,55 +80,80 @@ class RumourSpreader:
         """Note that a record is new here and came from `source` (this peer for its own)."""
         if owner != self._board.peer_id and self._is_large((owner, code)):
             return
-        self._news[owner, code] = {source}
-        now = asyncio.get_running_loop().time()
-        due = now + (self.urgent_s if self._is_urgent((owner, code)) else self.window_s)
+        is_urgent = self._is_urgent((owner, code))
+        self._rumours[owner, code] = _Rumour(source, self._fanout(owner, is_urgent=is_urgent))
+        self._flush_within(self.urgent_s if is_urgent else self.window_s / ROUTINE_FANOUT)
+
+    def add_source(self, owner: PeerId, code: int, source: PeerId) -> None:
+        """Note that `source` has the record, too, so that it need not be sent there."""
+        rumour = self._rumours.get((owner, code))
+        if rumour is not None and source not in rumour.known_to:
+            rumour.known_to.add(source)
+            if not self._is_urgent((owner, code)):
+                rumour.left -= 1
+
+    async def push_to_all(self, timeout_s: float) -> None:
+        """Send all news to every neighbour now, taking at most `timeout_s`."""
+        rumours, self._rumours = self._rumours, {}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                entries = self._entries(rumours)
+                pushes = (self._push(peer, entries) for peer in self._node.connected())
+                await asyncio.gather(*pushes, return_exceptions=True)
+
+    def _flush_within(self, seconds: float) -> None:
+        due = asyncio.get_running_loop().time() + seconds
         if self._flush_at is None or due < self._flush_at - 0.001:
             if self._timer is not None:
                 self._timer.cancel()
             self._flush_at = due
             self._timer = asyncio.get_running_loop().call_at(due, self._flush)
 
-    def add_source(self, owner: PeerId, code: int, source: PeerId) -> None:
-        """Note that `source` has the record, too, so that it need not be sent there."""
-        if (sources := self._news.get((owner, code))) is not None:
-            sources.add(source)
-
-    async def push_to_all(self, timeout_s: float) -> None:
-        """Send all news to every neighbour now, taking at most `timeout_s`."""
-        news, self._news = self._news, {}
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                entries = self._entries(news)
-                pushes = (self._push(peer, entries) for peer in self._node.connected())
-                await asyncio.gather(*pushes, return_exceptions=True)
-
     def _flush(self) -> None:
+        """Tell the next neighbour, or all that have to be told at once."""
         self._flush_at = self._timer = None
-        news, self._news = self._news, {}
         board = self._board
-        eager = {key for key in news if key[0] == board.peer_id or self._is_urgent(key)}
         neighbours = [p for p in self._node.connected() if board.is_alive(p) or p not in board.store.owners]
-        fanout = min(len(neighbours), FANOUT if eager else ROUTINE_FANOUT)
-        for number, peer in enumerate(self._generator.sample(neighbours, fanout)):
+        at_once = {key: self._count_at_once(key, rumour) for key, rumour in self._rumours.items()}
+        widest = min(len(neighbours), max(at_once.values(), default=0))
+        for number, peer in enumerate(self._generator.sample(neighbours, widest)):
             keys = [
                 key
-                for key, sources in news.items()
-                if (number < ROUTINE_FANOUT or key in eager)
-                and peer not in sources
+                for key, rumour in self._rumours.items()
+                if number < at_once[key]
+                and peer not in rumour.known_to
                 and peer != key[0]
-                and not (key[0] in sources and self._tells_all(key, peer))
+                and not (key[0] in rumour.known_to and self._tells_all(key, peer))
             ]
-            if not keys:
-                continue
-            if peer in self._outboxes:
-                outbox = self._outboxes[peer]
-                outbox.update(dict.fromkeys(keys))
-                if len(outbox) > MAX_RECORDS:  # a flood of made-up owners, most of which are off the board by now
-                    self._outboxes[peer] = {key: None for key in outbox if key[0] in board.store.owners}
-            else:
-                self._outboxes[peer] = dict.fromkeys(keys)
-                self._node.spawn(self._empty_outbox(peer))
+            for key in keys:
+                self._rumours[key].known_to.add(peer)
+            if keys:
+                self._send(peer, keys)
+        for key, rumour in list(self._rumours.items()):
+            rumour.left -= at_once[key]
+            if rumour.left <= 0:
+                del self._rumours[key]
+        if self._rumours:
+            self._flush_within(self.window_s / ROUTINE_FANOUT)
+
+    def _send(self, peer: PeerId, keys: list[Key]) -> None:
+        if peer not in self._outboxes:
+            self._outboxes[peer] = dict.fromkeys(keys)
+            self._node.spawn(self._empty_outbox(peer))
+            return
+        outbox = self._outboxes[peer]
+        outbox.update(dict.fromkeys(keys))
+        if len(outbox) > MAX_RECORDS:  # a flood of made-up owners, most of which are off the board by now
+            self._outboxes[peer] = {key: None for key in outbox if key[0] in self._board.store.owners}
+
+    def _fanout(self, owner: PeerId, *, is_urgent: bool) -> int:
+        """How many neighbours are told of a new record of this owner."""
+        if is_urgent or (owner == self._board.peer_id and self._board.alive_count <= TELLS_ALL):
+            return FANOUT
+        return ROUTINE_FANOUT
+
+    def _count_at_once(self, key: Key, rumour: _Rumour) -> int:
+        return rumour.left if rumour.left > ROUTINE_FANOUT else 1
 
     def _is_urgent(self, key: Key) -> bool:
         """Whether others should know at once: the address of a peer, or that it left, unless that was known before."""
@@ -138,7 +175,7 @@ class RumourSpreader:
 
     def _tells_all(self, key: Key, peer: PeerId) -> bool:
         """Whether the owner of a routine record sent it to this peer, and so to `peer` as well, as in a small swarm."""
-        if key[0] == self._board.peer_id or self._is_of_urgent_kind(key) or self._board.alive_count > FANOUT + 1:
+        if key[0] == self._board.peer_id or self._is_of_urgent_kind(key) or self._board.alive_count > TELLS_ALL:
             return False
         return any((address := self._board.address_of(one)) and address.dialable for one in (key[0], peer))
 
@@ -152,7 +189,7 @@ class RumourSpreader:
         finally:
             del self._outboxes[peer]
 
-    def _entries(self, keys: dict[Key, None] | dict[Key, set[PeerId]]) -> list[StoredRecord]:
+    def _entries(self, keys: Iterable[Key]) -> list[StoredRecord]:
         owners = self._board.store.owners
         found = (owners[owner].entries.get(code) for owner, code in keys if owner in owners)
         return [entry for entry in found if entry is not None and entry.passed_on]
