@@ -188,13 +188,14 @@ class Gossip:
         for number, aged in enumerate(records, 1):
             record = aged.record
             verdict = self._board.receive(record, sender, aged.age_ms / 1000.0)
-            if verdict.is_offence:
-                name = self._board.kinds.name(record.code)
-                raise ProtocolError(f"record {name!r} of {record.owner[:10]}: {verdict.value}", peer=sender)
             if verdict is Verdict.NEW:
                 self._pusher.add(record.owner, record.code, sender)
-            elif verdict is Verdict.STALE and self._board.has(record):
-                self._pusher.add_source(record.owner, record.code, sender)
+            elif verdict is Verdict.STALE:
+                if self._board.has(record):
+                    self._pusher.add_source(record.owner, record.code, sender)
+            elif verdict.is_offence:
+                name = self._board.kinds.name(record.code)
+                raise ProtocolError(f"record {name!r} of {record.owner[:10]}: {verdict.value}", peer=sender)
             if number % _VERIFIED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 

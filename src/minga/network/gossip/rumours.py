@@ -30,7 +30,7 @@ FANOUT = 6
 ROUTINE_FANOUT = 3
 TELLS_ALL = 7
 MIN_WINDOW_S, MAX_WINDOW_S = 0.2, 5.0
-WINDOW_PER_PEER_S, USUAL_PEERS = 0.02, 17
+WINDOW_PER_PEER_S, USUAL_PEERS = 0.016, 17
 MIN_URGENT_S, MAX_URGENT_S = 0.02, 0.5
 URGENT_PER_PEER_S = 0.002
 """How long news are collected: the larger the swarm, the more there are, and a push costs more than what it tells."""
