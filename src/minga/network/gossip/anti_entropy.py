@@ -45,9 +45,12 @@ class Aged(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Push(msgspec.Struct, frozen=True, array_like=True):
-    """Records that the sender thinks are news; no reply but the end of the stream."""
+    """Records that the sender thinks are news; no reply but the end of the stream. `is_to_all`: it sends its own ones
+    to all living peers, so that nobody need repeat these.
+    """
 
     records: Annotated[list[Aged], msgspec.Meta(max_length=MAX_RECORDS)]
+    is_to_all: bool = False
 
 
 class Summary(msgspec.Struct, frozen=True, array_like=True):

@@ -61,9 +61,6 @@ EXCHANGE_TIMEOUT_S = 30.0
 MAX_EXCHANGES_SERVED = 4
 """How many exchanges one peer may have under way here at once."""
 
-RUMOUR_WINDOWS = 2.0
-"""Windows of the rumours after which a record should have reached nearly all peers."""
-
 MIN_BEAT_S = 0.5
 BEATS_PER_SECOND = 25.0
 """Beats per second in the whole swarm, at most, once it is large."""
@@ -141,7 +138,8 @@ class Gossip:
     # ---- serving
 
     async def _serve_push(self, peer: PeerId, stream: MessageStream) -> None:
-        await self._take((await stream.receive(Push)).records, peer)
+        push = await stream.receive(Push)
+        await self._take(push.records, peer, is_to_all=push.is_to_all)
 
     async def _serve_exchange(self, peer: PeerId, stream: MessageStream) -> None:
         if self._serving[peer] >= MAX_EXCHANGES_SERVED:
@@ -160,7 +158,7 @@ class Gossip:
 
     def _settled_before(self, full: bool) -> float:
         """Awake time after which records are not exchanged because rumours are still bringing them."""
-        return math.inf if full else self._board.now() - RUMOUR_WINDOWS * self._pusher.window_s
+        return math.inf if full else self._board.now() - self._pusher.settled_s
 
     async def _send_pages(
         self, stream: MessageStream, entries: list[StoredRecord], wanted: list[WantedRecords]
@@ -183,13 +181,13 @@ class Gossip:
             if not page.more:
                 return wanted
 
-    async def _take(self, records: Iterable[Aged], sender: PeerId) -> None:
+    async def _take(self, records: Iterable[Aged], sender: PeerId, *, is_to_all: bool = False) -> None:
         """Put records on the board and pass on what is new. Raises `ProtocolError` at the first that is an offence."""
         for number, aged in enumerate(records, 1):
             record = aged.record
             verdict = self._board.receive(record, sender, aged.age_ms / 1000.0)
             if verdict is Verdict.NEW:
-                self._pusher.add(record.owner, record.code, sender)
+                self._pusher.add(record.owner, record.code, sender, is_told_to_all=is_to_all)
             elif verdict is Verdict.STALE:
                 if self._board.has(record):
                     self._pusher.add_source(record.owner, record.code, sender)

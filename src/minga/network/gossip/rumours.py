@@ -1,14 +1,18 @@
-"""Rumours: a peer sends every new record at once to a few neighbours, and these do the same with records that are new
-to them.
+"""Rumours: a peer sends every new record to a few neighbours, and these do the same with records that are new to them.
 
-Theory of operation. The records that became new during a short window are sent together, since a push costs far more
-than a record in it. Urgent records go to `FANOUT` random neighbours, the rest to `ROUTINE_FANOUT`, less one for each
-further neighbour that sent the record meanwhile: where many have it already, nobody repeats it. No record goes back to
-a peer that sent it. In a swarm of at most `TELLS_ALL` peers the owner of a routine record tells all, and no peer
-repeats it; no peer ever repeats a large one. With a fan-out of f a rumour reaches the share x = 1 - exp(-f x) of a
-large swarm: 94 % for 3, more than 99 % for 6. The exchanges of `minga.network.gossip.gossip` bring it to the rest. At
-most one push is under way to each neighbour. Records that become new meanwhile wait, and newer versions replace older
-ones, so a slow neighbour costs neither memory nor the others' time.
+Theory of operation. A push costs far more than a record in it. So a peer tells one random neighbour after the other,
+`ROUTINE_FANOUT` of them in a window, each of all records that it still tells. It tells of a record as often, less once
+for each further neighbour that sent the record meanwhile: where many have it already, nobody repeats it. No record goes
+to its owner, or to a peer that sent it or took it. Urgent records go to `FANOUT` neighbours at once. With a fan-out of
+f a rumour reaches the share x = 1 - exp(-f x) of a large swarm: 94 % for 3, more than 99 % for 6. The exchanges of
+`minga.network.gossip.gossip` bring it to the rest.
+
+In a swarm of at most `TELLS_ALL` peers the owner tells all and says so, and then nobody repeats its routine records. It
+does not say so while it lacks a connection to a living peer, or one of them is slow to take what it was sent. No peer
+ever repeats a large record.
+
+At most one push is under way to each neighbour. Records that become new meanwhile wait, and newer versions replace
+older ones, so a slow neighbour costs neither memory nor the others' time.
 """
 
 from __future__ import annotations
@@ -28,13 +32,20 @@ from minga.network.rpc.node import Node
 METHOD = "board.push"
 FANOUT = 6
 ROUTINE_FANOUT = 3
-TELLS_ALL = 7
+TELLS_ALL = FANOUT + 1
+TELLS_ALL_S = 0.1
+"""How long the news of an owner that tells all are collected."""
+
 MIN_WINDOW_S, MAX_WINDOW_S = 0.2, 5.0
 WINDOW_PER_PEER_S, USUAL_PEERS = 0.016, 17
 MIN_URGENT_S, MAX_URGENT_S = 0.02, 0.5
 URGENT_PER_PEER_S = 0.002
 """How long news are collected: the larger the swarm, the more there are, and a push costs more than what it tells."""
 
+SETTLED_WINDOWS = 2.0
+"""Windows after which a record should have reached nearly all peers."""
+
+SLOW_S = 0.5
 PUSH_TIMEOUT_S = 10.0
 
 LARGE_BYTES = 512
@@ -47,12 +58,12 @@ Key = tuple[PeerId, int]
 
 
 class _Rumour:
-    """A record that is still told: which peers are known to have it, and how many more are told."""
+    """A record that is still told: which peers are known to have it, how many more are told, and how many at once."""
 
-    __slots__ = ("known_to", "left")
+    __slots__ = ("at_once", "known_to", "left")
 
-    def __init__(self, source: PeerId, left: int) -> None:
-        self.known_to, self.left = {source}, left
+    def __init__(self, source: PeerId, left: int, at_once: int) -> None:
+        self.known_to, self.left, self.at_once = {source}, left, at_once
 
 
 class RumourSpreader:
@@ -62,34 +73,52 @@ class RumourSpreader:
         self._board, self._node, self._generator = board, node, generator
         self._rumours: dict[Key, _Rumour] = {}
         self._outboxes: dict[PeerId, dict[Key, None]] = {}
+        self._pushed_s: dict[PeerId, float] = {}  # when the push began that is under way
         self._flush_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def window_s(self) -> float:
-        """Seconds for which routine news are collected."""
+        """Seconds in which a routine record is told to `ROUTINE_FANOUT` neighbours."""
         more = WINDOW_PER_PEER_S * max(0, self._board.alive_count - USUAL_PEERS)
         return min(MIN_WINDOW_S + more, MAX_WINDOW_S)
 
     @property
     def urgent_s(self) -> float:
-        """The same for what is urgent."""
+        """Seconds for which urgent news are collected."""
         return min(max(MIN_URGENT_S, URGENT_PER_PEER_S * self._board.alive_count), MAX_URGENT_S)
 
-    def add(self, owner: PeerId, code: int, source: PeerId) -> None:
-        """Note that a record is new here and came from `source` (this peer for its own)."""
-        if owner != self._board.peer_id and self._is_large((owner, code)):
+    @property
+    def settled_s(self) -> float:
+        """Seconds after which a record should have reached nearly all peers."""
+        return SETTLED_WINDOWS * (TELLS_ALL_S if self._board.alive_count <= TELLS_ALL else self.window_s)
+
+    def add(self, owner: PeerId, code: int, source: PeerId, *, is_told_to_all: bool = False) -> None:
+        """Note that a record is new here and came from `source` (this peer for its own); `is_told_to_all` if its owner
+        said so.
+        """
+        key, is_own = (owner, code), owner == self._board.peer_id
+        if not is_own and self._is_large(key):
             return
-        is_urgent = self._is_urgent((owner, code))
-        self._rumours[owner, code] = _Rumour(source, self._fanout(owner, is_urgent=is_urgent))
-        self._flush_within(self.urgent_s if is_urgent else self.window_s / ROUTINE_FANOUT)
+        is_small = self._board.alive_count <= TELLS_ALL
+        if self._is_urgent(key):
+            self._rumours[key] = _Rumour(source, FANOUT, FANOUT)
+            self._flush_within(self.urgent_s)
+        elif is_own and is_small:
+            self._rumours[key] = _Rumour(source, FANOUT, FANOUT)
+            self._flush_within(TELLS_ALL_S)
+        elif is_small and is_told_to_all and source == owner:
+            self._rumours.pop(key, None)
+        else:
+            self._rumours[key] = _Rumour(source, ROUTINE_FANOUT, 1)
+            self._flush_within(self.window_s / ROUTINE_FANOUT)
 
     def add_source(self, owner: PeerId, code: int, source: PeerId) -> None:
         """Note that `source` has the record, too, so that it need not be sent there."""
         rumour = self._rumours.get((owner, code))
         if rumour is not None and source not in rumour.known_to:
             rumour.known_to.add(source)
-            if not self._is_urgent((owner, code)):
+            if rumour.at_once == 1:
                 rumour.left -= 1
 
     async def push_to_all(self, timeout_s: float) -> None:
@@ -114,23 +143,19 @@ class RumourSpreader:
         self._flush_at = self._timer = None
         board = self._board
         neighbours = [p for p in self._node.connected() if board.is_alive(p) or p not in board.store.owners]
-        at_once = {key: self._count_at_once(key, rumour) for key, rumour in self._rumours.items()}
-        widest = min(len(neighbours), max(at_once.values(), default=0))
+        widest = min(len(neighbours), max((rumour.at_once for rumour in self._rumours.values()), default=0))
         for number, peer in enumerate(self._generator.sample(neighbours, widest)):
             keys = [
                 key
                 for key, rumour in self._rumours.items()
-                if number < at_once[key]
-                and peer not in rumour.known_to
-                and peer != key[0]
-                and not (key[0] in rumour.known_to and self._tells_all(key, peer))
+                if number < min(rumour.at_once, rumour.left) and peer not in rumour.known_to and peer != key[0]
             ]
             for key in keys:
                 self._rumours[key].known_to.add(peer)
             if keys:
                 self._send(peer, keys)
         for key, rumour in list(self._rumours.items()):
-            rumour.left -= at_once[key]
+            rumour.left -= rumour.at_once
             if rumour.left <= 0:
                 del self._rumours[key]
         if self._rumours:
@@ -145,15 +170,6 @@ class RumourSpreader:
         outbox.update(dict.fromkeys(keys))
         if len(outbox) > MAX_RECORDS:  # a flood of made-up owners, most of which are off the board by now
             self._outboxes[peer] = {key: None for key in outbox if key[0] in self._board.store.owners}
-
-    def _fanout(self, owner: PeerId, *, is_urgent: bool) -> int:
-        """How many neighbours are told of a new record of this owner."""
-        if is_urgent or (owner == self._board.peer_id and self._board.alive_count <= TELLS_ALL):
-            return FANOUT
-        return ROUTINE_FANOUT
-
-    def _count_at_once(self, key: Key, rumour: _Rumour) -> int:
-        return rumour.left if rumour.left > ROUTINE_FANOUT else 1
 
     def _is_urgent(self, key: Key) -> bool:
         """Whether others should know at once: the address of a peer, or that it left, unless that was known before."""
@@ -173,21 +189,29 @@ class RumourSpreader:
             return kind.is_large
         return entry is not None and len(entry.record.payload) > LARGE_BYTES
 
-    def _tells_all(self, key: Key, peer: PeerId) -> bool:
-        """Whether the owner of a routine record sent it to this peer, and so to `peer` as well, as in a small swarm."""
-        if key[0] == self._board.peer_id or self._is_of_urgent_kind(key) or self._board.alive_count > TELLS_ALL:
+    def _tells_all(self) -> bool:
+        """Whether this peer's own records come to all others by its own pushes."""
+        board = self._board
+        if board.alive_count > TELLS_ALL:
             return False
-        return any((address := self._board.address_of(one)) and address.dialable for one in (key[0], peer))
+        slow_since_s = asyncio.get_running_loop().time() - SLOW_S
+        return all(
+            self._node.is_connected(peer) and self._pushed_s.get(peer, slow_since_s) >= slow_since_s
+            for peer in board.owners()
+            if peer != board.peer_id
+        )
 
     async def _empty_outbox(self, peer: PeerId) -> None:
         try:
             while keys := self._outboxes[peer]:
                 self._outboxes[peer] = {}
+                self._pushed_s[peer] = asyncio.get_running_loop().time()
                 await self._push(peer, self._entries(keys))
         except (RemoteError, TimeoutError):
             pass  # the exchanges will bring what is missing, if the peer still lives
         finally:
             del self._outboxes[peer]
+            self._pushed_s.pop(peer, None)
 
     def _entries(self, keys: Iterable[Key]) -> list[StoredRecord]:
         owners = self._board.store.owners
@@ -199,6 +223,6 @@ class RumourSpreader:
             if not self._node.is_connected(peer):
                 return
             async with asyncio.timeout(PUSH_TIMEOUT_S), self._node.open(peer, METHOD) as stream:
-                await stream.send(Push(page))
+                await stream.send(Push(page, self._tells_all()))
                 await stream.finish()
                 await stream.receive_end()
