@@ -9,7 +9,7 @@ f a rumour reaches the share x = 1 - exp(-f x) of a large swarm: 94 % for 3, mor
 
 In a swarm of at most `TELLS_ALL` peers the owner tells all and says so, and then nobody repeats its routine records. It
 does not say so while it lacks a connection to a living peer, or one of them is slow to take what it was sent. No peer
-ever repeats a large record.
+ever repeats a large record, so its owner tells `FANOUT` neighbours at once.
 
 At most one push is under way to each neighbour. Records that become new meanwhile wait, and newer versions replace
 older ones, so a slow neighbour costs neither memory nor the others' time.
@@ -110,7 +110,8 @@ class RumourSpreader:
         elif is_small and is_told_to_all and source == owner:
             self._rumours.pop(key, None)
         else:
-            self._rumours[key] = _Rumour(source, ROUTINE_FANOUT, 1)
+            is_repeated = not is_own or not self._is_large(key)
+            self._rumours[key] = _Rumour(source, ROUTINE_FANOUT, 1) if is_repeated else _Rumour(source, FANOUT, FANOUT)
             self._flush_within(self.window_s / ROUTINE_FANOUT)
 
     def add_source(self, owner: PeerId, code: int, source: PeerId) -> None:
