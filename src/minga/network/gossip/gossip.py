@@ -30,7 +30,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import math
 import random
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Sequence
@@ -39,7 +38,7 @@ from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.gossip import anti_entropy
-from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Summary, WantedRecords
+from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Settled, Summary, WantedRecords
 from minga.network.gossip.board import Board
 from minga.network.gossip.peer_records import StoredRecord
 from minga.network.gossip.record_kinds import Left
@@ -124,7 +123,7 @@ class Gossip:
         async with self._node.open(peer, EXCHANGE_METHOD) as stream:
             await stream.send(anti_entropy.summarise(self._board, full=full))
             theirs = await stream.receive(Detail)
-            to_send, wanted = anti_entropy.compare(self._board, theirs, self._settled_before(full))
+            to_send, wanted = anti_entropy.compare(self._board, theirs, self._settled(full))
             await self._send_pages(stream, to_send, wanted)
             await stream.finish()
             await self._receive_pages(stream)
@@ -149,16 +148,17 @@ class Gossip:
             summary = await stream.receive(Summary)
             await stream.send(anti_entropy.detail(self._board, summary, peer))
             wanted = await self._receive_pages(stream)
-            await self._send_pages(
-                stream, anti_entropy.select(self._board, wanted, self._settled_before(summary.full)), []
-            )
+            await self._send_pages(stream, anti_entropy.select(self._board, wanted, self._settled(summary.full)), [])
         finally:
             self._serving[peer] -= 1
             self._serving += Counter()  # drops what is zero
 
-    def _settled_before(self, full: bool) -> float:
-        """Awake time after which records are not exchanged because rumours are still bringing them."""
-        return math.inf if full else self._board.now() - self._pusher.settled_s
+    def _settled(self, full: bool) -> Settled:
+        """Which records are exchanged, because rumours are not still bringing them."""
+        if full:
+            return anti_entropy.EVERYTHING
+        now = self._board.now()
+        return Settled(now - self._pusher.settled_s, now - self._pusher.urgent_settled_s)
 
     async def _send_pages(
         self, stream: MessageStream, entries: list[StoredRecord], wanted: list[WantedRecords]

@@ -42,8 +42,8 @@ MIN_URGENT_S, MAX_URGENT_S = 0.02, 0.5
 URGENT_PER_PEER_S = 0.002
 """How long news are collected: the larger the swarm, the more there are, and a push costs more than what it tells."""
 
-SETTLED_WINDOWS = 2.0
-"""Windows after which a record should have reached nearly all peers."""
+SETTLED_WINDOWS, SETTLED_URGENT = 2.0, 4.0
+"""Windows after which a record should have reached nearly all peers, and the same for urgent news."""
 
 SLOW_S = 0.5
 PUSH_TIMEOUT_S = 10.0
@@ -92,6 +92,11 @@ class RumourSpreader:
     def settled_s(self) -> float:
         """Seconds after which a record should have reached nearly all peers."""
         return SETTLED_WINDOWS * (TELLS_ALL_S if self._board.alive_count <= TELLS_ALL else self.window_s)
+
+    @property
+    def urgent_settled_s(self) -> float:
+        """The same for urgent news, which go to more peers at once."""
+        return min(self.settled_s, SETTLED_URGENT * self.urgent_s)
 
     def add(self, owner: PeerId, code: int, source: PeerId, *, is_told_to_all: bool = False) -> None:
         """Note that a record is new here and came from `source` (this peer for its own); `is_told_to_all` if its owner
