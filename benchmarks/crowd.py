@@ -14,8 +14,8 @@ virtual world. One line for each world and number of peers has, for an ordered p
     floor           what the protocol needs of these
 
 The floor: a member tells its leader that it joins, what it has and that it holds the result, and hears the plan and the
-commit. Of each aggregator it is a part and a mean. Each peer writes a record in a step, which each other one gets once
-and checks once. None of that needs a stream of its own.
+commit. Of each of three aggregators it is a part and a mean. Each peer writes a record in a step, which each other one
+gets once and checks once. None of that needs a stream of its own.
 
 Last, 12 peers join 4 all at once: the slowest pace in 10 s relative to the slower of the paces before and after.
 
@@ -32,6 +32,7 @@ from benchmarks import _crowd_processes, _crowd_swarm
 from benchmarks._crowd_counts import Counts
 from benchmarks._processes import WorkerError
 from benchmarks._report import emit, finish, parser
+from minga.averaging.solver.planner import FEWEST_PARTS
 
 PEERS = (4, 8, 12, 16)
 CPU_LIMIT_MS, LEAST_STEPS_PER_S, LEAST_SHARE = 2.0, 2.0, 0.5
@@ -40,12 +41,12 @@ FOLLOWER_MESSAGES = 5
 """Join, report, plan, hold, commit."""
 
 
-def floor(peers: int, aggregators: int = 1) -> dict[str, float]:
+def floor(peers: int, aggregators: int = FEWEST_PARTS) -> dict[str, float]:
     """What the protocol needs for an ordered pair and a step, where so many members aggregate."""
     return {
         "streams": 0.0,
         "messages": round(FOLLOWER_MESSAGES / peers, 3),
-        "bulk": round(2 * aggregators / peers, 3),
+        "bulk": round(2 * min(aggregators, peers) / peers, 3),
         "signed": round(1 / (peers - 1), 3),
         "checked": 1.0,
         "records": 1.0,

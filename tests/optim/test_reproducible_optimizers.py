@@ -20,7 +20,7 @@ from tests.worlds.seeds import soaked
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 200
-FEW_STEPS = 30
+FEW_STEPS = 8
 THREADS = (1, 2, 4)
 WIDTHS = ("default", "avx2", "avx512")
 OURS = [name for name in OPTIMIZERS if name != CONTROL]

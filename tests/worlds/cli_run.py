@@ -111,9 +111,12 @@ def last_json(output: str) -> dict[str, Any]:
 class Running:
     """A command with `--json` that runs beside the test; use it as a context manager."""
 
-    def __init__(self, *arguments: str, python: str | None = None) -> None:
-        """This interpreter runs it, if one is given and so the imports matter; else see `forked`."""
-        words = (GUARDED_MINGA, *arguments, "--json", "--leash")
+    def __init__(self, *arguments: str, python: str | None = None, namespace: str | None = None) -> None:
+        """This interpreter runs it, if one is given and so the imports matter; else see `forked`. `namespace`: that of
+        its host, where a network of `tests.netlab` is used.
+        """
+        where = ("--namespace", namespace) if namespace else ()
+        words = (GUARDED_MINGA, *where, *arguments, "--json", "--leash")
         pipe = subprocess.PIPE
         self.process = (
             subprocess.Popen([python, *words], stdin=pipe, stdout=pipe, stderr=pipe, text=True, encoding="utf-8")

@@ -41,11 +41,12 @@ def make_swarm(
     auxiliaries: int = 0,
     divide: Divide = divide,
     stop_after_steps: int | None = None,
+    numel: int = 4096,
 ) -> Swarm:
     """Trainers of different speeds; the last `clients` of them cannot be dialled."""
     training = {} if stop_after_steps is None else {"stop_after_steps": stop_after_steps}
     spec = make_spec(8 * trainers, training=training)
-    swarm = Swarm(spec, seed=1, make_replica=vector_replica(4096), divide=divide)
+    swarm = Swarm(spec, seed=1, make_replica=vector_replica(numel), divide=divide)
     for index in range(trainers):
         host = HostSettings(latency_s=0.005, dialable=index < trainers - clients)
         swarm.add(host, TrainerSettings(2, 0.02 + 0.004 * index))

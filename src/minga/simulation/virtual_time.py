@@ -119,7 +119,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
     def __init__(self, *, start: float = 0.0, limit_s: float | None = None) -> None:
         super().__init__()
-        self._now = start
+        self._now = self._until = start
         self._end = None if limit_s is None else start + limit_s
         self._selector = None  # nothing is ever waited for
         self._pending: dict[asyncio.Task[Any], None] = {}
@@ -217,35 +217,38 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
                     self.call_exception_handler({"message": message, "exception": error, "task": task})
 
     def _run_once(self) -> None:
-        """One turn: what is ready, or else what is due at the next moment at which anything is.
+        """Turns until the loop is to stop: what is ready, or else what is due at the next moment at which anything is.
 
         The base class does the same with a selector, with timers that compare themselves, and with a method call for
         each callback, at several times the cost; a simulation does hardly anything else.
         """
-        timers, ready = self._scheduled, self._ready
-        self._drop_cancelled()
-        if not ready and not self._stopping:
-            self._jump()
-        until = self._now + max(RESOLUTION_S, 2.0 * math.ulp(self._now))
-        while timers and timers[0][0] < until:
-            timer = heapq.heappop(timers)[2]
-            timer._scheduled = False
-            ready.append(timer)
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle._cancelled:
-                continue
-            process = handle._context.get(CURRENT_PROCESS)
-            if process is not None and process.stopped:
-                self.park(process, handle)
-                continue
-            try:
-                handle._context.run(handle._callback, *handle._args)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as error:
-                message = f"an error in the callback {handle._callback!r}"
-                self.call_exception_handler({"message": message, "exception": error, "handle": handle})
+        timers, ready, process_of = self._scheduled, self._ready, CURRENT_PROCESS
+        while True:
+            if self._timer_cancelled_count:
+                self._drop_cancelled()
+            if not ready and not self._stopping:
+                self._jump()
+            while timers and timers[0][0] < self._until:
+                timer = heapq.heappop(timers)[2]
+                timer._scheduled = False
+                ready.append(timer)
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if handle._cancelled:
+                    continue
+                process = handle._context.get(process_of)
+                if process is not None and process.stopped:
+                    self.park(process, handle)
+                    continue
+                try:
+                    handle._context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    message = f"an error in the callback {handle._callback!r}"
+                    self.call_exception_handler({"message": message, "exception": error, "handle": handle})
+            if self._stopping:
+                return
 
     def _drop_cancelled(self) -> None:
         timers = self._scheduled
@@ -264,6 +267,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         if self._end is not None and when > self._end:
             raise VirtualTimeLimitError(f"not done at {self._end:.6f} s of virtual time:{self._describe()}")
         self._now = max(self._now, when)
+        self._until = self._now + max(RESOLUTION_S, 2.0 * math.ulp(self._now))
 
     def _describe(self) -> str:
         tasks = list(self._pending)

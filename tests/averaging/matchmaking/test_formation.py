@@ -21,6 +21,7 @@ from minga.averaging.matchmaking.leader import OutOfSyncError
 from minga.averaging.matchmaking.view import MembershipView
 from minga.averaging.messages import FromLeader, Join, Limit, Part, Plan, Redirect, Report, SignedPlan, Update
 from minga.averaging.planning.signed_plan import CONTEXT
+from minga.averaging.solver.planner import MIN_PART_BYTES
 from minga.core.aio.observers import Observers
 from minga.core.errors import MinorityError, ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
@@ -197,7 +198,7 @@ def test_realised_batches_of_groups_of_any_size(count: int, delay_s: float, seed
 def test_clients_take_part_over_connections_that_they_dialled(clients: int) -> None:
     @virtually
     async def main() -> None:
-        camp = Camp(32, clients=clients, batch=32 * 4 * 5, seed=clients)
+        camp = Camp(32, clients=clients, batch=32 * 4 * 5, seed=clients, vector_bytes=32 * MIN_PART_BYTES)
         await camp.begin()
         await camp.until_step(4)
         for step in range(1, 4):

@@ -16,7 +16,7 @@ from minga.averaging.solver.clean_rates import usable
 from minga.averaging.solver.division import Binding, Division, PartShare, PeerRates, SwarmRates
 from minga.averaging.solver.flat import flat_shares
 from minga.averaging.solver.lower_bound import shortest_round
-from minga.averaging.solver.planner import divide
+from minga.averaging.solver.planner import FEW_S, MIN_PART_BYTES, divide
 from minga.averaging.solver.prediction import predict
 from tests.worlds.planner_swarms import (
     FAST,
@@ -348,9 +348,49 @@ def test_small_parts_are_dropped() -> None:
     assert 0.0 < roots(divide(rates, VECTOR, min_part_bytes=0), 3)[2] < 0.02
     division = divide(rates, VECTOR, min_part_bytes=0.02 * VECTOR)
     assert roots(division, 3) == pytest.approx([0.5, 0.5, 0.0])
-    # Nobody's part is large enough: they are kept.
+    # Nobody's part is large enough: three are kept.
     assert roots(divide(rates, 100.0, min_part_bytes=1000), 3)[2] > 0.0
     assert len(divide(rates, 0.0).parts) == 3
+
+
+@pytest.mark.parametrize("count", [4, 8, 16, 48, 150, 400])
+def test_a_small_vector_goes_to_few(count: int) -> None:
+    """Messages in proportion to the members: three roots, or as many as have 16 KiB each."""
+    quick = SwarmRates((peer(1.0),) * count)
+    unknown = SwarmRates((PeerRates(None, None),) * count)
+    for rates in (quick, unknown):
+        assert roots(divide(rates, 4e3), count).count(0.0) == count - 3
+        few = divide(rates, 5.5 * MIN_PART_BYTES)
+        assert len(few.parts) == len({part.root for part in few.parts}) == min(count, 5) if count <= 64 else 3
+        check(few, rates)
+
+
+def test_few_parts_are_more_where_they_would_take_long() -> None:
+    slow = SwarmRates((PeerRates(1e5, 1e6),) * 16)
+    everybody = predict(equal_parts(slow), slow, 1e4).seconds
+    few = divide(slow, 1e4)
+    assert len(few.parts) == 12
+    assert few.predicted_s is not None
+    assert few.predicted_s <= everybody + FEW_S
+    three = Division(tuple(PartShare(1 / 3, root) for root in range(3)))
+    assert predict(three, slow, 1e4).seconds > everybody + FEW_S
+
+
+def test_the_roots_of_a_small_vector_stay_while_rates_move_a_little() -> None:
+    generator, found = random.Random(3), set()
+    for _ in range(50):
+        peers = [peer(generator.uniform(0.8, 1.2)) for _ in range(5)] + [client(9.0)] + [peer(0.05)] * 2
+        found.add(tuple(part.root for part in divide(SwarmRates(tuple(peers[::-1])), 4e3).parts))
+    assert found == {(3, 4, 5)}
+
+
+def test_of_few_parts_between_sites_no_root_has_two_before_each_has_one() -> None:
+    rates = two_sites(across=1e-5)
+    division = divide(rates, 4e3)
+    check(division, rates)
+    assert len(division.sites) == 2
+    assert len(division.parts) == 12
+    assert {part.root for part in division.parts} == set(range(8))
 
 
 # ---- determinism

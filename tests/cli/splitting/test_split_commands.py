@@ -1,16 +1,22 @@
-"""`minga split …`: four real processes train on while one is killed, and what is refused."""
+"""`minga split …`: four real processes train on while one is killed, behind NAT too, and what is refused."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sklearn.datasets  # type: ignore[import-untyped]  # noqa: F401  # forked processes have it then
 
 from minga.recipes.split import taking_part  # noqa: F401
-from tests.worlds.cli_run import LOCAL, Running, last_json, run
+from tests.netlab import Host, Lab, why_unavailable
+from tests.worlds import forked
+from tests.worlds.cli_run import GUARDED_MINGA, LOCAL, Running, last_json, run
 
 SPEC = """
 name = "clinics"
@@ -40,26 +46,46 @@ def spec_file(folder: Path, text: str = SPEC) -> str:
     return str(path)
 
 
-@pytest.mark.timeout(180)
-def test_four_processes_train_on_when_one_is_killed(tmp_path: Path) -> None:
-    """One client is never dialled, as behind NAT, and one is killed with SIGKILL."""
-    with Running("split", "serve", spec_file(tmp_path), *KEYLESS, "--directory", str(tmp_path / "s")) as server:
+@dataclass(frozen=True)
+class Place:
+    """Where a command runs: its host's address, its namespace if it has one, and what else it is told."""
+
+    address: str = "127.0.0.1"
+    namespace: str | None = None
+    more: tuple[str, ...] = ()
+
+    def start(self, *words: str) -> Running:
+        return Running(*words, "--host", self.address, *self.more, namespace=self.namespace)
+
+    def look(self, *words: str) -> dict[str, Any]:
+        where = ("--namespace", self.namespace) if self.namespace else ()
+        return last_json(forked.run(GUARDED_MINGA, *where, *words, "--host", self.address, "--json").stdout)
+
+
+def placed(lab: Lab, host: str) -> Place:
+    return Place(lab.address(host), lab.namespace(host))
+
+
+def train_while_one_is_killed(folder: Path, server_at: Place, clients_at: Sequence[Place]) -> None:
+    """The server and three clients, of which the last is killed with SIGKILL."""
+    keyless = ("--ephemeral", "--threads", "1")
+    words = ("split", "serve", spec_file(folder), *keyless, "--directory", str(folder / "s"))
+    with ExitStack() as running:
+        server = running.enter_context(server_at.start(*words))
         link = server.wait_for("link")["link"]
 
         def client(number: int, *more: str) -> Running:
-            where = ("--directory", str(tmp_path / f"c{number}"))
-            return Running("split", "join", link, "--part", str(number), *KEYLESS, *where, *more)
+            where = ("--part", str(number), "--directory", str(folder / f"c{number}"))
+            return running.enter_context(clients_at[number - 1].start("split", "join", link, *keyless, *where, *more))
 
-        with client(1, "--batches", "60") as first, client(2, "--batches", "60", "--role", "client") as hidden:
-            with client(3) as doomed:
-                peer = doomed.wait_for("split.joined")["peer"]
-                for _ in range(3):
-                    server.wait_for("split.applied", peer=peer)
-                doomed.process.kill()
-            began, told = time.monotonic(), [first.summary(), hidden.summary()]
-            seconds = time.monotonic() - began
-            looked = run("status", link, *LOCAL, "--json")
-        status = last_json(looked.stdout)
+        others, doomed = [client(number, "--batches", "60") for number in (1, 2)], client(3)
+        peer = doomed.wait_for("split.joined")["peer"]
+        for _ in range(3):
+            server.wait_for("split.applied", peer=peer)
+        doomed.process.kill()
+        began, told = time.monotonic(), [other.summary() for other in others]
+        seconds = time.monotonic() - began
+        status = server_at.look("status", link)
         done = server.finish(0)
     print(f"{done['batches']} batches of {done['clients']} clients; the others ended {seconds:.1f} s after the kill;")
     print([(each["batches"], each["bytes_sent"], each["bytes_received"], each["heldout_accuracy"]) for each in told])
@@ -70,9 +96,25 @@ def test_four_processes_train_on_when_one_is_killed(tmp_path: Path) -> None:
     assert all(each["bytes_sent"] > 60 * 64 * 32 * 4 for each in told), "the activations of all batches"
     assert (status["split"]["steps"], len(status["split"]["servers"])) == (done["batches"], 1)
     for number in (1, 2):
-        parts = sorted(path.name for path in (tmp_path / f"c{number}").rglob("*.safetensors"))
+        parts = sorted(path.name for path in (folder / f"c{number}").rglob("*.safetensors"))
         assert parts == ["bottom.safetensors", "head.safetensors"]
     assert Path(done["file"]).name == "top.safetensors"
+
+
+@pytest.mark.timeout(180)
+def test_four_processes_train_on_when_one_is_killed(tmp_path: Path) -> None:
+    train_while_one_is_killed(tmp_path, Place(), [Place(), Place(more=("--role", "client")), Place()])
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
+def test_clients_train_behind_routers_that_let_nobody_in(tmp_path: Path) -> None:
+    """One is behind a symmetric router, and the one that is killed behind a usual one; home lines all of them."""
+    home = {"up": 20e6, "down": 100e6}
+    hosts = [Host("hall"), Host("office", **home), Host("clinic", nat="odd", **home), Host("flat", nat="usual", **home)]
+    with Lab(hosts, kinds={"odd": "symmetric"}) as lab:
+        clients = [placed(lab, name) for name in ("office", "clinic", "flat")]
+        train_while_one_is_killed(tmp_path, placed(lab, "hall"), clients)
 
 
 @pytest.mark.timeout(180)

@@ -24,7 +24,8 @@ from minga.core.events.training import RunAmended, RunRegrouped, StateDonorDropp
 from minga.dashboard.recording.recorder import PERIOD_S, RunRecorder
 from minga.dashboard.recording.round_clock import RoundClock
 from minga.monitor.history import History
-from minga.training.status.run_status import AmendmentStatus
+from minga.training.status.run_status import AmendmentStatus, with_split
+from minga.training.status.split_status import SplitRunStatus
 
 
 @pytest.fixture
@@ -159,3 +160,14 @@ def test_orders_that_came_into_force_are_written_once(run: MadeUpRun) -> None:
     look(replace(second, due=True), third)
     orders = [(e["event"], e.get("changes")) for e in history.entries if e["event"] != "swarm"]
     assert orders == [("amended", "training.target_batch_size = 2"), ("paused", None), ("resumed", None)]
+
+
+def test_of_a_cut_model_the_peers_with_a_part_are_counted_and_the_speed_of_all_clients(run: MadeUpRun) -> None:
+    look = run.advance(1.0)
+    first, second, third = (peer.peer_id for peer in look.status.peers[:3])
+    split = SplitRunStatus((first,), (), (second, third), 7, 448, 0, 1.0, 64.0)
+    history = History(None)
+    RunRecorder(history, "me").on_look(look._replace(status=with_split(look.status, split)))
+    (swarm,) = swarm_entries(history)
+    assert (swarm["alive"], swarm["training"]) == (3, 2)
+    assert (swarm["by_peer"], swarm["others"]) == ({}, 64.0)

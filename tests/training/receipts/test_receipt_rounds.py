@@ -51,7 +51,9 @@ async def test_what_is_attested_is_what_was_given_up_to_the_last_count() -> None
         total = totals[name]
         assert total.samples == gave[name] - later, name
         assert total.counted == total.claimed
-        assert (total.reduced_bytes > 0) == peer.network.settings.dialable, "a client reduces nothing"
+        assert peer.network.settings.dialable or not total.reduced_bytes, "a client reduces nothing"
+    # The vector is small: three reduce, and they are the same ones before and after somebody joins.
+    assert sum(total.reduced_bytes > 0 for total in totals.values()) == 3
     assert totals["peer-5"].samples == 0 < totals["peer-5"].reduced_bytes, "an auxiliary only reduces"
     assert totals["peer-0"].steps == last["peer-0"]
     assert offences(swarm) == []
@@ -82,7 +84,7 @@ async def test_over_relays_the_roots_attest_what_the_sites_gave() -> None:
     parts = (PartShare(0.5, 0, (0, 3)), PartShare(0.5, 2, (1, 2)))
     flat = Division((PartShare(1.0, 0),))
     sited = Division(parts, ((0, 1), (2, 3)))
-    swarm = make_swarm(4, divide=lambda rates, _: sited if len(rates.peers) == 4 else flat)
+    swarm = make_swarm(4, divide=lambda rates, _: sited if len(rates.peers) == 4 else flat, numel=20_000)
     await swarm.run_until_step(25)
     await sign_all(swarm)
     assert any(logged.event.fields["sites"] == 2 for logged in swarm.log.of("round.begun"))

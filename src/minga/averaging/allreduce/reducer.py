@@ -39,7 +39,8 @@ LOOK_S, LOOK_SHARE, LONGEST_LOOK_S = 0.1, 0.02, 0.5
 """Whom to give up is asked every `LOOK_S`, or this share of the round, if that is longer."""
 
 EXPLAINED_S = 2.0
-"""Seconds within which a member from which relays, or most others, turn away hears why, if others take over."""
+"""Seconds within which a member from which others turn away that it is still connected to hears why, if others take
+over: they may have been told first, and must not be missing from the mean for it."""
 
 
 @loop_bound
@@ -63,7 +64,7 @@ class Reducer:
         self._encoded: dict[int, Reduced] = {}
         self._cut_off_s: float | None = None  # since when too few are heard
         self._taken = {round.me}  # who has all results of this assignment
-        self._left: dict[int, float] = {}  # relays that ended their streams, and when
+        self._left: dict[int, tuple[float, str]] = {}  # relays and others that ended their streams: when, and why
         self.useless_relays: set[int] = set()
         """Relays from which nothing more comes although they may live; the coordinator should hear of them."""
         self._fan_in = len(self._absent) + 1
@@ -145,8 +146,8 @@ class Reducer:
             if isinstance(error, ProtocolError):
                 raise
         except RemoteError as error:
-            if self._round.routes.is_relay(self._assignment, child):  # it may know already that others take over
-                self._left[child] = asyncio.get_running_loop().time()
+            if self._may_explain(child):
+                self._left[child] = asyncio.get_running_loop().time(), error.message
             else:
                 self._drop(child, error.message)
         finally:
@@ -155,6 +156,12 @@ class Reducer:
             self._settle({child}, self._assignment.chunks)
         if self._round.aborted:
             raise RejectedError(self._round.aborted, code=RefusalCode.ABORTED)
+
+    def _may_explain(self, child: int) -> bool:
+        """Whether a child that ended its stream may know already that others take over, and this member not yet."""
+        round = self._round
+        is_linked = round.node.facts(round.members[child]) is not None
+        return is_linked or round.routes.is_relay(self._assignment, child)
 
     async def _receive(self, child: int, weight: int | None, stream: MessageStream) -> None:
         """Take the child's chunks; one without a weight of its own is a relay and tells it with each chunk."""
@@ -345,7 +352,12 @@ class Reducer:
             before_s = asyncio.get_running_loop().time() - EXPLAINED_S
             if self._cut_off_s and self._cut_off_s < before_s:
                 round.abort("too few members of the group could be heard to the end")
-            self.useless_relays.update(relay for relay, since_s in self._left.items() if since_s < before_s)
+            for child, why in [(each, why) for each, (since_s, why) in self._left.items() if since_s < before_s]:
+                if round.routes.is_relay(self._assignment, child):
+                    self.useless_relays.add(child)
+                else:
+                    del self._left[child]
+                    self._drop(child, why)
             laggards = set().union(*self._pending.values())
             for child, why in deadlines.given_up(self._absent, self._awaited(), laggards).items():
                 if round.routes.is_relay(self._assignment, child) and child not in round.dead:

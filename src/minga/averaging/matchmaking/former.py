@@ -340,7 +340,7 @@ class GroupFormation:
                         )
                     if found.leader.peer_id != self._node.peer_id:
                         self._merge_into = found.leader
-                        group.changed.fire()
+                        group.look_again()
 
     async def _serve_probe(self, peer: PeerId, stream: MessageStream) -> None:
         join = await stream.receive(Join)
@@ -356,7 +356,7 @@ class GroupFormation:
             await stream.send(Redirect(self._node.address))
         else:
             self._merge_into = join.address
-            group.changed.fire()
+            group.look_again()
             await stream.send(Redirect(join.address))
 
     # ---- being asked

@@ -90,6 +90,7 @@ class GroupLeader:
     registrations: dict[PeerId, Registration] = field(default_factory=dict)
     changed: Signal = field(default_factory=Signal)
     closed: bool = False
+    _has_news: bool = False
     _begun_s: float = 0.0
     _full_s: float | None = None
     _held_s: float = 0.0
@@ -106,7 +107,7 @@ class GroupLeader:
             raise RejectedError(f"a group has at most {MAX_FOLLOWERS + 1} members", code=RefusalCode.FULL)
         registration = Registration(join, join.report, _now(), stream)
         self.registrations[peer] = registration
-        self.changed.fire()
+        self.look_again()
         try:
             while True:
                 update = await stream.receive(Update)
@@ -116,7 +117,7 @@ class GroupLeader:
         finally:
             if self.registrations.get(peer) is registration:
                 del self.registrations[peer]
-                self.changed.fire()
+                self.look_again()
 
     # ---- the leader's own task
 
@@ -136,9 +137,14 @@ class GroupLeader:
                     self.closed = True
                     return None
                 await self._direct()
-                await self.changed.wait(self._limits.pause_s)
+                await self._wait_for_news()
         finally:
             listener.cancel()
+
+    def look_again(self) -> None:
+        """Something besides samples changed, such as who leads."""
+        self._has_news = True
+        self.changed.fire()
 
     async def send_plan(self, plan: SignedPlan, members: Collection[PeerId]) -> None:
         """Send the plan to all members; who cannot be reached is found missing by the aggregators."""
@@ -176,6 +182,19 @@ class GroupLeader:
 
     # ---- inner workings
 
+    async def _wait_for_news(self) -> None:
+        """Until the samples that were reported may be enough, somebody came or left, or limits are compared again.
+
+        Other reports change nothing; to look at all members with each of them would cost a large group dear.
+        """
+        until_s = _now() + self._limits.pause_s
+        while not self._has_news and (left_s := until_s - _now()) > 0:
+            await self.changed.wait(left_s)
+            self._hear_own()
+            if sum(each.report.samples for each in self.everyone().values()) >= self.batch.present:
+                break
+        self._has_news = False
+
     async def _listen_to_own_trainer(self) -> None:
         while True:
             await self.contributor.changed.wait()
@@ -189,6 +208,9 @@ class GroupLeader:
 
     def _refresh(self) -> None:
         self.batch.learn(self.everyone().values())
+        self._hear_own()
+
+    def _hear_own(self) -> None:
         self.own.report, self.own.reported_at_s = self.contributor.report(), _now()
 
     def _samples(self) -> int:

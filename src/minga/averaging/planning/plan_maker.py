@@ -28,6 +28,7 @@ from minga.averaging.planning.contributor_choice import StepWork, resting
 from minga.averaging.planning.plan_check import unfair_parts
 from minga.averaging.planning.signed_plan import PlanNeeds, make_plan, member_of
 from minga.averaging.solver.division import Division, SwarmRates, renumbered
+from minga.averaging.solver.planner import MIN_PART_BYTES
 from minga.core.errors import RejectedError
 from minga.core.events.averaging import PlanRefused
 from minga.core.refusal_code import RefusalCode
@@ -74,6 +75,7 @@ class PlanMaker:
         self._solved: _Solved | None = None
         self._asked = _Standby()
         self._agreed = _Standby()
+        self._roots: frozenset[PeerId] = frozenset()
         self._rested_s = float("-inf")
         self._plans = 0
 
@@ -99,7 +101,8 @@ class PlanMaker:
         name = f"{run_id}\n{step}\n{self._plans}\n{now}\n" + "\n".join(order)
         vector = self._settings.vectors(step)
         needs = PlanNeeds(step, vector.numel, vector.encoded_bytes, vector.block_elements)
-        rests = next((r.peers for r in (self._asked, self._agreed) if r.order == solved.order), frozenset())
+        group = tuple(sorted(solved.order))
+        rests = next((r.peers for r in (self._asked, self._agreed) if r.order == group), frozenset())
         members = [member_of(registrations[peer].join) for peer in order]
         plan = make_plan(name, needs, members, division, [i for i, peer in enumerate(order) if peer in rests])
         gives = self._contributors(registrations)
@@ -112,10 +115,11 @@ class PlanMaker:
         age_s = asyncio.get_running_loop().time() - self._rested_s
         if self._takes_best:
             return  # nobody's upload is saved if another one rests
-        if age_s > RESTING_PERIOD_S or (solved.order != self._asked.order and age_s > REGROUPED_S):
-            rates = await self._rates(solved.order, registrations, able=True)
+        order = tuple(sorted(solved.order))
+        if age_s > RESTING_PERIOD_S or (order != self._asked.order and age_s > REGROUPED_S):
+            rates = await self._rates(order, registrations, able=True)
             self._rested_s = asyncio.get_running_loop().time()
-            self._node.spawn(self._ask_who_rests(solved.order, rates))  # it goes on if the group closes meanwhile
+            self._node.spawn(self._ask_who_rests(order, rates))  # it goes on if the group closes meanwhile
 
     async def _ask_who_rests(self, order: tuple[PeerId, ...], rates: SwarmRates) -> None:
         rests = await _aside(_who_rests, rates, self._work)
@@ -125,11 +129,15 @@ class PlanMaker:
         """Take note of a plan that was agreed on, as a leader or as a member."""
         ids = plan.ids
         self._agreed = _Standby(tuple(sorted(ids)), frozenset(ids[index] for index in plan.resting))
+        self._roots = frozenset(ids[part.root] for part in plan.parts)
 
     async def _solve(self, registrations: Mapping[PeerId, Registration]) -> _Solved:
-        order = tuple(sorted(registrations))
+        size = self._work.vector_bytes
+        # A small vector has few roots, and a newcomer takes nobody's place: it has not seen what these can attest.
+        stay = self._roots if size < MIN_PART_BYTES * len(registrations) else frozenset()
+        order = tuple(sorted(registrations, key=lambda peer: (peer not in stay, peer)))
         rates = await self._rates(order, registrations)
-        solved, size = self._solved, self._work.vector_bytes
+        solved = self._solved
         if solved is None or (solved.order, solved.vector_bytes) != (order, size) or _has_moved(solved.rates, rates):
             division = await _aside(self._divide, rates, size)
             solved = self._solved = _Solved(order, rates, size, division)

@@ -35,10 +35,10 @@ RELAYS: Final = (0.33, 0.5, 1.0)
 """Which shares of a site's members to try as relays: more of them cost more streams."""
 
 
-def large_group_ways(rates: CleanRates) -> list[tuple[Partition, list[AggregationTree], FloatArray]]:
+def large_group_ways(rates: CleanRates, few: int) -> list[tuple[Partition, list[AggregationTree], FloatArray]]:
     """Sites, ways through them and the shares of these, for each number of relays that is worth trying.
 
-    The fewest relays come first; none if too few of the members aggregate.
+    The fewest relays come first, `few` of a site if that is less than usual; none if too few of the members aggregate.
     """
     from minga.averaging.solver.share_lp import best_shares
 
@@ -49,8 +49,9 @@ def large_group_ways(rates: CleanRates) -> list[tuple[Partition, list[Aggregatio
     sites = _dealt([*able, *rest], count)
     found: list[tuple[Partition, list[AggregationTree], FloatArray]] = []
     nothing = np.zeros((rates.count, rates.count), dtype=np.bool_)
-    for share in RELAYS:
-        ways = _ways(sites, set(able), max(2, round(share * rates.count / count)))
+    usual = [max(2, round(share * rates.count / count)) for share in RELAYS]
+    for most in [few, *usual] if few < usual[0] else usual:
+        ways = _ways(sites, set(able), most)
         if not ways or (found and len(ways) == len(found[-1][1])):
             continue
         shares = best_shares(loads(ways, sites, rates.sends, rates.receives, nothing), rates, nothing)

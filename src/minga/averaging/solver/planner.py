@@ -4,14 +4,24 @@ The flat division (`flat.py`) is always there; where paths between peers are slo
 two levels (`two_level.py`) are tried, and one is taken if it is predicted to be faster by `TWO_LEVEL_GAIN`: it costs
 one more hop, and a site's mean is encoded once more. Groups above `LARGE` always go in two levels (`large_groups.py`).
 
-The same rates give the same division, whatever the order of the peers is (ties aside): they are sorted first.
+Parts below `min_part_bytes` are not worth their messages: their shares go to the larger ones. A vector too small for
+any part of that size has as few parts as its size asks for, but not fewer than `FEWEST_PARTS`, each of another root.
+While a round of these is predicted to take `FEW_S` longer than one of all parts, it gets twice as many. So a step of a
+tiny model takes messages in proportion to its members, not to their pairs. Three, and not one, because roots are those
+who see the samples of all: receipts ask more than half of them, and nobody confirms alone what is its own. Nor would
+one that is far slower than it should be stand out from anybody. For the same reason the roots should not change with
+every measurement: who witnesses a step has to have seen it all.
+
+The same rates give the same division, whatever the order of the peers is (ties aside): they are sorted first. Of small
+vectors the order of the peers decides who the roots are among those of like rates.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -31,6 +41,13 @@ TWO_LEVEL_GAIN: Final = 0.1
 MIN_PART_BYTES: Final = 16 << 10
 LEAST_SHARE: Final = 1e-3
 """A part smaller than these is not worth its streams; its share goes to the others."""
+
+FEWEST_PARTS: Final = 3
+FEW_S: Final = 0.1
+"""Seconds that a round of a small vector may take longer for fewer messages: about a round trip over an ocean."""
+
+ALIKE: Final = 4.0
+"""Of few parts, those whose shares differ by less than this factor are alike: peers in their order have them."""
 
 DIGITS: Final = 13
 
@@ -52,58 +69,113 @@ def divide(rates: SwarmRates, vector_bytes: float, *, min_part_bytes: float = MI
         raise NoAggregatorError("nobody in the group can be reached by the others: at least one peer must be no client")
     given = usable(rates)
     order = _canonical_order(given)
-    ordered = _reordered(given, order)
     least = max(LEAST_SHARE, min_part_bytes / vector_bytes if vector_bytes else 1.0)
-    best = _best(ordered, vector_bytes, least)
+    best = _best(_Question(_reordered(given, order), order, vector_bytes, least))
     named = renumbered(best, order.tolist())
     return named if given.known else replace(named, predicted_s=None, binding=None)
 
 
-def _best(rates: CleanRates, vector_bytes: float, least: float) -> Division:
-    if rates.count > LARGE and (large := _large(rates, vector_bytes)) is not None:
+@dataclass(frozen=True)
+class _Question:
+    """What to divide by `rates`, of peers whose numbers in the group are `names`; `least` is the smallest share that
+    is worth its messages.
+    """
+
+    rates: CleanRates
+    names: Indices
+    vector_bytes: float
+    least: float
+
+    @property
+    def few(self) -> int:
+        """How many parts a small vector has at least: as many as its size asks for."""
+        return max(FEWEST_PARTS, int(1.0 / self.least))
+
+    @property
+    def slack_s(self) -> float:
+        """How much longer a round of few parts may take; seconds by rates that nobody knows say nothing."""
+        return FEW_S if self.rates.known else math.inf
+
+    def timed(self, parts: tuple[PartShare, ...], sites: Partition = ()) -> Division:
+        """A division into `parts`, with the time that it is predicted to take."""
+        division = Division(parts, sites)
+        foreseen = predict_usable(division, self.rates, self.vector_bytes)
+        return replace(division, predicted_s=foreseen.seconds, binding=foreseen.binding)
+
+
+def _best(asked: _Question) -> Division:
+    rates = asked.rates
+    if rates.count > LARGE and (large := _large(asked)) is not None:
         return large
-    flat = [AggregationTree(root) for root in range(rates.count)]
-    best = _timed(Division(_parts(flat, flat_shares(rates), least)), rates, vector_bytes)
+    shares = flat_shares(rates)
+    best = _divided(asked, [AggregationTree(root) for root in range(rates.count)], shares)
     slow = rates.limited & (rates.limits > 0.0)
     if rates.count > LARGEST_PROGRAMME or not (slow.any() or best.predicted_s == math.inf):
         return best
-    allowed_s = (best.predicted_s or 0.0) * (1.0 - TWO_LEVEL_GAIN)
+    saved_s = 0.0 if shares.max() >= asked.least else FEW_S
+    allowed_s = (best.predicted_s or 0.0) * (1.0 - TWO_LEVEL_GAIN) - saved_s
     for sites in partitions(rates):
-        tried = _two_level(rates, sites, vector_bytes, least)
+        tried = _two_level(asked, sites)
         if tried is not None and tried.predicted_s is not None and tried.predicted_s <= allowed_s:
             best, allowed_s = tried, tried.predicted_s * (1.0 - 1e-6)
     return best
 
 
-def _large(rates: CleanRates, vector_bytes: float) -> Division | None:
+def _large(asked: _Question) -> Division | None:
     """The division of a large group, with as few relays as will do."""
     best: Division | None = None
-    for sites, ways, shares in large_group_ways(rates):
-        tried = _timed(Division(_parts(ways, shares, 0.0), sites), rates, vector_bytes)
-        if best is None or (tried.predicted_s or 0.0) < (best.predicted_s or 0.0) * (1.0 - TWO_LEVEL_GAIN):
+    for sites, ways, shares in large_group_ways(asked.rates, asked.few):
+        tried = asked.timed(_parts(ways, shares), sites)
+        before_s = math.inf if best is None else best.predicted_s or 0.0
+        saved_s = asked.slack_s if len(ways) > asked.few else 0.0
+        if best is None or (tried.predicted_s or 0.0) < min(before_s * (1.0 - TWO_LEVEL_GAIN), before_s - saved_s):
             best = tried
     return best
 
 
-def _two_level(rates: CleanRates, sites: Partition, vector_bytes: float, least: float) -> Division | None:
+def _two_level(asked: _Question, sites: Partition) -> Division | None:
     from minga.averaging.solver.two_level import two_level_shares
 
-    found = two_level_shares(rates, sites)
-    if found is None:
-        return None
-    return _timed(Division(_parts(*found, least), sites), rates, vector_bytes)
+    found = two_level_shares(asked.rates, sites)
+    return None if found is None else _divided(asked, *found, sites)
 
 
-def _parts(ways: Sequence[AggregationTree], shares: FloatArray, least: float) -> tuple[PartShare, ...]:
-    """The parts that are large enough (all of them if none is), their shares summing to 1."""
-    kept = np.where(shares >= least, shares, 0.0) if shares.max() >= least else shares
-    kept = np.round(kept / kept.sum(), DIGITS)
+def _divided(asked: _Question, ways: Sequence[AggregationTree], shares: FloatArray, sites: Partition = ()) -> Division:
+    """The parts that are large enough; if none is, few of them."""
+    if shares.max() >= asked.least:
+        return asked.timed(_parts(ways, np.where(shares >= asked.least, shares, 0.0)), sites)
+    best = asked.timed(_parts(ways, shares), sites)
+    allowed_s = (best.predicted_s or 0.0) + asked.slack_s
+    count, ranks = asked.few, _ranks(ways, shares, asked.names)
+    while count < len(best.parts):
+        fewer = asked.timed(_parts(ways, np.where(ranks < count, shares, 0.0)), sites)
+        if (fewer.predicted_s or 0.0) <= allowed_s:
+            return fewer
+        count *= 2
+    return best
+
+
+def _ranks(ways: Sequence[AggregationTree], shares: FloatArray, names: Indices) -> Indices:
+    """The rank of each way: by whether its root has another one before it, then by its share, then by the root's name.
+
+    Shares differ by powers of `ALIKE` or not at all, and so the roots stay the same ones while rates move a little.
+    """
+    levels = np.floor(np.log(np.maximum(shares.max() / np.maximum(shares, 1e-300), 1.0)) / math.log(ALIKE))
+    before = Counter[int]()
+    keys: list[tuple[int, float, int, int]] = []
+    for number in np.argsort(-shares, kind="stable").tolist():
+        root = ways[number].root
+        keys.append((before[root], levels[number], int(names[root]), number))
+        before[root] += 1
+    ranks = np.empty(len(ways), dtype=np.intp)
+    ranks[[number for *_, number in sorted(keys)]] = np.arange(len(ways))
+    return ranks
+
+
+def _parts(ways: Sequence[AggregationTree], shares: FloatArray) -> tuple[PartShare, ...]:
+    """The parts whose shares are not 0, made to sum to 1."""
+    kept = np.round(shares / shares.sum(), DIGITS)
     return tuple(PartShare(float(share), *way) for way, share in zip(ways, kept, strict=True) if share > 0.0)
-
-
-def _timed(division: Division, rates: CleanRates, vector_bytes: float) -> Division:
-    foreseen = predict_usable(division, rates, vector_bytes)
-    return replace(division, predicted_s=foreseen.seconds, binding=foreseen.binding)
 
 
 def _canonical_order(rates: CleanRates) -> Indices:

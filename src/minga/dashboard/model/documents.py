@@ -56,12 +56,16 @@ def state_of(status: RunStatus) -> str:
 
 
 def peer_counts(status: RunStatus) -> dict[str, int]:
-    """How many peers are alive, training, syncing, relayed from here, and how many have each role."""
-    part = [peer for peer in status.peers if peer.status is not None]
+    """How many peers are alive, training, syncing, relayed from here, and how many have each role.
+
+    Where a model is cut, those with a part of it are alive, and its clients train.
+    """
+    cut = status.split is not None
+    part = [peer for peer in status.peers if (peer.part if cut else peer.status) is not None]
     roles = Counter(peer.role for peer in status.peers)
     return {
         "alive": len(part),
-        "training": sum(peer.status in ACTIVE for peer in part),
+        "training": sum(peer.part == "client" if cut else peer.status in ACTIVE for peer in part),
         "syncing": sum(peer.status == "syncing" for peer in part),
         "relayed": sum(peer.path == "relayed" for peer in part),
         **{role: roles[role] for role in ("trainer", "client", "auxiliary", "monitor")},

@@ -66,6 +66,8 @@ class RunRecorder:
     def _add_swarm(self, time_s: float, status: RunStatus) -> None:
         counts = peer_counts(status)
         by_peer, others = fastest({p.peer_id: p.samples_per_second for p in status.peers if p.status in ACTIVE})
+        if status.split is not None:  # its server counts the samples of all clients together
+            by_peer, others = {}, round(status.samples_per_second, 2)
         sent, received = self._bytes_per_second(time_s, status)
         self._history.add(
             time_s,

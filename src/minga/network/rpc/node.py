@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
@@ -112,9 +113,12 @@ class Node:
         """Run a task for as long as the node lives; its errors are logged, remote ones quietly."""
         task = asyncio.get_running_loop().create_task(self._guard(coroutine))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: coroutine.close())  # one that was cancelled before its first turn
+        task.add_done_callback(functools.partial(self._ended, coroutine))
         return task
+
+    def _ended(self, coroutine: Coroutine[Any, Any, None], task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        coroutine.close()  # it may have been cancelled before its first turn
 
     def serve(self, method: str, handler: Handler) -> None:
         """Let others call `method`: `handler(peer, stream)` reads the request and answers.

@@ -4,68 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 
-from minga.core.errors import ClosedError, MingaError, ProtocolError, UnreachableError
+from minga.core.errors import ClosedError, ProtocolError, UnreachableError
 from minga.network.interface import Buffer, Connection, LinkFacts, PeerId, Stream
 from minga.network.meta_bytes import byte_view, is_meta
+from minga.network.virtual.mailbox import Mailbox, MakeError
 from minga.network.virtual.paths import Host, NetworkPaths
 from minga.network.virtual.pipe import SEND_BUFFER_BYTES, Pipe
 from minga.network.virtual.relay import Relay
 
-T = TypeVar("T")
-MakeError = Callable[[], MingaError]
-
-SWEEP_STREAMS = 8
-
-
-class Mailbox(Generic[T]):
-    """A queue that can be closed, which ends its waiting readers."""
-
-    def __init__(self) -> None:
-        self._items: deque[T] = deque()
-        self._waiters: deque[asyncio.Future[None]] = deque()
-        self._error: MakeError | None = None
-
-    def put(self, item: T) -> None:
-        """Add an item; it is forgotten if the mailbox has failed."""
-        if self._error is None:
-            self._items.append(item)
-            self._wake()
-
-    def fail(self, error: MakeError) -> None:
-        """Make pending and later `get`s raise `error()`."""
-        if self._error is None:
-            self._error = error
-            self._items.clear()
-            while self._waiters:
-                self._wake()
-
-    async def get(self) -> T:
-        """Wait for the next item."""
-        while not self._items:
-            if self._error is not None:
-                raise self._error()
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
-                elif self._items:
-                    self._wake()  # this waiter had been chosen for an item that it will not take
-                raise
-        return self._items.popleft()
-
-    def _wake(self) -> None:
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
+SWEEP_STREAMS = 2
+"""Streams that have ended are forgotten when there are so many more than twice those that went on last time."""
 
 
 class VirtualConnection(Connection):
@@ -91,7 +42,8 @@ class VirtualConnection(Connection):
 
     async def open_stream(self, *, bulk: bool = False) -> VirtualStream:  # noqa: ARG002  (one way is all there is)
         """Open a stream; see `Connection`."""
-        await self.host.gate()
+        if self.host.is_shut:
+            await self.host.gate()
         if self._lost is not None:
             raise self._lost()
         near, far = VirtualStream(self), VirtualStream(self.far)
@@ -199,7 +151,7 @@ class VirtualStream(Stream):
 
     def __init__(self, connection: VirtualConnection) -> None:
         self._connection = connection
-        self._gate = connection.host.gate
+        self._host = connection.host
         self._was_reset = False
 
     def attach(self, out: Pipe, into: Pipe, far: VirtualStream) -> None:
@@ -208,7 +160,8 @@ class VirtualStream(Stream):
 
     async def write(self, data: Buffer) -> None:
         """Send `data`; see `Stream`."""
-        await self._gate()
+        if self._host.is_shut:
+            await self._host.gate()
         out = self._out
         if out.write_error is not None:
             raise out.write_error()
@@ -218,13 +171,15 @@ class VirtualStream(Stream):
             out.put(data if isinstance(data, bytes) or is_meta(data) else bytes(data))
         while out.unsent > SEND_BUFFER_BYTES:
             await out.wait_writable()
-            await self._gate()
+            if self._host.is_shut:
+                await self._host.gate()
             if out.write_error is not None:
                 raise out.write_error()
 
     async def finish(self) -> None:
         """End the outgoing direction; see `Stream`."""
-        await self._gate()
+        if self._host.is_shut:
+            await self._host.gate()
         if self._out.write_error is not None:
             raise self._out.write_error()
         self._out.finish()
@@ -233,14 +188,16 @@ class VirtualStream(Stream):
         """Read what is there; see `Stream`."""
         if max_bytes < 1:
             raise ValueError(f"max_bytes must be at least 1, not {max_bytes}")
-        await self._gate()
+        if self._host.is_shut:
+            await self._host.gate()
         while not (data := self._into.pop(max_bytes)) and await self._more():
             pass
         return data
 
     async def read_into(self, target: memoryview, progress: Callable[[int], None] | None = None) -> None:
         """Fill `target`; see `Stream`."""
-        await self._gate()
+        if self._host.is_shut:
+            await self._host.gate()
         view = byte_view(target)
         filled = 0
         while filled < view.nbytes:
@@ -259,7 +216,8 @@ class VirtualStream(Stream):
     async def reset(self) -> None:
         """Abort both directions; see `Stream`."""
         with contextlib.suppress(ClosedError):
-            await self._gate()
+            if self._host.is_shut:
+                await self._host.gate()
             if not self._was_reset and not self._connection.is_closed:
                 self._was_reset = True
                 peer = self._connection.peer_id
@@ -296,5 +254,6 @@ class VirtualStream(Stream):
         if self._into.ended:
             return False
         await self._into.wait_readable()
-        await self._gate()
+        if self._host.is_shut:
+            await self._host.gate()
         return True

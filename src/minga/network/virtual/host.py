@@ -11,7 +11,8 @@ from minga.core.aio.backoff import Backoff
 from minga.core.aio.observers import Observers
 from minga.core.errors import ClosedError, ConfigurationError, UnreachableError
 from minga.network.interface import MAX_LEARNED, Address, Network, PeerId
-from minga.network.virtual.connection import Mailbox, VirtualConnection
+from minga.network.virtual.connection import VirtualConnection
+from minga.network.virtual.mailbox import Mailbox
 from minga.network.virtual.nat import Nat
 from minga.network.virtual.paths import Host, NetworkPaths
 from minga.network.virtual.process import VirtualProcess

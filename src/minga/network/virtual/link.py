@@ -39,19 +39,19 @@ class Quantum(NamedTuple):
 
     def split(self, size: int) -> tuple[Quantum, Quantum]:
         """The first `size` bytes, and the rest."""
-        queue = deque(self.pieces)
+        queue = list(self.pieces)
         pieces, taken = take_pieces(queue, size)
-        return Quantum(pieces, taken, False), Quantum(list(queue), self.size - taken, self.end)
+        return Quantum(pieces, taken, False), Quantum(queue, self.size - taken, self.end)
 
 
-def take_pieces(queue: deque[memoryview], room: int) -> tuple[list[memoryview], int]:
+def take_pieces(queue: list[memoryview], room: int) -> tuple[list[memoryview], int]:
     """Take up to `room` bytes from the front of `queue`; returns them and how many they are."""
     pieces: list[memoryview] = []
     size = 0
     while queue and size < room:
-        piece = queue.popleft()
+        piece = queue.pop(0)
         if len(piece) > room - size:
-            queue.appendleft(piece[room - size :])
+            queue.insert(0, piece[room - size :])
             piece = piece[: room - size]
         pieces.append(piece)
         size += len(piece)
@@ -114,6 +114,17 @@ class LineDirection:
             self._fresh.append(pipe)
         if self._timer is None:
             self._timer = self._clock.soon(self._serve)
+
+    def arrive(self, pipe: Carried) -> None:
+        """`pipe` has something that came from elsewhere: it goes on at once if nothing else waits.
+
+        Nothing is written together in such a turn, so the callback that `offer` waits for is spared.
+        """
+        if pipe not in self._queued:
+            self._queued.add(pipe)
+            self._fresh.append(pipe)
+        if self._timer is None:
+            self._serve()
 
     def settle(self) -> None:
         """Send the bytes that were written in this turn, as far as the link is free."""

@@ -69,6 +69,8 @@ class Host:
         self.stalled = False
         self.gone = False
         """Closed or killed."""
+        self.is_shut = False
+        """Stalled or gone: only then does `gate` have something to do, which most operations can so do without."""
         self.ends: dict[ConnectionEnd, None] = {}
         self._waiting: dict[asyncio.Future[None], None] = {}
 
@@ -98,6 +100,7 @@ class Host:
         """Stop or continue everything that this host does."""
         self.up.settle()
         self.stalled = stalled
+        self.is_shut = stalled or self.gone
         self.up.freeze(stalled)
         self.down.freeze(stalled)
         if stalled:
@@ -109,7 +112,7 @@ class Host:
     def vanish(self) -> None:
         """Let nothing more leave or arrive, and wake all operations, which then fail."""
         self.up.settle()
-        self.gone = True
+        self.gone = self.is_shut = True
         self.up.clear()
         self.down.clear()
         self._release_all()

@@ -7,12 +7,14 @@ because it is cut or the receiver is stopped, go on in order when it opens again
 
 A limited path comes first: bytes that it does not let through yet wait with the sender and take nothing of the uplink,
 as with a transport that knows how fast it may send.
+
+What waits is kept in lists, though it is taken from their front: most hold nothing or one entry, and a large swarm has
+a hundred thousand of them, of which an empty `deque` would take 800 bytes each.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 
 from minga.core.errors import MingaError
@@ -43,16 +45,16 @@ class Pipe:
         self.ended = False  # the end has reached the reader
         self.write_error: Callable[[], MingaError] | None = None
         self.read_error: Callable[[], MingaError] | None = None
-        self._queue: deque[memoryview] = deque()
+        self._queue: list[memoryview] = []
         self._end_sent = False
         self._sent = self._credited = self._uncredited = 0
         self._last_arrival = 0.0
-        self._admitted: deque[Quantum] = deque()  # by the limit of the path
-        self._wire: deque[Quantum] = deque()
-        self._arrived: deque[Quantum] = deque()
-        self._served: deque[Quantum] = deque()
+        self._admitted: list[Quantum] = []  # by the limit of the path
+        self._wire: list[Quantum] = []
+        self._arrived: list[Quantum] = []
+        self._served: list[Quantum] = []
         self._held_on_wire = self._held_on_downlink = 0
-        self._buffer: deque[memoryview] = deque()
+        self._buffer: list[memoryview] = []
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
 
@@ -95,7 +97,7 @@ class Pipe:
             self._buffer[0] = piece[max_bytes:]
             piece = piece[:max_bytes]
         else:
-            self._buffer.popleft()
+            self._buffer.pop(0)
         self._consumed(len(piece))
         return bytes(len(piece)) if is_meta(piece) else bytes(piece)
 
@@ -106,9 +108,9 @@ class Pipe:
         """
         filled = 0
         while self._buffer and filled < len(target):
-            piece = self._buffer.popleft()
+            piece = self._buffer.pop(0)
             if len(piece) > (room := len(target) - filled):
-                self._buffer.appendleft(piece[room:])
+                self._buffer.insert(0, piece[room:])
                 piece = piece[:room]
             fill(target[filled : filled + len(piece)], piece)
             filled += len(piece)
@@ -202,8 +204,8 @@ class Pipe:
         elif self.read_error is not None:
             self._wire.clear()
         elif self._wire:
-            self._arrived.append(self._wire.popleft())
-            self._target.host.down.offer(self)
+            self._arrived.append(self._wire.pop(0))
+            self._target.host.down.arrive(self)
 
     def _deliver(self) -> None:
         if self._target.host.stalled:
@@ -211,7 +213,7 @@ class Pipe:
             return
         if not self._served or self._target.host.gone:
             return
-        quantum = self._served.popleft()
+        quantum = self._served.pop(0)
         self._buffer.extend(quantum.pieces)
         self._target.bytes_received += quantum.size
         self.ended = quantum.end
@@ -233,15 +235,15 @@ class Pipe:
         self._entry.offer(self)
 
 
-def _take_together(queue: deque[Quantum], max_bytes: int) -> Quantum:
+def _take_together(queue: list[Quantum], max_bytes: int) -> Quantum:
     """Up to `max_bytes` from the front of `queue`: several small ones together, or they would get less."""
-    taken = queue.popleft()
+    taken = queue.pop(0)
     while queue and taken.size < max_bytes:
-        following = queue.popleft()
+        following = queue.pop(0)
         taken = Quantum(taken.pieces + following.pieces, taken.size + following.size, following.end)
     if taken.size > max_bytes:
         taken, rest = taken.split(max_bytes)
-        queue.appendleft(rest)
+        queue.insert(0, rest)
     return taken
 
 

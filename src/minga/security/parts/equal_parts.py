@@ -81,11 +81,14 @@ class EqualParts:
             chunk.codecs.upload.decode(memoryview(data)[at : at + chunk.upload_bytes], piece)
             at += chunk.upload_bytes
 
-    def row(self, data: Bytes, part: int) -> torch.Tensor:
-        """Undo `encode`, in place where the bytes are float32 already. Raises `InvalidEncodingError`."""
+    def row(self, data: Bytes, part: int, *, is_sound: bool = False) -> torch.Tensor:
+        """Undo `encode`, in place where the bytes are float32 already; with `is_sound` they were looked through before.
+
+        Raises `InvalidEncodingError`.
+        """
         chunks = self.chunks(part)
         if len(chunks) == 1 and chunks[0].codecs.upload.is_identity and len(data) == 4 * self.numel(part):
-            return _in_place(data, FLOAT32_MAX)
+            return _loaded(data) if is_sound else _in_place(data, FLOAT32_MAX)
         values = torch.empty(self.numel(part))
         self.decode(data, part, values)
         return values
@@ -112,8 +115,12 @@ def value_from_bytes(data: Bytes) -> torch.Tensor:
     return _in_place(data, CONTRIBUTION_LIMIT)
 
 
+def _loaded(data: Bytes) -> torch.Tensor:
+    return load(bytes_of(data, writable=False), torch.float32)
+
+
 def _in_place(data: Bytes, limit: float) -> torch.Tensor:
-    values = load(bytes_of(data, writable=False), torch.float32)
+    values = _loaded(data)
     if len(values) and not largest_magnitude(values) <= limit:
         raise InvalidEncodingError(f"a value is no number within +-{limit:g}")
     return values

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from minga.averaging.codecs.tensor_bytes import bytes_of, load
+from minga.core.buffer_pool import Bytes
 from minga.network.interface import PeerId
 from minga.security.parts.equal_parts import EqualParts
 from minga.security.parts.part_store import PartStore
@@ -54,6 +55,8 @@ class AttemptRecord:
     randomness: bytes = b""
     unheard: tuple[PeerId, ...] = ()
     """Of whom nothing was heard in the last phase."""
+    _sound: dict[tuple[int, int], Bytes] = field(default_factory=dict, repr=False)
+    """Parts that were looked through: all of a part is read for that, and up to three times in a step it is asked."""
 
     @property
     def vector(self) -> torch.Tensor:
@@ -62,4 +65,7 @@ class AttemptRecord:
 
     def row(self, owner: int, part: int) -> torch.Tensor:
         """A part as it came over the wire. Raises `InvalidEncodingError`."""
-        return self.terms.division.row(self.store.parts[owner, part], part)
+        data = self.store.parts[owner, part]
+        row = self.terms.division.row(data, part, is_sound=self._sound.get((owner, part)) is data)
+        self._sound[owner, part] = data
+        return row

@@ -24,6 +24,7 @@ from typing import Annotated, Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from minga.network.interface import PeerId
@@ -32,6 +33,9 @@ from minga.security.verification.exact_sum import LaneSums, Vector, blocks, diff
 
 CLAIM_LIMIT: Final = 2.0**128
 """Larger than any claim about elements that averaging accepts; keeps weighted sums of claims finite."""
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 
 
 class PartClaim(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -68,27 +72,45 @@ def claims(parts: Sequence[Vector], result: Vector, radius: float, directions: D
     """Return for each of `parts` the same claim, to the bit, as `claim`; the directions are made once."""
     if any(part.shape != result.shape for part in parts):
         raise ValueError(f"a part has another length than the result, which has {len(result)} elements")
-    sketch, value = directions.sketch(len(result)), _tensor(result)
-    return [_claim(_tensor(part), value, radius, sketch) for part in parts]
+    sketch, value = directions.sketch(len(result)), _floats(result)
+    return [_claim(_floats(part), value, radius, sketch) for part in parts]
 
 
-def _claim(part: torch.Tensor, result: torch.Tensor, radius: float, sketch: PartSketch) -> PartClaim:
-    length = min(sketch.numel, BLOCK)
-    buckets, squares = torch.zeros(sketch.width, dtype=torch.float64), torch.zeros(length, dtype=torch.float64)
-    narrow, wide = torch.empty(length), torch.empty(length, dtype=torch.float64)
-    for block in sketch.blocks():
-        size = block.part.stop - block.part.start
-        difference = wide[:size].copy_(torch.sub(part[block.part], result[block.part], out=narrow[:size]))
-        squares[:size].addcmul_(difference, difference)
-        buckets[block.bucket : block.bucket + size].addcmul_(difference, block.signs, value=block.turn)
-    norm = math.sqrt(total(squares.numpy()))
+def _claim(part: Floats, result: Floats, radius: float, sketch: PartSketch) -> PartClaim:
+    squares, buckets = _squares_and_buckets(part, result, sketch)
+    norm = math.sqrt(total(squares))
     factor = clip_factor(norm, radius)
-    sums = [total(coefficients * buckets.numpy()) for coefficients in sketch.coefficients]
+    sums = [total(coefficients * buckets) for coefficients in sketch.coefficients]
     return PartClaim(tuple(factor * (each / ENTRY_DEVIATION) for each in sums), norm)
 
 
-def _tensor(vector: Vector) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(vector, np.float32))
+@np.errstate(over="ignore")
+def _squares_and_buckets(part: Floats, result: Floats, sketch: PartSketch) -> tuple[Doubles, Doubles]:
+    """Squares of the differences, added up by place in the block, and the sketch of the differences.
+
+    Every element passes here twice in each step, at its sender and at its aggregator. Signs are given in single
+    precision, while an element is half as wide, and go into the squares as well, which do not tell. Views cost less
+    in numpy; only torch squares and adds in one go.
+    """
+    length = min(sketch.numel, BLOCK)
+    squares, buckets = np.zeros(length), np.zeros(sketch.width)
+    narrow, wide = np.empty(length, np.float32), np.empty(length)
+    torch_squares, torch_wide = torch.from_numpy(squares), torch.from_numpy(wide)
+    for block in sketch.blocks():
+        size = block.part.stop - block.part.start
+        if size < length:
+            narrow, wide, torch_squares, torch_wide = narrow[:size], wide[:size], torch_squares[:size], torch_wide[:size]
+        np.subtract(part[block.part], result[block.part], out=narrow)
+        np.multiply(narrow, block.signs, out=narrow)
+        np.copyto(wide, narrow)
+        torch_squares.addcmul_(torch_wide, torch_wide)
+        met = buckets[block.bucket : block.bucket + size]
+        (np.add if block.turn > 0 else np.subtract)(met, wide, out=met)
+    return squares, buckets
+
+
+def _floats(vector: Vector) -> Floats:
+    return np.ascontiguousarray(vector, np.float32)
 
 
 def residual_norm(

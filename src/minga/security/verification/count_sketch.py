@@ -37,7 +37,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from minga.security.randomness.coin import derive, expand
 
@@ -52,10 +51,10 @@ _WORD: Final = "<u4"
 
 
 class Block(NamedTuple):
-    """Elements `part`, their signs (float64, 1 or -1) but for the common one, `turn`, and their first bucket."""
+    """Elements `part`, their signs (float32, 1 or -1) but for the common one, `turn`, and their first bucket."""
 
     part: slice
-    signs: torch.Tensor
+    signs: npt.NDArray[np.float32]
     turn: int
     bucket: int
 
@@ -92,7 +91,7 @@ class Directions:
         sketch, entries = self.sketch(numel), np.empty((self.count, numel))
         for block in sketch.blocks():
             buckets = slice(block.bucket, block.bucket + block.part.stop - block.part.start)
-            entries[:, block.part] = block.turn * block.signs.numpy() * sketch.coefficients[:, buckets]
+            entries[:, block.part] = block.turn * block.signs * sketch.coefficients[:, buckets]
         return entries
 
 
@@ -119,10 +118,10 @@ class PartSketch:
             place, bucket, turn = word % BLOCK, word // BLOCK % BLOCK, word // BLOCK**2 % 2
             yield Block(part, self._signs[place : place + part.stop - start], 1 - 2 * turn, bucket)
 
-    def _table(self, key: bytes) -> torch.Tensor:
+    def _table(self, key: bytes) -> npt.NDArray[np.float32]:
         length = 2 * BLOCK if self._is_long else self.numel
         bits = np.unpackbits(np.frombuffer(expand(key, 0, -(-length // 8)), np.uint8), count=length)
-        return torch.from_numpy(1.0 - 2.0 * bits)
+        return np.float32(1.0) - np.float32(2.0) * bits
 
     def _coefficients(self, key: bytes, count: int) -> npt.NDArray[np.float64]:
         coefficients = np.empty((count, self.width))

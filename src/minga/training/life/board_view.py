@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 
 from minga.averaging.link_record import Links
 from minga.averaging.link_reporter import links_of
 from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.board import Board
-from minga.network.gossip.changes import Observer
+from minga.network.gossip.changes import Change, Observer, Presence
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node
@@ -26,15 +27,25 @@ MOST_DONORS = 24
 
 @loop_bound
 class BoardView:
-    """Reads the board for one member (`SwarmView` of group formation)."""
+    """Reads the board for one member (`SwarmView` of group formation).
+
+    What it concludes is kept, and brought up to date for those of whom something changed: members ask several times a
+    second, and in a large swarm something changes each time.
+    """
 
     def __init__(self, board: Board, node: Node) -> None:
         self._board, self._node = board, node
         self._newcomers = Newcomers(asyncio.get_running_loop().time)
         self._known: dict[PeerId, Progress] = {}
-        self._known_at = -1
+        self._changed: dict[PeerId, None] | None = None  # since `_known` was brought up to date; None is all of them
+        self._settled: dict[PeerId, Progress] | None = None
+        self._active: dict[PeerId, Progress] | None = None
+        self._present: set[PeerId] = set()  # trainers, clients and auxiliaries of this peer's epoch
+        self._alive: list[PeerId] | None = None
+        self._steps = Counter[tuple[int, bool]]()  # how many of the settled are at a step, clients apart
         self._epoch = 0
         self._random = random.Random(f"minga donors {node.peer_id}")
+        board.observe(self._note)
 
     def observe(self, observer: Observer) -> Callable[[], None]:
         """Call `observer` with each change on the board from now on; returns the function that ends this."""
@@ -47,21 +58,31 @@ class BoardView:
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        self._epoch, self._known_at = epoch, -1
+        self._epoch, self._changed = epoch, None
 
     def alive(self) -> list[PeerId]:
         """Trainers, clients and auxiliaries that are alive, this peer included."""
-        others = {peer for peer, info in self._board.payloads(AddressInfo).items() if info.role != "monitor"}
-        elsewhere = {peer for peer, each in self._board.payloads(Progress).items() if each.epoch != self._epoch}
-        return sorted((others - elsewhere) | {self._node.peer_id})
+        self._progress()
+        if self._alive is None:
+            self._alive = sorted(self._present | {self._node.peer_id})
+        return list(self._alive)
 
-    def active(self) -> dict[PeerId, Progress]:
-        """The progress of all other living members that take part in rounds at present."""
-        return {peer: p for peer, p in self._progress().items() if p.status not in ("syncing", "finished")}
+    def active(self) -> Mapping[PeerId, Progress]:
+        """The progress of all other living members that take part in rounds at present; copy it to keep it."""
+        known = self._progress()
+        if self._active is None:
+            self._active = {peer: p for peer, p in known.items() if _is_active(p)}
+        return self._active
 
-    def settled(self) -> dict[PeerId, Progress]:
-        """The progress of all other living members that have a state of their own, those that finished included."""
-        return {peer: p for peer, p in self._progress().items() if p.status != "syncing"}
+    def settled(self) -> Mapping[PeerId, Progress]:
+        """The progress of all other living members that have a state of their own, those that finished included; copy
+        it to keep it.
+        """
+        known = self._progress()
+        if self._settled is None:
+            self._settled = {peer: p for peer, p in known.items() if _is_settled(p)}
+            self._steps = Counter((p.step, p.client) for p in self._settled.values())
+        return self._settled
 
     def at(self, step: int) -> list[PeerId]:
         """Other active members at `step`."""
@@ -88,20 +109,24 @@ class BoardView:
 
         A single peer that is ahead of all others, by mistake or on purpose, does not drag them along.
         """
-        settled = self.settled().values()
-        steps = sorted((p.step for p in settled if not p.client), reverse=True)
-        steps = steps or sorted((p.step for p in settled), reverse=True)
-        return steps[(len(steps) - 1) // 2] if steps else None
+        self.settled()
+        steps = [step for step, client in self._steps.elements() if not client]
+        steps = steps or [step for step, _ in self._steps.elements()]
+        return sorted(steps, reverse=True)[(len(steps) - 1) // 2] if steps else None
 
     def ahead(self, step: int) -> list[PeerId]:
         """Other settled members that are past `step`."""
-        return [peer for peer, progress in self.settled().items() if progress.step > step]
+        settled = self.settled()
+        if all(each <= step for each, _ in self._steps):
+            return []
+        return [peer for peer, progress in settled.items() if progress.step > step]
 
     def is_behind(self, step: int) -> bool:
         """Whether at least half of the settled members, this one counted, are past `step`."""
-        steps = [p.step for p in self.settled().values() if not p.client]
-        ahead = sum(1 for other in steps if other > step)
-        return ahead > 0 and 2 * ahead >= len(steps) + 1
+        self.settled()
+        members = {each: count for (each, client), count in self._steps.items() if not client}
+        ahead = sum(count for each, count in members.items() if each > step)
+        return ahead > 0 and 2 * ahead >= sum(members.values()) + 1
 
     def donors(self) -> list[PeerId]:
         """Members that could serve state: all of them, or in a large swarm `MOST_DONORS` at random, others each time.
@@ -132,22 +157,67 @@ class BoardView:
         """This peer's own present rates and caps."""
         return self._node.access_link.rates()
 
+    def _note(self, peer: PeerId, change: Change) -> None:
+        """Something about one peer changed on the board; with who comes or goes, all is looked at anew."""
+        if isinstance(change, Presence):
+            self._changed = None
+        elif self._changed is not None:
+            self._changed[peer] = None
+
     def _progress(self) -> dict[PeerId, Progress]:
-        """The records of all other living members, monitors excepted; collected again only after a change."""
-        if self._known_at != self._board.generation:
-            known, infos, me = self._board.payloads(Progress), self._board.payloads(AddressInfo), self._node.peer_id
-            self._known = {
-                peer: progress
-                for peer, progress in known.items()
-                if peer != me
-                and progress.epoch == self._epoch
-                and (info := infos.get(peer)) is not None
-                and info.role != "monitor"
-            }
-            self._known_at = self._board.generation
-            self._newcomers.look(self._known)
+        """The records of all other living members, monitors excepted, in order of their ids."""
+        if self._changed is None:
+            self._known, self._present, self._active, self._settled, self._alive = {}, set(), None, None, None
+            self._changed = dict.fromkeys([*self._board.payloads(AddressInfo), *self._board.payloads(Progress)])
+        if self._changed:
+            changed, self._changed = self._changed, {}
+            peers, infos = self._board.payloads(Progress), self._board.payloads(AddressInfo)
+            size, has_syncing = len(self._known), False
+            for peer in changed:
+                before, now, info = self._known.get(peer), peers.get(peer), infos.get(peer)
+                is_here = info is not None and info.role != "monitor" and (now is None or now.epoch == self._epoch)
+                self._place(peer, is_here=is_here)
+                now = now if is_here and peer != self._node.peer_id else None
+                self._replace(peer, before, now)
+                has_syncing = has_syncing or any(
+                    each is not None and each.status == "syncing" for each in (before, now)
+                )
+            if len(self._known) > size:
+                self._known = dict(sorted(self._known.items()))
+            if has_syncing:
+                self._newcomers.look(self._known)
         return self._known
+
+    def _place(self, peer: PeerId, *, is_here: bool) -> None:
+        if is_here != (peer in self._present):
+            self._alive = None
+            (self._present.add if is_here else self._present.discard)(peer)
+
+    def _replace(self, peer: PeerId, before: Progress | None, now: Progress | None) -> None:
+        if now is not None:
+            self._known[peer] = now
+        else:
+            self._known.pop(peer, None)
+        if _is_active(before) != _is_active(now) or _is_settled(before) != _is_settled(now):
+            self._active = self._settled = None
+            return
+        if self._active is not None and now is not None and _is_active(now):
+            self._active[peer] = now
+        if self._settled is not None and before is not None and now is not None and _is_settled(now):
+            self._settled[peer] = now
+            self._steps[before.step, before.client] -= 1
+            self._steps[now.step, now.client] += 1
+            if not self._steps[before.step, before.client]:
+                del self._steps[before.step, before.client]
 
     def _reachable(self, peer: PeerId) -> bool:
         address = self._board.address_of(peer)
         return self._node.is_connected(peer) or (address is not None and address.dialable)
+
+
+def _is_active(progress: Progress | None) -> bool:
+    return progress is not None and progress.status not in ("syncing", "finished")
+
+
+def _is_settled(progress: Progress | None) -> bool:
+    return progress is not None and progress.status != "syncing"

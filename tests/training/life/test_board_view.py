@@ -1,0 +1,83 @@
+"""What a member concludes from the board is the same as if it looked at every record each time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+
+from minga.network.gossip.record_kinds import AddressInfo
+from minga.network.interface import PeerId
+from minga.training.life.board_view import BoardView
+from minga.training.record_kinds import Progress
+from tests.worlds.board_swarm import Swarm
+from tests.worlds.swarm_tools import virtually
+
+STATUSES = ("training", "syncing", "averaging", "paused", "finished")
+
+
+def looked_at_all(view: BoardView) -> dict[PeerId, Progress]:
+    """The progress of all other living members of the epoch, from the records themselves."""
+    board, me = view._board, view._node.peer_id
+    infos = {item.owner: item.payload for item in board.items(AddressInfo)}
+    return {
+        item.owner: item.payload
+        for item in board.items(Progress)
+        if item.owner != me
+        and item.payload.epoch == view.epoch
+        and item.owner in infos
+        and infos[item.owner].role != "monitor"
+    }
+
+
+def assert_equal(view: BoardView, step: int) -> None:
+    known = looked_at_all(view)
+    active = {peer: p for peer, p in known.items() if p.status not in ("syncing", "finished")}
+    settled = {peer: p for peer, p in known.items() if p.status != "syncing"}
+    steps = [p.step for p in settled.values() if not p.client]
+    past = sum(each > step for each in steps)
+    newest = sorted(steps or [p.step for p in settled.values()], reverse=True)
+    assert list(view.active().items()) == list(active.items())
+    assert list(view.settled().items()) == list(settled.items())
+    assert view.ahead(step) == [peer for peer, p in settled.items() if p.step > step]
+    assert view.at(step) == [peer for peer, p in active.items() if p.step == step]
+    assert view.is_behind(step) == (past > 0 and 2 * past >= len(steps) + 1)
+    assert view.newest_step() == (newest[(len(newest) - 1) // 2] if newest else None)
+    assert set(view.syncing()) == {peer for peer, p in known.items() if p.status == "syncing"}
+    assert view.alive() == expected_alive(view)
+
+
+def expected_alive(view: BoardView) -> list[PeerId]:
+    board = view._board
+    progress: Mapping[PeerId, Progress] = {item.owner: item.payload for item in board.items(Progress)}
+    elsewhere = {peer for peer, each in progress.items() if each.epoch != view.epoch}
+    others = {item.owner for item in board.items(AddressInfo) if item.payload.role != "monitor"}
+    return sorted((others - elsewhere) | {view._node.peer_id})
+
+
+def test_conclusions_follow_every_change() -> None:
+    @virtually
+    async def main() -> None:
+        rng, swarm = random.Random(5), Swarm(seed=5)
+        await swarm.grow(6)
+        view = BoardView(swarm.peers[0].board, swarm.peers[0].node)
+        for round_number in range(120):
+            teller = rng.choice(swarm.peers[1:])
+            if not teller.network.state.gone:
+                status, step = rng.choice(STATUSES), rng.randrange(3, 6)
+                epoch, client = int(rng.random() < 0.1), rng.random() < 0.2
+                teller.board.put(Progress(step, 1, 1.0, status, 0.0, client=client, epoch=epoch))
+            if rng.random() < 0.05:
+                teller.board.put(AddressInfo(rng.choice(("monitor", "trainer")), teller.network.address.direct))
+            if round_number in (40, 70):
+                swarm.internet.kill(teller.network)
+            if round_number == 55:
+                await swarm.add()
+            if round_number in (85, 100):
+                view.epoch = 1 - view.epoch
+            await asyncio.sleep(0.3 * rng.random())
+            for step in (2, 3, 4, 5):
+                assert_equal(view, step)
+        await swarm.close()
+
+    main()
