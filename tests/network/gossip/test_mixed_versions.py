@@ -213,11 +213,13 @@ def test_what_was_dropped_is_not_fetched_again() -> None:
     for code in range(20, 40):
         w.tell(code, 10)
     theirs = Detail([Held(w.owner(ANN).prefix, [(early.code, early.version), (20, early.version + 1)])])
-    assert anti_entropy.compare(w.board, theirs, float("inf"))[1] == []
+    assert anti_entropy.compare(w.board, theirs, anti_entropy.EVERYTHING)[1] == []
     assert w.board.receive(early, PeerId(BOB.peer_id)) is Verdict.STALE
     assert not Verdict.STALE.is_offence
     newer = Detail([Held(w.owner(ANN).prefix, [(2, early.version + 1)])])
-    assert anti_entropy.compare(w.board, newer, float("inf"))[1][0].codes == [2], "of known kinds all is fetched"
+    assert anti_entropy.compare(w.board, newer, anti_entropy.EVERYTHING)[1][0].codes == [2], (
+        "of known kinds all is fetched"
+    )
 
 
 def test_many_owners_crowd_out_the_largest_of_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +239,7 @@ def test_many_owners_crowd_out_the_largest_of_themselves(monkeypatch: pytest.Mon
 def offered(holder: World, other: World) -> list[int]:
     """The codes of the records that `holder` would send if it began an exchange with `other` now."""
     detail = anti_entropy.detail(other.board, anti_entropy.summarise(holder.board, full=True), PeerId(BOB.peer_id))
-    return sorted(entry.record.code for entry in anti_entropy.compare(holder.board, detail, float("inf"))[0])
+    return sorted(entry.record.code for entry in anti_entropy.compare(holder.board, detail, anti_entropy.EVERYTHING)[0])
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -282,9 +284,9 @@ def test_an_owner_of_whom_all_was_dropped_is_not_taken_up_again_and_again(monkey
         assert holder.board.receive(record, PeerId(ANN.peer_id)) is Verdict.NEW
     other.board.sweep()
     detail = anti_entropy.detail(other.board, anti_entropy.summarise(holder.board, full=True), PeerId(BOB.peer_id))
-    assert anti_entropy.compare(holder.board, detail, float("inf")) == ([], [])
+    assert anti_entropy.compare(holder.board, detail, anti_entropy.EVERYTHING) == ([], [])
     theirs = anti_entropy.detail(holder.board, anti_entropy.summarise(other.board, full=True), PeerId(BOB.peer_id))
-    assert anti_entropy.compare(other.board, theirs, float("inf")) == ([], [])
+    assert anti_entropy.compare(other.board, theirs, anti_entropy.EVERYTHING) == ([], [])
     assert {other.board.receive(record, PeerId(ANN.peer_id)) for record in flood} == {Verdict.STALE}
     other.now_s += 3_000.0 + 121.0
     other.board.sweep()
@@ -352,7 +354,7 @@ def test_what_is_unreadable_in_a_known_kind_is_kept_and_passed_on_without_accusa
         assert w.board.receive(record, PeerId(BOB.peer_id)) is Verdict.NEW
         assert w.board.get(PeerId(ANN.peer_id), StateInfo) is None
         held = [Held(w.owner(ANN).prefix, [])]
-        (entry,) = anti_entropy.compare(w.board, Detail(held), float("inf"))[0]
+        (entry,) = anti_entropy.compare(w.board, Detail(held), anti_entropy.EVERYTHING)[0]
         assert entry.record is record
 
 

@@ -12,8 +12,9 @@ record travels with its age, so that hearsay about a peer that died a minute ago
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -45,9 +46,12 @@ class Aged(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Push(msgspec.Struct, frozen=True, array_like=True):
-    """Records that the sender thinks are news; no reply but the end of the stream."""
+    """Records that the sender thinks are news; no reply but the end of the stream. `is_to_all`: it sends its own ones
+    to all living peers, so that nobody need repeat these.
+    """
 
     records: Annotated[list[Aged], msgspec.Meta(max_length=MAX_RECORDS)]
+    is_to_all: bool = False
 
 
 class Summary(msgspec.Struct, frozen=True, array_like=True):
@@ -87,6 +91,26 @@ class Page(msgspec.Struct, frozen=True, array_like=True):
     wanted: Annotated[list[WantedRecords], msgspec.Meta(max_length=2 * MAX_OWNERS)] = []
 
 
+class Settled(NamedTuple):
+    """Which records are exchanged: those that came before these awake times. Rumours still bring younger ones, and
+    urgent news are sooner everywhere than others.
+    """
+
+    others: float
+    urgent: float
+
+    def covers(self, board: Board, entry: StoredRecord) -> bool:
+        """Whether this record is exchanged."""
+        if entry.arrived >= self.others:
+            kind = board.kinds.with_code(entry.record.code)
+            if kind is None or not kind.is_urgent or entry.is_renewal or entry.arrived >= self.urgent:
+                return False
+        return entry.passed_on
+
+
+EVERYTHING = Settled(math.inf, math.inf)
+
+
 def summarise(board: Board, *, full: bool) -> Summary:
     """The summary of everything on the board."""
     return Summary(full, b"".join(owner.prefix + owner.fingerprint for owner in _known(board).values()))
@@ -105,8 +129,8 @@ def detail(board: Board, summary: Summary, peer: PeerId) -> Detail:
     return Detail(held + [Held(prefix, []) for prefix in prefixes])
 
 
-def compare(board: Board, theirs: Detail, before: float) -> tuple[list[StoredRecord], list[WantedRecords]]:
-    """The records that came `before` (awake time) to send to the other side, and those to ask it for."""
+def compare(board: Board, theirs: Detail, settled: Settled) -> tuple[list[StoredRecord], list[WantedRecords]]:
+    """The `settled` records to send to the other side, and those to ask it for."""
     known = _known(board)
     to_send: list[StoredRecord] = []
     wanted: list[WantedRecords] = []
@@ -117,7 +141,7 @@ def compare(board: Board, theirs: Detail, before: float) -> tuple[list[StoredRec
         to_send += [
             entries[code]
             for code in sorted(entries)
-            if _may_pass(entries[code], before) and entries[code].record.version > their_versions.get(code, 0)
+            if settled.covers(board, entries[code]) and entries[code].record.version > their_versions.get(code, 0)
         ]
         codes = [
             code
@@ -129,12 +153,12 @@ def compare(board: Board, theirs: Detail, before: float) -> tuple[list[StoredRec
     return to_send, wanted
 
 
-def select(board: Board, wanted: Iterable[WantedRecords], before: float) -> list[StoredRecord]:
-    """The entries that were asked for, as far as they are there and came `before` (awake time)."""
+def select(board: Board, wanted: Iterable[WantedRecords], settled: Settled) -> list[StoredRecord]:
+    """The entries that were asked for, as far as they are there and `settled`."""
     known = _known(board)
     asked = [(known[item.prefix], code) for item in wanted if item.prefix in known for code in sorted({*item.codes})]
     found = [owner.entries.get(code) for owner, code in asked]
-    return [entry for entry in found if entry is not None and _may_pass(entry, before)]
+    return [entry for entry in found if entry is not None and settled.covers(board, entry)]
 
 
 def paged(entries: Iterable[StoredRecord], now: float) -> Iterator[list[Aged]]:
@@ -154,10 +178,6 @@ def paged(entries: Iterable[StoredRecord], now: float) -> Iterator[list[Aged]]:
         size += bytes_needed
     if page:
         yield page
-
-
-def _may_pass(entry: StoredRecord, before: float) -> bool:
-    return entry.passed_on and entry.arrived < before
 
 
 def _known(board: Board) -> dict[bytes, PeerRecords]:

@@ -183,16 +183,20 @@ class Board(ChangeCounter):
 
     def receive(self, record: Record, sender: PeerId, age_s: float = 0.0) -> Verdict:
         """Take in a record that `sender`, an authenticated neighbour, passed on `age_s` after it got it itself."""
-        verdict = self.store.judge(record, sender, self.now(), self._wall_time())
+        if self.has(record):  # most of what is no news, at little cost
+            verdict = Verdict.STALE
+        else:
+            verdict = self.store.judge(record, sender, self.now(), self._wall_time())
         if verdict is Verdict.NEW:
-            verdict = self._take_in(record, sender, age_s)
+            verdict = self._take_in(records.genuine(record, self.run_id) or record, sender, age_s)
         elif verdict is Verdict.STALE:
             if record.version == self.store.owners[record.owner].newest:
                 self._detector.heard_again(record.owner, self.now(), age_s)
         elif verdict is Verdict.SUPERSEDING:
             self._supersede(record)
         self.verdicts[verdict] += 1
-        self._report(verdict, record, sender)
+        if verdict is not Verdict.NEW and verdict is not Verdict.STALE:
+            self._report(verdict, record, sender)
         return verdict
 
     # ---- driven by the gossip
@@ -348,5 +352,5 @@ class Board(ChangeCounter):
     def _report(self, verdict: Verdict, record: Record, sender: PeerId) -> None:
         """Tell of the 1st, 2nd, 4th, 8th, … record that was ignored for one reason."""
         count = self.verdicts[verdict]
-        if verdict not in (Verdict.NEW, Verdict.STALE) and not verdict.is_offence and count.bit_count() == 1:
+        if not verdict.is_offence and count.bit_count() == 1:
             self.events.emit(RecordIgnored(peer=record.owner, sender=sender, reason=verdict.value, count=count))

@@ -30,7 +30,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import math
 import random
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Sequence
@@ -39,7 +38,7 @@ from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.gossip import anti_entropy
-from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Summary, WantedRecords
+from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Settled, Summary, WantedRecords
 from minga.network.gossip.board import Board
 from minga.network.gossip.peer_records import StoredRecord
 from minga.network.gossip.record_kinds import Left
@@ -60,9 +59,6 @@ exchange grows with the number of peers.
 EXCHANGE_TIMEOUT_S = 30.0
 MAX_EXCHANGES_SERVED = 4
 """How many exchanges one peer may have under way here at once."""
-
-RUMOUR_WINDOWS = 2.0
-"""Windows of the rumours after which a record should have reached nearly all peers."""
 
 MIN_BEAT_S = 0.5
 BEATS_PER_SECOND = 25.0
@@ -127,7 +123,7 @@ class Gossip:
         async with self._node.open(peer, EXCHANGE_METHOD) as stream:
             await stream.send(anti_entropy.summarise(self._board, full=full))
             theirs = await stream.receive(Detail)
-            to_send, wanted = anti_entropy.compare(self._board, theirs, self._settled_before(full))
+            to_send, wanted = anti_entropy.compare(self._board, theirs, self._settled(full))
             await self._send_pages(stream, to_send, wanted)
             await stream.finish()
             await self._receive_pages(stream)
@@ -141,7 +137,8 @@ class Gossip:
     # ---- serving
 
     async def _serve_push(self, peer: PeerId, stream: MessageStream) -> None:
-        await self._take((await stream.receive(Push)).records, peer)
+        push = await stream.receive(Push)
+        await self._take(push.records, peer, is_to_all=push.is_to_all)
 
     async def _serve_exchange(self, peer: PeerId, stream: MessageStream) -> None:
         if self._serving[peer] >= MAX_EXCHANGES_SERVED:
@@ -151,16 +148,17 @@ class Gossip:
             summary = await stream.receive(Summary)
             await stream.send(anti_entropy.detail(self._board, summary, peer))
             wanted = await self._receive_pages(stream)
-            await self._send_pages(
-                stream, anti_entropy.select(self._board, wanted, self._settled_before(summary.full)), []
-            )
+            await self._send_pages(stream, anti_entropy.select(self._board, wanted, self._settled(summary.full)), [])
         finally:
             self._serving[peer] -= 1
             self._serving += Counter()  # drops what is zero
 
-    def _settled_before(self, full: bool) -> float:
-        """Awake time after which records are not exchanged because rumours are still bringing them."""
-        return math.inf if full else self._board.now() - RUMOUR_WINDOWS * self._pusher.window_s
+    def _settled(self, full: bool) -> Settled:
+        """Which records are exchanged, because rumours are not still bringing them."""
+        if full:
+            return anti_entropy.EVERYTHING
+        now = self._board.now()
+        return Settled(now - self._pusher.settled_s, now - self._pusher.urgent_settled_s)
 
     async def _send_pages(
         self, stream: MessageStream, entries: list[StoredRecord], wanted: list[WantedRecords]
@@ -183,18 +181,19 @@ class Gossip:
             if not page.more:
                 return wanted
 
-    async def _take(self, records: Iterable[Aged], sender: PeerId) -> None:
+    async def _take(self, records: Iterable[Aged], sender: PeerId, *, is_to_all: bool = False) -> None:
         """Put records on the board and pass on what is new. Raises `ProtocolError` at the first that is an offence."""
         for number, aged in enumerate(records, 1):
             record = aged.record
             verdict = self._board.receive(record, sender, aged.age_ms / 1000.0)
-            if verdict.is_offence:
+            if verdict is Verdict.NEW:
+                self._pusher.add(record.owner, record.code, sender, is_told_to_all=is_to_all)
+            elif verdict is Verdict.STALE:
+                if self._board.has(record):
+                    self._pusher.add_source(record.owner, record.code, sender)
+            elif verdict.is_offence:
                 name = self._board.kinds.name(record.code)
                 raise ProtocolError(f"record {name!r} of {record.owner[:10]}: {verdict.value}", peer=sender)
-            if verdict is Verdict.NEW:
-                self._pusher.add(record.owner, record.code, sender)
-            elif verdict is Verdict.STALE and self._board.has(record):
-                self._pusher.add_source(record.owner, record.code, sender)
             if number % _VERIFIED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import weakref
 from typing import Annotated, Protocol
 
 import msgspec
@@ -30,11 +31,11 @@ MAX_TTL_S = 3600.0
 CLOCK_SKEW_S = 120.0
 """How wrong, in seconds, the clock of a peer may be."""
 
-_REMEMBERED = 4096  # records that were checked lately, by any of the peers in this process: a simulation has many
+_OWNERS_REMEMBERED = 8192
 SIGNING_CONTEXT = b"minga/record/1"
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, weakref=True):
     """A signed record as it travels: `key` is the owner's public key (32 bytes), `code` stands for the kind,
     `expires` is in Unix milliseconds.
 
@@ -52,7 +53,12 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     @property
     def owner(self) -> PeerId:
         """The peer id of the owner."""
-        return PeerId(self.key.hex())
+        return _owner_of(self.key)
+
+
+@functools.lru_cache(_OWNERS_REMEMBERED)
+def _owner_of(key: bytes) -> PeerId:
+    return PeerId(key.hex())
 
 
 class Verdict(enum.Enum):
@@ -75,6 +81,8 @@ class Verdict(enum.Enum):
     def is_offence(self) -> bool:
         """Whether an honest peer would never have sent this."""
         return self in _OFFENCES
+
+    __hash__ = object.__hash__  # that of enumerations is slow, and verdicts are counted for each record
 
 
 _OFFENCES = {Verdict.MALFORMED, Verdict.FORGED, Verdict.BAD_PAYLOAD}
@@ -104,10 +112,28 @@ def make_record(signer: Signer, run_id: str, code: int, version: int, expires: i
     return msgspec.structs.replace(unsigned, signature=signature)
 
 
-@functools.lru_cache(maxsize=_REMEMBERED)
+_checked = weakref.WeakValueDictionary[tuple[str, bytes], Record]()
+"""The genuine records that boards in this process hold, by run and signature: a simulation has many boards."""
+
+
+def genuine(record: Record, run_id: str) -> Record | None:
+    """The record, or the equal one that this process checked before and still holds; None if the owner's key did not
+    sign it for this run.
+
+    So all boards of a process share one object, and its signature is checked once. What no board holds is forgotten.
+    """
+    known = _checked.get((run_id, record.signature))
+    if known is not None and known == record:
+        return known
+    if not verify(record.owner, record.signature, signed_bytes(run_id, record), context=SIGNING_CONTEXT):
+        return None
+    _checked[run_id, record.signature] = record
+    return record
+
+
 def is_genuine(record: Record, run_id: str) -> bool:
     """Whether the owner's key signed the record, for this run."""
-    return verify(record.owner, record.signature, signed_bytes(run_id, record), context=SIGNING_CONTEXT)
+    return genuine(record, run_id) is not None
 
 
 def check_form(record: Record, kinds: RecordKinds) -> Verdict:

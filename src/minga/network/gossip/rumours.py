@@ -1,13 +1,18 @@
-"""Rumours: a peer sends every new record at once to a few neighbours, and these do the same with records that are new
-to them.
+"""Rumours: a peer sends every new record to a few neighbours, and these do the same with records that are new to them.
 
-Theory of operation. The records that became new during a short window are sent together. Urgent records, and this
-peer's own, go to `FANOUT` random neighbours, the rest to `ROUTINE_FANOUT`; no record goes back to the peer that sent
-it. Where the swarm is so small that the owner tells all, no peer repeats a routine record, and no peer ever repeats a
-large one. With a fan-out of f a rumour reaches the share x = 1 - exp(-f x) of a large swarm: 94 % for 3, more than 99 %
-for 6. The exchanges of `minga.network.gossip.gossip` bring it to the rest. At most one push is under way to each
-neighbour. Records that become new meanwhile wait, and newer versions replace older ones, so a slow neighbour costs
-neither memory nor the others' time.
+Theory of operation. A push costs far more than a record in it. So a peer tells one random neighbour after the other,
+`ROUTINE_FANOUT` of them in a window, each of all records that it still tells. It tells of a record as often, less once
+for each further neighbour that sent the record meanwhile: where many have it already, nobody repeats it. No record goes
+to its owner, or to a peer that sent it or took it. Urgent records go to `FANOUT` neighbours at once. With a fan-out of
+f a rumour reaches the share x = 1 - exp(-f x) of a large swarm: 94 % for 3, more than 99 % for 6. The exchanges of
+`minga.network.gossip.gossip` bring it to the rest.
+
+In a swarm of at most `TELLS_ALL` peers the owner tells all and says so, and then nobody repeats its routine records. It
+does not say so while it lacks a connection to a living peer, or one of them is slow to take what it was sent. No peer
+ever repeats a large record, so its owner tells `FANOUT` neighbours at once.
+
+At most one push is under way to each neighbour. Records that become new meanwhile wait, and newer versions replace
+older ones, so a slow neighbour costs neither memory nor the others' time.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Iterable
 
 from minga.core.errors import RemoteError
 from minga.network.gossip.anti_entropy import MAX_RECORDS, Push, paged
@@ -26,12 +32,20 @@ from minga.network.rpc.node import Node
 METHOD = "board.push"
 FANOUT = 6
 ROUTINE_FANOUT = 3
-MIN_WINDOW_S, MAX_WINDOW_S = 0.1, 5.0
-WINDOW_PER_PEER_S, USUAL_PEERS = 0.02, 12
+TELLS_ALL = FANOUT + 1
+TELLS_ALL_S = 0.1
+"""How long the news of an owner that tells all are collected."""
+
+MIN_WINDOW_S, MAX_WINDOW_S = 0.2, 5.0
+WINDOW_PER_PEER_S, USUAL_PEERS = 0.016, 17
 MIN_URGENT_S, MAX_URGENT_S = 0.02, 0.5
 URGENT_PER_PEER_S = 0.002
 """How long news are collected: the larger the swarm, the more there are, and a push costs more than what it tells."""
 
+SETTLED_WINDOWS, SETTLED_URGENT = 2.0, 4.0
+"""Windows after which a record should have reached nearly all peers, and the same for urgent news."""
+
+SLOW_S = 0.5
 PUSH_TIMEOUT_S = 10.0
 
 LARGE_BYTES = 512
@@ -43,80 +57,125 @@ Key = tuple[PeerId, int]
 """Owner and code of a record."""
 
 
+class _Rumour:
+    """A record that is still told: which peers are known to have it, how many more are told, and how many at once."""
+
+    __slots__ = ("at_once", "known_to", "left")
+
+    def __init__(self, source: PeerId, left: int, at_once: int) -> None:
+        self.known_to, self.left, self.at_once = {source}, left, at_once
+
+
 class RumourSpreader:
     """Sends news to neighbours. `generator` makes every random choice."""
 
     def __init__(self, board: Board, node: Node, generator: random.Random) -> None:
         self._board, self._node, self._generator = board, node, generator
-        self._news: dict[Key, set[PeerId]] = {}
+        self._rumours: dict[Key, _Rumour] = {}
         self._outboxes: dict[PeerId, dict[Key, None]] = {}
+        self._pushed_s: dict[PeerId, float] = {}  # when the push began that is under way
         self._flush_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def window_s(self) -> float:
-        """Seconds for which routine news are collected."""
+        """Seconds in which a routine record is told to `ROUTINE_FANOUT` neighbours."""
         more = WINDOW_PER_PEER_S * max(0, self._board.alive_count - USUAL_PEERS)
         return min(MIN_WINDOW_S + more, MAX_WINDOW_S)
 
     @property
     def urgent_s(self) -> float:
-        """The same for what is urgent."""
+        """Seconds for which urgent news are collected."""
         return min(max(MIN_URGENT_S, URGENT_PER_PEER_S * self._board.alive_count), MAX_URGENT_S)
 
-    def add(self, owner: PeerId, code: int, source: PeerId) -> None:
-        """Note that a record is new here and came from `source` (this peer for its own)."""
-        if owner != self._board.peer_id and self._is_large((owner, code)):
+    @property
+    def settled_s(self) -> float:
+        """Seconds after which a record should have reached nearly all peers."""
+        return SETTLED_WINDOWS * (TELLS_ALL_S if self._board.alive_count <= TELLS_ALL else self.window_s)
+
+    @property
+    def urgent_settled_s(self) -> float:
+        """The same for urgent news, which go to more peers at once."""
+        return min(self.settled_s, SETTLED_URGENT * self.urgent_s)
+
+    def add(self, owner: PeerId, code: int, source: PeerId, *, is_told_to_all: bool = False) -> None:
+        """Note that a record is new here and came from `source` (this peer for its own); `is_told_to_all` if its owner
+        said so.
+        """
+        key, is_own = (owner, code), owner == self._board.peer_id
+        if not is_own and self._is_large(key):
             return
-        self._news[owner, code] = {source}
-        now = asyncio.get_running_loop().time()
-        due = now + (self.urgent_s if self._is_urgent((owner, code)) else self.window_s)
+        is_small = self._board.alive_count <= TELLS_ALL
+        if self._is_urgent(key):
+            self._rumours[key] = _Rumour(source, FANOUT, FANOUT)
+            self._flush_within(self.urgent_s)
+        elif is_own and is_small:
+            self._rumours[key] = _Rumour(source, FANOUT, FANOUT)
+            self._flush_within(TELLS_ALL_S)
+        elif is_small and is_told_to_all and source == owner:
+            self._rumours.pop(key, None)
+        else:
+            is_repeated = not is_own or not self._is_large(key)
+            self._rumours[key] = _Rumour(source, ROUTINE_FANOUT, 1) if is_repeated else _Rumour(source, FANOUT, FANOUT)
+            self._flush_within(self.window_s / ROUTINE_FANOUT)
+
+    def add_source(self, owner: PeerId, code: int, source: PeerId) -> None:
+        """Note that `source` has the record, too, so that it need not be sent there."""
+        rumour = self._rumours.get((owner, code))
+        if rumour is not None and source not in rumour.known_to:
+            rumour.known_to.add(source)
+            if rumour.at_once == 1:
+                rumour.left -= 1
+
+    async def push_to_all(self, timeout_s: float) -> None:
+        """Send all news to every neighbour now, taking at most `timeout_s`."""
+        rumours, self._rumours = self._rumours, {}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                entries = self._entries(rumours)
+                pushes = (self._push(peer, entries) for peer in self._node.connected())
+                await asyncio.gather(*pushes, return_exceptions=True)
+
+    def _flush_within(self, seconds: float) -> None:
+        due = asyncio.get_running_loop().time() + seconds
         if self._flush_at is None or due < self._flush_at - 0.001:
             if self._timer is not None:
                 self._timer.cancel()
             self._flush_at = due
             self._timer = asyncio.get_running_loop().call_at(due, self._flush)
 
-    def add_source(self, owner: PeerId, code: int, source: PeerId) -> None:
-        """Note that `source` has the record, too, so that it need not be sent there."""
-        if (sources := self._news.get((owner, code))) is not None:
-            sources.add(source)
-
-    async def push_to_all(self, timeout_s: float) -> None:
-        """Send all news to every neighbour now, taking at most `timeout_s`."""
-        news, self._news = self._news, {}
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                entries = self._entries(news)
-                pushes = (self._push(peer, entries) for peer in self._node.connected())
-                await asyncio.gather(*pushes, return_exceptions=True)
-
     def _flush(self) -> None:
+        """Tell the next neighbour, or all that have to be told at once."""
         self._flush_at = self._timer = None
-        news, self._news = self._news, {}
         board = self._board
-        eager = {key for key in news if key[0] == board.peer_id or self._is_urgent(key)}
         neighbours = [p for p in self._node.connected() if board.is_alive(p) or p not in board.store.owners]
-        fanout = min(len(neighbours), FANOUT if eager else ROUTINE_FANOUT)
-        for number, peer in enumerate(self._generator.sample(neighbours, fanout)):
+        widest = min(len(neighbours), max((rumour.at_once for rumour in self._rumours.values()), default=0))
+        for number, peer in enumerate(self._generator.sample(neighbours, widest)):
             keys = [
                 key
-                for key, sources in news.items()
-                if (number < ROUTINE_FANOUT or key in eager)
-                and peer not in sources
-                and peer != key[0]
-                and not (key[0] in sources and self._tells_all(key, peer))
+                for key, rumour in self._rumours.items()
+                if number < min(rumour.at_once, rumour.left) and peer not in rumour.known_to and peer != key[0]
             ]
-            if not keys:
-                continue
-            if peer in self._outboxes:
-                outbox = self._outboxes[peer]
-                outbox.update(dict.fromkeys(keys))
-                if len(outbox) > MAX_RECORDS:  # a flood of made-up owners, most of which are off the board by now
-                    self._outboxes[peer] = {key: None for key in outbox if key[0] in board.store.owners}
-            else:
-                self._outboxes[peer] = dict.fromkeys(keys)
-                self._node.spawn(self._empty_outbox(peer))
+            for key in keys:
+                self._rumours[key].known_to.add(peer)
+            if keys:
+                self._send(peer, keys)
+        for key, rumour in list(self._rumours.items()):
+            rumour.left -= rumour.at_once
+            if rumour.left <= 0:
+                del self._rumours[key]
+        if self._rumours:
+            self._flush_within(self.window_s / ROUTINE_FANOUT)
+
+    def _send(self, peer: PeerId, keys: list[Key]) -> None:
+        if peer not in self._outboxes:
+            self._outboxes[peer] = dict.fromkeys(keys)
+            self._node.spawn(self._empty_outbox(peer))
+            return
+        outbox = self._outboxes[peer]
+        outbox.update(dict.fromkeys(keys))
+        if len(outbox) > MAX_RECORDS:  # a flood of made-up owners, most of which are off the board by now
+            self._outboxes[peer] = {key: None for key in outbox if key[0] in self._board.store.owners}
 
     def _is_urgent(self, key: Key) -> bool:
         """Whether others should know at once: the address of a peer, or that it left, unless that was known before."""
@@ -136,23 +195,31 @@ class RumourSpreader:
             return kind.is_large
         return entry is not None and len(entry.record.payload) > LARGE_BYTES
 
-    def _tells_all(self, key: Key, peer: PeerId) -> bool:
-        """Whether the owner of a routine record sent it to this peer, and so to `peer` as well, as in a small swarm."""
-        if key[0] == self._board.peer_id or self._is_of_urgent_kind(key) or self._board.alive_count > FANOUT + 1:
+    def _tells_all(self) -> bool:
+        """Whether this peer's own records come to all others by its own pushes."""
+        board = self._board
+        if board.alive_count > TELLS_ALL:
             return False
-        return any((address := self._board.address_of(one)) and address.dialable for one in (key[0], peer))
+        slow_since_s = asyncio.get_running_loop().time() - SLOW_S
+        return all(
+            self._node.is_connected(peer) and self._pushed_s.get(peer, slow_since_s) >= slow_since_s
+            for peer in board.owners()
+            if peer != board.peer_id
+        )
 
     async def _empty_outbox(self, peer: PeerId) -> None:
         try:
             while keys := self._outboxes[peer]:
                 self._outboxes[peer] = {}
+                self._pushed_s[peer] = asyncio.get_running_loop().time()
                 await self._push(peer, self._entries(keys))
         except (RemoteError, TimeoutError):
             pass  # the exchanges will bring what is missing, if the peer still lives
         finally:
             del self._outboxes[peer]
+            self._pushed_s.pop(peer, None)
 
-    def _entries(self, keys: dict[Key, None] | dict[Key, set[PeerId]]) -> list[StoredRecord]:
+    def _entries(self, keys: Iterable[Key]) -> list[StoredRecord]:
         owners = self._board.store.owners
         found = (owners[owner].entries.get(code) for owner, code in keys if owner in owners)
         return [entry for entry in found if entry is not None and entry.passed_on]
@@ -162,6 +229,6 @@ class RumourSpreader:
             if not self._node.is_connected(peer):
                 return
             async with asyncio.timeout(PUSH_TIMEOUT_S), self._node.open(peer, METHOD) as stream:
-                await stream.send(Push(page))
+                await stream.send(Push(page, self._tells_all()))
                 await stream.finish()
                 await stream.receive_end()

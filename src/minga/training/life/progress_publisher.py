@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from minga.averaging.messages import Report
 from minga.core.aio.signal import Signal
@@ -26,14 +27,22 @@ class Reporting(Protocol):
 
 
 PROGRESS_PERIOD_S = 0.5
-"""Shortest time between two progress records of a peer, changes of its status aside."""
+"""Shortest time between two progress records of a peer that say nothing that others act on at once."""
+
+LATER_S = 1.0
+"""Seconds after which the others know, at the latest, whether this peer's round still runs."""
+
+_IN_STEP: Final = ("training", "averaging")
+"""The others look at which of these it is only if it stays so for long."""
 
 
 @loop_bound
 class ProgressPublisher:
     """Publishes the progress of one member; `standing` tells at which step it is, and of how many samples that is.
 
-    `client`, `epoch` and, of the step, `vector_bytes` as in `Progress`.
+    `client`, `epoch` and, of the step, `vector_bytes` as in `Progress`. A new step, and whether the member takes part
+    at all, are told at once. Whether it computes or averages is told if it still does so a moment later: in a run of
+    short steps that would be two more records of each step, which each peer gets from each other one.
     """
 
     def __init__(
@@ -50,25 +59,56 @@ class ProgressPublisher:
         self._board, self._node, self._port, self._standing = board, node, port, standing
         self._client, self._vector_bytes, self._epoch = client, vector_bytes, epoch
         self._status: Status = "syncing"
+        self._told: tuple[Status, int] | None = None
+        self._told_s = -math.inf
+        self._later: asyncio.TimerHandle | None = None
 
     def set_status(self, status: Status) -> None:
         """Say what the member does now."""
         if status != self._status:
             self._node.events.emit(MemberStatus(status=status, step=self._standing()[0]))
         self._status = status
-        self._publish()
+        is_in_step = status in _IN_STEP and self._told in [(each, self._standing()[0]) for each in _IN_STEP]
+        if not is_in_step:
+            self._publish()
+        elif self._later is None:
+            delay_s = min(self._period_s / 2.0, LATER_S)
+            self._later = asyncio.get_running_loop().call_later(delay_s, self._publish_status)
 
     async def run(self) -> None:
         """Publish what changes until cancelled."""
-        while True:
-            # In a large swarm no more often than the board's own beats, which these records take the place of.
-            period_s = max(PROGRESS_PERIOD_S, self._board.alive_count / BEATS_PER_SECOND)
-            await asyncio.sleep(period_s)
-            await self._port.changed.wait(timeout_s=4 * period_s)
+        try:
+            while True:
+                pause_s = self._told_s + self._period_s - asyncio.get_running_loop().time()
+                if pause_s > 0.0:
+                    await asyncio.sleep(pause_s)
+                    continue
+                told_s = self._told_s
+                await self._port.changed.wait(timeout_s=4 * self._period_s)
+                if self._told_s == told_s:
+                    self._publish()
+        finally:
+            self._forget_later()
+
+    @property
+    def _period_s(self) -> float:
+        # In a large swarm no more often than the board's own beats, which these records take the place of.
+        return max(PROGRESS_PERIOD_S, self._board.alive_count / BEATS_PER_SECOND)
+
+    def _publish_status(self) -> None:
+        self._later = None
+        if self._told is not None and self._told[0] != self._status:
             self._publish()
+
+    def _forget_later(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
 
     def _publish(self) -> None:
         report, (step, batch) = self._port.report(), self._standing()
+        self._told, self._told_s = (self._status, step), asyncio.get_running_loop().time()
+        self._forget_later()
         self._board.put(
             Progress(
                 step=step,
