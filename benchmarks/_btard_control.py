@@ -71,7 +71,7 @@ class CountingStream(MessageStream):
         await super().receive_bulk_into(target)
         self._received[memoryview] += target.nbytes
 
-    def _decode(self, body: bytearray, message_type: type[T]) -> T:
+    def _decode(self, body: bytearray | memoryview, message_type: type[T]) -> T:
         self._received[message_type] += len(body) + FRAME_BYTES
         return super()._decode(body, message_type)
 
