@@ -11,7 +11,7 @@ import torch
 from blake3 import blake3
 
 from minga.averaging.codecs.layout import VectorLayout
-from minga.network.interface import Connection, PeerId, Stream
+from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.security.messaging.delivery import FetchPart, Found, PartDelivery
@@ -56,16 +56,22 @@ class Noise:
 class CountingStream(MessageStream):
     """Adds up in `received` the bytes of the frames that come, by what is in them."""
 
-    def __init__(self, received: Counter[Any], *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._received = received
+    _received: Counter[Any]
+
+    @classmethod
+    def of(cls, stream: MessageStream, received: Counter[Any]) -> CountingStream:
+        """The same stream, which counts from now on, however the node made it."""
+        stream.__class__ = cls
+        counting = cast("CountingStream", stream)
+        counting._received = received
+        return counting
 
     async def receive_bulk_into(self, target: memoryview) -> None:
         """See `MessageStream`."""
         await super().receive_bulk_into(target)
         self._received[memoryview] += target.nbytes
 
-    def _decode(self, body: bytearray, message_type: type[T]) -> T:
+    def _decode(self, body: bytearray | memoryview, message_type: type[T]) -> T:
         self._received[message_type] += len(body) + FRAME_BYTES
         return super()._decode(body, message_type)
 
@@ -77,11 +83,8 @@ class CountingNode(Node):
         super().__init__(*arguments, **options)
         self.received: Counter[Any] = Counter()
 
-    def _wrap(self, stream: Stream, connection: Connection) -> MessageStream:
-        def round_trip_s() -> float | None:
-            return connection.facts().round_trip_s
-
-        return CountingStream(self.received, stream, connection.peer_id, self.clockwork, round_trip_s, self.access_link)
+    def _wrap(self, *arguments: Any, **options: Any) -> MessageStream:
+        return CountingStream.of(super()._wrap(*arguments, **options), self.received)
 
 
 class Control(NamedTuple):

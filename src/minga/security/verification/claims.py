@@ -99,7 +99,8 @@ def _squares_and_buckets(part: Floats, result: Floats, sketch: PartSketch) -> tu
     for block in sketch.blocks():
         size = block.part.stop - block.part.start
         if size < length:
-            narrow, wide, torch_squares, torch_wide = narrow[:size], wide[:size], torch_squares[:size], torch_wide[:size]
+            narrow, wide = narrow[:size], wide[:size]
+            torch_squares, torch_wide = torch_squares[:size], torch_wide[:size]
         np.subtract(part[block.part], result[block.part], out=narrow)
         np.multiply(narrow, block.signs, out=narrow)
         np.copyto(wide, narrow)
