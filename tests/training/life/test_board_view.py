@@ -71,13 +71,31 @@ def test_conclusions_follow_every_change() -> None:
                 teller.board.put(AddressInfo(rng.choice(("monitor", "trainer")), teller.network.address.direct))
             if round_number in (40, 70):
                 swarm.internet.kill(teller.network)
-            if round_number == 55:
+            if round_number in (55, 110, 115):
                 await swarm.add()
             if round_number in (85, 100):
                 view.epoch = 1 - view.epoch
             await asyncio.sleep(0.3 * rng.random())
             for step in (2, 3, 4, 5):
                 assert_equal(view, step)
+        await swarm.close()
+
+    main()
+
+
+def test_who_came_in_while_another_entered_is_not_waited_for() -> None:
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(seed=6)
+        await swarm.grow(3)
+        view, newcomer = BoardView(swarm.peers[0].board, swarm.peers[0].node), swarm.peers[1]
+        newcomer.board.put(Progress(3, 0, 0.0, "syncing", 0.0))
+        await swarm.until(lambda: bool(view.syncing()))
+        newcomer.board.put(Progress(3, 0, 0.0, "training", 0.0))
+        await swarm.add()
+        await asyncio.sleep(1.0)
+        assert view.active()[newcomer.peer_id].status == "training"
+        assert not view.syncing()
         await swarm.close()
 
     main()

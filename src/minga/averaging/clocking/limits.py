@@ -25,6 +25,11 @@ LOOKED_AT_ONCE = 64
 """Seconds between two comparisons of the limits with better ones; with so many members twice as long, and so on."""
 
 
+def soonest_look_s(members: int) -> float:
+    """Seconds after which a leader of so many members may look at all of them again: it costs more with each."""
+    return SOONEST_LOOK_S * (1.0 + members / LOOKED_AT_ONCE)
+
+
 @loop_bound
 class Limits:
     """The limits of one step, told by its leader `me`: to others by `tell`, to its own trainer by `contributor`. None
@@ -72,8 +77,7 @@ class Limits:
         told = list(limits) if is_late or is_much else strangers
         changed = {peer: limits[peer] for peer in told if limits[peer] != everyone[peer].limit}
         await self._order({peer: everyone[peer] for peer in changed}, changed)
-        soonest_s = SOONEST_LOOK_S * (1.0 + len(everyone) / LOOKED_AT_ONCE)
-        self._look_s = now + min(LATEST_LOOK_S, max(soonest_s, 0.2 * best.seconds))
+        self._look_s = now + min(LATEST_LOOK_S, max(soonest_look_s(len(everyone)), 0.2 * best.seconds))
 
     async def _order(self, members: Mapping[PeerId, Registration], limits: Mapping[PeerId, int]) -> None:
         for peer, samples in limits.items():

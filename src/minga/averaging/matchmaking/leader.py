@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from minga.averaging.clocking.batch_size import BatchSize
-from minga.averaging.clocking.limits import Limits
+from minga.averaging.clocking.limits import Limits, soonest_look_s
 from minga.averaging.clocking.registration import Registration
 from minga.averaging.clocking.sample_quota import MemberPace, share_out
 from minga.averaging.contracts import Contributor
@@ -185,13 +185,15 @@ class GroupLeader:
     async def _wait_for_news(self) -> None:
         """Until the samples that were reported may be enough, somebody came or left, or limits are compared again.
 
-        Other reports change nothing; to look at all members with each of them would cost a large group dear.
+        Other reports change little: in a large group, where it would cost dear to look at all members with each of
+        them, they set nothing in motion before `soonest_look_s`.
         """
-        until_s = _now() + self._limits.pause_s
+        soonest_s, until_s = _now() + soonest_look_s(len(self.registrations)), _now() + self._limits.pause_s
         while not self._has_news and (left_s := until_s - _now()) > 0:
             await self.changed.wait(left_s)
             self._hear_own()
-            if sum(each.report.samples for each in self.everyone().values()) >= self.batch.present:
+            reported = sum(registration.report.samples for registration in self.everyone().values())
+            if reported >= self.batch.present or _now() >= soonest_s:
                 break
         self._has_news = False
 

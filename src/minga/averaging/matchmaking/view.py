@@ -100,8 +100,11 @@ class MembershipView:
 
     def are_past(self, step: int) -> bool:
         """Whether most of the others whom this peer goes with are past `step`."""
-        known = [peer for peer in self.everyone if peer != self._node.peer_id]
-        return bool(known) and has_quorum(set(self._swarm_view.ahead(step)), known)
+        if not (ahead := set(self._swarm_view.ahead(step))):
+            return False
+        me = self._node.peer_id
+        known = [peer for peer in self.everyone if peer != me]
+        return bool(known) and has_quorum(ahead, known)
 
     def expected(self) -> set[PeerId]:
         """Who should come to a group that this peer leads."""

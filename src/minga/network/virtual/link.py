@@ -76,11 +76,9 @@ class Clock:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self._context = contextvars.Context()
-
-    def now(self) -> float:
+        self.now = self.loop.time
         """Seconds by the running loop."""
-        return self.loop.time()
+        self._context = contextvars.Context()
 
     def soon(self, callback: Callable[..., object], *args: object) -> asyncio.Handle:
         """Call back in the next turn of the loop: bytes written in this turn travel together."""
@@ -115,16 +113,20 @@ class LineDirection:
         if self._timer is None:
             self._timer = self._clock.soon(self._serve)
 
-    def arrive(self, pipe: Carried) -> None:
-        """`pipe` has something that came from elsewhere: it goes on at once if nothing else waits.
+    def pass_on(self, pipe: Carried, quantum: Quantum) -> bool:
+        """Carry what came from elsewhere at once, if the link is free and nothing waits; returns whether it did.
 
-        Nothing is written together in such a turn, so the callback that `offer` waits for is spared.
+        It is what `offer` does in the next turn, for most of what arrives and at a third of the cost.
         """
-        if pipe not in self._queued:
-            self._queued.add(pipe)
-            self._fresh.append(pipe)
-        if self._timer is None:
-            self._serve()
+        if self._timer is not None or self._queued or self._frozen:
+            return False
+        now = self._clock.now()
+        start = max(now, self._busy_until)
+        if start - now > AHEAD_S or (quantum.size > MIN_QUANTUM_BYTES and quantum.size > self._quantum_bytes()):
+            return False
+        self._busy_until = start + (quantum.size / self.rate if self.rate is not None else 0.0)
+        pipe.forward(self, quantum, self._busy_until)
+        return True
 
     def settle(self) -> None:
         """Send the bytes that were written in this turn, as far as the link is free."""

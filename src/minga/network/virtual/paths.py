@@ -212,16 +212,18 @@ class NetworkPaths:
     def travel_s(self, source: Host, target: Host, size: int) -> float:
         """Seconds from leaving the uplink to reaching the downlink, with the time for sending lost packets again."""
         latency = self.latency_s(source, target)
+        if not source.loss and not target.loss:
+            return latency
         loss = self.loss(source, target)
-        return latency if loss == 0 else latency + resend_delay_s(self._rng, size, loss, 2 * latency)
+        return latency + resend_delay_s(self._rng, size, loss, 2 * latency)
 
     def may_leave(self, source: Host, target: Host) -> bool:
         """Whether the source can send towards the target (which need not be there)."""
-        return not source.gone and not self._is_cut(source, target)
+        return not source.gone and not ((self._cuts or self._relays) and self._is_cut(source, target))
 
     def is_open(self, source: Host, target: Host) -> bool:
         """Whether what is under way can arrive now."""
-        return not target.stalled and not target.gone and not self._is_cut(source, target)
+        return not target.is_shut and not ((self._cuts or self._relays) and self._is_cut(source, target))
 
     def is_silent(self, one: Host, other: Host) -> bool:
         """Whether `one` hears nothing of `other`, or `other` nothing of `one`, so that the connection will time out."""

@@ -204,8 +204,10 @@ class Pipe:
         elif self.read_error is not None:
             self._wire.clear()
         elif self._wire:
-            self._arrived.append(self._wire.pop(0))
-            self._target.host.down.arrive(self)
+            quantum, down = self._wire.pop(0), self._target.host.down
+            if self._arrived or not down.pass_on(self, quantum):
+                self._arrived.append(quantum)
+                down.offer(self)
 
     def _deliver(self) -> None:
         if self._target.host.stalled:

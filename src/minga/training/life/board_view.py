@@ -166,13 +166,14 @@ class BoardView:
 
     def _progress(self) -> dict[PeerId, Progress]:
         """The records of all other living members, monitors excepted, in order of their ids."""
+        looks_at_all = self._changed is None
         if self._changed is None:
             self._known, self._present, self._active, self._settled, self._alive = {}, set(), None, None, None
             self._changed = dict.fromkeys([*self._board.payloads(AddressInfo), *self._board.payloads(Progress)])
         if self._changed:
             changed, self._changed = self._changed, {}
             peers, infos = self._board.payloads(Progress), self._board.payloads(AddressInfo)
-            size, has_syncing = len(self._known), False
+            size, has_syncing = len(self._known), looks_at_all
             for peer in changed:
                 before, now, info = self._known.get(peer), peers.get(peer), infos.get(peer)
                 is_here = info is not None and info.role != "monitor" and (now is None or now.epoch == self._epoch)
