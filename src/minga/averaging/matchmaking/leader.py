@@ -183,7 +183,7 @@ class GroupLeader:
     # ---- inner workings
 
     async def _wait_for_news(self) -> None:
-        """Until the samples that were reported may be enough, somebody came or left, or limits are compared again.
+        """Until the samples that were reported may be enough, a member came or left, or limits are compared again.
 
         Other reports change little: in a large group, where it would cost dear to look at all members with each of
         them, they set nothing in motion before `soonest_look_s`.

@@ -1,4 +1,4 @@
-"""A queue of what came for somebody, which ends its readers when it fails."""
+"""A queue of what came and waits to be taken, which ends its readers when it fails."""
 
 from __future__ import annotations
 
