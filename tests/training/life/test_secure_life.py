@@ -53,7 +53,7 @@ async def make_life(
     monkeypatch.setattr(verified_member, "Joiner", Newcomer)
     node = await World().node()
     replica = SimpleNamespace(vector=SimpleNamespace(layout=VectorLayout((4,), "float32"), numel=4), step=0)
-    board, port = SimpleNamespace(put=lambda _: None), SimpleNamespace(unit=1)
+    board, port = SimpleNamespace(put=lambda _: None, observe=lambda _: lambda: None), SimpleNamespace(unit=1)
     options = VerifiedOptions(node.peer_id, Behaviour())
     life = VerifiedMember(node, identity_of(node), board, make_spec(8), options, replica, port)  # type: ignore[arg-type]
     life._publisher = SimpleNamespace(set_status=lambda _: None)  # type: ignore[assignment]
