@@ -45,9 +45,6 @@ MAX_STREAMS = 512
 PATH_AGE_S = 0.25
 """Greatest age in seconds of the round-trip time and kind of path; looking them up again takes a while."""
 
-BYTES_AGE_S = 1.0
-"""Greatest age in seconds of the bytes that were moved."""
-
 ASK_PERIOD_S = 0.5
 """Seconds between two checks whether a connection is gone; the transport reports a lost one without a check."""
 
@@ -73,7 +70,6 @@ class IrohConnection(Connection):
         self._tcp = TcpLane(self, listener) if listener else None
         self._asked_s = float("-inf")
         self._facts, self._path_time = LinkFacts(None, "unknown", 0, 0), float("-inf")
-        self._measured_s = float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
         incoming.set_max_concurrent_uni_streams(MAX_STREAMS)
         self._spawn(self._accept_forever())
@@ -101,15 +97,13 @@ class IrohConnection(Connection):
         return await self._arrived.take()
 
     def facts(self) -> LinkFacts:
-        """Facts about both lanes together; round-trip time and path are at most `PATH_AGE_S` seconds old, bytes
-        `BYTES_AGE_S`.
+        """Facts about both lanes together; round-trip time and path are at most `PATH_AGE_S` seconds old.
 
         iroh tells round-trip times in whole milliseconds; less than one counts as half of one.
         """
         if not self._interrupt.fired:
             self._look_at_path()
-            if asyncio.get_running_loop().time() - self._measured_s >= BYTES_AGE_S:
-                self._measure()
+            self._measure()
         return self._facts
 
     @property
@@ -291,7 +285,6 @@ class IrohConnection(Connection):
                 self._facts = replace(self._facts, round_trip_s=max(path.rtt_ms, 0.5) / 1e3, path=kind)
 
     def _measure(self) -> None:
-        self._measured_s = asyncio.get_running_loop().time()
         stats = [lane.stats() for lane in (self._outgoing, self._incoming)]
         sent, received = sum(s.udp_tx_bytes for s in stats), sum(s.udp_rx_bytes for s in stats)
         tcp_sent, tcp_received = self._tcp.traffic() if self._tcp is not None else (0, 0)
