@@ -24,6 +24,7 @@ from minga.split.sharing.averaged_part import AveragedPart
 from minga.split.sharing.block_half import BlockHalf
 from minga.split.sharing.choices import half_for, part_for
 from minga.split.sharing.turn_half import TurnHalf
+from minga.split.wire.messages import PUBLISH_S
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
 
@@ -184,7 +185,7 @@ class Client:
             return
         if loss is not None and labels is not None:
             self.peer.count(len(as_tensors(labels)[0]), loss)
-        self.peer.publish_metrics(self._exchange.step)
+        self.peer.publish_metrics(self._exchange.step, every_s=PUBLISH_S)
 
     def _look(self, watch: HeldOutWatch) -> None:
         try:

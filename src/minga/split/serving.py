@@ -22,6 +22,7 @@ from minga.split.server.batch_server import BatchServer, Finished
 from minga.split.server.service import SplitService
 from minga.split.sharing.choices import applying_for
 from minga.split.standby.succession import ServerSuccession
+from minga.split.wire.messages import PUBLISH_S
 from minga.split.wire.tensors import EncodedReply
 from minga.training.host import host, read_spec
 from minga.training.join import PeerOptions, join
@@ -135,7 +136,7 @@ class SplitServer:
     def _note(self, finished: Finished) -> None:
         if isinstance(finished.reply, EncodedReply) and finished.reply.message.loss is not None:
             self._loss = finished.reply.message.loss
-        self.peer.publish_metrics(self._core.applying.steps)  # its traffic, for displays
+        self.peer.publish_metrics(self._core.applying.steps, every_s=PUBLISH_S)  # its traffic, for displays
         with self._stepped:
             self._stepped.notify_all()
 

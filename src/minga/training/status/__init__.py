@@ -5,12 +5,10 @@
     board ──▶ live_rates ─▶ plan_status
     board ──▶ split_status
     events ─▶ event_stream ─▶ peer.events()
-    peer ──▶ metrics_publisher ─▶ board
 
 Read: run_status (what the board says), status_reader (all of it on demand), losses (the swarm's loss from totals),
 live_rates (rates from the board, for the planner), plan_status (the plan in short), split_status (of a cut model),
-last_problem (what went wrong lately), event_stream (events one after the other, for a program's own loop),
-metrics_publisher (what this peer tells others for their displays).
+last_problem (what went wrong lately), event_stream (events one after the other, for a program's own loop).
 
-Called by training/peer, monitor and cli. It reads the board on the event loop and, that record aside, changes nothing.
+Called by training/peer, monitor and cli. It reads the board on the event loop and changes nothing.
 """
