@@ -67,8 +67,9 @@ def test_it_takes_the_time_and_the_bytes_of_a_real_model(name: str) -> None:
     events, numbers = run(lambda: Swarm(spec, seed=3, make_replica=vector_replica(SMALL), gradient=pull))
     meta_events, meta_numbers = run(lambda: ghost_swarm(spec, SMALL, seed=3))
     assert meta_events == events
-    # The manifests of the states that newcomers fetch list other tensors: some ten bytes more or less.
-    assert meta_numbers == pytest.approx(numbers, rel=3e-4, abs=1e-4)
+    # The manifests of the states that newcomers fetch list other tensors, and small parts that are real share a
+    # carrier, where those of ghosts have streams of their own: some hundred bytes more or less.
+    assert meta_numbers == pytest.approx(numbers, rel=1.5e-3, abs=2e-4)
 
 
 def test_large_ghosts_take_steps_and_agree() -> None:

@@ -72,7 +72,9 @@ class ProgressPublisher:
         if not is_in_step:
             self._publish()
         elif self._later is None:
-            self._later = asyncio.get_running_loop().call_later(min(self._period_s / 2.0, LATER_S), self._publish_status)
+            self._later = asyncio.get_running_loop().call_later(
+                min(self._period_s / 2.0, LATER_S), self._publish_status
+            )
 
     async def run(self) -> None:
         """Publish what changes until cancelled."""
