@@ -163,7 +163,7 @@ def test_a_split_heals_even_after_all_records_ran_out(length_s: float) -> None:
 
 def test_clients_behind_nat_and_bad_lines_take_part() -> None:
     async def run() -> Swarm:
-        swarm = Swarm(6)
+        swarm = Swarm(5)
         await swarm.grow(3)
         await swarm.grow(4, HostSettings(dialable=False, latency_s=0.15, loss=0.05, up_bytes_per_s=50_000))
         await swarm.until(lambda: everyone_sees(swarm.peers, swarm.peers), 10.0)

@@ -20,7 +20,7 @@ from minga.network.rpc.framing import MessageStream
 
 PART, FETCH = "round.part", "round.fetch"
 
-SMALL_BYTES = 1 << 14
+MOST_SHARED_BYTES = 1 << 14
 """Parts of at most so many bytes each way go with the small messages of the connection: they cost no stream."""
 
 LAST_WORDS_S = 1.0
@@ -76,8 +76,8 @@ def _sizes(round: Round, assignment: Assignment) -> tuple[int, int]:
 
 def _is_small(round: Round, assignment: Assignment) -> bool:
     """Whether an assignment can share a stream with others: one that a relay or a repair waits with has its own."""
-    is_plain = not assignment.relays and not assignment.key[0] and not round.result.is_meta
-    return is_plain and max(_sizes(round, assignment)) <= SMALL_BYTES
+    is_plain = not assignment.relays and not assignment.key[0]
+    return is_plain and max(_sizes(round, assignment)) <= MOST_SHARED_BYTES
 
 
 async def _converse(round: Round, assignment: Assignment, stream: MessageStream, relay: SiteReducer | None) -> None:

@@ -129,9 +129,11 @@ class Carriers:
             if not running.done():
                 carrier = await connection.open_stream(bulk=True)
                 if not carrier.is_detour:
-                    for multiplexer, _ in carriers.present:
+                    replaced = [multiplexer for multiplexer, _ in carriers.present]
+                    successor = await self._begin(connection, carriers, carrier)
+                    for multiplexer in replaced:
                         self._spawn(self._retire(multiplexer))
-                    return await self._begin(connection, carriers, carrier)
+                    return successor
                 await carrier.reset()
         return running
 

@@ -30,20 +30,20 @@ class TrainerHold:
     def __init__(self, port: GradientPort) -> None:
         self._port = port
         self._timer: asyncio.TimerHandle | None = None
-        self.is_held = False
-        """Whether `begin` was called, and `end` not since."""
+        self._is_held = False
 
     def begin(self) -> None:
         """Keep the trainer from computing, from its next boundary on, until `end`."""
         self._stop_timer()
-        self.is_held = True
+        self._is_held = True
         self._port.hold(holding=self._port.facts.counts_late)
 
     def end(self) -> None:
-        """Let it go on."""
+        """Let it go on, if it was held."""
         self._stop_timer()
-        self.is_held = False
-        self._port.hold(holding=False)
+        if self._is_held:
+            self._is_held = False
+            self._port.hold(holding=False)
 
     def end_soon(self) -> None:
         """Let it go on after the time of a micro-batch, whatever happens: a group may form only with what it computes

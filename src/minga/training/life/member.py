@@ -247,8 +247,7 @@ class Member:
 
     async def _rest(self) -> None:
         """The organisers paused the run: hold the state, and look now and then whether it goes on."""
-        if self._hold.is_held:
-            self._hold.end()
+        self._hold.end()
         self._publisher.set_status("paused")
         self._node.events.emit(RunPaused(step=self.step, paused=True))
         while self.amended.is_paused(self.step) and not self.swarm_view.is_behind(self.step):
@@ -373,8 +372,7 @@ class Member:
         """
         self.replica_step.begin(plan)
         vector, samples = await self._port.seal()
-        if self._hold.is_held:
-            self._hold.end()
+        self._hold.end()
         if plan.scores and plan.rank_of(self._node.peer_id) not in plan.contributors:
             return None, samples, 0
         size, project, weight = self._result.nbytes, self._replica.project, self._weight(plan, samples)
