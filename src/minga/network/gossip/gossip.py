@@ -3,22 +3,20 @@
 Theory of operation. Three things spread records, each covering for what the one before misses:
 
 * *rumours* (`minga.network.gossip.rumours`): new records go to a few neighbours, what is urgent at once, the rest in
-windows
-  that grow with the swarm;
+  windows that grow with the swarm;
 * *exchanges* (`minga.network.gossip.anti_entropy`): about once a second each peer makes its board equal with that of
-one random
-  living neighbour. Whatever rumours missed is everywhere after O(log N) such rounds;
+  one random living neighbour. Whatever rumours missed is everywhere after O(log N) such rounds;
 * *dialling*: a peer with fewer than `MIN_NEIGHBOURS` connections dials living peers it is not connected to; now and
   then it dials at random, also silent peers and the entry addresses of the link, so that a split heals.
 
 Every peer signs a record at least once every `beat_s` = max(0.5, N / 25) seconds for N living peers; the failure
 detector watches for these. A peer renews its own records after a third of their life.
 
-Cost. A beat takes about 125 bytes, and a peer sends every record that is new to it to at most 3 neighbours, a third of
-which have it from no other peer. Below N = 12 every peer beats twice a second and traffic grows with N, by some 850
-bytes per second each way for each peer. Above, there are 25 beats per second in the whole swarm, and exchanges become
-rarer as they become larger. Measured in simulation, stream bytes sent per peer and second: 0.4 kB for N = 2, 8.2 kB for
-10, 10 kB for 25, 11.5 kB for 50. Records that come more often than beats cost as many bytes again, so peers of a large
+Cost. A beat takes about 125 bytes, and a peer sends every record that is new to it to at most 3 neighbours, fewer if
+others sent it meanwhile. Below N = 12 every peer beats twice a second and traffic grows with N, by some 560 bytes per
+second each way for each peer. Above, there are 25 beats per second in the whole swarm, and exchanges become rarer as
+they become larger. Stream bytes sent per peer and second in simulation (`python -m benchmarks.scaling --gossip
+2,10,25,50`): 0.5 kB for N = 2, 5.6 kB for 10, 8 kB for 25, 8.3 kB for 50. Records that come more often than beats cost as many bytes again, so peers of a large
 swarm should not write more often than every `beat_s`. A dead peer is noticed after about two and a half beats, and two
 of the windows in which rumours are collected: see docs/scaling.md.
 
