@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from minga.core.errors import ConfigurationError, RunFinishedError
 from minga.core.events.training import MicroBatchDropped
 from minga.core.spec.run_spec import RunSpec
+from minga.optim.arithmetic import forbid_rounded_products
 from minga.security.randomness.public_batch import PublicBatch
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
@@ -372,6 +373,7 @@ def _check_public(spec: RunSpec, ranks: ProcessGroup | None, model: torch.nn.Mod
             "the buffers of this model move with what one peer computed before, which others cannot check: "
             'security.verification = "byzantine" needs training.buffers = "local" for it'
         )
+    forbid_rounded_products()
 
 
 def _count(samples: SupportsIndex | None, name: str = "step(samples=...)") -> int:

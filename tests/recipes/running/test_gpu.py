@@ -12,6 +12,7 @@ import torch
 
 import minga
 from minga.core.spec.run_spec import RunSpec
+from minga.optim.arithmetic import forbid_rounded_products
 from minga.recipes import load_recipe, new_model
 from minga.recipes.running.micro_batch import passes
 from minga.recipes.running.precision import choose_precision
@@ -48,6 +49,7 @@ def gradients_on(device: torch.device, recipe_name: str, settings: dict[str, Any
     mapping = {"name": "gpu", "model": {"recipe": recipe_name}, "recipe": {recipe_name: settings}}
     spec = RunSpec.from_mapping({**mapping, "security": {"verification": "byzantine", "micro_batch_size": SAMPLES}})
     recipe, precision = load_recipe(spec), choose_precision("auto", device, spec)
+    forbid_rounded_products()
     model = new_model(recipe).to(device)
     torch.manual_seed(3)
     batch = {name: tensor.to(device) for name, tensor in recipe.synthetic_batch(SAMPLES).items()}

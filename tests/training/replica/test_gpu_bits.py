@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import threading
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from torch import nn
 import minga
 from minga.core.spec.run_spec import RunSpec
 from minga.optim import LAMB, AdamW, MomentStorage
+from tests.worlds.own_state_run import CHECKPOINT_EVERY, LAST, begin, train_with_checkpoints
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -115,20 +115,30 @@ def test_a_gpu_and_a_processor_end_with_equal_bits(
 
 
 @pytest.mark.parametrize("strategy", ["synchronous", "local"])
-def test_updates_in_ram_end_with_the_bits_of_the_gpu_and_leave_it_room(strategy: str, tmp_path: Path) -> None:
-    digests, held = [], []
+def test_updates_in_ram_end_with_the_bits_of_the_gpu(strategy: str, tmp_path: Path) -> None:
+    digests, places = [], []
     for offload in (False, True):
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated()
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4096), nn.GELU(), nn.Linear(4096, 7)).to(GPU)
+        model = model_of().to(GPU)
         with minga.host(loop_spec(8, 4, strategy=strategy), options(tmp_path / str(offload))) as peer:
             optimizer = minga.Optimizer(adamw(model.parameters()), peer, model=model, offload=offload)
             train(optimizer, model, GPU, 0)
             digests.append(optimizer.digest())
-            held.append(torch.cuda.memory_allocated() - before)
-        del model, optimizer
-        gc.collect()
+        kept = [value for each in optimizer.inner.state.values() for value in each.values() if value.ndim]
+        places.append({value.device.type for value in kept})
+        assert {value.device.type for value in model.parameters()} == {"cuda"}
     assert digests[0] == digests[1]
-    numel = 64 * 4096 + 4096 + 4096 * 7 + 7
-    assert held[1] <= held[0] - 2 * 4 * numel, "the moments are not on the device"
+    assert places == [{"cuda"}, {"cpu"}]
+
+
+@pytest.mark.parametrize("second", ["cuda", "cpu"])
+def test_what_a_peer_on_a_gpu_alone_had_comes_back_in_its_next_process(second: str, tmp_path: Path) -> None:
+    values = []
+    for folder, stops in (("interrupted", (CHECKPOINT_EVERY, LAST)), ("whole", (LAST,))):
+        for device, stop in zip(("cuda", second), stops, strict=False):
+            peer, optimizer, model = begin(tmp_path / folder, "local", device)
+            with peer:
+                train_with_checkpoints(peer, optimizer, model, stop)
+        assert optimizer.global_step == LAST
+        values.append([value.detach().cpu() for value in model.parameters()])
+    for one, other in zip(*values, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=0.0 if second == "cuda" else 1e-5)

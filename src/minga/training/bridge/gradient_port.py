@@ -292,9 +292,10 @@ class GradientPort(TrainingThread):
         self.reopen(limit)
 
     def local_tensors(self) -> dict[str, torch.Tensor]:
-        """Copies of what the strategy has for this peer alone. For the training thread."""
+        """Copies, in RAM, of what the strategy has for this peer alone. For the training thread."""
         with self._strategy.arithmetic:
-            return {name: tensor.detach().clone() for name, tensor in self._strategy.local_tensors().items()}
+            found = self._strategy.local_tensors().items()
+            return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found}
 
     def take_up(self, local: Mapping[str, torch.Tensor]) -> None:
         """Have the strategy go on from the `local_tensors` of an earlier process, with the state that is here.
