@@ -6,12 +6,18 @@ oldest: a peer that was killed and came back is not kept out by what its earlier
 
 from __future__ import annotations
 
+import asyncio
+
+from minga.network.bounded_dict import BoundedDict
 from minga.network.interface import Connection, PeerId
 
 MAX_PEERS = 4096
 """How many peers may be connected at once: several times as many as a group may have members."""
 
 MAX_CONNECTIONS_PER_PEER = 2
+
+ENDED_S = 2.0
+"""Seconds for which nobody dials a peer whose process has ended: a new one takes longer to begin, and dials itself."""
 
 
 class Connections:
@@ -20,6 +26,7 @@ class Connections:
     def __init__(self) -> None:
         self._connections: dict[PeerId, list[Connection]] = {}
         self._past_traffic = (0, 0)
+        self._ended_s: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -29,6 +36,8 @@ class Connections:
         known = self._connections.get(peer, [])
         if known and not known[-1].is_closed:
             return known[-1]
+        if known and known[-1].has_process_ended:
+            self._ended_s[peer] = asyncio.get_running_loop().time()
         for closed in [connection for connection in known if connection.is_closed]:
             known.remove(closed)
             self._note_traffic(closed)
@@ -36,6 +45,12 @@ class Connections:
             return known[-1]
         self._connections.pop(peer, None)
         return None
+
+    def has_just_ended(self, peer: PeerId) -> bool:
+        """Whether the process of `peer` ended a moment ago, and nothing was heard of a new one."""
+        if self.live(peer) is not None or (ended_s := self._ended_s.get(peer)) is None:
+            return False
+        return asyncio.get_running_loop().time() - ended_s < ENDED_S
 
     def connected(self) -> list[PeerId]:
         """All peers with an open connection, in order of their ids."""

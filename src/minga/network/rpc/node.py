@@ -182,6 +182,8 @@ class Node:
             raise ClosedError("this peer was closed")
         if live := self._connections.live(peer):
             return live
+        if self._connections.has_just_ended(peer):
+            raise UnreachableError("its process has ended", peer=peer)
         address = self._lookup(peer)
         if address is None or not address.dialable:
             raise UnreachableError("not connected, and no address to dial is known", peer=peer)
@@ -209,6 +211,10 @@ class Node:
     def is_connected(self, peer: PeerId) -> bool:
         """Whether a connection to `peer` is open right now."""
         return self._connections.live(peer) is not None
+
+    def has_just_ended(self, peer: PeerId) -> bool:
+        """Whether the process of `peer` ended a moment ago, as far as the network noticed: it need not be waited for."""
+        return self._connections.has_just_ended(peer)
 
     @property
     def has_room(self) -> bool:

@@ -286,6 +286,8 @@ class TcpLane:
             if timer := self._idle.pop(channel, None):
                 timer.cancel()
                 self._late = True  # the other side ended it: it may be gone
+            if channel.ended_there:
+                self._host.wonder()
             sent, received = self._past_traffic
             self._past_traffic = sent + channel.bytes_sent, received + channel.bytes_received
 

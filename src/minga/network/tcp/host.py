@@ -30,3 +30,6 @@ class LaneHost(Protocol):
 
     def arrived(self, stream: Stream) -> None:
         """Take a stream that the other side opened."""
+
+    def wonder(self) -> None:
+        """The other side ended a TCP connection, as the system of a process that dies does."""
