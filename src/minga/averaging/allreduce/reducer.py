@@ -40,7 +40,8 @@ LOOK_S, LOOK_SHARE, LONGEST_LOOK_S = 0.1, 0.02, 0.5
 
 EXPLAINED_S = 2.0
 """Seconds within which a member from which others turn away that it is still connected to hears why, if others take
-over: they may have been told first, and must not be missing from the mean for it."""
+over: they may have been told first, and must not be missing from the mean for it. Who is given up, or whose connection
+is gone, has no such news."""
 
 
 @loop_bound
@@ -352,7 +353,7 @@ class Reducer:
             before_s = asyncio.get_running_loop().time() - EXPLAINED_S
             if self._cut_off_s and self._cut_off_s < before_s:
                 round.abort("too few members of the group could be heard to the end")
-            for child, why in [(each, why) for each, (since_s, why) in self._left.items() if since_s < before_s]:
+            for child, why in self._unexplained(before_s).items():
                 if round.routes.is_relay(self._assignment, child):
                     self.useless_relays.add(child)
                 else:
@@ -364,6 +365,15 @@ class Reducer:
                     self.useless_relays.add(child)
                 else:
                     self._drop(child, why)
+
+    def _unexplained(self, before_s: float) -> dict[int, str]:
+        """Who left before then, with the reason, and whom no news explains any more: also who is gone for all."""
+        round = self._round
+        return {
+            child: why
+            for child, (since_s, why) in self._left.items()
+            if since_s < before_s or child in round.given_up or round.node.facts(round.members[child]) is None
+        }
 
     def _awaited(self) -> dict[int, MessageStream]:
         """The streams of those whose turn it is; see `waiting.py`."""
