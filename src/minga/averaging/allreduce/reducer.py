@@ -359,6 +359,8 @@ class Reducer:
                 else:
                     del self._left[child]
                     self._drop(child, why)
+            for child in sorted(round.given_up & set().union(*self._pending.values())):
+                self._drop(child, round.dead[child])
             laggards = set().union(*self._pending.values())
             for child, why in deadlines.given_up(self._absent, self._awaited(), laggards).items():
                 if round.routes.is_relay(self._assignment, child) and child not in round.dead:
