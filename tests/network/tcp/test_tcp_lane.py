@@ -22,6 +22,7 @@ class Channel:
     """A connection that does nothing."""
 
     lost: str | None = None
+    ended_there = False
     bytes_sent = bytes_received = 0
     on_readable: Any = None
     on_lost: Any = None
@@ -61,6 +62,9 @@ class Host:
 
     def arrived(self, stream: Stream) -> None:
         raise NotImplementedError
+
+    def wonder(self) -> None:
+        raise NotImplementedError("no connection is ended by the system of the other side")
 
 
 def lane(asked: Callable[[], object]) -> TcpLane:

@@ -209,7 +209,7 @@ class IrohConnection(Connection):
 
     def wonder(self) -> None:
         """The other side ended a TCP connection: find out whether its process has ended."""
-        if not self._interrupt.fired and (self._wondering is None or self._wondering.done()):
+        if not self._interrupt.fired and self._wondering is None:
             self._wondering = self._spawn(self._look_after_process())
 
     # ---- inner workings
@@ -243,6 +243,9 @@ class IrohConnection(Connection):
         for stream in list(self._streams.values()):
             stream.interrupt.fire(error)
         self._arrived.clear()
+        if self._wondering is not None and self._wondering is not asyncio.current_task():
+            self._wondering.cancel()
+        self._wondering = None
         if self._tcp is not None:
             self._tcp.lose(error)
             self._tcp = None  # it knows this connection: neither should have to wait for the garbage collector
@@ -293,6 +296,7 @@ class IrohConnection(Connection):
             if await has_ended(lambda: self._send_abort(NO_STREAM), received, lambda: self.round_trip_s):
                 self._process_ended = True
                 self._lose("its process has ended")
+        self._wondering = None
 
     async def _send_abort(self, number: int) -> None:
         with contextlib.suppress(MingaError, *BINDING_ERRORS):

@@ -16,8 +16,10 @@ MAX_PEERS = 4096
 
 MAX_CONNECTIONS_PER_PEER = 2
 
-ENDED_S = 2.0
+JUST_ENDED_S = 2.0
 """Seconds for which nobody dials a peer whose process has ended: a new one takes longer to begin, and dials itself."""
+LATELY_ENDED_S = 60.0
+"""Seconds for which such a peer is not dialled for long."""
 
 
 class Connections:
@@ -48,9 +50,11 @@ class Connections:
 
     def has_just_ended(self, peer: PeerId) -> bool:
         """Whether the process of `peer` ended a moment ago, and nothing was heard of a new one."""
-        if self.live(peer) is not None or (ended_s := self._ended_s.get(peer)) is None:
-            return False
-        return asyncio.get_running_loop().time() - ended_s < ENDED_S
+        return self._has_ended(peer, JUST_ENDED_S)
+
+    def has_lately_ended(self, peer: PeerId) -> bool:
+        """Whether it ended not long ago."""
+        return self._has_ended(peer, LATELY_ENDED_S)
 
     def connected(self) -> list[PeerId]:
         """All peers with an open connection, in order of their ids."""
@@ -85,6 +89,11 @@ class Connections:
         live = [c.facts() for connections in self._connections.values() for c in connections]
         sent, received = self._past_traffic
         return sent + sum(f.bytes_sent for f in live), received + sum(f.bytes_received for f in live)
+
+    def _has_ended(self, peer: PeerId, limit_s: float) -> bool:
+        if (ended_s := self._ended_s.get(peer)) is None or self.live(peer) is not None:
+            return False
+        return asyncio.get_running_loop().time() - ended_s < limit_s
 
     def _note_traffic(self, connection: Connection) -> None:
         facts, (sent, received) = connection.facts(), self._past_traffic
