@@ -2,9 +2,10 @@
 
 Theory of operation. When a process ends, however it does, its system closes its TCP connections. It does not close them
 while the process is stopped or busy, and they outlive a cut. That alone proves nothing: a living peer aborts the
-connection of a stream that it resets, and routers end connections, too. So this side then asks over iroh, whose threads
-at the other end acknowledge each packet whatever Python does there. If TCP was closed, and nothing at all comes over UDP
-although it was asked for, then the process is gone. On a link of no length that takes `SETTLE_S + ASKED * PAUSE_S`.
+connection of a stream that it resets, and routers end connections, too. So this side then asks over iroh, whose
+threads at the other end acknowledge each packet whatever Python does there. If TCP was closed, and nothing at all
+comes over UDP although it was asked for, the process is gone. On a link of no length that takes
+`SETTLE_S + ASKED * PAUSE_S`.
 
 A pause counts only if this process slept through it on time: one that was stopped or starved hears nothing either.
 """

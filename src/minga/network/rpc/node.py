@@ -216,7 +216,7 @@ class Node:
         return self._connections.live(peer) is not None
 
     def has_just_ended(self, peer: PeerId) -> bool:
-        """Whether the process of `peer` ended a moment ago, as far as the network noticed: it need not be waited for."""
+        """Whether the process of `peer` ended a moment ago, as far as the network noticed: it is not waited for."""
         return self._connections.has_just_ended(peer)
 
     @property
