@@ -143,7 +143,7 @@ class Repairer:
     def _useless(self) -> set[int]:
         """Whose work others should take over, from the point of view of a root: relays', or its own.
 
-        Who is lost is reported as that: the root that it left alone is good for other parts.
+        A lost member is reported as lost: the root that it left alone is good for other parts.
         """
         round, useless = self._round, set[int]()
         for key, reducer in self._reducers.items():

@@ -6,9 +6,9 @@ long the same bytes would take there, after a repair. Moving pays if
 
     left / rate > 2 * (REPAIR_S + left / rate of those that are done),   and at least `LEAST_GAIN_S` are saved.
 
-A plan that expected the round to take this long is not overruled: slow links are in its reckoning. Who is silent is
-not slow: either it is heard again soon, or it is given up, and until then others may have to wait for it. So nobody is
-called slow meanwhile, and what was delivered before a repair, and the time that it took, no longer count after it.
+A plan that expected the round to take this long is not overruled: slow links are in its reckoning. A silent member is
+not slow: either it is heard again soon, or it is given up, and until then others may have to wait for it. So no member
+is called slow meanwhile, and what was delivered before a repair, and the time that it took, do not count after it.
 """
 
 from __future__ import annotations

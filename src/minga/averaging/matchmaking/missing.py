@@ -2,8 +2,8 @@
 
 Theory of operation. Between two rounds nothing need pass between a leader and a member. So a leader cannot tell a
 member that still applies the last result from one that stopped right after it, and the board may take seconds longer
-than a stream to tell. Therefore the leader calls those that are missing. Who lives answers, or at least gives signs of
-life; who is silent is suspected, as a silent leader is, and the step does not wait for it.
+than a stream to tell. Therefore the leader calls those that are missing. A living one answers, or at least gives signs
+of life; a silent one is suspected, as a silent leader is, and the step does not wait for it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def serve_here(_: PeerId, stream: MessageStream) -> None:
 async def suspect_the_silent(
     node: Node, missing: Callable[[], Collection[PeerId]], suspects: Callable[[], Suspects]
 ) -> None:
-    """Call those that are `missing`, for as long as this runs and each once; suspect who gives no signs of life."""
+    """Call those that are `missing`, for as long as this runs and each once; suspect those without signs of life."""
     called: set[PeerId] = set()
 
     async def call(peer: PeerId) -> None:
