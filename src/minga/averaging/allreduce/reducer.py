@@ -370,7 +370,7 @@ class Reducer:
                     self._drop(child, why)
 
     def _unexplained(self, before_s: float) -> dict[int, str]:
-        """The members that left before then, with the reason, and those that are gone for all: no news explains them."""
+        """The members that left before then, with the reason, and those that are gone for all."""
         round = self._round
         return {
             child: why
