@@ -152,3 +152,26 @@ def test_an_idle_connection_that_this_side_ended_says_nothing_about_the_other(mo
         assert await made.open() is not None
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("last_ended_there", [False, True])
+def test_the_end_of_the_other_process_is_thought_of_when_no_connection_is_left(last_ended_there: bool) -> None:
+    async def main() -> None:
+        made = lane(lambda: come(made))
+        wondered: list[None] = []
+        made._host.wonder = lambda: wondered.append(None)  # type: ignore[method-assign]
+        first, second = await made.open(), await made.open()
+        assert first is not None
+        assert second is not None
+        first._channel.ended_there = True  # as with a stream that the other side resets
+        first._channel.abort()
+        assert not wondered
+        second._channel.ended_there = last_ended_there  # or this side gives up what it can no more use
+        second._channel.abort()
+        assert len(wondered) == 1
+        third = await made.open()
+        assert third is not None
+        third._channel.abort()
+        assert len(wondered) == 1, "this side ended it, and nothing else was there"
+
+    asyncio.run(main())

@@ -208,7 +208,7 @@ class IrohConnection(Connection):
         self._arrived.put(stream)
 
     def wonder(self) -> None:
-        """The other side ended a TCP connection: find out whether its process has ended."""
+        """The other side ended its TCP connections: find out whether its process has ended."""
         if not self._interrupt.fired and self._wondering is None:
             self._wondering = self._spawn(self._look_after_process())
 

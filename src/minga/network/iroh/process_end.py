@@ -1,11 +1,11 @@
 """Whether the process at the other end of a connection has ended, found out long before its silence shows it.
 
-Theory of operation. When a process ends, however it does, its system closes its TCP connections. It does not close them
-while the process is stopped or busy, and they outlive a cut. That alone proves nothing: a living peer aborts the
-connection of a stream that it resets, and routers end connections, too. So this side then asks over iroh, whose
-threads at the other end acknowledge each packet whatever Python does there. If TCP was closed, and nothing at all
-comes over UDP although it was asked for, the process is gone. On a link of no length that takes
-`SETTLE_S + ASKED * PAUSE_S`.
+Theory of operation. When a process ends, however it does, its system closes all its TCP connections. It does not close
+them while the process is stopped or busy, and they outlive a cut. That alone proves nothing: a living peer aborts the
+connection of a stream that it resets, which may be the only one, and routers end connections, too. So this side then
+asks over iroh, whose threads at the other end acknowledge each packet whatever Python does there. If no TCP connection
+is left, and nothing at all comes over UDP although it was asked for, the process is gone. On a link of no length that
+takes `SETTLE_S + ASKED * PAUSE_S`.
 
 A pause counts only if this process slept through it on time: one that was stopped or starved hears nothing either.
 """
@@ -33,7 +33,7 @@ LATE: Final = 2.0
 async def has_ended(
     ask: Callable[[], Awaitable[None]], received: Callable[[], int], round_trip_s: Callable[[], float | None]
 ) -> bool:
-    """Whether the other side's process has ended, after one of its TCP connections did.
+    """Whether the other side's process has ended, after its TCP connections did.
 
     `ask` sends a packet that has to be acknowledged, `received` counts the bytes that came over UDP so far, and
     `round_trip_s` is in seconds (None: unknown).

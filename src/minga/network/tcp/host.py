@@ -32,4 +32,4 @@ class LaneHost(Protocol):
         """Take a stream that the other side opened."""
 
     def wonder(self) -> None:
-        """The other side ended a TCP connection, as the system of a process that dies does."""
+        """No TCP connection is left and the other side ended one, as the system of a process that dies ends all."""
