@@ -13,6 +13,7 @@ from minga.network.rpc import accept_loop, connections, misbehaviour
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.handshake import Call
 from minga.network.rpc.misbehaviour import MAX_OFFENCES, OFFENCE_MEMORY_S
+from minga.network.rpc.node import BRIEF_DIAL_S
 from minga.network.rpc.server import MAX_STREAMS_PER_PEER
 from minga.network.virtual.internet import HostSettings
 from tests.worlds.reduce_world import Party, World
@@ -181,6 +182,40 @@ def test_a_peer_that_falls_silent_in_a_call(fault: str) -> None:
         await world.close()
 
     main()
+
+
+@virtually
+async def test_a_peer_whose_process_ended_is_not_waited_for_until_a_new_one_comes() -> None:
+    world, first, second = await two()
+    second.node.serve("think", never)
+    loop = asyncio.get_running_loop()
+    pending = asyncio.ensure_future(first.node.call(second.peer_id, "think", Number(1), Number))
+    await asyncio.sleep(1.0)
+    world.internet.kill(second.network, is_noticed=True)
+    begun = loop.time()
+    with pytest.raises(UnreachableError, match="its process has ended"):
+        await pending
+    assert loop.time() - begun < 0.6
+    assert first.node.has_just_ended(second.peer_id)
+    begun = loop.time()
+    with pytest.raises(UnreachableError, match="its process has ended"):
+        await first.node.call(second.peer_id, "double", Number(1), Number)
+    assert loop.time() == begun, "nobody dials it"
+    await asyncio.sleep(connections.JUST_ENDED_S)
+    assert not first.node.has_just_ended(second.peer_id)
+    begun = loop.time()
+    with pytest.raises(UnreachableError):
+        await first.node.call(second.peer_id, "double", Number(1), Number)
+    assert loop.time() - begun <= BRIEF_DIAL_S
+    restarted = Party(
+        world.internet.host(name=second.network.state.name, private_key=second.network.private_key), world.book
+    )
+    restarted.node.serve("double", double)
+    restarted.network.process.context.run(restarted.node.start)
+    await restarted.network.process.run(restarted.node.connection(first.peer_id))
+    assert await first.node.call(second.peer_id, "double", Number(4), Number) == Number(8)
+    await restarted.node.close()
+    await world.close()
 
 
 @virtually

@@ -47,6 +47,7 @@ from minga.core.events.averaging import RoundMemberLost, RoundWorkTakenOver
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.keepalive import PULSE_S
 from minga.network.rpc.node import Node
 
 IDLE_S = 300.0
@@ -307,6 +308,10 @@ class Round:
             yield
         finally:
             del self._streams[stream]
+
+    def silent(self) -> set[int]:
+        """Those of whom not even the signs of life come that are due."""
+        return {member for stream, member in self._streams.items() if stream.quiet_s > stream.pause_s + PULSE_S}
 
     def bury_idle(self) -> None:
         """Regard those as gone who give signs of life, but nothing that is expected of them."""

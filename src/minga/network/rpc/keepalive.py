@@ -45,9 +45,10 @@ SILENCE_S: Final = 1.5
 def silence_limit(round_trip_s: float | None, pause_ticks: int = LEAST_TICKS) -> int:
     """How many ticks of silence to bear of a peer that makes pauses of `pause_ticks` ticks.
 
-    `SILENCE_S` plus four round trips, which covers a lost and resent pulse, and what the pause is longer than usual.
+    `SILENCE_S` plus four round trips, which covers a lost and resent pulse, and what the pause is longer than usual; to
+    the nearest tick: a link of half a millisecond costs none.
     """
-    usual = math.ceil((SILENCE_S + 4.0 * min(round_trip_s or 0.0, 2.0)) / PULSE_S)
+    usual = round((SILENCE_S + 4.0 * min(round_trip_s or 0.0, 2.0)) / PULSE_S)
     return usual + max(0, pause_ticks - LEAST_TICKS)
 
 

@@ -56,6 +56,8 @@ class TlsChannel(asyncio.BufferedProtocol):
         self.on_lost: Callable[[], None] | None = None
         self.lost: str | None = None
         """Why the connection is gone; None while it is not."""
+        self.ended_there = False
+        """Whether it is gone because the other side, or the system there, closed it."""
         self.bytes_sent = self.bytes_received = 0
         loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = loop.create_future()
@@ -248,6 +250,7 @@ class TlsChannel(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """See `asyncio`."""
+        self.ended_there = self.lost is None
         self._lose(str(error) if error else "the other side closed the connection")
         if not self._gone.done():
             self._gone.set_result(None)
