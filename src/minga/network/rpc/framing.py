@@ -49,6 +49,9 @@ MAX_REASON_CHARACTERS = 500
 
 PIECE_BYTES = 1 << 14
 
+USED_BYTES = 1 << 20
+"""How much of a bulk frame is used at once while the rest is to come."""
+
 MESSAGE, BULK, REFUSAL, PULSE, RECEIPT = range(5)
 _HEADER = struct.Struct(">BI")
 
@@ -173,9 +176,12 @@ class MessageStream:
         """Wait for the next message, which must be a valid member of a union of tagged structs."""
         return self._decode(await self._receive_body(MESSAGE, None), cast("type[Any]", union))
 
-    async def receive_bulk_into(self, target: memoryview) -> None:
-        """Wait for the next bulk frame, which must have exactly the length of `target`, and fill `target` with it."""
-        await self._receive_body(BULK, target)
+    async def receive_bulk_into(self, target: memoryview, use: Callable[[memoryview], None] | None = None) -> None:
+        """Wait for the next bulk frame, which must have exactly the length of `target`, and fill `target` with it.
+
+        `use` gets piece after piece of it, each as soon as it is there and while it is in the processor's cache.
+        """
+        await self._receive_body(BULK, target, use=use)
 
     async def receive_bulk_up_to(self, target: memoryview) -> int:
         """Wait for the next bulk frame, which must fit into `target`, and fill the beginning of `target` with it.
@@ -365,7 +371,12 @@ class MessageStream:
             self._waiting = False
 
     async def _receive_body(
-        self, wanted: int, target: memoryview | None, *, exact: bool = True
+        self,
+        wanted: int,
+        target: memoryview | None,
+        *,
+        exact: bool = True,
+        use: Callable[[memoryview], None] | None = None,
     ) -> bytearray | memoryview:
         header = await self._next_header()
         kind, length = header if header is not None else (PULSE, 0)
@@ -382,7 +393,11 @@ class MessageStream:
             if kind == BULK and target is not None:
                 self._send_receipt(self.counter.expect(length))
                 target = target[:length]
-                await self._paced.read_into(target, self._bulk_came)
+                at_once = max(1, length if use is None else USED_BYTES)
+                for piece in (target[start : start + at_once] for start in range(0, length, at_once)):
+                    await self._paced.read_into(piece, self._bulk_came)
+                    if use is not None:
+                        use(piece)
                 return target
             body = await self._read_exactly(length)
             self._access_link.download.charge(length)
