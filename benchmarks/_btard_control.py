@@ -66,9 +66,9 @@ class CountingStream(MessageStream):
         counting._received = received
         return counting
 
-    async def receive_bulk_into(self, target: memoryview, use: Callable[[memoryview], None] | None = None) -> None:
+    async def receive_bulk_into(self, target: memoryview, filled: Callable[[int], None] | None = None) -> None:
         """See `MessageStream`."""
-        await super().receive_bulk_into(target, use)
+        await super().receive_bulk_into(target, filled)
         self._received[memoryview] += target.nbytes
 
     def _decode(self, body: bytearray | memoryview, message_type: type[T]) -> T:

@@ -49,9 +49,6 @@ MAX_REASON_CHARACTERS = 500
 
 PIECE_BYTES = 1 << 14
 
-USED_BYTES = 1 << 20
-"""How much of a bulk frame is used at once while the rest is to come."""
-
 MESSAGE, BULK, REFUSAL, PULSE, RECEIPT = range(5)
 _HEADER = struct.Struct(">BI")
 
@@ -176,12 +173,12 @@ class MessageStream:
         """Wait for the next message, which must be a valid member of a union of tagged structs."""
         return self._decode(await self._receive_body(MESSAGE, None), cast("type[Any]", union))
 
-    async def receive_bulk_into(self, target: memoryview, use: Callable[[memoryview], None] | None = None) -> None:
+    async def receive_bulk_into(self, target: memoryview, filled: Callable[[int], None] | None = None) -> None:
         """Wait for the next bulk frame, which must have exactly the length of `target`, and fill `target` with it.
 
-        `use` gets piece after piece of it, each as soon as it is there and while it is in the processor's cache.
+        `filled` is called with the number of further bytes that are in their place, as soon as they are.
         """
-        await self._receive_body(BULK, target, use=use)
+        await self._receive_body(BULK, target, filled=filled)
 
     async def receive_bulk_up_to(self, target: memoryview) -> int:
         """Wait for the next bulk frame, which must fit into `target`, and fill the beginning of `target` with it.
@@ -376,7 +373,7 @@ class MessageStream:
         target: memoryview | None,
         *,
         exact: bool = True,
-        use: Callable[[memoryview], None] | None = None,
+        filled: Callable[[int], None] | None = None,
     ) -> bytearray | memoryview:
         header = await self._next_header()
         kind, length = header if header is not None else (PULSE, 0)
@@ -393,11 +390,7 @@ class MessageStream:
             if kind == BULK and target is not None:
                 self._send_receipt(self.counter.expect(length))
                 target = target[:length]
-                at_once = max(1, length if use is None else USED_BYTES)
-                for piece in (target[start : start + at_once] for start in range(0, length, at_once)):
-                    await self._paced.read_into(piece, self._bulk_came)
-                    if use is not None:
-                        use(piece)
+                await self._paced.read_into(target, self._bulk_came, filled)
                 return target
             body = await self._read_exactly(length)
             self._access_link.download.charge(length)

@@ -60,8 +60,8 @@ async def transfer(node: Node, stream: MessageStream, size_bytes: int) -> AsyncI
 
 async def receive_hashed(stream: MessageStream, data: memoryview) -> bytes:
     """Fill `data` with the next bulk frame of a stream, and return its digest."""
-    running = RunningDigest()
-    await stream.receive_bulk_into(data, running.add)
+    running = RunningDigest(data)
+    await stream.receive_bulk_into(data, running.filled)
     return running.digest()
 
 
