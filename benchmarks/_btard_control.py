@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -66,9 +66,9 @@ class CountingStream(MessageStream):
         counting._received = received
         return counting
 
-    async def receive_bulk_into(self, target: memoryview) -> None:
+    async def receive_bulk_into(self, target: memoryview, filled: Callable[[int], None] | None = None) -> None:
         """See `MessageStream`."""
-        await super().receive_bulk_into(target)
+        await super().receive_bulk_into(target, filled)
         self._received[memoryview] += target.nbytes
 
     def _decode(self, body: bytearray | memoryview, message_type: type[T]) -> T:

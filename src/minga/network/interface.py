@@ -79,12 +79,18 @@ class Stream(ABC):
         """Return 1 to `max_bytes` bytes as soon as any are there, or b"" at the end of the stream."""
 
     @abstractmethod
-    async def read_into(self, target: memoryview, progress: Callable[[int], None] | None = None) -> None:
+    async def read_into(
+        self,
+        target: memoryview,
+        progress: Callable[[int], None] | None = None,
+        filled: Callable[[int], None] | None = None,
+    ) -> None:
         """Fill `target` (a writable view of bytes) completely; `progress` is called with the number of bytes that
         arrived.
 
-        It is called as bytes arrive, although some may not be decrypted yet, and counts each byte once. Raises
-        `ProtocolError` if the stream ends first.
+        It is called as bytes arrive, although some may not be decrypted yet, and counts each byte once. `filled` is
+        called with the number of further bytes that are in their place, so soon that they are in the processor's cache.
+        Raises `ProtocolError` if the stream ends first.
         """
 
     @abstractmethod

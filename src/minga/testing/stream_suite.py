@@ -99,21 +99,32 @@ async def check_partial_read(make: MakeNetwork) -> None:
 
 @check
 async def check_read_into(make: MakeNetwork) -> None:
-    """`read_into` fills slices of one buffer exactly, reports progress, and raises on an early end."""
+    """`read_into` fills slices of one buffer exactly, reports progress, and which bytes are in their place, and raises
+    on an early end.
+    """
     pair = await joined(make)
     near, far = await stream_pair(pair.outgoing, pair.incoming)
     body = pattern(1 << 20)
     target, told = bytearray(2 << 20), list[int]()
     view = memoryview(target)
+    placed = 0
+
+    def filled(size: int) -> None:
+        nonlocal placed
+        there = target[7 + placed : 7 + placed + size]
+        expect(there == body[placed : placed + size], "read_into told of bytes that were not in their place")
+        placed += size
+
     await asyncio.gather(
         near.write(body),
-        far.read_into(view[7 : 7 + 500_000], told.append),
+        far.read_into(view[7 : 7 + 500_000], told.append, filled),
     )
     await far.read_into(view[500_007 : 7 + len(body)])
     await far.read_into(view[0:0])
     expect(bytes(target[7 : 7 + len(body)]) == body, "read_into put wrong bytes into its target")
     expect(not any(target[:7]) and not any(target[7 + len(body) :]), "read_into wrote outside of its target")
     expect(sum(told) == 500_000 and min(told) > 0, "read_into did not tell each byte once to progress")
+    expect(placed == 500_000, "read_into did not tell each byte once when it was in its place")
     await near.write(b"short")
     await near.finish()
     await expect_error(ProtocolError, far.read_into(view[:6]), "read_into beyond the end of the stream")

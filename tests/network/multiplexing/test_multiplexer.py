@@ -121,7 +121,12 @@ class Wire(Stream):
     async def read(self, max_bytes: int) -> bytes:
         return await self.fed.get()
 
-    async def read_into(self, target: memoryview, progress: Callable[[int], None] | None = None) -> None:
+    async def read_into(
+        self,
+        target: memoryview,
+        progress: Callable[[int], None] | None = None,
+        filled: Callable[[int], None] | None = None,
+    ) -> None:
         raise NotImplementedError
 
     async def reset(self) -> None: ...

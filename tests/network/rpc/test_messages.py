@@ -62,7 +62,12 @@ class Tape(Stream):
         del self.left[: len(part)]
         return part
 
-    async def read_into(self, target: memoryview, progress: Callable[[int], None] | None = None) -> None:
+    async def read_into(
+        self,
+        target: memoryview,
+        progress: Callable[[int], None] | None = None,
+        filled: Callable[[int], None] | None = None,
+    ) -> None:
         self.largest_request = max(self.largest_request, target.nbytes)
         done = 0
         while done < target.nbytes:
@@ -73,6 +78,8 @@ class Tape(Stream):
             done += len(part)
             if progress is not None:
                 progress(len(part))
+            if filled is not None:
+                filled(len(part))
 
     async def reset(self) -> None:
         self.was_reset = True

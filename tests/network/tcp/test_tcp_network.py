@@ -495,10 +495,12 @@ def test_a_handshake_that_takes_too_long_is_dropped(monkeypatch: pytest.MonkeyPa
 
 def test_what_came_of_a_record_is_told_before_it_can_be_decrypted() -> None:
     told: list[int] = []
-    filling = ReadBuffer(memoryview(bytearray(20_000)), told.append)
+    placed: list[int] = []
+    filling = ReadBuffer(memoryview(bytearray(20_000)), told.append, placed.append)
     for size, came in ((0, 10_000), (16_384, 7_000), (0, 3_500), (3_616, 200)):
         filling.filled(size, came=came)
     assert told == [10_000, 7_000, 3_000]
+    assert placed == [16_384, 3_616]
     assert filling.rest.nbytes == 0
 
 

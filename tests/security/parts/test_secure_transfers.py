@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from blake3 import blake3
@@ -17,11 +15,13 @@ from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.network.virtual.internet import HostSettings, VirtualInternet
 from minga.security.messaging.delivery import FETCH, Deliveries, FetchPart, Found
-from minga.security.parts import part_store
+from minga.security.parts import transfer_limits
 from minga.security.parts.merkle import MerkleTree
 from minga.security.parts.part_store import PartStore
+from minga.security.parts.running_digest import AT_ONCE_BYTES, RunningDigest, digest_of
 from minga.security.parts.transfer_limits import STALL_S, transfer_limit_s
 from minga.security.parts.wait_policy import WaitPolicy, wait_for_all
+from minga.simulation import run_virtual
 from tests.worlds.swarm_tools import virtually
 
 SIZE = 6_000_000
@@ -41,7 +41,7 @@ def make_pair() -> tuple[Deliveries, PartStore, Node]:
         nodes.append(node)
     members = tuple(node.peer_id for node in nodes)
     parts = [bytes(SIZE), b"another"]
-    tree = MerkleTree(parts)
+    tree = MerkleTree.of(parts)
     both = []
     for node in nodes:
         store = PartStore([len(part) for part in parts], [0, 0])
@@ -80,36 +80,50 @@ async def test_nobody_waits_long_for_who_announces_a_part_and_sends_nothing() ->
     assert asyncio.get_running_loop().time() - begun_s < STALL_S + 5.0
 
 
-def test_long_bytes_are_hashed_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed = dict[str, bool]()
+def test_what_comes_is_hashed_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = list[int]()
 
-    def watched(name: str) -> None:
-        original = getattr(part_store, name)
+    class Watched(RunningDigest):
+        def filled(self, size: int) -> None:
+            hashed.append(size)
+            super().filled(size)
 
-        def call(*args: Any) -> Any:
-            hashed[name] = threading.current_thread() is not threading.main_thread()
-            return original(*args)
+    monkeypatch.setattr(transfer_limits, "RunningDigest", Watched)
 
-        monkeypatch.setattr(part_store, name, call)
+    async def fetch() -> None:
+        deliveries, store, _ = make_pair()
+        await deliveries.fetch_part(0, 0, 0, 1)
+        assert store.parts.keys() == {(1, 0)}
 
-    watched("root_of")
-    watched("digest_of")
+    run_virtual(fetch())
+    assert sum(hashed) == SIZE
+    assert max(hashed) <= SIZE / 10
 
+
+def test_only_bytes_with_the_stated_digest_are_kept() -> None:
     parts = [b"a part", b"another"]
-    tree = MerkleTree(parts)
+    tree = MerkleTree.of(parts)
+    store = PartStore([len(part) for part in parts], [5, 5])
+    store.roots[0], store.value_digests[1] = tree.root, digest_of(b"value")
+    assert not store.put_part(0, 0, parts[1], tree.path(0), digest_of(parts[1]))
+    assert not store.put_value(1, b"other", digest_of(b"other"))
+    assert not store.put_value(0, b"value", digest_of(b"value"))
+    assert store.put_part(0, 1, parts[1], tree.path(1), digest_of(parts[1]))
+    assert store.put_value(1, b"value", digest_of(b"value"))
+    assert store.parts.keys() == {(0, 1)}
+    assert store.values == {1: b"value"}
 
-    async def run() -> None:
-        store = PartStore([len(part) for part in parts], [5, 5])
-        store.roots[0], store.value_digests[1] = tree.root, blake3(b"value").digest()
-        assert await store.take_part(0, 1, parts[1], tree.path(1))
-        assert not await store.take_part(0, 0, parts[1], tree.path(0))
-        assert await store.take_value(1, b"value")
-        assert not await store.take_value(1, b"other")
-        assert store.parts.keys() == {(0, 1)}
-        assert store.values == {1: b"value"}
 
-    asyncio.run(run())
-    assert hashed == {"root_of": True, "digest_of": True}
+@pytest.mark.parametrize("size", [1000, AT_ONCE_BYTES, 70_000, 1 << 20])
+def test_pieces_have_the_digest_of_the_whole(size: int) -> None:
+    whole = bytes(range(256)) * 1400
+    target = bytearray(len(whole))
+    running = RunningDigest(target)
+    for start in range(0, len(whole), size):
+        target[start : start + size] = whole[start : start + size]
+        running.filled(len(whole[start : start + size]))
+    assert running.digest() == digest_of(whole) == blake3(whole).digest()
+    assert RunningDigest(b"").digest() == digest_of(b"")
 
 
 MEMBERS = 4
@@ -126,7 +140,7 @@ class Crowd:
         self.nodes, self.deliveries, self.cargoes = list[Node](), list[Deliveries](), list[PartStore]()
         members = tuple(host.peer_id for host in hosts)
         parts = [bytes(SIZE), b"another"]
-        tree = MerkleTree(parts)
+        tree = MerkleTree.of(parts)
         for rank, host in enumerate(hosts):
             addresses[host.peer_id] = host.address
             events = EventBus(asyncio.get_running_loop().time)

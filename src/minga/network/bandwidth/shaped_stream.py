@@ -30,8 +30,12 @@ class ShapedStream:
             await self._stream.write(piece)
             view = view[piece.nbytes :]
 
-    async def read_into(self, target: memoryview, came: Callable[[int], None]) -> None:
-        """Fill `target` with bulk bytes; `came` is called repeatedly with the number of bytes that arrived."""
+    async def read_into(
+        self, target: memoryview, came: Callable[[int], None], filled: Callable[[int], None] | None = None
+    ) -> None:
+        """Fill `target` with bulk bytes; `came` is called repeatedly with the number of bytes that arrived, and
+        `filled` with that of bytes that are in their place.
+        """
         pacer = self._access_link.download
         while pacer.rate is not None and target.nbytes:
             piece = target[: pacer.piece_bytes]
@@ -41,7 +45,7 @@ class ShapedStream:
             finally:
                 self.is_held = False
             came(0)
-            await self._stream.read_into(piece, came)
+            await self._stream.read_into(piece, came, filled)
             target = target[piece.nbytes :]
         if target.nbytes:
-            await self._stream.read_into(target, came)
+            await self._stream.read_into(target, came, filled)

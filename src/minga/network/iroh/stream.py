@@ -99,7 +99,12 @@ class IrohStream(Stream):
         del target[got:]
         return bytes(target)
 
-    async def read_into(self, target: memoryview, progress: Callable[[int], None] | None = None) -> None:
+    async def read_into(
+        self,
+        target: memoryview,
+        progress: Callable[[int], None] | None = None,
+        filled: Callable[[int], None] | None = None,
+    ) -> None:
         """Fill `target` completely; see the interface."""
         view = target.cast("B")
         while view.nbytes:
@@ -109,6 +114,8 @@ class IrohStream(Stream):
             view = view[got:]
             if progress is not None:
                 progress(got)
+            if filled is not None:
+                filled(got)
             await asyncio.sleep(0)
 
     async def reset(self) -> None:

@@ -81,7 +81,12 @@ class Substream(Stream):
         self._took(len(piece))
         return bytes(piece)
 
-    async def read_into(self, target: memoryview, progress: Callable[[int], None] | None = None) -> None:
+    async def read_into(
+        self,
+        target: memoryview,
+        progress: Callable[[int], None] | None = None,
+        filled: Callable[[int], None] | None = None,
+    ) -> None:
         """Fill `target` completely; see the interface."""
         view = byte_view(target)
         while view.nbytes:
@@ -97,6 +102,8 @@ class Substream(Stream):
                 self._took(len(piece))
                 if progress is not None:
                     progress(len(piece))
+                if filled is not None:
+                    filled(len(piece))
 
     async def reset(self) -> None:
         """Abort both directions; see the interface."""

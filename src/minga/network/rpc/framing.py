@@ -173,9 +173,12 @@ class MessageStream:
         """Wait for the next message, which must be a valid member of a union of tagged structs."""
         return self._decode(await self._receive_body(MESSAGE, None), cast("type[Any]", union))
 
-    async def receive_bulk_into(self, target: memoryview) -> None:
-        """Wait for the next bulk frame, which must have exactly the length of `target`, and fill `target` with it."""
-        await self._receive_body(BULK, target)
+    async def receive_bulk_into(self, target: memoryview, filled: Callable[[int], None] | None = None) -> None:
+        """Wait for the next bulk frame, which must have exactly the length of `target`, and fill `target` with it.
+
+        `filled` is called with the number of further bytes that are in their place, as soon as they are.
+        """
+        await self._receive_body(BULK, target, filled=filled)
 
     async def receive_bulk_up_to(self, target: memoryview) -> int:
         """Wait for the next bulk frame, which must fit into `target`, and fill the beginning of `target` with it.
@@ -365,7 +368,12 @@ class MessageStream:
             self._waiting = False
 
     async def _receive_body(
-        self, wanted: int, target: memoryview | None, *, exact: bool = True
+        self,
+        wanted: int,
+        target: memoryview | None,
+        *,
+        exact: bool = True,
+        filled: Callable[[int], None] | None = None,
     ) -> bytearray | memoryview:
         header = await self._next_header()
         kind, length = header if header is not None else (PULSE, 0)
@@ -382,7 +390,7 @@ class MessageStream:
             if kind == BULK and target is not None:
                 self._send_receipt(self.counter.expect(length))
                 target = target[:length]
-                await self._paced.read_into(target, self._bulk_came)
+                await self._paced.read_into(target, self._bulk_came, filled)
                 return target
             body = await self._read_exactly(length)
             self._access_link.download.charge(length)

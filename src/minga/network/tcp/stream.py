@@ -91,7 +91,12 @@ class TcpStream(Stream):
         del target[got:]
         return bytes(target)
 
-    async def read_into(self, target: memoryview, progress: Callable[[int], None] | None = None) -> None:
+    async def read_into(
+        self,
+        target: memoryview,
+        progress: Callable[[int], None] | None = None,
+        filled: Callable[[int], None] | None = None,
+    ) -> None:
         """Fill `target` completely; see the interface."""
         view = target.cast("B")
         self.interrupt.check()
@@ -100,7 +105,7 @@ class TcpStream(Stream):
                 raise ProtocolError("the stream ended early", peer=self._owner.peer_id)
             part = view[: self._piece_bytes]
             self._broken = True  # if this is cancelled, it is unknown how much of the piece was read
-            got = await self._channel.fill(part, self.interrupt, progress)
+            got = await self._channel.fill(part, self.interrupt, progress, filled)
             self._broken = False
             if got < part.nbytes:
                 self._fail()

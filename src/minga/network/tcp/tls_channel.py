@@ -132,14 +132,20 @@ class TlsChannel(asyncio.BufferedProtocol):
         """Whether something may be there to `take`."""
         return bool(self._arrived.pending or self._tls.pending())
 
-    async def fill(self, target: memoryview, interrupt: Interrupt, progress: Callable[[int], None] | None) -> int:
+    async def fill(
+        self,
+        target: memoryview,
+        interrupt: Interrupt,
+        progress: Callable[[int], None] | None,
+        filled: Callable[[int], None] | None = None,
+    ) -> int:
         """Fill `target`; returns how much of it was filled: less than all only if the connection is lost.
 
-        The bytes are put there as they come, without waking the caller for each piece.
+        The bytes are put there as they come, without waking the caller for each piece; see `Stream.read_into`.
         """
         if target.nbytes > IDLE_BUFFER_BYTES and self._buffer is self._idle_buffer:
             self._buffer = bytearray(PIECE_BYTES)
-        filling = ReadBuffer(target, progress)
+        filling = ReadBuffer(target, progress, filled)
         filling.filled(self.take(target))
         if not filling.rest.nbytes or self.lost is not None:
             return target.nbytes - filling.rest.nbytes

@@ -206,24 +206,29 @@ class VirtualStream(Stream):
             pass
         return data
 
-    async def read_into(self, target: memoryview, progress: Callable[[int], None] | None = None) -> None:
+    async def read_into(
+        self,
+        target: memoryview,
+        progress: Callable[[int], None] | None = None,
+        filled: Callable[[int], None] | None = None,
+    ) -> None:
         """Fill `target`; see `Stream`."""
         if self._host.is_shut:
             await self._host.gate()
         view = byte_view(target)
-        filled = 0
-        while filled < view.nbytes:
+        got = 0
+        while got < view.nbytes:
             try:
-                count = self._into.pop_into(view[filled:])
+                count = self._into.pop_into(view[got:])
             except ValueError as error:
                 raise ProtocolError(str(error), peer=self._connection.peer_id) from error
-            filled += count
+            got += count
             if count and progress is not None:
                 progress(count)
+            if count and filled is not None:
+                filled(count)
             if not count and not await self._more():
-                raise ProtocolError(
-                    f"the stream ended {view.nbytes - filled} bytes early", peer=self._connection.peer_id
-                )
+                raise ProtocolError(f"the stream ended {view.nbytes - got} bytes early", peer=self._connection.peer_id)
 
     async def reset(self) -> None:
         """Abort both directions; see `Stream`."""

@@ -28,7 +28,7 @@ from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.security.parts.part_store import PartStore
-from minga.security.parts.transfer_limits import receive_whole, transfer, transfer_limit_s
+from minga.security.parts.transfer_limits import receive_hashed, receive_whole, transfer, transfer_limit_s
 from minga.security.parts.transfer_progress import TransferProgress
 from minga.security.protocol.statements import Attempt, MerklePath, Rank, Step
 
@@ -67,8 +67,8 @@ class Found(msgspec.Struct, frozen=True, array_like=True):
     path: MerklePath = ()
 
 
-Put = Callable[[Bytes, Sequence[bytes]], Awaitable[bool]]
-"""Keeps what came with its path, if it is what it should be."""
+Put = Callable[[Bytes, Sequence[bytes], bytes], bool]
+"""Keeps what came with its path, if it is what it should be by its digest."""
 
 Find = Callable[[int, int], Awaitable[tuple[PartStore, tuple[PeerId, ...]] | None]]
 """Step and attempt -> the store of it and its members by rank, or None."""
@@ -97,9 +97,9 @@ class Deliveries:
                 await stream.send_bulk(store.parts[me, part])
             data = store.places[part]
             with store.arrivals.expecting(part, stream):
-                await receive_whole(stream, data)
+                digest = await receive_whole(stream, data)
         await store.stated.wait()
-        if not await store.take_value(part, data):
+        if not store.put_value(part, data, digest):
             raise ProtocolError("it brought another aggregate than it stated", peer=members[part], round=step)
 
     async def fetch_part(
@@ -117,7 +117,7 @@ class Deliveries:
             self._in_turn(members, *first, owner),
             wanted,
             size,
-            lambda data, path: store.take_part(owner, part, data, path),
+            partial(store.put_part, owner, part),
             by_s,
         )
 
@@ -127,7 +127,11 @@ class Deliveries:
         wanted = FetchPart(step, attempt, part, None)
         size = store.value_bytes[part]
         await self._fetch_from_any(
-            self._in_turn(members, part), wanted, size, lambda data, _: store.take_value(part, data), by_s
+            self._in_turn(members, part),
+            wanted,
+            size,
+            lambda data, _, digest: store.put_value(part, data, digest),
+            by_s,
         )
 
     # ---- inner workings
@@ -173,8 +177,8 @@ class Deliveries:
             data = memoryview(bytearray(size))  # a peer that lets others wait costs no memory
             async with transfer(self._node, stream, size):
                 with arrivals.expecting(wanted, stream):
-                    await receive_whole(stream, data)
-        if not await put(data, found.path):
+                    digest = await receive_whole(stream, data)
+        if not put(data, found.path, digest):
             raise StateMismatchError("it sent other bytes than those that were stated", peer=peer, round=wanted.step)
 
     async def _serve_bring(self, peer: PeerId, stream: MessageStream) -> None:
@@ -189,9 +193,9 @@ class Deliveries:
         if delivery.path is not None:
             data = store.pool.take(store.part_bytes[part])
             with store.arrivals.expecting((owner, part), stream):
-                await stream.receive_bulk_into(data)
+                digest = await receive_hashed(stream, data)
             await store.committed.wait()
-            if not await store.take_part(owner, part, data, delivery.path):
+            if not store.put_part(owner, part, data, delivery.path, digest):
                 raise ProtocolError("it brought another part than it committed to", peer=peer, round=delivery.step)
         while part not in store.values:
             await store.changed.wait()
@@ -220,6 +224,4 @@ class Deliveries:
         if owner is None or members[owner] == self._node.peer_id or len(self._fetching) >= MAX_FETCHES:
             return
         direct, size = FetchPart(wanted.step, wanted.attempt, wanted.part, owner), store.part_bytes[wanted.part]
-        await self._fetch_from_any(
-            [members[owner]], direct, size, lambda data, path: store.take_part(owner, wanted.part, data, path)
-        )
+        await self._fetch_from_any([members[owner]], direct, size, partial(store.put_part, owner, wanted.part))

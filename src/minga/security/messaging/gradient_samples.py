@@ -31,6 +31,7 @@ from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.security.parts.equal_parts import EqualParts, encoded
 from minga.security.parts.merkle import MerkleTree, depth, root_of
+from minga.security.parts.running_digest import digest_of
 from minga.security.parts.transfer_limits import ServingLimit, receive_whole, transfer
 from minga.security.protocol.statements import Digest, Peer, Step
 from minga.security.randomness.coin import derive
@@ -75,7 +76,9 @@ class GradientPieces:
 
     def belongs_to(self, root: bytes, count: int) -> bool:
         """Whether these are pieces of the gradient with that root, of `count` pieces."""
-        return all(root_of(piece, place, count, path) == root for place, (piece, path) in self.pieces.items())
+        return all(
+            root_of(digest_of(piece), place, count, path) == root for place, (piece, path) in self.pieces.items()
+        )
 
 
 class GradientCommitment:

@@ -27,7 +27,6 @@ from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
-from minga.security.parts.part_store import digest_of
 from minga.security.parts.transfer_limits import ServingLimit, receive_whole, transfer
 from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.protocol.statements import Digest, Rank, Statement, Step
@@ -169,7 +168,7 @@ async def take(node: Node, peer: PeerId, step: int, part: int, size: int, digest
     data = bytearray(size)
     async with node.open(peer, TAKE, bulk=True) as stream, transfer(node, stream, size):
         await stream.send(GetAggregate(step, part))
-        await receive_whole(stream, memoryview(data))
-    if await asyncio.to_thread(digest_of, data) != digest:
+        came = await receive_whole(stream, memoryview(data))
+    if came != digest:
         raise StateMismatchError("it sent another aggregate than the members had", peer=peer, round=step)
     return data

@@ -5,18 +5,28 @@ Unlike in ordinary rounds nobody plans: members must not have to trust a leader,
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import torch
 
 from minga.averaging.apportionment import apportion
-from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT, FLOAT32_MAX, InvalidEncodingError, largest_magnitude
+from minga.averaging.codecs.interface import (
+    CONTRIBUTION_LIMIT,
+    FLOAT32_MAX,
+    InvalidEncodingError,
+    largest_magnitude,
+    require_magnitude,
+)
 from minga.averaging.codecs.layout import Chunk, VectorLayout
-from minga.averaging.codecs.tensor_bytes import bytes_of, load, store
+from minga.averaging.codecs.tensor_bytes import as_bytes, bytes_of, load, store
 from minga.core.buffer_pool import BufferPool, Bytes
 from minga.security.parts.merkle import MerkleTree
+from minga.security.parts.running_digest import RunningDigest, digest_of
 
 _WHOLE = 1 << 62
+_READ_ELEMENTS = 1 << 17
+"""Looked through and hashed at once, while they are in the cache of one core."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,11 @@ class EqualParts:
     def chunks(self, part: int) -> tuple[Chunk, ...]:
         """The pieces of a part that have one codec each."""
         return self.layout.chunks(self.starts[part], self.stops[part], _WHOLE)
+
+    def is_plain(self, part: int) -> bool:
+        """Whether the bytes of a part are its numbers themselves, as they lie in memory."""
+        chunks = self.chunks(part)
+        return sys.byteorder == "little" and len(chunks) == 1 and chunks[0].codecs.upload.is_identity
 
     @property
     def part_bytes(self) -> tuple[int, ...]:
@@ -86,8 +101,7 @@ class EqualParts:
 
         Raises `InvalidEncodingError`.
         """
-        chunks = self.chunks(part)
-        if len(chunks) == 1 and chunks[0].codecs.upload.is_identity and len(data) == 4 * self.numel(part):
+        if self.is_plain(part) and len(data) == 4 * self.numel(part):
             return _loaded(data) if is_sound else _in_place(data, FLOAT32_MAX)
         values = torch.empty(self.numel(part))
         self.decode(data, part, values)
@@ -97,9 +111,35 @@ class EqualParts:
 def encoded(
     division: EqualParts, gradient: torch.Tensor, pool: BufferPool | None = None
 ) -> tuple[list[memoryview], MerkleTree]:
-    """The bytes of each part of a gradient (flat float32), and the tree over them. Raises `NonFiniteError`."""
-    parts = [division.encode(gradient, part, pool) for part in range(len(division.starts))]
-    return parts, MerkleTree(parts)
+    """The bytes of each part of a gradient (flat float32), and the tree over them. Bytes that are the numbers
+    themselves are not copied: they lie where the gradient does, which nobody changes any more.
+
+    Raises `NonFiniteError`, and `ValueError` for another kind of tensor, or one of another length.
+    """
+    if gradient.dtype != torch.float32 or gradient.shape != (division.layout.total,) or gradient.device.type != "cpu":
+        raise ValueError(
+            f"a gradient is float32 [{division.layout.total}] in CPU memory, "
+            f"not {gradient.dtype} {tuple(gradient.shape)} on {gradient.device}"
+        )
+    parts, digests = [], []
+    for part in range(len(division.starts)):
+        if division.is_plain(part):
+            values = gradient.detach()[division.starts[part] : division.stops[part]].contiguous()
+            parts.append(as_bytes(values))
+            digests.append(_looked_through(values))
+        else:
+            parts.append(division.encode(gradient, part, pool))
+            digests.append(digest_of(parts[-1]))
+    return parts, MerkleTree(digests)
+
+
+def _looked_through(values: torch.Tensor) -> bytes:
+    """The digest of float32 values, which are read but once. Raises `NonFiniteError` if one is no number."""
+    running = RunningDigest(as_bytes(values))
+    for piece in values.split(_READ_ELEMENTS):
+        require_magnitude(largest_magnitude(piece), FLOAT32_MAX)
+        running.filled(piece.nbytes)
+    return running.digest()
 
 
 def value_to_bytes(value: torch.Tensor, place: memoryview) -> None:

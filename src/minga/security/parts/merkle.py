@@ -13,11 +13,12 @@ equally long and a digest half-way up cannot pass for a leaf. Nodes are hashed i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Self
 
 from blake3 import blake3
 
 from minga.core.buffer_pool import Bytes
+from minga.security.parts.running_digest import digest_of
 
 _CONTEXT: Final = "minga 2026 node of the tree of part digests"
 _NOTHING: Final = bytes(32)
@@ -29,15 +30,19 @@ def depth(count: int) -> int:
 
 
 class MerkleTree:
-    """Over the digests of `parts`, of which there is at least one."""
+    """Over the `digests` (`digest_of`) of parts, of which there is at least one."""
 
-    def __init__(self, parts: Sequence[Bytes]) -> None:
-        level = [blake3(part).digest() for part in parts]
-        level += [_NOTHING] * ((1 << depth(len(parts))) - len(parts))
+    def __init__(self, digests: Sequence[bytes]) -> None:
+        level = [*digests, *[_NOTHING] * ((1 << depth(len(digests))) - len(digests))]
         self._levels = [level]
         while len(level) > 1:
             level = [_node(level[at], level[at + 1]) for at in range(0, len(level), 2)]
             self._levels.append(level)
+
+    @classmethod
+    def of(cls, parts: Sequence[Bytes]) -> Self:
+        """Over parts whose digests are not known yet."""
+        return cls(list(map(digest_of, parts)))
 
     @property
     def root(self) -> bytes:
@@ -49,11 +54,12 @@ class MerkleTree:
         return tuple(level[(index >> height) ^ 1] for height, level in enumerate(self._levels[:-1]))
 
 
-def root_of(part: Bytes, index: int, count: int, path: Sequence[bytes]) -> bytes | None:
-    """The root of the tree in which `part` is at `index` of `count` and has this path; None if there is none."""
+def root_of(digest: bytes, index: int, count: int, path: Sequence[bytes]) -> bytes | None:
+    """The root of the tree in which the part with this digest is at `index` of `count` and has this path; None if there
+    is none.
+    """
     if not 0 <= index < count or len(path) != depth(count):
         return None
-    digest = blake3(part).digest()
     for height, sibling in enumerate(path):
         digest = _node(sibling, digest) if index >> height & 1 else _node(digest, sibling)
     return digest

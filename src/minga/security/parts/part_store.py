@@ -11,18 +11,12 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 
-from blake3 import blake3
-
 from minga.core.aio.signal import Signal
 from minga.core.buffer_pool import BufferPool, Bytes
 from minga.network.interface import PeerId
 from minga.security.parts.merkle import MerkleTree, root_of
+from minga.security.parts.running_digest import digest_of
 from minga.security.parts.transfer_progress import TransferProgress
-
-
-def digest_of(data: Bytes) -> bytes:
-    """32 bytes that stand for others; of a whole part they take long enough to be found in a thread."""
-    return blake3(data).digest()
 
 
 class PartStore:
@@ -52,14 +46,14 @@ class PartStore:
         self.committed, self.stated = asyncio.Event(), asyncio.Event()
         """Set when the roots of all owners, and the digests of all aggregates, are known."""
 
-    def put_part(self, owner: int, part: int, data: Bytes, path: Sequence[bytes]) -> bool:
-        """Keep a part; False if it is not what its owner committed to."""
-        return self._put_part(owner, part, data, path, root_of(data, part, len(self.part_bytes), path))
-
-    async def take_part(self, owner: int, part: int, data: Bytes, path: Sequence[bytes]) -> bool:
-        """`put_part` without holding up the event loop."""
-        root = await asyncio.to_thread(root_of, data, part, len(self.part_bytes), path)
-        return self._put_part(owner, part, data, path, root)
+    def put_part(self, owner: int, part: int, data: Bytes, path: Sequence[bytes], digest: bytes | None = None) -> bool:
+        """Keep a part, whose digest may be known already; False if it is not what its owner committed to."""
+        root = root_of(digest or digest_of(data), part, len(self.part_bytes), path)
+        if root is None or self.roots.get(owner) != root:
+            return False
+        self.parts[owner, part], self.paths[owner, part] = data, tuple(path)
+        self.changed.fire()
+        return True
 
     def put_owners(self, owner: int, parts: Mapping[int, Bytes], tree: MerkleTree) -> None:
         """Keep parts of an owner, who commits to the `tree` that was made of these and the rest."""
@@ -68,17 +62,13 @@ class PartStore:
             self.parts[owner, part], self.paths[owner, part] = data, tree.path(part)
         self.changed.fire()
 
-    def put_value(self, part: int, data: Bytes) -> bool:
-        """Keep an aggregate; False if it is not the one that was stated."""
-        return self._put_value(part, data, digest_of(data))
-
-    async def take_value(self, part: int, data: Bytes) -> bool:
-        """`put_value` without holding up the event loop."""
-        return self._put_value(part, data, await asyncio.to_thread(digest_of, data))
-
-    def put_own_value(self, part: int, digest: bytes) -> None:
-        """The aggregate in the place of a part, which has this digest, is the one that this member made."""
-        self._put_value(part, self.places[part], digest)
+    def put_value(self, part: int, data: Bytes, digest: bytes | None = None) -> bool:
+        """Keep an aggregate, whose digest may be known already; False if it is not the one that was stated."""
+        if self.value_digests.get(part) != (digest or digest_of(data)):
+            return False
+        self.values[part] = data
+        self.changed.fire()
+        return True
 
     @cached_property
     def _whole(self) -> memoryview:
@@ -97,19 +87,3 @@ class PartStore:
         if all(self.values[part] is self.places[part] for part in parts):
             return self._whole
         return bytearray().join(self.values[part] for part in parts)
-
-    # ---- inner workings
-
-    def _put_part(self, owner: int, part: int, data: Bytes, path: Sequence[bytes], root: bytes | None) -> bool:
-        if root is None or self.roots.get(owner) != root:
-            return False
-        self.parts[owner, part], self.paths[owner, part] = data, tuple(path)
-        self.changed.fire()
-        return True
-
-    def _put_value(self, part: int, data: Bytes, digest: bytes) -> bool:
-        if self.value_digests.get(part) != digest:
-            return False
-        self.values[part] = data
-        self.changed.fire()
-        return True

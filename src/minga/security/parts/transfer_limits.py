@@ -17,6 +17,7 @@ from minga.core.refusal_code import RefusalCode
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.security.parts.running_digest import RunningDigest
 
 SLOW_LINE_BYTES_PER_S: Final = 125_000
 """1 Mbit/s: a peer with less cannot take part in time anyway."""
@@ -57,11 +58,19 @@ async def transfer(node: Node, stream: MessageStream, size_bytes: int) -> AsyncI
             node.clockwork.remove(guard)
 
 
-async def receive_whole(stream: MessageStream, data: memoryview) -> None:
-    """Fill `data` from a stream on which nothing comes after that."""
-    await stream.receive_bulk_into(data)
+async def receive_hashed(stream: MessageStream, data: memoryview) -> bytes:
+    """Fill `data` with the next bulk frame of a stream, and return its digest."""
+    running = RunningDigest(data)
+    await stream.receive_bulk_into(data, running.filled)
+    return running.digest()
+
+
+async def receive_whole(stream: MessageStream, data: memoryview) -> bytes:
+    """Fill `data` from a stream on which nothing comes after that, and return its digest."""
+    digest = await receive_hashed(stream, data)
     await stream.finish()
     await stream.receive_end()
+    return digest
 
 
 class ServingLimit:

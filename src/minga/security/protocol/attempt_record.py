@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -57,6 +58,10 @@ class AttemptRecord:
     """Of whom nothing was heard in the last phase."""
     _sound: dict[tuple[int, int], Bytes] = field(default_factory=dict, repr=False)
     """Parts that were looked through: all of a part is read for that, and up to three times in a step it is asked."""
+
+    def note_sound(self, owner: int, parts: Mapping[int, Bytes]) -> None:
+        """These parts of an owner, which are in the store, were looked through when they were encoded."""
+        self._sound.update({(owner, part): data for part, data in parts.items()})
 
     @property
     def vector(self) -> torch.Tensor:

@@ -31,7 +31,8 @@ class TrainingBackend(Protocol):
 
     async def gradient(self, step: int, seed: bytes) -> torch.Tensor:
         """The mean gradient (flat float32) of the public batch of `seed` at the parameters before `step`: the present
-        one, or one of the `KEPT_STEPS` steps before it.
+        one, or one of the `KEPT_STEPS` steps before it. Nobody changes it any more: members are shown it as it is for
+        as long as they may ask about the step.
         """
 
     async def apply(self, step: int, mean: torch.Tensor) -> None:

@@ -71,9 +71,10 @@ class MemberRecheck:
         return bool(await asyncio.to_thread(self._math.liars, self._record, part, [owner]))
 
     async def false_claims(self, part: int) -> tuple[Accusation, ...]:
-        """Of the aggregator of a part: whose claims about it are false."""
+        """Of the aggregator of a part: which others make claims about it that are false."""
         terms = self._record.terms
-        liars = await asyncio.to_thread(self._math.liars, self._record, part, terms.contributors)
+        others = [owner for owner in terms.contributors if owner != part]
+        liars = await asyncio.to_thread(self._math.liars, self._record, part, others)
         return tuple(Accusation(terms.step, liar, Charge.CLAIMS, part) for liar in liars)
 
     # ---- inner workings

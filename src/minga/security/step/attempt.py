@@ -48,7 +48,7 @@ from minga.security.messaging.delivery import Deliveries
 from minga.security.messaging.spread import StatementGossip
 from minga.security.messaging.voting import OutvotedError, ReliableBroadcast
 from minga.security.parts.equal_parts import encoded, value_from_bytes, value_to_bytes
-from minga.security.parts.part_store import digest_of
+from minga.security.parts.running_digest import digest_of
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.behaviour import Behaviour
 from minga.security.protocol.members import Reason
@@ -106,6 +106,7 @@ class Attempt:
             parts, tree = await asyncio.to_thread(encoded, terms.division, gradient, store.pool)
             brought = {part: body for part, body in enumerate(parts) if self._behaviour.brings(part)}
             store.put_owners(me, brought, tree)
+            self._record.note_sound(me, brought)
             commit = msgspec.structs.replace(commit, root=tree.root)
         commit = msgspec.structs.replace(commit, equivocators=(*commit.equivocators, *self._broadcast.equivocators))
         bodies = await self._exchange.hold(
@@ -153,7 +154,7 @@ class Attempt:
         )
         self._store.stated.set()
         if terms.division.numel(part):
-            self._store.put_own_value(part, digest)
+            self._store.put_value(part, self._store.places[part], digest)
 
     async def _toss(self) -> dict[PeerId, Revealed]:
         """Reveal, and hear what others had to reveal; parts that an aggregator could not get are looked for
