@@ -42,7 +42,7 @@ from minga.network.tcp.listener import TcpListener
 MAX_STREAMS = 512
 """How many one-way streams the other side may have open at once. Each holds at most 1.25 MB that were not read."""
 
-PATH_AGE_S = 0.25
+PATH_AGE_S = 1.0
 """Greatest age in seconds of the round-trip time and kind of path; looking them up again takes a while."""
 
 ASK_PERIOD_S = 0.5
