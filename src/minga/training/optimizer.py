@@ -27,6 +27,7 @@ from minga.training.ranks.replica_choice import make_replica, trains_shards
 from minga.training.ranks.sharded_replicas import ShardedFollower, ShardedReplica
 from minga.training.replica.buffers import averaged_buffers
 from minga.training.replica.update_rules import UpdateRules
+from minga.training.status.metrics_publisher import METRICS_PERIOD_S
 
 T = TypeVar("T")
 
@@ -341,7 +342,7 @@ class Optimizer(torch.optim.Optimizer):
         if step == self._seen_step or peer is None:
             return
         self._seen_step = step
-        peer.publish_metrics(step)
+        peer.publish_metrics(step, every_s=0.0 if self._is_complete() else METRICS_PERIOD_S)
         if self._is_complete() or peer.is_checkpoint_due(step):
             peer.save_checkpoint(self._replica.capture())
 

@@ -38,6 +38,8 @@ from minga.network.rpc.node import Node
 
 MOVED: Final = 0.1
 RESTING_PERIOD_S: Final = 120.0
+FEW: Final = 16
+"""Rates of so many members are put together here: to ask another thread takes longer."""
 REGROUPED_S: Final = 10.0
 """Seconds after which that is asked anew for a group that has other members."""
 
@@ -148,7 +150,10 @@ class PlanMaker:
     ) -> SwarmRates:
         gives = order if able else self._contributors(registrations)
         claims = [_claim(registrations[peer], able=able, gives=peer in gives) for peer in order]
-        return await _aside(swarm_rates, order, claims, dict(self._swarm_view.links()))
+        links = dict(self._swarm_view.links())
+        if len(order) <= FEW:
+            return swarm_rates(order, claims, links)
+        return await _aside(swarm_rates, order, claims, links)
 
     @property
     def _takes_best(self) -> bool:

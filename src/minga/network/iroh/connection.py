@@ -46,7 +46,7 @@ MAX_STREAMS = 512
 NO_STREAM = 0
 """The number of no stream: what is said of it is acknowledged, and nothing else comes of it."""
 
-PATH_AGE_S = 0.25
+PATH_AGE_S = 1.0
 """Greatest age in seconds of the round-trip time and kind of path; looking them up again takes a while."""
 
 ASK_PERIOD_S = 0.5

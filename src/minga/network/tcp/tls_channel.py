@@ -114,6 +114,9 @@ class TlsChannel(asyncio.BufferedProtocol):
         got, room, read = 0, target.nbytes, self._tls.read
         try:
             while got < room:  # once for each record
+                if not self.has_arrived:  # TLS would say so by an error, which takes ten times as long
+                    self._resume()
+                    break
                 size = int(read(room - got, target[got:]))
                 if not size:
                     self._lose("the other side closed the connection")
