@@ -50,7 +50,7 @@ from minga.network.rpc.node import Node
 
 EXCHANGE_METHOD = "board.exchange"
 EXCHANGE_S = 1.0
-EXCHANGES_PER_SECOND = 15.0
+EXCHANGES_PER_SECOND = 30.0
 """A peer begins an exchange every `EXCHANGE_S` seconds. In a large swarm peers begin fewer, because the length of an
 exchange grows with the number of peers.
 """
@@ -64,7 +64,7 @@ BEATS_PER_SECOND = 25.0
 """Beats per second in the whole swarm, at most, once it is large."""
 
 CALM_PEERS, MOST_CALM_S = 50, 4.0
-"""Above so many peers a beat takes longer than `BEATS_PER_SECOND` asks for, up to so many seconds."""
+"""Above so many peers beats and exchanges come later than these rates ask for, up to so many seconds."""
 
 MIN_NEIGHBOURS = 8
 SWEEP_TICKS = 20
@@ -87,8 +87,12 @@ logger = logging.getLogger("minga.network")
 
 def usual_beat_s(peers: int) -> float:
     """The longest pause, in seconds, that a peer makes between two records in a swarm of so many living ones."""
-    calm_s = min(max(0, peers - CALM_PEERS) / BEATS_PER_SECOND, MOST_CALM_S)
-    return max(MIN_BEAT_S, peers / BEATS_PER_SECOND + calm_s)
+    return max(MIN_BEAT_S, _period_s(peers, BEATS_PER_SECOND))
+
+
+def _period_s(peers: int, per_second: float) -> float:
+    """The seconds after which each peer does what the whole swarm does so often in a second, or a bit more rarely."""
+    return peers / per_second + min(max(0, peers - CALM_PEERS) / per_second, MOST_CALM_S)
 
 
 @loop_bound
@@ -219,7 +223,7 @@ class Gossip:
 
     async def _exchange_forever(self) -> None:
         while True:
-            period_s = max(EXCHANGE_S, self._board.alive_count / EXCHANGES_PER_SECOND)
+            period_s = max(EXCHANGE_S, _period_s(self._board.alive_count, EXCHANGES_PER_SECOND))
             await asyncio.sleep(period_s * self._generator.uniform(0.8, 1.2))
             neighbours = self._node.connected()
             living = [peer for peer in neighbours if self._board.is_alive(peer)]
