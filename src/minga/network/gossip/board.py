@@ -199,7 +199,7 @@ class Board(ChangeCounter):
         return verdict
 
     def hear_again(self, record: Record, age_s: float) -> bool:
-        """Whether exactly this version is on the board, as of most records that come; then its age is all that counts."""
+        """Whether exactly this version is on the board, as with most records that come; then only its age counts."""
         owner = self.store.owners.get(peer := record.owner)
         entry = owner.entries.get(record.code) if owner is not None else None
         if owner is None or entry is None or entry.record.version != record.version:

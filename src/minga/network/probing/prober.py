@@ -175,7 +175,7 @@ class Prober:
                 self._failures[peer] = self._failures.get(peer, 0) + tries
 
     def _chosen(self) -> list[PeerId]:
-        """Partners for a probe: in a large swarm of those that are connected, as a connection costs more than asking."""
+        """Partners for a probe; in a large swarm connected ones, because a connection costs more than to ask."""
         able = self._partners()
         self._able = len(able)
         connected = [peer for peer in able if self._node.is_connected(peer)]
