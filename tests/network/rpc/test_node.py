@@ -144,6 +144,25 @@ def test_garbage_instead_of_a_hello(garbage: bytes) -> None:
 
 
 @virtually
+async def test_a_peer_is_dialled_where_another_one_says_that_it_is() -> None:
+    world, first, second = await two()
+    first.node._lookup = lambda _: None
+    with pytest.raises(UnreachableError, match="no address"):
+        await first.node.call(second.peer_id, "double", Number(1), Number)
+    first.node.introduce([second.network.address])
+    assert await first.node.call(second.peer_id, "double", Number(4), Number) == Number(8)
+    await world.close()
+
+
+@virtually
+async def test_who_knows_an_address_dials_it_whatever_others_say() -> None:
+    world, first, second = await two()
+    first.node.introduce([Address(second.peer_id, ("10.9.9.9:1",))])
+    assert await first.node.call(second.peer_id, "double", Number(4), Number) == Number(8)
+    await world.close()
+
+
+@virtually
 async def test_nobody_answers() -> None:
     world, first, second = await two()
     with pytest.raises(UnreachableError):

@@ -231,7 +231,9 @@ class Reducer:
                 accumulator.zero_()
                 self._weights[index], self._counted[index] = 0.0, frozenset()
             else:
-                torch.mul(self._own_share(round.own, index), float(round.weight), out=accumulator)
+                share = self._own_share(round.own, index)
+                if not accumulator.is_meta:  # of a model that is only a size there is nothing to multiply
+                    torch.mul(share, float(round.weight), out=accumulator)
                 self._weights[index], self._counted[index] = float(round.weight), frozenset({round.me})
         return accumulator
 

@@ -46,6 +46,7 @@ from minga.core.errors import UnreachableError
 from minga.core.events.averaging import RoundMemberLost, RoundWorkTakenOver
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
+from minga.network.meta_bytes import meta_buffer
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.keepalive import PULSE_S
 from minga.network.rpc.node import Node
@@ -246,7 +247,9 @@ class Round:
         Many of them live for very different times. Those of a chunk or so come from the system and go back to it: the
         C library would keep what lies between two that are still in use, which adds up to half a vector.
         """
-        if size >= MAPPED_BYTES and not self.result.is_meta:
+        if self.result.is_meta:
+            return meta_buffer(size)
+        if size >= MAPPED_BYTES:
             return memoryview(mmap.mmap(-1, size))
         return as_bytes(torch.empty(size, dtype=torch.uint8, device=self.result.device))
 

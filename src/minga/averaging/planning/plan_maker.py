@@ -128,7 +128,10 @@ class PlanMaker:
         self._asked = _Standby(order, frozenset(order[index] for index in rests))
 
     def remember(self, plan: Plan) -> None:
-        """Take note of a plan that was agreed on, as a leader or as a member."""
+        """Take note of a plan that was agreed on, as a leader or as a member, and of where its members can be dialled:
+        in a young swarm gossip has not told that to all of them yet.
+        """
+        self._node.introduce(member.address for member in plan.members)
         ids = plan.ids
         self._agreed = _Standby(tuple(sorted(ids)), frozenset(ids[index] for index in plan.resting))
         self._roots = frozenset(ids[part.root] for part in plan.parts)

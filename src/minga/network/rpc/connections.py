@@ -58,7 +58,8 @@ class Connections:
 
     def connected(self) -> list[PeerId]:
         """All peers with an open connection, in order of their ids."""
-        return sorted(peer for peer in list(self._connections) if self.live(peer))
+        known = list(self._connections.items())
+        return sorted([peer for peer, last in known if not last[-1].is_closed or self.live(peer)])
 
     def is_full_for(self, peer: PeerId) -> bool:
         """Whether there is no room for a connection that `peer` asks for."""

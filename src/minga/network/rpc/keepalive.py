@@ -140,8 +140,8 @@ class KeepaliveTicker:
 class SharedCarrier(Protocol):
     """What is told of the signs of life on a carrier."""
 
-    def pulse(self, ticks: int) -> None:
-        """Say that this side lives, and that it may be quiet for so many ticks."""
+    def pulse(self, ticks: int) -> bool:
+        """Say that this side lives, and that it may be quiet for so many ticks; False if that has to wait."""
 
     def give_up(self) -> None:
         """Nothing gets through any more."""
@@ -209,8 +209,9 @@ class CarrierSigns:
     def on_tick(self, tick: int) -> None:
         """Called by the clockwork: pulse if nothing was written for a while."""
         if self._carrier is not None and tick - self._written_tick >= self.pause_ticks:
-            self._need_ticks = max(self._clockwork.pause_ticks, self._need_ticks - 1)
-            self._carrier.pulse(self._need_ticks)
+            need_ticks = max(self._clockwork.pause_ticks, self._need_ticks - 1)
+            if self._carrier.pulse(need_ticks):  # else the other side would not know of a longer pause
+                self._need_ticks = need_ticks
 
 
 def _report(task: asyncio.Task[None]) -> None:

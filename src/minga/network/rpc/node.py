@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -90,6 +90,7 @@ class Node:
         """Other peers' clocks minus ours, in seconds, as seen when connecting."""
         self._last_heard: BoundedDict[PeerId, LastHeard] = BoundedDict(MAX_PEERS)
         self._lookup, self._authorizer = lookup, authorizer or OpenAuthorizer()
+        self._introduced: BoundedDict[PeerId, Address] = BoundedDict(MAX_PEERS)
         self._carriers = Carriers(self.clockwork, self._wrap_quiet, self._serve_on_carrier, self.spawn, self.offend)
         permits = self._authorizer.permits
         self._server = Server(self._wrap_quiet, self.spawn, self.offend, permits, self._carriers.take)
@@ -187,8 +188,17 @@ class Node:
             return live
         address = self._lookup(peer)
         if address is None or not address.dialable:
+            address = self._introduced.get(peer)
+        if address is None or not address.dialable:
             raise UnreachableError("not connected, and no address to dial is known", peer=peer)
         return await self.dial(address)
+
+    def introduce(self, addresses: Iterable[Address]) -> None:
+        """Another peer says where these can be dialled, which counts where `lookup` does not know it. A wrong address
+        does no harm but that nobody answers there: a connection shows whose it is.
+        """
+        for address in addresses:
+            self._introduced[address.peer_id] = address
 
     async def dial(self, address: Address) -> Connection:
         """Connect to a known address and exchange hellos; concurrent calls share one attempt.
