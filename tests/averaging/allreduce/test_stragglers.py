@@ -1,4 +1,4 @@
-"""Whose work is worth moving: a repair of a plan with sites goes without them, and takes the longer the more there are."""
+"""Whose work is worth moving: a repair of a plan with sites goes without them, and takes longer the more there are."""
 
 from __future__ import annotations
 
