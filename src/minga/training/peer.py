@@ -367,7 +367,14 @@ class Peer:
             self._thread.loop.call_soon_threadsafe(function)
 
     def _later(self, seconds: float, function: Callable[[], None]) -> None:
-        self._soon(function if seconds <= 0.0 else lambda: self._thread.loop.call_later(seconds, function))
+        if seconds <= 0.0:
+            self._soon(function)
+            return
+
+        def begin() -> None:
+            self._thread.loop.call_later(seconds, function)
+
+        self._soon(begin)
 
     def _files_of_checkpoint(self) -> dict[str, bytes]:
         """What lies beside the state: the run spec, the organisers' orders that changed it, and the run's epoch."""
