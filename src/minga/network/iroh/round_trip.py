@@ -21,7 +21,7 @@ PAUSE_S: Final = 0.07
 PACKETS: Final = 4
 MOST_ROUNDS: Final = 8
 FALLS: Final = 0.8
-"""An estimate that fell to more than this share of what it was is that of the path."""
+"""An estimate that fell to more than this share of what it was is near that of the path."""
 
 
 async def settle(ask: Callable[[], Awaitable[None]], round_trip_s: Callable[[], float | None]) -> None:
