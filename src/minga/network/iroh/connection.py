@@ -26,7 +26,6 @@ from minga.network.interrupt import Interrupt
 from minga.network.iroh import ffi_bytes
 from minga.network.iroh.accept_queue import AcceptQueue
 from minga.network.iroh.process_end import has_ended
-from minga.network.iroh.round_trip import settle
 from minga.network.iroh.stream import (
     ABORT,
     BINDING_ERRORS,
@@ -74,14 +73,13 @@ class IrohConnection(Connection):
         self._arrived: AcceptQueue[Stream] = AcceptQueue(self._interrupt)
         self._tcp = TcpLane(self, listener) if listener else None
         self._asked_s = float("-inf")
-        self._asides: set[asyncio.Task[None]] = set()
-        self._is_wondering = self._process_ended = False
+        self._wondering: asyncio.Task[None] | None = None
+        self._process_ended = False
         self._facts, self._path_time = LinkFacts(None, "unknown", 0, 0), float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
         incoming.set_max_concurrent_uni_streams(MAX_STREAMS)
         self._spawn(self._accept_forever())
         self._spawn(self._watch())
-        self._spawn_aside(self._settle_round_trip())
 
     @property
     def peer_id(self) -> PeerId:
@@ -211,9 +209,8 @@ class IrohConnection(Connection):
 
     def wonder(self) -> None:
         """The other side ended its TCP connections: find out whether its process has ended."""
-        if not self._interrupt.fired and not self._is_wondering:
-            self._is_wondering = True
-            self._spawn_aside(self._look_after_process())
+        if not self._interrupt.fired and self._wondering is None:
+            self._wondering = self._spawn(self._look_after_process())
 
     # ---- inner workings
 
@@ -222,12 +219,6 @@ class IrohConnection(Connection):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    def _spawn_aside(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a task that ends with the connection, by whatever that is lost."""
-        task = self._spawn(coroutine)
-        self._asides.add(task)
-        task.add_done_callback(self._asides.discard)
 
     def _check_open(self) -> None:
         if self.is_closed:
@@ -252,9 +243,9 @@ class IrohConnection(Connection):
         for stream in list(self._streams.values()):
             stream.interrupt.fire(error)
         self._arrived.clear()
-        for task in self._asides - {asyncio.current_task()}:
-            task.cancel()
-        self._asides.clear()
+        if self._wondering is not None and self._wondering is not asyncio.current_task():
+            self._wondering.cancel()
+        self._wondering = None
         if self._tcp is not None:
             self._tcp.lose(error)
             self._tcp = None  # it knows this connection: neither should have to wait for the garbage collector
@@ -305,11 +296,7 @@ class IrohConnection(Connection):
             if await has_ended(lambda: self._send_abort(NO_STREAM), received, lambda: self.round_trip_s):
                 self._process_ended = True
                 self._lose("its process has ended")
-        self._is_wondering = False
-
-    async def _settle_round_trip(self) -> None:
-        with contextlib.suppress(MingaError, *BINDING_ERRORS):
-            await settle(lambda: self._send_abort(NO_STREAM), lambda: self.round_trip_s)
+        self._wondering = None
 
     async def _send_abort(self, number: int) -> None:
         with contextlib.suppress(MingaError, *BINDING_ERRORS):
