@@ -14,7 +14,7 @@ from minga.network.interface import PeerId
 from minga.network.interrupt import Interrupt
 from minga.network.tcp.certificate import MAX_CERTIFICATE_BYTES
 from minga.network.tcp.listener import HANDSHAKE_S
-from minga.network.tcp.tls_channel import TlsChannel
+from minga.network.tcp.sealed_channel import SealedChannel
 
 MAX_CONTROL_BYTES = 4096
 """Largest message about TCP."""
@@ -54,12 +54,12 @@ def decode(body: bytes, peer: PeerId) -> Control:
     return message  # type: ignore[no-any-return]
 
 
-async def dial(host: str, offer: LaneOffer, context: ssl.SSLContext, role: int) -> TlsChannel:
+async def dial(host: str, offer: LaneOffer, context: ssl.SSLContext, role: int) -> SealedChannel:
     """Connect to who made `offer`, at the IP address `host`; `context` trusts its certificate only.
 
     Raises `OSError` (`ssl.SSLError` and `TimeoutError` are some) if no peer answers there, or another one does.
     """
-    channel = TlsChannel(lambda arrived, unsent: context.wrap_bio(arrived, unsent, server_hostname=offer.word))
+    channel = SealedChannel(lambda arrived, unsent: context.wrap_bio(arrived, unsent, server_hostname=offer.word))
     answer, made = bytearray(1), False
     try:
         async with asyncio.timeout(HANDSHAKE_S):

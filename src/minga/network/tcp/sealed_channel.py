@@ -1,14 +1,14 @@
-"""One TCP connection under TLS, driven by the event loop.
+"""One TCP connection whose bytes are sealed, driven by the event loop.
 
-Theory of operation. The transport of the event loop reads into and writes from buffers here, a TLS object works on
-these buffers, and decrypted bytes go straight into the reader's memory. So one system call moves `PIECE_BYTES`, and it
-works on every kind of event loop; a TLS object on top of a socket makes three calls for each record of 16 KiB. Four
-processes on two cores that exchange 384 MiB took 0.58 CPU seconds, as much as TLS sockets on the event loop and
-blocking ones in threads. About 0.2 of these are AES and 0.22 the kernel's.
+Theory of operation. Two peers agree on keys by TLS (`key_exchange.py`), and seal what follows (`sealed_records.py`).
+The transport of the event loop reads into the opener's buffer, and what is opened goes straight into the reader's
+memory. What is sent is sealed into one buffer that all connections of a thread share, and the system takes it from
+there at once, or else the transport keeps the rest. So one system call moves up to `PIECE_BYTES`, each byte is copied
+by the system alone, and it works on every kind of event loop.
 
 Nothing here holds the loop for longer than one piece takes, some 200 µs. Bytes that arrive while no task reads stay in
-the kernel, up to one piece; that is the back-pressure. A channel has a buffer of a few KiB, and one of a piece only
-from the first large read of a stream to the stream's end.
+the kernel once the opener's buffer is full; that is the back-pressure. A channel has a buffer of a few KiB, and one of
+a piece only from the first large read of a stream to the stream's end.
 """
 
 from __future__ import annotations
@@ -19,11 +19,21 @@ import socket
 import ssl
 import struct
 import sys
+import threading
 from collections.abc import Callable
+from typing import Final, TypeVar
 
 from minga.network.interrupt import Interrupt
+from minga.network.tcp.key_exchange import KeyExchange
 from minga.network.tcp.low_water import LowWater
 from minga.network.tcp.read_buffer import ReadBuffer
+from minga.network.tcp.sealed_records import (
+    MOST_RECORD_BYTES,
+    ForgedRecordError,
+    RecordOpener,
+    RecordSealer,
+    sealed_bytes,
+)
 
 PIECE_BYTES = 256 << 10
 """How much is moved at once; more is not faster."""
@@ -36,16 +46,18 @@ TURN_BYTES = 256 << 10
 
 IDLE_BUFFER_BYTES = 4096
 
-MAX_RECORD_BYTES = (16 << 10) + 256 + 5
-"""The greatest size of 16 KiB under TLS."""
+WIDE_BUFFER_BYTES = PIECE_BYTES + MOST_RECORD_BYTES
+"""Room for a piece behind a record of which something is missing."""
 
 MAX_UNSENT_BYTES = 4 << 20
-"""Answers to the other side's TLS that may pile up while it does not read; an honest one never asks for that many."""
+"""Small answers that may pile up while the other side does not read; an honest one never asks for that many."""
+
+T = TypeVar("T")
 
 _ABORT_AT_ONCE = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
 
 
-class TlsChannel(asyncio.BufferedProtocol):
+class SealedChannel(asyncio.BufferedProtocol):
     """A byte channel with one reader and one writer at a time. `secure` makes the TLS object from its two buffers.
 
     `on_readable` is called when bytes arrive for which no task waits, `on_lost` once when the connection is gone.
