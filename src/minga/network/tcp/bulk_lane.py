@@ -230,13 +230,13 @@ class TcpLane:
     def _adopt(self, channel: SealedChannel, role: int) -> bool:
         """Take a connection that came in at the listener."""
         if role == DIALLER_OPENS and self._has_room:
-            channel.put(WELCOME)
+            channel.welcome(WELCOME)
             self._await_stream(self._keep(channel, self._theirs))
             return True
         while role == DIALLED_OPENS and self._asked:
             asked = self._asked.popleft()
             if not asked.done():
-                channel.put(WELCOME)
+                channel.welcome(WELCOME)
                 asked.set_result(self._keep(channel, self._mine))
                 return True
         return False

@@ -17,7 +17,6 @@ import ssl
 from collections.abc import Callable
 from typing import NamedTuple
 
-from minga.network.interrupt import Interrupt
 from minga.network.tcp.certificate import Certificate
 from minga.network.tcp.sealed_channel import SealedChannel
 
@@ -127,12 +126,11 @@ class TcpListener:
 
     async def _welcome(self, channel: SealedChannel) -> None:
         """Complete the handshake, make sure who it is, and hand the connection over."""
-        first, taken = bytearray(1), False
+        taken = False
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 await channel.handshake()
-                if await channel.fill(memoryview(first), Interrupt(), None):
-                    taken = self._hand_over(channel, first[0])
+                taken = self._hand_over(channel, (await channel.hear_greeting())[0])
         except (TimeoutError, OSError) as error:
             logger.debug("a TCP connection was not let in: %s", error)
         finally:
