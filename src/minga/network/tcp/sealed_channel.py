@@ -6,7 +6,7 @@ memory. What is sent is sealed into one buffer that all connections of a thread 
 there at once, or else the transport keeps the rest. So one system call moves up to `PIECE_BYTES`, each byte is copied
 by the system alone, and it works on every kind of event loop.
 
-Nothing here holds the loop for longer than one piece takes, some 200 µs. Bytes that arrive while no task reads stay in
+Nothing here holds the loop for longer than one piece takes, some 300 µs. Bytes that arrive while no task reads stay in
 the kernel once the opener's buffer is full; that is the back-pressure. A channel has a buffer of a few KiB, and one of
 a piece only from the first large read of a stream to the stream's end.
 """
@@ -35,8 +35,9 @@ from minga.network.tcp.sealed_records import (
     sealed_bytes,
 )
 
-PIECE_BYTES = 256 << 10
-"""How much is moved at once; more is not faster."""
+LEAST_PIECE_BYTES, PIECE_BYTES = 64 << 10, 512 << 10
+"""How much is sent at once: twice as much as before if the system took all of it, else half as much. So over a slow
+link urgent messages wait behind a small piece, and a fast one costs few calls; more is not faster."""
 
 HIGH_WATER_BYTES = 64 << 10
 """Bytes that may wait here for the kernel before a writer has to; over a slow link urgent messages wait behind them."""
@@ -46,8 +47,8 @@ TURN_BYTES = 256 << 10
 
 IDLE_BUFFER_BYTES = 4096
 
-WIDE_BUFFER_BYTES = PIECE_BYTES + MOST_RECORD_BYTES
-"""Room for a piece behind a record of which something is missing."""
+WIDE_BUFFER_BYTES = (256 << 10) + MOST_RECORD_BYTES
+"""Room for what one call reads, behind a record of which something is missing."""
 
 MAX_UNSENT_BYTES = 4 << 20
 """Small answers that may pile up while the other side does not read; an honest one never asks for that many."""
@@ -104,7 +105,7 @@ class SealedChannel(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._low_water = LowWater()
         self._paused = self._full = False
-        self._turn_bytes = 0
+        self._piece_bytes, self._turn_bytes = LEAST_PIECE_BYTES, 0
         self._filling: ReadBuffer | None = None
         self._reading: asyncio.Future[None] | None = None
         self._writing: asyncio.Future[None] | None = None
@@ -221,7 +222,7 @@ class SealedChannel(asyncio.BufferedProtocol):
         await self._wait_writable(interrupt)
         sent = 0
         while self.lost is None:
-            piece = rest[sent : sent + PIECE_BYTES]
+            piece = rest[sent : sent + self._piece_bytes]
             self._seal(first, piece)
             first, sent = b"", sent + piece.nbytes
             if sent == rest.nbytes:
@@ -296,7 +297,7 @@ class SealedChannel(asyncio.BufferedProtocol):
             self._wake()
         elif self.on_readable is not None:
             self.on_readable()
-        if not self._paused and self._transport is not None and not opener.room().nbytes:
+        if opener.is_full and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
 
@@ -383,17 +384,21 @@ class SealedChannel(asyncio.BufferedProtocol):
         self.bytes_sent += size
         transport.write(room[:size])
         waiting = transport.get_write_buffer_size()
-        if waiting and is_first:
+        if not waiting:
+            if size > self._piece_bytes:
+                self._piece_bytes = min(2 * self._piece_bytes, PIECE_BYTES)
+            return
+        self._piece_bytes = max(self._piece_bytes // 2, LEAST_PIECE_BYTES)
+        if is_first:
             _OUTGOING.leave()
         if waiting > MAX_UNSENT_BYTES:
             self._lose("it does not read")
 
     def _resume(self) -> None:
         if self._paused and self._transport is not None and self.lost is None and self._opener is not None:
-            if not self._opener.room().nbytes:
-                return
-            self._paused = False
-            self._transport.resume_reading()
+            if not self._opener.is_full:
+                self._paused = False
+                self._transport.resume_reading()
 
     def _wake(self) -> None:
         if self._reading is not None and not self._reading.done():

@@ -29,10 +29,10 @@ KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
 TAG_BYTES: Final = 16
 
-MOST_CONTENT_BYTES: Final = 64 << 10
+MOST_CONTENT_BYTES: Final = 128 << 10
 """A reader has nothing of a record before all of it is there: over a slow link larger ones would keep it waiting."""
 
-RECORDS_PER_KEY: Final = 1 << 20
+RECORDS_PER_KEY: Final = 1 << 19
 
 _LENGTH: Final = struct.Struct(">I")
 OVERHEAD_BYTES: Final = _LENGTH.size + TAG_BYTES
@@ -45,29 +45,20 @@ class ForgedRecordError(OSError):
     """What came is no record that the other side sealed at this place."""
 
 
-class RecordCipher:
+class KeySchedule:
     """The keys of one direction, one after the other, and the number of the next record."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._cipher, self._number = key, AESGCM(key), 0
 
-    def seal(self, content: memoryview, length: memoryview, target: memoryview) -> None:
-        """Write the encrypted `content` and the tag to `target`."""
-        self._cipher.encrypt_into(self._next_nonce(), content, length, target)
-
-    def open(self, sealed: memoryview, length: memoryview, target: memoryview) -> None:
-        """Write the content to `target`. Raises `ForgedRecordError`; what stands in `target` then is of no use."""
-        try:
-            self._cipher.decrypt_into(self._next_nonce(), sealed, length, target)
-        except InvalidTag as error:
-            raise ForgedRecordError("a record was not sealed by the other side") from error
-
-    def _next_nonce(self) -> bytes:
-        if self._number == RECORDS_PER_KEY:
+    def next(self) -> tuple[AESGCM, bytes]:
+        """The cipher and the nonce of the next record."""
+        number = self._number
+        if number == RECORDS_PER_KEY:
             self._key = HKDFExpand(hashes.SHA256(), KEY_BYTES, _NEXT_KEY).derive(self._key)
-            self._cipher, self._number = AESGCM(self._key), 0
-        self._number += 1
-        return (self._number - 1).to_bytes(NONCE_BYTES, "big")
+            self._cipher, number = AESGCM(self._key), 0
+        self._number = number + 1
+        return self._cipher, number.to_bytes(NONCE_BYTES, "big")
 
 
 def sealed_bytes(size: int) -> int:
@@ -79,7 +70,7 @@ class RecordSealer:
     """Makes the records of one direction."""
 
     def __init__(self, key: bytes) -> None:
-        self._cipher = RecordCipher(key)
+        self._keys = KeySchedule(key)
 
     def seal(self, content: memoryview, target: memoryview) -> int:
         """Write the records of `content` (none for no bytes) to the beginning of `target`, which has room for
@@ -88,10 +79,12 @@ class RecordSealer:
         at = 0
         for start in range(0, content.nbytes, MOST_CONTENT_BYTES):
             part = content[start : start + MOST_CONTENT_BYTES]
+            length = _LENGTH.pack(part.nbytes)
             body = at + _LENGTH.size
-            _LENGTH.pack_into(target, at, part.nbytes)
             end = body + part.nbytes + TAG_BYTES
-            self._cipher.seal(part, target[at:body], target[body:end])
+            target[at:body] = length
+            cipher, nonce = self._keys.next()
+            cipher.encrypt_into(nonce, part, length, target[body:end])
             at = end
         return at
 
@@ -104,7 +97,7 @@ class RecordOpener:
     """
 
     def __init__(self, key: bytes, capacity: int) -> None:
-        self._cipher = RecordCipher(key)
+        self._keys = KeySchedule(key)
         self._buffer = memoryview(bytearray(capacity))
         self._start = self._end = 0  # where in the buffer the bytes are that were not opened
         self._opened = memoryview(b"")  # what was opened and not taken
@@ -120,6 +113,11 @@ class RecordOpener:
         return self._end - self._start
 
     @property
+    def is_full(self) -> bool:
+        """Whether there is no room before some are taken."""
+        return self._end - self._start == self._buffer.nbytes
+
+    @property
     def pending(self) -> int:
         """How many bytes came that were not taken."""
         return self._opened.nbytes + self.sealed
@@ -129,10 +127,10 @@ class RecordOpener:
         self._replace(memoryview(bytearray(max(capacity, self.sealed))))
 
     def room(self) -> memoryview:
-        """Where the next bytes are to go; empty if there is no room before some are taken."""
+        """Where the next bytes are to go; empty if it `is_full`."""
         if self._start == self._end:
             self._start = self._end = 0
-        elif self._start and self.capacity - self._end < self.capacity // 2:
+        elif self._start and self._buffer.nbytes - self._end < self._buffer.nbytes // 2:
             self._replace(self._buffer)
         return self._buffer[self._end :]
 
@@ -142,9 +140,9 @@ class RecordOpener:
 
     def take(self, target: memoryview) -> int:
         """Move what is there into `target`; returns how much. Raises `ForgedRecordError`."""
-        got = self._take_opened(target)
-        while got < target.nbytes and (size := self._complete()):
-            if size <= target.nbytes - got:
+        got, room = self._take_opened(target) if self._opened.nbytes else 0, target.nbytes
+        while got < room and (size := self._complete()):
+            if size <= room - got:
                 self._open(size, target[got : got + size])
                 got += size
             else:
@@ -156,20 +154,20 @@ class RecordOpener:
 
     def _take_opened(self, target: memoryview) -> int:
         size = min(target.nbytes, self._opened.nbytes)
-        if size:
-            target[:size] = self._opened[:size]
-            self._opened = self._opened[size:]
+        target[:size] = self._opened[:size]
+        self._opened = self._opened[size:]
         return size
 
     def _complete(self) -> int:
         """The size of the content of the next record, 0 as long as not all of it is there."""
-        if self.sealed < _LENGTH.size:
+        sealed = self._end - self._start
+        if sealed < _LENGTH.size:
             return 0
-        size = int(_LENGTH.unpack_from(self._buffer, self._start)[0])
+        (size,) = _LENGTH.unpack_from(self._buffer, self._start)
         if not 0 < size <= MOST_CONTENT_BYTES:
             raise ForgedRecordError(f"a record of {size} bytes")
-        if self.sealed >= size + OVERHEAD_BYTES:
-            return size
+        if sealed >= size + OVERHEAD_BYTES:
+            return int(size)
         if self.capacity < size + OVERHEAD_BYTES:
             self.resize(size + OVERHEAD_BYTES)
         return 0
@@ -177,7 +175,11 @@ class RecordOpener:
     def _open(self, size: int, target: memoryview) -> None:
         body = self._start + _LENGTH.size
         end = body + size + TAG_BYTES
-        self._cipher.open(self._buffer[body:end], self._buffer[self._start : body], target)
+        cipher, nonce = self._keys.next()
+        try:
+            cipher.decrypt_into(nonce, self._buffer[body:end], self._buffer[self._start : body], target)
+        except InvalidTag as error:
+            raise ForgedRecordError("a record was not sealed by the other side") from error
         self._start = end
 
     def _replace(self, buffer: memoryview) -> None:
