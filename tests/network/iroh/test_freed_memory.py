@@ -25,8 +25,8 @@ from minga.network.iroh.settings import NetworkSettings
 from minga.network.iroh.stream import IrohStream
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
-from minga.network.tcp.stream import TcpStream
 from minga.network.tcp.sealed_channel import SealedChannel
+from minga.network.tcp.stream import TcpStream
 from tests.worlds.reduce_world import World
 from tests.worlds.swarm_tools import virtually
 

@@ -41,8 +41,8 @@ from minga.network.tcp.dial import (
 )
 from minga.network.tcp.host import LaneHost
 from minga.network.tcp.listener import HANDSHAKE_S, TcpListener
-from minga.network.tcp.stream import TcpStream
 from minga.network.tcp.sealed_channel import SealedChannel
+from minga.network.tcp.stream import TcpStream
 
 MAX_CHANNELS = 4
 """How many connections each side may have for streams that it opens; further streams go over iroh."""

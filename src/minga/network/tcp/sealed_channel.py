@@ -395,10 +395,11 @@ class SealedChannel(asyncio.BufferedProtocol):
             self._lose("it does not read")
 
     def _resume(self) -> None:
-        if self._paused and self._transport is not None and self.lost is None and self._opener is not None:
-            if not self._opener.is_full:
-                self._paused = False
-                self._transport.resume_reading()
+        if not self._paused or self._opener is None or self._opener.is_full:
+            return
+        if self._transport is not None and self.lost is None:
+            self._paused = False
+            self._transport.resume_reading()
 
     def _wake(self) -> None:
         if self._reading is not None and not self._reading.done():

@@ -15,12 +15,12 @@ from typing import Protocol
 from minga.core.errors import MingaError, ProtocolError
 from minga.network.interface import Buffer, PeerId, Stream
 from minga.network.interrupt import Interrupt
-from minga.network.tcp.sealed_channel import PIECE_BYTES, SealedChannel
+from minga.network.tcp.sealed_channel import LEAST_PIECE_BYTES, PIECE_BYTES, SealedChannel
 
 _LENGTH = struct.Struct(">I")
 _MAX_PIECE_BYTES = 1 << 30
 _FIRST_BYTES = 1 << 10
-"""How much of a piece goes into one TLS record with its length: a record cannot be read before all of it is there."""
+"""How much of a piece goes into one record with its length: a record cannot be read before all of it is there."""
 _HELD_BYTES = 64
 _END = _LENGTH.pack(0)
 
@@ -176,7 +176,7 @@ class TcpStream(Stream):
 
     def _is_end_here(self) -> bool:
         """Whether the end of the other direction arrived already; earlier bytes are dropped."""
-        scrap = memoryview(bytearray(PIECE_BYTES))
+        scrap = memoryview(bytearray(LEAST_PIECE_BYTES))
         while self._take_prefix() and not self._ended:
             got = self._channel.take(scrap[: self._piece_bytes])
             if not got:
