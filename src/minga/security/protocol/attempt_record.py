@@ -60,7 +60,7 @@ class AttemptRecord:
     """Parts that were looked through: all of a part is read for that, and up to three times in a step it is asked."""
 
     def note_sound(self, owner: int, parts: Mapping[int, Bytes]) -> None:
-        """These parts of an owner, which are in the store, were looked through when they were encoded."""
+        """These parts of an owner, which are in the store, were looked through when they were encoded or aggregated."""
         self._sound.update({(owner, part): data for part, data in parts.items()})
 
     @property
@@ -68,9 +68,14 @@ class AttemptRecord:
         """The aggregate gradient."""
         return load(bytes_of(self.store.vector, writable=False), torch.float32)  # each value was checked
 
-    def row(self, owner: int, part: int) -> torch.Tensor:
-        """A part as it came over the wire. Raises `InvalidEncodingError`."""
+    def row(self, owner: int, part: int, *, looks_through: bool = True) -> torch.Tensor:
+        """A part as it came over the wire; who does not look through it says with `note_sound` if it was sound.
+
+        Raises `InvalidEncodingError`.
+        """
         data = self.store.parts[owner, part]
-        row = self.terms.division.row(data, part, is_sound=self._sound.get((owner, part)) is data)
-        self._sound[owner, part] = data
+        is_sound = not looks_through or self._sound.get((owner, part)) is data
+        row = self.terms.division.row(data, part, is_sound=is_sound)
+        if looks_through:
+            self._sound[owner, part] = data
         return row

@@ -55,6 +55,7 @@ from minga.security.protocol.members import Reason
 from minga.security.protocol.statements import MAX_MEMBERS, Claims, Commit, Confirm, Phase, Result, Revealed
 from minga.security.protocol.step_math import StepMath
 from minga.security.randomness.coin import Reveal
+from minga.security.robust.rows import NonFiniteRowsError
 from minga.security.step.phase import PhaseExchange
 from minga.security.verification.claims import PartClaim
 
@@ -136,10 +137,7 @@ class Attempt:
         if terms.division.numel(part):
             present = [rank for rank in terms.contributors if terms.members[rank] not in self._exchange.excused]
             await self._collector.parts(present)
-            rows = await asyncio.to_thread(self._collector.rows, present)
-            if not rows:
-                raise OutvotedError("nobody brings this peer a part; most others went on", round=terms.step)
-            mean = await asyncio.to_thread(self._math.aggregate, [rows[owner] for owner in sorted(rows)])
+            rows, mean = await asyncio.to_thread(self._mean, present)
             value, clip = self._behaviour.value(*mean, self._record)
             digest = await asyncio.to_thread(_stated, value, self._store.places[part])
             self._store.value_digests[part] = digest
@@ -155,6 +153,27 @@ class Attempt:
         self._store.stated.set()
         if terms.division.numel(part):
             self._store.put_value(part, self._store.places[part], digest)
+
+    def _mean(self, present: Sequence[int]) -> tuple[Mapping[int, torch.Tensor], tuple[torch.Tensor, float]]:
+        """The parts, by owner, that those who are present brought and that mean something, and what all these give.
+
+        Numbers that are none show in the inner products of rows, so all rows are read once less if there are none.
+        Raises `OutvotedError` if there is nothing to aggregate.
+        """
+        rows = self._collector.rows(present, looks_through=False)
+        try:
+            mean = self._aggregated(rows)
+        except NonFiniteRowsError:
+            rows = self._collector.rows(present, looks_through=True)
+            mean = self._aggregated(rows)
+        for owner in rows:
+            self._record.note_sound(owner, {self._me: self._store.parts[owner, self._me]})
+        return rows, mean
+
+    def _aggregated(self, rows: Mapping[int, torch.Tensor]) -> tuple[torch.Tensor, float]:
+        if not rows:
+            raise OutvotedError("nobody brings this peer a part; most others went on", round=self._terms.step)
+        return self._math.aggregate([rows[owner] for owner in sorted(rows)])
 
     async def _toss(self) -> dict[PeerId, Revealed]:
         """Reveal, and hear what others had to reveal; parts that an aggregator could not get are looked for
