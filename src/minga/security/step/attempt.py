@@ -21,7 +21,6 @@ commitments. So nothing is ever applied that did not pass the checks of all.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
@@ -29,8 +28,6 @@ from functools import partial
 import msgspec
 import torch
 
-from minga.averaging.codecs.interface import InvalidEncodingError
-from minga.core.buffer_pool import Bytes
 from minga.network.interface import PeerId
 from minga.security.accountability.case_builder import CaseBuilder
 from minga.security.accountability.enforcement import (
@@ -47,7 +44,7 @@ from minga.security.messaging.collector import PartCollector, meanwhile
 from minga.security.messaging.delivery import Deliveries
 from minga.security.messaging.spread import StatementGossip
 from minga.security.messaging.voting import OutvotedError, ReliableBroadcast
-from minga.security.parts.equal_parts import encoded, value_from_bytes, value_to_bytes
+from minga.security.parts.equal_parts import encoded, value_to_bytes
 from minga.security.parts.running_digest import digest_of
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.behaviour import Behaviour
@@ -187,7 +184,7 @@ class Attempt:
 
     async def _claim(self, revealed: Mapping[PeerId, Revealed]) -> None:
         terms, record = self._terms, self._record
-        record.values = await asyncio.to_thread(_decoded, dict(self._store.values))
+        await asyncio.to_thread(record.decode, dict(self._store.values))
         missing = tuple(part for part in terms.division.parts if part not in record.values)
         claims: tuple[PartClaim | None, ...] = ()
         if self._me in terms.contributors:
@@ -247,12 +244,3 @@ def _stated(value: torch.Tensor, place: memoryview) -> bytes:
     """The digest of an aggregate that goes to its place."""
     value_to_bytes(value, place)
     return digest_of(place)
-
-
-def _decoded(values: Mapping[int, Bytes]) -> dict[int, torch.Tensor]:
-    """The aggregates as numbers; what means nothing is missing."""
-    decoded = dict[int, torch.Tensor]()
-    for part, data in values.items():
-        with contextlib.suppress(InvalidEncodingError):
-            decoded[part] = value_from_bytes(data)
-    return decoded
