@@ -32,7 +32,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.items and not session.config.option.collectonly:
         gc.freeze()  # libraries and tests stay: no collection looks at their million objects again
         gc.enable()
-        forked.open_server()
+        if not torch.cuda.is_available():  # a process that was forked cannot use CUDA
+            forked.open_server()
 
 
 def pytest_unconfigure() -> None:

@@ -20,6 +20,8 @@ BATCH, MICRO_BATCH, MICRO_BATCH_S = 96, 8, 0.25
 USUAL_S = BATCH / MICRO_BATCH / 3 * MICRO_BATCH_S
 GIVEN_UP_S = 2.0
 """Until a peer counts as gone: 1.5 s of silence, and two ticks of the clocks that count it."""
+PROCESS_S = 1.0
+"""What the end of a process may cost whose machine lives: it closes its TCP connections."""
 MOMENTS = (0.2, 0.6, 0.9, 1.0, 1.08)
 """In shares of a usual step, from its start on: the last ones are while the step is closed, and in its round."""
 
@@ -27,9 +29,10 @@ MOMENTS = (0.2, 0.6, 0.9, 1.0, 1.08)
 class Scene:
     """A trainer dies at some moment of a step that it leads, or does not lead."""
 
-    def __init__(self, seed: int, moment: float, *, leads: bool) -> None:
+    def __init__(self, seed: int, moment: float, *, leads: bool, is_noticed: bool = False) -> None:
         self.swarm = Swarm(make_spec(BATCH), seed=seed)
         self.leads, self.moment, self.step, self.killed_s = leads, moment, 0, 0.0
+        self.is_noticed = is_noticed
         self.organiser = self.swarm.add(HostSettings(latency_s=0.0005), auxiliary=True)
         trainer = TrainerSettings(MICRO_BATCH, MICRO_BATCH_S, jitter=0.1)
         self.trainers = [self.swarm.add(HostSettings(latency_s=0.0005), trainer) for _ in range(3)]
@@ -46,7 +49,7 @@ class Scene:
 
     def kill(self) -> None:
         self.killed_s = asyncio.get_running_loop().time()
-        self.swarm.internet.kill(self.victim.name)
+        self.swarm.internet.kill(self.victim.name, is_noticed=self.is_noticed)
 
     async def run(self) -> float:
         """By how many seconds longer than before a step took, the longer one of two."""
@@ -69,8 +72,8 @@ class Scene:
 
 
 @virtually
-async def cost_of(seed: int, moment: float, leads: bool) -> float:
-    return await Scene(seed, moment, leads=leads).run()
+async def cost_of(seed: int, moment: float, leads: bool, is_noticed: bool = False) -> float:
+    return await Scene(seed, moment, leads=leads, is_noticed=is_noticed).run()
 
 
 @pytest.mark.parametrize("seed", [4, *(soaked(seed) for seed in range(12) if seed != 4)])
@@ -80,3 +83,10 @@ def test_a_kill_costs_the_silence_that_shows_it_and_little_more(moment: float, l
     # The others make up for lost samples while the silence lasts, unless it is the leader's, who would tell them to.
     made_up_s = moment * USUAL_S / 2 if leads else 0.0
     assert cost_of(seed, moment, leads) < GIVEN_UP_S + made_up_s
+
+
+@pytest.mark.parametrize("seed", [4, *(soaked(seed) for seed in range(12) if seed != 4)])
+@pytest.mark.parametrize("leads", [False, True])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_the_end_of_a_process_costs_less_than_a_second(moment: float, leads: bool, seed: int) -> None:
+    assert cost_of(seed, moment, leads, is_noticed=True) < PROCESS_S

@@ -46,7 +46,7 @@ def uninstall() -> None:
         SKETCHES._builtin.pop(name)
 
 
-def begin(folder: Path, kind: str) -> tuple[minga.Peer, minga.Optimizer, torch.nn.Module]:
+def begin(folder: Path, kind: str, device: str = "cpu") -> tuple[minga.Peer, minga.Optimizer, torch.nn.Module]:
     """Host the run from `folder`, with whatever lies there."""
     sections = KINDS[kind]
     spec = minga.RunSpec.from_mapping(
@@ -63,7 +63,7 @@ def begin(folder: Path, kind: str) -> tuple[minga.Peer, minga.Optimizer, torch.n
     before = next(iter(folder.glob("*/run-spec.signed")), None)
     peer = minga.host(spec, options, resume=None if before is None else before.parent)
     torch.manual_seed(3)
-    model = torch.nn.Linear(6, 5)
+    model = torch.nn.Linear(6, 5).to(device)
     optimizer = minga.Optimizer(minga.optim.AdamW(model.parameters(), lr=0.05), peer, model=model)
     return peer, optimizer, model
 
@@ -75,7 +75,7 @@ def train(optimizer: minga.Optimizer, model: torch.nn.Module, stop: int) -> None
         for part in range(2):
             if optimizer.global_step == step:
                 batch = torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(2 * step + part))
-                model(batch).square().mean().backward()
+                model(batch.to(model.weight.device)).square().mean().backward()
                 optimizer.step(samples=SAMPLES)
                 optimizer.zero_grad()
 

@@ -17,7 +17,7 @@ from minga.network.rpc.node import Node
 FIRST_PERIOD_S, PERIOD_S = 5.0, 30.0
 """Shortest times between two records: where something became known, and where it only changed."""
 
-REPORTS_PER_SECOND = 10.0
+REPORTS_PER_SECOND = 5.0
 """Reports in the whole swarm, at most, once it is large: each is a thousand bytes for everybody."""
 
 CHANGE = 0.1

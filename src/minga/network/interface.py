@@ -141,6 +141,11 @@ class Connection(ABC):
     def is_closed(self) -> bool:
         """Whether the connection is known to be gone."""
 
+    @property
+    def has_process_ended(self) -> bool:
+        """Whether it is gone because the other side's process has ended, which some networks notice at once."""
+        return False
+
     @abstractmethod
     async def close(self) -> None:
         """Close the connection and all its streams, and notify the other side; never raises, may be called twice."""

@@ -47,6 +47,19 @@ def square_root(values: Tensor, out: Tensor) -> None:
         torch.sqrt(values, out=out)
 
 
+def forbid_rounded_products() -> None:
+    """Have GPUs multiply float32 matrices, and convolve, in float32, and in an order that is always the same.
+
+    PyTorch lets NVIDIA's convolutions round what they multiply to 10 bits (TF32) unless told otherwise: gradients are
+    then 2e-3 from those of a processor, by their length, and 1e-4 or less without. It holds for the whole process,
+    since backward passes run on threads of their own.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+
+
 def power(base: float, exponent: int) -> float:
     """Return `base` to the power of a whole number from 0 on, by repeated squaring in float64."""
     result = 1.0

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from minga.core.errors import ConfigurationError, RunFinishedError
 from minga.core.events.training import MicroBatchDropped
 from minga.core.spec.run_spec import RunSpec
+from minga.optim.arithmetic import forbid_rounded_products
 from minga.security.randomness.public_batch import PublicBatch
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
@@ -26,6 +27,7 @@ from minga.training.ranks.replica_choice import make_replica, trains_shards
 from minga.training.ranks.sharded_replicas import ShardedFollower, ShardedReplica
 from minga.training.replica.buffers import averaged_buffers
 from minga.training.replica.update_rules import UpdateRules
+from minga.training.status.metrics_publisher import METRICS_PERIOD_S
 
 T = TypeVar("T")
 
@@ -340,7 +342,7 @@ class Optimizer(torch.optim.Optimizer):
         if step == self._seen_step or peer is None:
             return
         self._seen_step = step
-        peer.publish_metrics(step)
+        peer.publish_metrics(step, every_s=0.0 if self._is_complete() else METRICS_PERIOD_S)
         if self._is_complete() or peer.is_checkpoint_due(step):
             peer.save_checkpoint(self._replica.capture())
 
@@ -372,6 +374,7 @@ def _check_public(spec: RunSpec, ranks: ProcessGroup | None, model: torch.nn.Mod
             "the buffers of this model move with what one peer computed before, which others cannot check: "
             'security.verification = "byzantine" needs training.buffers = "local" for it'
         )
+    forbid_rounded_products()
 
 
 def _count(samples: SupportsIndex | None, name: str = "step(samples=...)") -> int:

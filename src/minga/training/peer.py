@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import math
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -35,7 +34,7 @@ from minga.training.life.verified_member import VerifiedMember
 from minga.training.own_state_keeper import OwnStateKeeper
 from minga.training.receipts.file_service import ReceiptFileServer, fetch_receipts
 from minga.training.receipts.tally import PeerTotals
-from minga.training.record_kinds import Metrics, Progress
+from minga.training.record_kinds import Progress
 from minga.training.replica.replica import Replica
 from minga.training.run_folder.own_state import OwnState
 from minga.training.session import Session
@@ -44,6 +43,7 @@ from minga.training.state.manifest import Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.state.state_memory import FILED_BYTES
 from minga.training.status.event_stream import EventStream
+from minga.training.status.metrics_publisher import METRICS_PERIOD_S, MetricsPublisher
 from minga.training.status.run_status import PeerStatus, RunStatus
 from minga.training.status.status_reader import StatusReader
 from minga.training.transfer.run_files import RunFileServer
@@ -79,7 +79,7 @@ class Peer:
         self._thread, self._session, self._signed_spec = thread, session, signed_spec
         self._held = contextlib.ExitStack()
         self._saving: threading.Thread | None = None
-        self._metrics, self._published_s = Metrics(0, 0.0, 0, 0), -math.inf
+        self._metrics = MetricsPublisher(session.board, session.node, self._later)
         self._own: OwnStateKeeper | None = None
         self._closed = False
         self._amended = spec
@@ -356,27 +356,25 @@ class Peer:
 
     def count(self, samples: int, loss: float | None) -> None:
         """Add a micro-batch to the totals that this peer publishes about itself."""
-        m = self._metrics
-        self._metrics = Metrics(
-            m.step, m.loss_sum + (loss or 0.0), m.samples + samples, m.mini_steps + (loss is not None)
-        )
+        self._metrics.count(samples, loss)
 
-    def publish_metrics(self, step: int, *, every_s: float = 0.0) -> None:
-        """Let the others see this peer's totals after `step`, unless they saw some less than `every_s` ago."""
-        now, m = time.monotonic(), self._metrics
-        if now - self._published_s < every_s:
-            return
-        self._published_s = now
-
-        def publish() -> None:
-            sent, received = self._session.node.traffic()
-            self._session.board.put(Metrics(step, m.loss_sum, m.samples, m.mini_steps, sent, received))
-
-        self._soon(publish)
+    def publish_metrics(self, step: int, *, every_s: float = METRICS_PERIOD_S) -> None:
+        """Let the others see this peer's totals after `step`, or a little later; see `MetricsPublisher`."""
+        self._metrics.publish(step, every_s=every_s)
 
     def _soon(self, function: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # closed meanwhile: no program listens any more
             self._thread.loop.call_soon_threadsafe(function)
+
+    def _later(self, seconds: float, function: Callable[[], None]) -> None:
+        if seconds <= 0.0:
+            self._soon(function)
+            return
+
+        def begin() -> None:
+            self._thread.loop.call_later(seconds, function)
+
+        self._soon(begin)
 
     def _files_of_checkpoint(self) -> dict[str, bytes]:
         """What lies beside the state: the run spec, the organisers' orders that changed it, and the run's epoch."""

@@ -63,7 +63,7 @@ def test_nobody_is_waited_for_for_ever_whatever_a_plan_foresees(foreseen_s: floa
     @virtually
     async def main() -> None:
         sight: Any = SimpleNamespace(alive=lambda: [me, other], at=lambda step: [], averaging=lambda step: [other])
-        company = MembershipView(SimpleNamespace(peer_id=me), SimpleNamespace(), sight)  # type: ignore[arg-type]
+        company = MembershipView(SimpleNamespace(peer_id=me, has_just_ended=lambda _: False), SimpleNamespace(), sight)  # type: ignore[arg-type]
         members = tuple(GroupMember(Address(peer), True) for peer in (me, other))
         company.take_part(Plan("0" * 32, 4, members, (Part(10, 0),), 1 << 16, 1, predicted_s=foreseen_s))
         company.begin_step(5, ())

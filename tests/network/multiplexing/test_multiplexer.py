@@ -226,18 +226,42 @@ async def test_late_words_about_streams_that_ended_are_no_offence() -> None:
 
 
 class Pulses:
-    """A carrier that only pulses."""
+    """A carrier that only pulses, unless it has something else to write."""
 
     def __init__(self, pulse: Callable[[int], None]) -> None:
-        self.pulse = pulse
+        self._pulse, self.is_writing = pulse, False
+
+    def pulse(self, ticks: int) -> bool:
+        if not self.is_writing:
+            self._pulse(ticks)
+        return not self.is_writing
 
     def give_up(self) -> None: ...
 
 
-def signs_on(clockwork: KeepaliveTicker, pulse: Callable[[int], None]) -> CarrierSigns:
+def signs_on(clockwork: KeepaliveTicker, pulse: Callable[[int], None], carrier: Pulses | None = None) -> CarrierSigns:
     signs = CarrierSigns(clockwork, LastHeard())
-    signs.watch(Pulses(pulse))
+    signs.watch(carrier or Pulses(pulse))
     return signs
+
+
+@virtually
+async def test_a_longer_pause_is_made_only_once_the_other_side_was_told_of_it() -> None:
+    """It gave up a peer that got many streams while something was on its way to it: no pulse had told it."""
+    clockwork, pulses = KeepaliveTicker(), list[int]()
+    carrier = Pulses(pulses.append)
+    signs = signs_on(clockwork, pulses.append, carrier)
+    signs.begin()
+    for _ in range(79):
+        signs_on(clockwork, lambda _: None).begin()
+    carrier.is_writing = True
+    signs.on_tick(2)
+    assert not pulses
+    assert signs.pause_ticks == LEAST_TICKS
+    carrier.is_writing = False
+    signs.on_tick(3)
+    assert pulses == [10]
+    assert signs.pause_ticks == 10
 
 
 @virtually

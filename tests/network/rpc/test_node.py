@@ -13,6 +13,7 @@ from minga.network.rpc import accept_loop, connections, misbehaviour
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.handshake import Call
 from minga.network.rpc.misbehaviour import MAX_OFFENCES, OFFENCE_MEMORY_S
+from minga.network.rpc.node import BRIEF_DIAL_S
 from minga.network.rpc.server import MAX_STREAMS_PER_PEER
 from minga.network.virtual.internet import HostSettings
 from tests.worlds.reduce_world import Party, World
@@ -143,6 +144,25 @@ def test_garbage_instead_of_a_hello(garbage: bytes) -> None:
 
 
 @virtually
+async def test_a_peer_is_dialled_where_another_one_says_that_it_is() -> None:
+    world, first, second = await two()
+    first.node._lookup = lambda _: None
+    with pytest.raises(UnreachableError, match="no address"):
+        await first.node.call(second.peer_id, "double", Number(1), Number)
+    first.node.introduce([second.network.address])
+    assert await first.node.call(second.peer_id, "double", Number(4), Number) == Number(8)
+    await world.close()
+
+
+@virtually
+async def test_who_knows_an_address_dials_it_whatever_others_say() -> None:
+    world, first, second = await two()
+    first.node.introduce([Address(second.peer_id, ("10.9.9.9:1",))])
+    assert await first.node.call(second.peer_id, "double", Number(4), Number) == Number(8)
+    await world.close()
+
+
+@virtually
 async def test_nobody_answers() -> None:
     world, first, second = await two()
     with pytest.raises(UnreachableError):
@@ -181,6 +201,40 @@ def test_a_peer_that_falls_silent_in_a_call(fault: str) -> None:
         await world.close()
 
     main()
+
+
+@virtually
+async def test_a_peer_whose_process_ended_is_not_waited_for_until_a_new_one_comes() -> None:
+    world, first, second = await two()
+    second.node.serve("think", never)
+    loop = asyncio.get_running_loop()
+    pending = asyncio.ensure_future(first.node.call(second.peer_id, "think", Number(1), Number))
+    await asyncio.sleep(1.0)
+    world.internet.kill(second.network, is_noticed=True)
+    begun = loop.time()
+    with pytest.raises(UnreachableError, match="its process has ended"):
+        await pending
+    assert loop.time() - begun < 0.6
+    assert first.node.has_just_ended(second.peer_id)
+    begun = loop.time()
+    with pytest.raises(UnreachableError, match="its process has ended"):
+        await first.node.call(second.peer_id, "double", Number(1), Number)
+    assert loop.time() == begun, "nobody dials it"
+    await asyncio.sleep(connections.JUST_ENDED_S)
+    assert not first.node.has_just_ended(second.peer_id)
+    begun = loop.time()
+    with pytest.raises(UnreachableError):
+        await first.node.call(second.peer_id, "double", Number(1), Number)
+    assert loop.time() - begun <= BRIEF_DIAL_S
+    restarted = Party(
+        world.internet.host(name=second.network.state.name, private_key=second.network.private_key), world.book
+    )
+    restarted.node.serve("double", double)
+    restarted.network.process.context.run(restarted.node.start)
+    await restarted.network.process.run(restarted.node.connection(first.peer_id))
+    assert await first.node.call(second.peer_id, "double", Number(4), Number) == Number(8)
+    await restarted.node.close()
+    await world.close()
 
 
 @virtually

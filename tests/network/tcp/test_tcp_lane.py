@@ -22,6 +22,7 @@ class Channel:
     """A connection that does nothing."""
 
     lost: str | None = None
+    ended_there = False
     bytes_sent = bytes_received = 0
     on_readable: Any = None
     on_lost: Any = None
@@ -61,6 +62,9 @@ class Host:
 
     def arrived(self, stream: Stream) -> None:
         raise NotImplementedError
+
+    def wonder(self) -> None:
+        raise NotImplementedError("no connection is ended by the system of the other side")
 
 
 def lane(asked: Callable[[], object]) -> TcpLane:
@@ -146,5 +150,28 @@ def test_an_idle_connection_that_this_side_ended_says_nothing_about_the_other(mo
         made.released(stream, stream._channel, clean=True, stalled_s=0.0)
         await asyncio.sleep(0.02)
         assert await made.open() is not None
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("last_ended_there", [False, True])
+def test_the_end_of_the_other_process_is_thought_of_when_no_connection_is_left(last_ended_there: bool) -> None:
+    async def main() -> None:
+        made = lane(lambda: come(made))
+        wondered: list[None] = []
+        made._host.wonder = lambda: wondered.append(None)  # type: ignore[method-assign]
+        first, second = await made.open(), await made.open()
+        assert first is not None
+        assert second is not None
+        first._channel.ended_there = True  # as with a stream that the other side resets
+        first._channel.abort()
+        assert not wondered
+        second._channel.ended_there = last_ended_there  # or this side gives up what it can no more use
+        second._channel.abort()
+        assert len(wondered) == 1
+        third = await made.open()
+        assert third is not None
+        third._channel.abort()
+        assert len(wondered) == 1, "this side ended it, and nothing else was there"
 
     asyncio.run(main())

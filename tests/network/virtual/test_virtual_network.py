@@ -13,6 +13,7 @@ import pytest
 from minga.core.errors import ClosedError, ConfigurationError, UnreachableError
 from minga.network.interface import Address, Connection, Network, Stream
 from minga.network.virtual.internet import Delivery, HostSettings, VirtualInternet, VirtualNetwork
+from minga.network.virtual.nat import Nat
 from minga.simulation import run_virtual
 from minga.testing import NETWORK_CHECKS, MakeNetwork
 from minga.testing.suite import Check, join, read_all, stream_pair
@@ -232,6 +233,34 @@ async def test_a_killed_host_falls_silent() -> None:
     again = world.internet.host(name=victim.name, private_key=victim.private_key)
     assert again.peer_id == victim.peer_id
     await world.streams(other, again)
+
+
+@pytest.mark.parametrize("hidden", [None, "cut", "stall", "relay"])
+def test_the_end_of_a_process_is_noticed_where_nothing_hides_it(hidden: str | None) -> None:
+    @virtually
+    async def main() -> None:
+        world = World()
+        settings = HostSettings()
+        if hidden == "relay":
+            world.internet.add_relay("https://relay")
+            settings = HostSettings(nat=Nat.SYMMETRIC, relay="https://relay")
+        one, other = world.internet.host(settings), world.internet.host(settings)
+        _, _, outgoing, incoming = await join(one, other)
+        near, _ = await stream_pair(outgoing, incoming)
+        world.internet.kill(other, is_noticed=True)
+        if hidden == "cut":
+            world.internet.cut(one, other)
+        elif hidden == "stall":
+            world.internet.stall(one)
+        await asyncio.sleep(1.0)
+        if hidden == "stall":
+            world.internet.resume(one)
+        assert outgoing.is_closed == outgoing.has_process_ended == (hidden is None)
+        if hidden is None:
+            with pytest.raises(UnreachableError, match="its process has ended"):
+                await near.read(1)
+
+    main()
 
 
 @virtually

@@ -83,14 +83,15 @@ def test_clients_of_splitfed_average_their_parts(options: Callable[[str], minga.
         both = threading.Barrier(2)  # none is alone from the first round to the last, and has left then
 
         def train(index: int) -> None:
-            with Client(link, bottoms[index], optimizer=sgd, options=options(f"client {index}")) as client:
-                both.wait(60)
-                number = 1000 * index
-                while not client.finished:
-                    client.train(*batch(number))
-                    number += 1
-                assert client.train(*batch(number)) is None, "the run is over"
-                both.wait(60)
+            with minga.join(link, options(f"client {index}")) as peer:
+                both.wait(60)  # before the client is made: a newcomer's state comes from a thread that trains
+                with Client(peer, bottoms[index], optimizer=sgd) as client:
+                    number = 1000 * index
+                    while not client.finished:
+                        client.train(*batch(number))
+                        number += 1
+                    assert client.train(*batch(number)) is None, "the run is over"
+                    both.wait(60)
 
         together(partial(train, 0), partial(train, 1))
         assert server.status.samples >= 32

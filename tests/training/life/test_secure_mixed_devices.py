@@ -1,8 +1,11 @@
-"""A Byzantine-tolerant run of processes whose gradients differ in the last bits: vector widths, threads, float64."""
+"""A Byzantine-tolerant run of processes whose gradients differ in last bits: vector widths, threads, float64, a GPU."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+import pytest
+import torch
 
 import minga
 from tests.optim.test_reproducible_optimizers import widths_here
@@ -16,11 +19,15 @@ from blake3 import blake3
 from minga.optim import AdamW
 
 folder, name, threads, dtype = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), getattr(torch, sys.argv[4])
+device = torch.device(sys.argv[5])
 torch.set_num_threads(threads)
 drawn = numpy.random.default_rng(1)
-samples = torch.from_numpy(drawn.standard_normal((64, 40))).to(dtype)
-wanted = torch.from_numpy(drawn.integers(0, 5, 64))
-model = torch.nn.Sequential(torch.nn.Linear(40, 300), torch.nn.GELU(), torch.nn.Linear(300, 5))
+samples = torch.from_numpy(drawn.standard_normal((64, 2, 20))).to(device, dtype)
+wanted = torch.from_numpy(drawn.integers(0, 5, 64)).to(device)
+model = torch.nn.Sequential(
+    torch.nn.Conv1d(2, 20, 5), torch.nn.GELU(), torch.nn.Flatten(), torch.nn.Linear(320, 40), torch.nn.GELU(),
+    torch.nn.Linear(40, 5),
+).to(device)
 with torch.no_grad():
     for parameter in model.parameters():
         parameter.copy_(torch.from_numpy(drawn.standard_normal(tuple(parameter.shape)) * 0.1))
@@ -33,7 +40,7 @@ def backward(chosen):
 backward(torch.arange(48))
 hashed = blake3()
 for parameter in model.parameters():
-    hashed.update(parameter.grad.numpy().tobytes())
+    hashed.update(parameter.grad.cpu().numpy().tobytes())
     parameter.grad = None
 
 directory = folder / name
@@ -49,7 +56,7 @@ kinds = []
 peer.subscribe(lambda event: kinds.append(event.kind))
 optimizer = minga.Optimizer(AdamW(model.parameters(), lr=0.01), peer, model=model)
 for batch in optimizer.batches():
-    backward(torch.from_numpy(batch.indices(64)))
+    backward(torch.from_numpy(batch.indices(64)).to(device))
     optimizer.step(samples=batch.size)
     optimizer.zero_grad()
 print(json.dumps({
@@ -60,7 +67,10 @@ peer.close()
 """
 
 
-def test_members_whose_gradients_differ_in_the_last_bits_agree(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_members_whose_gradients_differ_in_the_last_bits_agree(device: str, tmp_path: Path) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("this machine has no CUDA device")
     spec = {
         "name": "kernels",
         "model": {"recipe": "custom"},
@@ -72,9 +82,9 @@ def test_members_whose_gradients_differ_in_the_last_bits_agree(tmp_path: Path) -
     (tmp_path / "run.toml").write_text(minga.RunSpec.from_mapping(spec).to_toml())
     widest = widths_here()[-1]
     members = [
-        ("first", "default", ("1", "float32")),
-        ("second", widest, ("2", "float32")),
-        ("third", widest, ("1", "float64")),
+        ("first", "default", ("1", "float32", device)),
+        ("second", widest, ("2", "float32", "cpu")),
+        ("third", widest, ("1", "float64", "cpu")),
     ]
     results = results_of(SCRIPT, tmp_path, members)
     assert len({result["gradient"] for result in results}) >= 2

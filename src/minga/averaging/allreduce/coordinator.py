@@ -69,7 +69,7 @@ class Coordinator:
             known = set(range(len(round.members)))
             accused = (set(request.lost) & known) - self._repaired
             lost = await self._gone(accused - {round.me})
-            slow = set(request.slow) & known
+            slow = (set(request.slow) & known) - round.dead.keys()
             if request.by is None:
                 revoked = self._to_revoke(sender, accused - lost, slow)
             else:

@@ -40,7 +40,8 @@ LOOK_S, LOOK_SHARE, LONGEST_LOOK_S = 0.1, 0.02, 0.5
 
 EXPLAINED_S = 2.0
 """Seconds within which a member from which others turn away that it is still connected to hears why, if others take
-over: they may have been told first, and must not be missing from the mean for it."""
+over: they may have been told first, and must not be missing from the mean for it. A member that was given up, or
+to which no connection is left, has no such news."""
 
 
 @loop_bound
@@ -159,9 +160,10 @@ class Reducer:
 
     def _may_explain(self, child: int) -> bool:
         """Whether a child that ended its stream may know already that others take over, and this member not yet."""
-        round = self._round
-        is_linked = round.node.facts(round.members[child]) is not None
-        return is_linked or round.routes.is_relay(self._assignment, child)
+        return self._is_linked(child) or self._round.routes.is_relay(self._assignment, child)
+
+    def _is_linked(self, child: int) -> bool:
+        return self._round.node.is_connected(self._round.members[child])
 
     async def _receive(self, child: int, weight: int | None, stream: MessageStream) -> None:
         """Take the child's chunks; one without a weight of its own is a relay and tells it with each chunk."""
@@ -229,7 +231,9 @@ class Reducer:
                 accumulator.zero_()
                 self._weights[index], self._counted[index] = 0.0, frozenset()
             else:
-                torch.mul(self._own_share(round.own, index), float(round.weight), out=accumulator)
+                share = self._own_share(round.own, index)
+                if not accumulator.is_meta:  # of a model that is only a size there is nothing to multiply
+                    torch.mul(share, float(round.weight), out=accumulator)
                 self._weights[index], self._counted[index] = float(round.weight), frozenset({round.me})
         return accumulator
 
@@ -352,18 +356,29 @@ class Reducer:
             before_s = asyncio.get_running_loop().time() - EXPLAINED_S
             if self._cut_off_s and self._cut_off_s < before_s:
                 round.abort("too few members of the group could be heard to the end")
-            for child, why in [(each, why) for each, (since_s, why) in self._left.items() if since_s < before_s]:
-                if round.routes.is_relay(self._assignment, child):
+            for child, why in self._unexplained(before_s).items():
+                if round.routes.is_relay(self._assignment, child) and self._is_linked(child):
                     self.useless_relays.add(child)
                 else:
                     del self._left[child]
                     self._drop(child, why)
+            for child in sorted(round.given_up & set().union(*self._pending.values())):
+                self._drop(child, round.dead[child])
             laggards = set().union(*self._pending.values())
             for child, why in deadlines.given_up(self._absent, self._awaited(), laggards).items():
                 if round.routes.is_relay(self._assignment, child) and child not in round.dead:
                     self.useless_relays.add(child)
                 else:
                     self._drop(child, why)
+
+    def _unexplained(self, before_s: float) -> dict[int, str]:
+        """The members that left before then, with the reason, and those that are gone for all."""
+        round = self._round
+        return {
+            child: why
+            for child, (since_s, why) in self._left.items()
+            if since_s < before_s or child in round.given_up or not self._is_linked(child)
+        }
 
     def _awaited(self) -> dict[int, MessageStream]:
         """The streams of those whose turn it is; see `waiting.py`."""

@@ -90,10 +90,10 @@ class Repairer:
             if slow := self._stragglers.news():
                 round.spawn(self._report(slow), frozenset())  # the round may well get done meanwhile
             useless = self._useless()
-            if useless or self._orphans():
+            if useless or self._lacks_help():
                 async with racing([self._report(tuple(sorted(useless))), round.over.wait()]) as ends:
                     await next(ends)
-                if self._orphans():  # nobody can help at present
+                if self._lacks_help():  # nobody can help at present
                     await round.changed.wait(REPORT_PAUSE_S)
                     round.bury_idle()
             else:
@@ -136,14 +136,21 @@ class Repairer:
             if not round.have[index] and index not in round.fetching and round.is_broken(assignment)
         )
 
+    def _lacks_help(self) -> bool:
+        """Whether something here goes on only when the coordinator knows the lost members."""
+        return bool(self._orphans()) or any(reducer.is_stuck for reducer in self._reducers.values())
+
     def _useless(self) -> set[int]:
-        """Whose work others should take over, from the point of view of a root: relays', or its own."""
+        """Whose work others should take over, from the point of view of a root: relays', or its own.
+
+        A lost member is reported as lost: the root that it left alone is good for other parts.
+        """
         round, useless = self._round, set[int]()
         for key, reducer in self._reducers.items():
             if not round.is_broken(round.assignments[key]):
                 useless |= reducer.useless_relays
-            if reducer.is_stuck:
-                useless.add(round.me)
+                if reducer.is_stuck:
+                    useless.add(round.me)
         return useless - round.revoked
 
     def _begin(self, assignments: Iterable[Assignment]) -> None:

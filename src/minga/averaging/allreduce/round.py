@@ -46,7 +46,9 @@ from minga.core.errors import UnreachableError
 from minga.core.events.averaging import RoundMemberLost, RoundWorkTakenOver
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
+from minga.network.meta_bytes import meta_buffer
 from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.keepalive import PULSE_S
 from minga.network.rpc.node import Node
 
 IDLE_S = 300.0
@@ -245,7 +247,9 @@ class Round:
         Many of them live for very different times. Those of a chunk or so come from the system and go back to it: the
         C library would keep what lies between two that are still in use, which adds up to half a vector.
         """
-        if size >= MAPPED_BYTES and not self.result.is_meta:
+        if self.result.is_meta:
+            return meta_buffer(size)
+        if size >= MAPPED_BYTES:
             return memoryview(mmap.mmap(-1, size))
         return as_bytes(torch.empty(size, dtype=torch.uint8, device=self.result.device))
 
@@ -307,6 +311,10 @@ class Round:
             yield
         finally:
             del self._streams[stream]
+
+    def silent(self) -> set[int]:
+        """Those of whom not even the signs of life come that are due."""
+        return {member for stream, member in self._streams.items() if stream.quiet_s > stream.pause_s + PULSE_S}
 
     def bury_idle(self) -> None:
         """Regard those as gone who give signs of life, but nothing that is expected of them."""

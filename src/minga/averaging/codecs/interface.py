@@ -20,6 +20,7 @@ from minga.averaging.codecs.tensor_bytes import Buffer, bytes_of
 from minga.core.errors import NonFiniteError
 from minga.core.spec.choices import spelled
 from minga.core.spec.fields import Section
+from minga.network.meta_bytes import is_meta
 
 FLOAT32_MAX: Final = torch.finfo(torch.float32).max
 CONTRIBUTION_LIMIT: Final = 2.0**96
@@ -122,6 +123,8 @@ class Codec(ABC):
         `ValueError` for a wrong kind of tensor or a wrong size.
         """
         _require_vector(source)
+        if source.is_meta and _is_meta_of(target, self.max_encoded_bytes(source.numel())):
+            return self.max_encoded_bytes(source.numel())
         raw = bytes_of(target, writable=True)
         if raw.numel() != self.max_encoded_bytes(source.numel()):
             raise ValueError(
@@ -139,7 +142,7 @@ class Codec(ABC):
         is not what an encoder can produce, or holds NaN, infinity or a magnitude above `limit`.
         """
         raw = self._checked(source, target, limit)
-        if raw.numel() and _has_numbers(target, raw):
+        if raw is not None and raw.numel() and _has_numbers(target, raw):
             self._decode(raw, target.detach())
 
     def decode_add(
@@ -153,13 +156,16 @@ class Codec(ABC):
         if not abs(weight) <= WEIGHT_LIMIT:
             raise ValueError(f"weight {weight} is not a number within +-{WEIGHT_LIMIT:.0f}")
         raw = self._checked(source, accumulator, limit)
-        if raw.numel() and _has_numbers(accumulator, raw):
+        if raw is not None and raw.numel() and _has_numbers(accumulator, raw):
             self._decode_add(raw, accumulator.detach(), weight)
 
-    def _checked(self, source: Buffer, target: torch.Tensor, limit: float) -> torch.Tensor:
+    def _checked(self, source: Buffer, target: torch.Tensor, limit: float) -> torch.Tensor | None:
+        """The bytes of a valid encoding; None of one without content."""
         _require_vector(target)
-        raw = bytes_of(source, writable=False)
         most = self.max_encoded_bytes(target.numel())
+        if target.is_meta and _is_meta_of(source, most):
+            return None
+        raw = bytes_of(source, writable=False)
         if raw.numel() > most or (raw.numel() != most and (self.has_fixed_size or not raw.numel())):
             words = "instead of the" if self.has_fixed_size else "where there must be some, and at most the"
             raise InvalidEncodingError(
@@ -214,6 +220,11 @@ def _require_vector(tensor: torch.Tensor) -> None:
             f"codecs take contiguous 1-D float32 CPU tensors, not {tensor.dtype} {tuple(tensor.shape)} on "
             f"{tensor.device}{'' if tensor.is_contiguous() else ', not contiguous'}"
         )
+
+
+def _is_meta_of(buffer: Buffer, size: int) -> bool:
+    """Whether a buffer is `size` bytes without content: so much is seen without a tensor for it."""
+    return isinstance(buffer, memoryview) and is_meta(buffer) and len(buffer) == size
 
 
 def _has_numbers(vector: torch.Tensor, raw: torch.Tensor) -> bool:

@@ -35,6 +35,7 @@ from minga.averaging.group import GroupSettings, SwarmView
 from minga.averaging.matchmaking.acceptor import Acceptor
 from minga.averaging.matchmaking.follower import JOIN, PROBE, ask_around, follow
 from minga.averaging.matchmaking.leader import GroupLeader, OutOfSyncError, Surroundings
+from minga.averaging.matchmaking.missing import HERE, serve_here, suspect_the_silent
 from minga.averaging.matchmaking.quorum import QuorumRule
 from minga.averaging.matchmaking.succession import Succession
 from minga.averaging.matchmaking.view import MembershipView
@@ -99,6 +100,7 @@ class GroupFormation:
         self._succession = Succession(node, self._membership, quorum, self._acceptor, settings.orders.obtain)
         node.serve(JOIN, self._serve_join)
         node.serve(PROBE, self._serve_probe)
+        node.serve(HERE, serve_here)
 
     @property
     def view(self) -> tuple[PeerId, ...]:
@@ -270,6 +272,7 @@ class GroupFormation:
         loop = asyncio.get_running_loop()
         aside = [loop.create_task(self._probe_other_leaders(group)), loop.create_task(self._prepare(group))]
         aside.append(loop.create_task(self._succession.learn_view(group)))
+        aside.append(loop.create_task(self._suspect_the_silent(group)))
         try:
             leader = await group.run()
             if leader is not None:
@@ -314,6 +317,12 @@ class GroupFormation:
                 registration.goes_on or registration.report.samples for registration in group.registrations.values()
             ):
                 self._standby.break_off()  # nobody else computes: those for whom it rested are gone
+
+    async def _suspect_the_silent(self, group: GroupLeader) -> None:
+        def missing() -> set[PeerId]:
+            return self._membership.expected() - set(group.everyone())
+
+        await suspect_the_silent(self._node, missing, lambda: self._membership.suspects)
 
     def _abdicate(self) -> Address | None:
         """Who leads instead of us, if anybody. Raises `OutOfSyncError` if most of the swarm is ahead."""

@@ -107,9 +107,10 @@ class MembershipView:
         return bool(known) and has_quorum(ahead, known)
 
     def expected(self) -> set[PeerId]:
-        """Who should come to a group that this peer leads."""
+        """Who should come to a group that this peer leads; nobody whose process has ended."""
         known = (set(self.view) & set(self._swarm_view.alive())) | set(self._swarm_view.at(self._step))
-        return known - self.suspects.now() - self._tardy - {self._node.peer_id}
+        ended = {peer for peer in known if self._node.has_just_ended(peer)}
+        return known - ended - self.suspects.now() - self._tardy - {self._node.peer_id}
 
     def at_work(self) -> set[PeerId]:
         """Those of them whose last round still runs, as it may for long after it ended for who reduces; but not longer

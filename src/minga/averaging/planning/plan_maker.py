@@ -38,6 +38,8 @@ from minga.network.rpc.node import Node
 
 MOVED: Final = 0.1
 RESTING_PERIOD_S: Final = 120.0
+FEW: Final = 16
+"""Rates of so many members are put together here: to ask another thread takes longer."""
 REGROUPED_S: Final = 10.0
 """Seconds after which that is asked anew for a group that has other members."""
 
@@ -126,7 +128,10 @@ class PlanMaker:
         self._asked = _Standby(order, frozenset(order[index] for index in rests))
 
     def remember(self, plan: Plan) -> None:
-        """Take note of a plan that was agreed on, as a leader or as a member."""
+        """Take note of a plan that was agreed on, as a leader or as a member, and of where its members can be dialled:
+        in a young swarm gossip has not told that to all of them yet.
+        """
+        self._node.introduce(member.address for member in plan.members)
         ids = plan.ids
         self._agreed = _Standby(tuple(sorted(ids)), frozenset(ids[index] for index in plan.resting))
         self._roots = frozenset(ids[part.root] for part in plan.parts)
@@ -148,7 +153,10 @@ class PlanMaker:
     ) -> SwarmRates:
         gives = order if able else self._contributors(registrations)
         claims = [_claim(registrations[peer], able=able, gives=peer in gives) for peer in order]
-        return await _aside(swarm_rates, order, claims, dict(self._swarm_view.links()))
+        links = dict(self._swarm_view.links())
+        if len(order) <= FEW:
+            return swarm_rates(order, claims, links)
+        return await _aside(swarm_rates, order, claims, links)
 
     @property
     def _takes_best(self) -> bool:

@@ -128,7 +128,9 @@ def _machine(identity: Path | None) -> Iterator[Check]:
     path = identity or default_path()
     try:
         stored = key_file.read(path)
-        yield Check("key file", True, f"{path}" if stored else f"{path} will be made at the first start")
+        yield Check(
+            "key file", True, f"{path}, of {stored[1]}" if stored else f"{path} will be made at the first start"
+        )
     except IdentityError as error:
         yield Check("key file", False, str(error), "follow the hint, or use --ephemeral")
     folder = data_folder()

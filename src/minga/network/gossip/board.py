@@ -183,10 +183,9 @@ class Board(ChangeCounter):
 
     def receive(self, record: Record, sender: PeerId, age_s: float = 0.0) -> Verdict:
         """Take in a record that `sender`, an authenticated neighbour, passed on `age_s` after it got it itself."""
-        if self.has(record):  # most of what is no news, at little cost
-            verdict = Verdict.STALE
-        else:
-            verdict = self.store.judge(record, sender, self.now(), self._wall_time())
+        if self.hear_again(record, age_s):
+            return Verdict.STALE
+        verdict = self.store.judge(record, sender, self.now(), self._wall_time())
         if verdict is Verdict.NEW:
             verdict = self._take_in(records.genuine(record, self.run_id) or record, sender, age_s)
         elif verdict is Verdict.STALE:
@@ -199,13 +198,24 @@ class Board(ChangeCounter):
             self._report(verdict, record, sender)
         return verdict
 
-    # ---- driven by the gossip
+    def hear_again(self, record: Record, age_s: float) -> bool:
+        """Whether exactly this version is on the board, as with most records that come; then only its age counts."""
+        owner = self.store.owners.get(peer := record.owner)
+        entry = owner.entries.get(record.code) if owner is not None else None
+        if owner is None or entry is None or entry.record.version != record.version:
+            return False
+        if record.version == owner.newest:
+            self._detector.heard_again(peer, self.now(), age_s)
+        self.verdicts[Verdict.STALE] += 1
+        return True
 
     def has(self, record: Record) -> bool:
         """Whether exactly this version is on the board."""
         owner = self.store.owners.get(record.owner)
         entry = owner.entries.get(record.code) if owner else None
         return entry is not None and entry.record.version == record.version
+
+    # ---- driven by the gossip
 
     def watch(self, beat_s: float) -> None:
         """Note who came and went; call it every `now.period_s`. `beat_s` is the longest pause peers now make."""

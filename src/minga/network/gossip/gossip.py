@@ -49,7 +49,7 @@ from minga.network.rpc.node import Node
 
 EXCHANGE_METHOD = "board.exchange"
 EXCHANGE_S = 1.0
-EXCHANGES_PER_SECOND = 30.0
+EXCHANGES_PER_SECOND = 15.0
 """A peer begins an exchange every `EXCHANGE_S` seconds. In a large swarm peers begin fewer, because the length of an
 exchange grows with the number of peers.
 """
@@ -181,14 +181,13 @@ class Gossip:
 
     async def _take(self, records: Iterable[Aged], sender: PeerId, *, is_to_all: bool = False) -> None:
         """Put records on the board and pass on what is new. Raises `ProtocolError` at the first that is an offence."""
+        board, pusher = self._board, self._pusher
         for number, aged in enumerate(records, 1):
-            record = aged.record
-            verdict = self._board.receive(record, sender, aged.age_ms / 1000.0)
-            if verdict is Verdict.NEW:
-                self._pusher.add(record.owner, record.code, sender, is_told_to_all=is_to_all)
-            elif verdict is Verdict.STALE:
-                if self._board.has(record):
-                    self._pusher.add_source(record.owner, record.code, sender)
+            record, age_s = aged.record, aged.age_ms / 1000.0
+            if board.hear_again(record, age_s):
+                pusher.add_source(record.owner, record.code, sender)
+            elif (verdict := board.receive(record, sender, age_s)) is Verdict.NEW:
+                pusher.add(record.owner, record.code, sender, is_told_to_all=is_to_all)
             elif verdict.is_offence:
                 name = self._board.kinds.name(record.code)
                 raise ProtocolError(f"record {name!r} of {record.owner[:10]}: {verdict.value}", peer=sender)

@@ -7,7 +7,7 @@ which only one side sends data, where this cannot happen. The dialler dials two 
 number, and a token that both share. From then on all bytes that a peer writes leave by its own lane.
 
 A stream is a pair of one-way QUIC streams, one on each lane, that know each other by number; see `stream.py`.
-If either lane is lost or closed, the connection is.
+If either lane is lost or closed, the connection is; and if the other side's process has ended, see `process_end.py`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from minga.network.interface import Connection, LinkFacts, PeerId, Stream
 from minga.network.interrupt import Interrupt
 from minga.network.iroh import ffi_bytes
 from minga.network.iroh.accept_queue import AcceptQueue
+from minga.network.iroh.process_end import has_ended
 from minga.network.iroh.stream import (
     ABORT,
     BINDING_ERRORS,
@@ -42,7 +43,10 @@ from minga.network.tcp.listener import TcpListener
 MAX_STREAMS = 512
 """How many one-way streams the other side may have open at once. Each holds at most 1.25 MB that were not read."""
 
-PATH_AGE_S = 0.25
+NO_STREAM = 0
+"""The number of no stream: what is said of it is acknowledged, and nothing else comes of it."""
+
+PATH_AGE_S = 1.0
 """Greatest age in seconds of the round-trip time and kind of path; looking them up again takes a while."""
 
 ASK_PERIOD_S = 0.5
@@ -69,6 +73,8 @@ class IrohConnection(Connection):
         self._arrived: AcceptQueue[Stream] = AcceptQueue(self._interrupt)
         self._tcp = TcpLane(self, listener) if listener else None
         self._asked_s = float("-inf")
+        self._wondering: asyncio.Task[None] | None = None
+        self._process_ended = False
         self._facts, self._path_time = LinkFacts(None, "unknown", 0, 0), float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
         incoming.set_max_concurrent_uni_streams(MAX_STREAMS)
@@ -130,6 +136,11 @@ class IrohConnection(Connection):
             if self._lane_lost():
                 self._lose("the connection was lost")
         return self._interrupt.fired
+
+    @property
+    def has_process_ended(self) -> bool:
+        """Whether it was lost for that; see the interface."""
+        return self._process_ended
 
     async def close(self) -> None:
         """Close both lanes; see the interface."""
@@ -196,6 +207,11 @@ class IrohConnection(Connection):
         """Take a stream that the other side opened."""
         self._arrived.put(stream)
 
+    def wonder(self) -> None:
+        """The other side ended its TCP connections: find out whether its process has ended."""
+        if not self._interrupt.fired and self._wondering is None:
+            self._wondering = self._spawn(self._look_after_process())
+
     # ---- inner workings
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -227,6 +243,9 @@ class IrohConnection(Connection):
         for stream in list(self._streams.values()):
             stream.interrupt.fire(error)
         self._arrived.clear()
+        if self._wondering is not None and self._wondering is not asyncio.current_task():
+            self._wondering.cancel()
+        self._wondering = None
         if self._tcp is not None:
             self._tcp.lose(error)
             self._tcp = None  # it knows this connection: neither should have to wait for the garbage collector
@@ -268,6 +287,16 @@ class IrohConnection(Connection):
                 mine.interrupt.fire(lambda: UnreachableError("the other side reset the stream", peer=peer))
             elif kind in (OPEN, CONTROL) or mine is None or not mine.attach(receiver):
                 await receiver.stop(0)  # of no use to anyone; the other side learns it when it writes
+
+    async def _look_after_process(self) -> None:
+        def received() -> int:
+            return sum(lane.stats().udp_rx_bytes for lane in (self._outgoing, self._incoming))
+
+        with contextlib.suppress(MingaError, *BINDING_ERRORS):
+            if await has_ended(lambda: self._send_abort(NO_STREAM), received, lambda: self.round_trip_s):
+                self._process_ended = True
+                self._lose("its process has ended")
+        self._wondering = None
 
     async def _send_abort(self, number: int) -> None:
         with contextlib.suppress(MingaError, *BINDING_ERRORS):

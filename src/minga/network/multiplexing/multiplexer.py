@@ -78,10 +78,14 @@ class Multiplexer:
         self._next += 2
         return stream
 
-    def pulse(self, ticks: int) -> None:
-        """Say that this side lives, and until when it may be quiet, unless something is on its way anyway."""
-        if self.outbox.is_idle:
-            self.outbox.put(pack(PULSE, ticks))
+    def pulse(self, ticks: int) -> bool:
+        """Say that this side lives, and until when it may be quiet; False if something is on its way, which says only
+        the first.
+        """
+        if not self.outbox.is_idle:
+            return False
+        self.outbox.put(pack(PULSE, ticks))
+        return True
 
     def give_up(self) -> None:
         """Reset the carrier, and so all streams on it: nothing gets through any more."""

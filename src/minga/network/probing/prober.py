@@ -49,7 +49,11 @@ PEER_PERIOD_S = 30.0
 MAX_SERVED, SERVED_PERIOD_S = 60, 600.0
 
 LOOK_S, LATER_LOOK_S = 0.5, 5.0
-FIRST_RETRY_S, LAST_RETRY_S = 1.0, 4.0
+FIRST_RETRY_S, LAST_RETRY_S, RETRY_PER_PARTNER_S = 1.0, 4.0, 0.125
+"""Pauses after a refusal: at first, and at most, in all and for each peer that could be a partner. All peers of a large
+swarm pause at the same moments, and if all asked then, those that are free would be asking themselves.
+"""
+
 PATIENT_TRIES = 8
 """A prober leaves out partners that failed this often."""
 
@@ -84,6 +88,7 @@ class Prober:
         self._failures: BoundedDict[PeerId, int] = BoundedDict(MAX_PEERS)
         self._fruitless: BoundedDict[PeerId, deque[float]] = BoundedDict(MAX_PEERS)
         self._phases: set[str] = set()
+        self._able = 0  # how many could be partners when that was looked at last
         node.serve(RESERVE, self._serve_reservation)
         node.serve(SINK, self._serve_sink)
         node.serve(SOURCE, self._serve_source)
@@ -103,7 +108,7 @@ class Prober:
                 retry_s, spoilt_s = FIRST_RETRY_S, PEER_PERIOD_S
             elif self._node.traffic()[0] - bytes_before < SPOILT_BYTES:
                 await asyncio.sleep(self._random.uniform(0.0, retry_s))
-                retry_s = min(2.0 * retry_s, LAST_RETRY_S)
+                retry_s = min(2.0 * retry_s, max(LAST_RETRY_S, RETRY_PER_PARTNER_S * self._able))
             else:  # bytes were spent for nothing: not again and again
                 await asyncio.sleep(self._random.uniform(spoilt_s, 1.5 * spoilt_s))
                 spoilt_s = min(2.0 * spoilt_s, MAX_AGE_S)
@@ -170,8 +175,11 @@ class Prober:
                 self._failures[peer] = self._failures.get(peer, 0) + tries
 
     def _chosen(self) -> list[PeerId]:
-        """Partners for a probe."""
+        """Partners for a probe; in a large swarm connected ones, because a connection costs more than to ask."""
         able = self._partners()
+        self._able = len(able)
+        connected = [peer for peer in able if self._node.is_connected(peer)]
+        able = connected if len(connected) >= MAX_PARTNERS else able
         partners = [peer for peer in able if self._failures.get(peer, 0) < PATIENT_TRIES]
         if not partners:
             self._failures.clear()

@@ -6,12 +6,20 @@ oldest: a peer that was killed and came back is not kept out by what its earlier
 
 from __future__ import annotations
 
+import asyncio
+
+from minga.network.bounded_dict import BoundedDict
 from minga.network.interface import Connection, PeerId
 
 MAX_PEERS = 4096
 """How many peers may be connected at once: several times as many as a group may have members."""
 
 MAX_CONNECTIONS_PER_PEER = 2
+
+JUST_ENDED_S = 2.0
+"""Seconds for which nobody dials a peer whose process has ended: a new one takes longer to begin, and dials itself."""
+LATELY_ENDED_S = 60.0
+"""Seconds for which such a peer is not dialled for long."""
 
 
 class Connections:
@@ -20,6 +28,7 @@ class Connections:
     def __init__(self) -> None:
         self._connections: dict[PeerId, list[Connection]] = {}
         self._past_traffic = (0, 0)
+        self._ended_s: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -29,6 +38,8 @@ class Connections:
         known = self._connections.get(peer, [])
         if known and not known[-1].is_closed:
             return known[-1]
+        if known and known[-1].has_process_ended:
+            self._ended_s[peer] = asyncio.get_running_loop().time()
         for closed in [connection for connection in known if connection.is_closed]:
             known.remove(closed)
             self._note_traffic(closed)
@@ -37,9 +48,18 @@ class Connections:
         self._connections.pop(peer, None)
         return None
 
+    def has_just_ended(self, peer: PeerId) -> bool:
+        """Whether the process of `peer` ended a moment ago, and nothing was heard of a new one."""
+        return self._has_ended(peer, JUST_ENDED_S)
+
+    def has_lately_ended(self, peer: PeerId) -> bool:
+        """Whether it ended not long ago."""
+        return self._has_ended(peer, LATELY_ENDED_S)
+
     def connected(self) -> list[PeerId]:
         """All peers with an open connection, in order of their ids."""
-        return sorted(peer for peer in list(self._connections) if self.live(peer))
+        known = list(self._connections.items())
+        return sorted([peer for peer, last in known if not last[-1].is_closed or self.live(peer)])
 
     def is_full_for(self, peer: PeerId) -> bool:
         """Whether there is no room for a connection that `peer` asks for."""
@@ -70,6 +90,11 @@ class Connections:
         live = [c.facts() for connections in self._connections.values() for c in connections]
         sent, received = self._past_traffic
         return sent + sum(f.bytes_sent for f in live), received + sum(f.bytes_received for f in live)
+
+    def _has_ended(self, peer: PeerId, limit_s: float) -> bool:
+        if (ended_s := self._ended_s.get(peer)) is None or self.live(peer) is not None:
+            return False
+        return asyncio.get_running_loop().time() - ended_s < limit_s
 
     def _note_traffic(self, connection: Connection) -> None:
         facts, (sent, received) = connection.facts(), self._past_traffic

@@ -45,9 +45,10 @@ SILENCE_S: Final = 1.5
 def silence_limit(round_trip_s: float | None, pause_ticks: int = LEAST_TICKS) -> int:
     """How many ticks of silence to bear of a peer that makes pauses of `pause_ticks` ticks.
 
-    `SILENCE_S` plus four round trips, which covers a lost and resent pulse, and what the pause is longer than usual.
+    `SILENCE_S` plus four round trips, which covers a lost and resent pulse, and what the pause is longer than usual; to
+    the nearest tick: a link of half a millisecond costs none.
     """
-    usual = math.ceil((SILENCE_S + 4.0 * min(round_trip_s or 0.0, 2.0)) / PULSE_S)
+    usual = round((SILENCE_S + 4.0 * min(round_trip_s or 0.0, 2.0)) / PULSE_S)
     return usual + max(0, pause_ticks - LEAST_TICKS)
 
 
@@ -139,8 +140,8 @@ class KeepaliveTicker:
 class SharedCarrier(Protocol):
     """What is told of the signs of life on a carrier."""
 
-    def pulse(self, ticks: int) -> None:
-        """Say that this side lives, and that it may be quiet for so many ticks."""
+    def pulse(self, ticks: int) -> bool:
+        """Say that this side lives, and that it may be quiet for so many ticks; False if that has to wait."""
 
     def give_up(self) -> None:
         """Nothing gets through any more."""
@@ -208,8 +209,9 @@ class CarrierSigns:
     def on_tick(self, tick: int) -> None:
         """Called by the clockwork: pulse if nothing was written for a while."""
         if self._carrier is not None and tick - self._written_tick >= self.pause_ticks:
-            self._need_ticks = max(self._clockwork.pause_ticks, self._need_ticks - 1)
-            self._carrier.pulse(self._need_ticks)
+            need_ticks = max(self._clockwork.pause_ticks, self._need_ticks - 1)
+            if self._carrier.pulse(need_ticks):  # else the other side would not know of a longer pause
+                self._need_ticks = need_ticks
 
 
 def _report(task: asyncio.Task[None]) -> None:

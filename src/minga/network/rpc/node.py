@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -50,6 +50,9 @@ from minga.network.rpc.server import Handler, Server
 
 DIAL_TIMEOUT_S = 10.0
 """Seconds after which a dial counts as failed: hole punching over a relay takes up to a few seconds."""
+
+BRIEF_DIAL_S = 2.0
+"""Seconds for the dial of a peer whose process ended lately: as many as its silence would take."""
 
 CALL_TIMEOUT_S = 30.0
 """Seconds for which a call waits for its answer by default, from a peer that sends keepalives."""
@@ -87,6 +90,7 @@ class Node:
         """Other peers' clocks minus ours, in seconds, as seen when connecting."""
         self._last_heard: BoundedDict[PeerId, LastHeard] = BoundedDict(MAX_PEERS)
         self._lookup, self._authorizer = lookup, authorizer or OpenAuthorizer()
+        self._introduced: BoundedDict[PeerId, Address] = BoundedDict(MAX_PEERS)
         self._carriers = Carriers(self.clockwork, self._wrap_quiet, self._serve_on_carrier, self.spawn, self.offend)
         permits = self._authorizer.permits
         self._server = Server(self._wrap_quiet, self.spawn, self.offend, permits, self._carriers.take)
@@ -184,8 +188,17 @@ class Node:
             return live
         address = self._lookup(peer)
         if address is None or not address.dialable:
+            address = self._introduced.get(peer)
+        if address is None or not address.dialable:
             raise UnreachableError("not connected, and no address to dial is known", peer=peer)
         return await self.dial(address)
+
+    def introduce(self, addresses: Iterable[Address]) -> None:
+        """Another peer says where these can be dialled, which counts where `lookup` does not know it. A wrong address
+        does no harm but that nobody answers there: a connection shows whose it is.
+        """
+        for address in addresses:
+            self._introduced[address.peer_id] = address
 
     async def dial(self, address: Address) -> Connection:
         """Connect to a known address and exchange hellos; concurrent calls share one attempt.
@@ -193,6 +206,8 @@ class Node:
         Raises `UnreachableError`, or `RejectedError` if the other side sends this peer away.
         """
         peer = address.peer_id
+        if self._connections.has_just_ended(peer):
+            raise UnreachableError("its process has ended", peer=peer)
         if peer not in self._dialling:
             task = asyncio.get_running_loop().create_task(self._dial(address))
             self._dialling[peer] = task
@@ -209,6 +224,10 @@ class Node:
     def is_connected(self, peer: PeerId) -> bool:
         """Whether a connection to `peer` is open right now."""
         return self._connections.live(peer) is not None
+
+    def has_just_ended(self, peer: PeerId) -> bool:
+        """Whether the process of `peer` ended a moment ago, as far as the network noticed: it is not waited for."""
+        return self._connections.has_just_ended(peer)
 
     @property
     def has_room(self) -> bool:
@@ -303,7 +322,8 @@ class Node:
         peer = address.peer_id
         connection: Connection | None = None
         try:
-            async with asyncio.timeout(DIAL_TIMEOUT_S) as limit:
+            brief = self._connections.has_lately_ended(peer)
+            async with asyncio.timeout(BRIEF_DIAL_S if brief else DIAL_TIMEOUT_S) as limit:
                 connection = await self.network.connect(address)
                 limit.reschedule(asyncio.get_running_loop().time() + DIAL_TIMEOUT_S)  # as much for the hellos
                 stream = self._wrap(await connection.open_stream(), connection)
@@ -312,7 +332,7 @@ class Node:
             if connection is not None:
                 await connection.close()
             if isinstance(error, TimeoutError):
-                raise UnreachableError(f"no answer within {DIAL_TIMEOUT_S:.0f} s", peer=peer) from error
+                raise UnreachableError("no answer to the dial in time", peer=peer) from error
             raise
         self._adopt(connection, hello, dialled=True)
         return connection

@@ -77,6 +77,7 @@ class TcpLane:
         self._waiters: deque[asyncio.Future[TlsChannel | None]] = deque()
         self._asked: deque[asyncio.Future[TlsChannel]] = deque()
         self._making = self._answering = 0
+        self._ended_there = False  # whether the other side, or its system, ended one since the last was made
         self._late = False  # whether making a connection takes longer than streams are to wait
         self._backoff, self._cannot_answer = Backoff(OFF_S, LONGEST_OFF_S), Backoff(OFF_S, LONGEST_OFF_S)
         self._past_traffic = (0, 0)
@@ -286,9 +287,13 @@ class TcpLane:
             if timer := self._idle.pop(channel, None):
                 timer.cancel()
                 self._late = True  # the other side ended it: it may be gone
+            self._ended_there = self._ended_there or channel.ended_there
             sent, received = self._past_traffic
             self._past_traffic = sent + channel.bytes_sent, received + channel.bytes_received
+            if self._ended_there and not (self._mine or self._theirs):
+                self._host.wonder()
 
+        self._ended_there = False
         channels.add(channel)
         channel.on_lost = forget
         if self._closed or channel.lost is not None:

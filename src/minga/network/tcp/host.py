@@ -30,3 +30,6 @@ class LaneHost(Protocol):
 
     def arrived(self, stream: Stream) -> None:
         """Take a stream that the other side opened."""
+
+    def wonder(self) -> None:
+        """No TCP connection is left and the other side ended one, as the system of a process that dies ends all."""

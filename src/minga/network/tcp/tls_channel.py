@@ -56,6 +56,8 @@ class TlsChannel(asyncio.BufferedProtocol):
         self.on_lost: Callable[[], None] | None = None
         self.lost: str | None = None
         """Why the connection is gone; None while it is not."""
+        self.ended_there = False
+        """Whether it is gone because the other side, or the system there, closed it."""
         self.bytes_sent = self.bytes_received = 0
         loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = loop.create_future()
@@ -112,6 +114,9 @@ class TlsChannel(asyncio.BufferedProtocol):
         got, room, read = 0, target.nbytes, self._tls.read
         try:
             while got < room:  # once for each record
+                if not self.has_arrived:  # TLS would say so by an error, which takes ten times as long
+                    self._resume()
+                    break
                 size = int(read(room - got, target[got:]))
                 if not size:
                     self._lose("the other side closed the connection")
@@ -254,6 +259,7 @@ class TlsChannel(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """See `asyncio`."""
+        self.ended_there = self.lost is None
         self._lose(str(error) if error else "the other side closed the connection")
         if not self._gone.done():
             self._gone.set_result(None)

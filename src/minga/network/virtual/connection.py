@@ -32,6 +32,7 @@ class VirtualConnection(Connection):
         self._sweep_at = SWEEP_STREAMS
         self._incoming: Mailbox[VirtualStream] = Mailbox()
         self._lost: MakeError | None = None
+        self._process_ended = False
         self._watch: asyncio.TimerHandle | None = None
         host.ends[self] = None
 
@@ -78,6 +79,11 @@ class VirtualConnection(Connection):
         """Whether this end knows that the connection is gone."""
         return self._lost is not None
 
+    @property
+    def has_process_ended(self) -> bool:
+        """Whether it was lost for that; see `Connection`."""
+        return self._process_ended
+
     async def close(self) -> None:
         """Close the connection, and notify the other side."""
         with contextlib.suppress(ClosedError):
@@ -93,6 +99,12 @@ class VirtualConnection(Connection):
     def told_goodbye(self) -> None:
         """The other side closed; bytes that have arrived can still be read."""
         self.lose(lambda: UnreachableError("the other side closed the connection", peer=self._far_peer), drop=False)
+
+    def notice_end(self) -> None:
+        """The process at the other end has ended; whether this side can know."""
+        if self._lost is None and self.paths.is_open(self.far.host, self.host):
+            self._process_ended = True
+            self.lose(lambda: UnreachableError("its process has ended", peer=self._far_peer), drop=False)
 
     def offer(self, stream: VirtualStream) -> None:
         """The other side's stream is there to be accepted."""

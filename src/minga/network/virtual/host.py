@@ -25,6 +25,9 @@ FIRST_RETRY_S = 0.25
 LONGEST_RETRY_S = 1.0
 """Seconds after which a first packet without an answer is sent again: at first, and at most after doubling."""
 
+END_NOTICED_S, END_ROUND_TRIPS = 0.3, 6.0
+"""Seconds and round trips until the real network is sure that a process has ended whose machine lives."""
+
 MAX_LATENCY_S = 60.0
 
 
@@ -190,9 +193,16 @@ class VirtualNetwork(Network):
             for end in far_ends:
                 end.recheck()  # if the goodbye cannot reach it, it will notice the silence
 
-    def vanish(self) -> None:
-        """End everything here without telling any peer."""
+    def vanish(self, *, is_noticed: bool = False) -> None:
+        """End everything here without telling any peer. `is_noticed`: only the process ends; the machine closes its TCP
+        connections, which are there where no relay is in between.
+        """
         far_ends = [end.far for end in self.state.ends]
+        paths, clock = self._paths, self._paths.clock
+        for end in far_ends if is_noticed else []:
+            if paths.relay(self.state, end.host) is None:
+                round_trip_s = paths.latency_s(self.state, end.host) + paths.latency_s(end.host, self.state)
+                clock.at(clock.now() + END_NOTICED_S + END_ROUND_TRIPS * round_trip_s, end.notice_end)
         self.state.vanish()
         self._paths.forget_signals(self.state)
         for end in list(self.state.ends):

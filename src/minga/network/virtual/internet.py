@@ -13,8 +13,8 @@ after `idle_timeout_s` of it, as with QUIC. Meanwhile
 * a *cut* holds back what is under way; it goes on when the cut ends before the timeout; so does a relay that is down;
 * a *stalled* host (SIGSTOP) neither sends nor receives, and its operations hang; what its `process` runs stands
   still, on a loop that knows of processes. When it resumes, it goes on with what queued up;
-* a *killed* host (SIGKILL) vanishes: nothing more leaves it, its operations raise `ClosedError`, pending ones too, and
-  the tasks of its `process` are cancelled;
+* a *killed* host vanishes: nothing more leaves it, its operations raise `ClosedError`, pending ones too, and
+  the tasks of its `process` are cancelled. With SIGKILL alone the others notice it soon, if that is asked for;
 * a host that is *closed* says goodbye: the others know it after the latency.
 
 Not modelled: congestion control (links are shared evenly at once), routers in the middle.
@@ -124,11 +124,14 @@ class VirtualInternet:
 
     # ---- what goes wrong
 
-    def kill(self, host: VirtualNetwork | str) -> None:
-        """Let a host vanish without a word."""
+    def kill(self, host: VirtualNetwork | str, *, is_noticed: bool = False) -> None:
+        """Let a host vanish without a word, as if its machine lost its power.
+
+        `is_noticed`: only its process ends. The others know soon, because its machine closes its TCP connections.
+        """
         network = self._find(host)
         if not network.state.gone:
-            network.vanish()
+            network.vanish(is_noticed=is_noticed)
             network.state.freeze(False)
             network.process.kill()
 

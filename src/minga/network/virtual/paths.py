@@ -36,6 +36,9 @@ class ConnectionEnd(Protocol):
     def recheck(self) -> None:
         """Look again whether the far end can be reached."""
 
+    def notice_end(self) -> None:
+        """The far end's process has ended."""
+
 
 class Delivery(NamedTuple):
     """`size` bytes of a stream reached the reader's buffer of host `target` at loop time `time`."""

@@ -19,7 +19,7 @@ from minga.recipes.split.recipe import CutParts, SplitRecipe
 from minga.split.client import Client
 from minga.split.examples.samples import LabelledSamples
 from minga.split.finding import check_split
-from minga.split.serving import SplitServer, serve
+from minga.split.serving import SplitServer, serve, stand_by
 from minga.training.peer import Peer
 
 SAVE_S: Final = 60.0
@@ -45,13 +45,15 @@ def split_recipe(spec: RunSpec) -> SplitRecipe:
 
 
 class ServerRun:
-    """The server of a run that `peer` hosts. Its part is written to `folder` once in a while, and at the end."""
+    """The server of a run that `peer` hosts, or one that `stands_by`. Its part is written to `folder` once in a while,
+    and at the end, if it serves.
+    """
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, *, stands_by: bool = False) -> None:
         parts = _parts(split_recipe(peer.spec), peer.spec)
         self.top, self.folder = parts.top, peer.directory
         self.resumes = load_part(self.top, self.path)
-        self.server: SplitServer = serve(peer, self.top)
+        self.server: SplitServer = stand_by(peer, self.top) if stands_by else serve(peer, self.top)
         self._saved_s = time.monotonic()
 
     @property
@@ -61,14 +63,16 @@ class ServerRun:
 
     def save_if_due(self) -> None:
         """Call it again and again."""
-        if time.monotonic() - self._saved_s >= SAVE_S:
+        if time.monotonic() - self._saved_s >= SAVE_S and not self.server.status.stands_by:
             self._saved_s = time.monotonic()
             self.server.between_batches(lambda: save_part(self.top, self.path))
 
     def close(self) -> None:
         """Serve no more, and write the part a last time."""
+        stands_by = self.server.status.stands_by
         self.server.close()
-        save_part(self.top, self.path)
+        if not stands_by:
+            save_part(self.top, self.path)
 
 
 class ClientRun:

@@ -136,7 +136,7 @@ def encoded(
 def _looked_through(values: torch.Tensor) -> bytes:
     """The digest of float32 values, which are read but once. Raises `NonFiniteError` if one is no number."""
     running = RunningDigest(as_bytes(values))
-    for piece in values.split(_READ_ELEMENTS):
+    for piece in torch.split(values, _READ_ELEMENTS):
         require_magnitude(largest_magnitude(piece), FLOAT32_MAX)
         running.filled(piece.nbytes)
     return running.digest()

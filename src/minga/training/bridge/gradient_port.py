@@ -21,7 +21,8 @@ At its boundaries, and while it waits, the thread does the work that the loop as
 vector, capture the state, restore one. The same machine serves a coroutine in simulations: nothing here blocks.
 
 The lock (`condition`) guards the machine only, so that the loop never waits for arithmetic on a long vector. That has a
-lock of its own (see `Strategy`), which the loop never takes: `seal` and `unseal` do theirs on a worker thread.
+lock of its own (see `Strategy`), which the loop takes for short vectors only: `seal` and `unseal` do theirs on a worker
+thread.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 
 from minga.averaging.messages import Report
 from minga.averaging.strategy_choice import StrategyChoice, StrategyFacts
+from minga.core.aio.offload import MOST_BYTES_HERE, offload
 from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.training.bridge.moving_average import MovingAverage
 from minga.training.bridge.thread_bridge import TrainingThread
@@ -45,6 +47,8 @@ from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
 
 logger = logging.getLogger("minga.training")
+
+T = TypeVar("T")
 
 SYNCHRONOUS: Final = StrategyChoice("synchronous")
 
@@ -236,11 +240,11 @@ class GradientPort(TrainingThread):
 
     async def seal(self) -> tuple[torch.Tensor | None, int]:
         """The mean gradient so far and its samples; see `Contributor.seal`."""
-        return await self._loop.run_in_executor(None, self._seal)
+        return await self._soonest(self._seal)
 
     async def unseal(self) -> None:
         """The round came to nothing: what was sealed counts again, for the next group."""
-        await self._loop.run_in_executor(None, self._unseal)
+        await self._soonest(self._unseal)
 
     def absorb(
         self, round: int, mean: torch.Tensor, fate: ContributionFate, contributors: int = 1, earlier: int = 0
@@ -292,9 +296,10 @@ class GradientPort(TrainingThread):
         self.reopen(limit)
 
     def local_tensors(self) -> dict[str, torch.Tensor]:
-        """Copies of what the strategy has for this peer alone. For the training thread."""
+        """Copies, in RAM, of what the strategy has for this peer alone. For the training thread."""
         with self._strategy.arithmetic:
-            return {name: tensor.detach().clone() for name, tensor in self._strategy.local_tensors().items()}
+            found = self._strategy.local_tensors().items()
+            return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found}
 
     def take_up(self, local: Mapping[str, torch.Tensor]) -> None:
         """Have the strategy go on from the `local_tensors` of an earlier process, with the state that is here.
@@ -382,6 +387,11 @@ class GradientPort(TrainingThread):
             left_over = self._strategy.has_leftover and self._phase is PortPhase.OPEN
         if left_over:
             self._strategy.merge()
+
+    async def _soonest(self, work: Callable[[], T]) -> T:
+        """Do it here if the vector is short and nobody works on it, else on another thread."""
+        size = MOST_BYTES_HERE + 1 if self._strategy.arithmetic.locked() else 4 * self._replica.vector.numel
+        return await offload(size, work)
 
     def _seal(self) -> tuple[torch.Tensor | None, int]:
         with self._strategy.arithmetic:

@@ -39,6 +39,9 @@ class LoopNotifier:
 
     def call(self, function: Callable[..., object], *arguments: Any) -> None:
         """Call `function` on the loop, if that still runs."""
+        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  (it need not be woken)
+            self._loop.call_soon(function, *arguments)
+            return
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, and nobody waits for this any more
             self._loop.call_soon_threadsafe(function, *arguments)
 

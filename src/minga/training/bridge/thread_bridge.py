@@ -104,8 +104,11 @@ class TrainingThread:
     def _wake(self) -> None:
         with self.condition:
             self.condition.notify_all()
-        self._notifier.call(self.woken.fire)  # work for the training thread ends here, too
-        self._notifier.tell()
+        self._notifier.call(self._fire)
+
+    def _fire(self) -> None:
+        self.woken.fire()  # work for the training thread ends here, too
+        self.changed.fire()
 
 
 def _fail(done: asyncio.Future[Any], error: BaseException) -> None:

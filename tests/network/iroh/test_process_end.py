@@ -1,0 +1,160 @@
+"""A process that ended is known soon; one that lives, is busy, or whose connection was reset is never taken for one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from minga.core.errors import UnreachableError
+from minga.network.interface import Address, PeerId
+from minga.network.iroh import connection as connection_module
+from minga.network.iroh import process_end
+from minga.network.iroh.process_end import ASKED, PAUSE_S, SETTLE_S, has_ended
+from minga.network.tcp import bulk_lane
+from minga.network.virtual import host
+from minga.simulation import run_virtual
+from minga.testing.suite import join
+from tests.network.iroh.test_iroh_network import networks, run
+from tests.worlds import forked
+
+ROUND_TRIP_S = 0.1
+
+
+class Path:
+    """What comes over UDP: `answers` says after how many questions something does, `late_s` when old bytes arrive."""
+
+    def __init__(self, answers: int | None = None, late_s: float | None = None) -> None:
+        self.bytes, self.asked, self._answers = 0, 0, answers
+        if late_s is not None:
+            asyncio.get_running_loop().call_later(late_s, self._come)
+
+    async def ask(self) -> None:
+        self.asked += 1
+        if self.asked == self._answers:
+            asyncio.get_running_loop().call_later(ROUND_TRIP_S, self._come)
+
+    def _come(self) -> None:
+        self.bytes += 1200
+
+
+async def judge(path: Path) -> bool:
+    return await has_ended(path.ask, lambda: path.bytes, lambda: ROUND_TRIP_S)
+
+
+def test_silence_of_udp_after_the_end_of_tcp_is_the_end() -> None:
+    async def main() -> None:
+        begun_s = asyncio.get_running_loop().time()
+        assert await judge(Path(late_s=ROUND_TRIP_S)), "what was sent before the end is no sign of life"
+        took_s = asyncio.get_running_loop().time() - begun_s
+        assert took_s == pytest.approx(SETTLE_S + ASKED * PAUSE_S + (1 + ASKED) * ROUND_TRIP_S)
+        assert took_s == pytest.approx(host.END_NOTICED_S + host.END_ROUND_TRIPS * ROUND_TRIP_S), "as in simulations"
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("answers", range(1, ASKED + 1))
+def test_one_answer_is_life(answers: int) -> None:
+    async def main() -> None:
+        assert not await judge(Path(answers))
+
+    run_virtual(main())
+
+
+def test_who_is_starved_itself_concludes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_end, "PAUSE_S", 0.002)
+    path_asked: list[int] = []
+
+    async def ask() -> None:
+        path_asked.append(1)
+        asyncio.get_running_loop().call_soon(time.sleep, 0.01)  # the answer would be here, but nobody looks
+
+    async def main() -> None:
+        assert not await has_ended(ask, lambda: 0, lambda: 0.0)
+        assert len(path_asked) == process_end.MOST_ASKED
+
+    asyncio.run(main())
+
+
+CHILD = """
+import asyncio, os
+from minga.network.iroh.network import IrohNetwork
+async def main():
+    network = await IrohNetwork.open(os.urandom(32))
+    print(network.peer_id, *network.address.direct, flush=True)
+    connection = await network.accept()
+    stream = await connection.accept_stream()
+    print("streaming", flush=True)
+    await stream.read_into(memoryview(bytearray(1 << 30)))
+asyncio.run(main())
+"""
+
+
+def test_a_killed_process_is_known_to_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_lane, "PATIENCE_S", 20.0)
+    with forked.start("-c", CHILD, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        lines = child.stdout
+        peer, *direct = lines.readline().split()
+
+        async def main() -> None:
+            async with networks(1) as (network,):
+                connection = await network.connect(Address(PeerId(peer), tuple(direct)))
+                bulk, plain = await connection.open_stream(bulk=True), await connection.open_stream()
+                assert not bulk.is_detour
+                await bulk.write(b"x")
+                await plain.write(b"x")
+                assert await asyncio.to_thread(lines.readline) == "streaming\n"
+                assert not connection.has_process_ended
+                child.kill()
+                with pytest.raises(UnreachableError):
+                    await bulk.read(1)
+                with pytest.raises(UnreachableError, match="its process has ended"):  # over iroh nothing else tells it
+                    await plain.read(1)
+                assert connection.is_closed
+                assert connection.has_process_ended
+
+        run(main)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_peer_that_resets_streams_lives(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_lane, "PATIENCE_S", 20.0)
+    verdicts: list[bool] = []
+
+    async def watched(*about: Any) -> bool:
+        verdicts.append(await has_ended(*about))
+        return verdicts[-1]
+
+    monkeypatch.setattr(connection_module, "has_ended", watched)
+
+    async def main() -> None:
+        async with networks(2) as pair:
+            joined = await join(*pair)
+            near, far = joined.outgoing, joined.incoming
+            for _ in range(times):
+                opened = await near.open_stream(bulk=True)
+                await opened.write(b"x")
+                arrived = await far.accept_stream()
+                await arrived.read(1)
+                await arrived.reset()
+                with contextlib.suppress(UnreachableError):
+                    await opened.read(1)
+                await until(lambda: bool(verdicts))
+                assert not any(verdicts)
+                verdicts.clear()
+            for connection in (near, far):
+                assert not connection.is_closed
+                assert not connection.has_process_ended
+
+    run(main)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
