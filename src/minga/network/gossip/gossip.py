@@ -49,7 +49,7 @@ from minga.network.rpc.node import Node
 
 EXCHANGE_METHOD = "board.exchange"
 EXCHANGE_S = 1.0
-EXCHANGES_PER_SECOND = 15.0
+EXCHANGES_PER_SECOND = 30.0
 """A peer begins an exchange every `EXCHANGE_S` seconds. In a large swarm peers begin fewer, because the length of an
 exchange grows with the number of peers.
 """
