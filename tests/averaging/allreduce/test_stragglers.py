@@ -37,6 +37,8 @@ def test_a_part_of_many_sites_is_moved_only_if_the_repair_pays(
             expected_s=1.0,
             started_s=asyncio.get_running_loop().time(),
             is_broken=lambda assignment: False,
+            silent=set,
+            term=0,
         )
         detector = StragglerDetector(round)
         have[1] = False

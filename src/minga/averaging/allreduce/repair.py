@@ -137,7 +137,7 @@ class Repairer:
         )
 
     def _lacks_help(self) -> bool:
-        """Whether something here goes on only when the coordinator has heard who is lost."""
+        """Whether something here goes on only when the coordinator knows the lost members."""
         return bool(self._orphans()) or any(reducer.is_stuck for reducer in self._reducers.values())
 
     def _useless(self) -> set[int]:

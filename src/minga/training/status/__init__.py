@@ -8,7 +8,8 @@
 
 Read: run_status (what the board says), status_reader (all of it on demand), losses (the swarm's loss from totals),
 live_rates (rates from the board, for the planner), plan_status (the plan in short), split_status (of a cut model),
-last_problem (what went wrong lately), event_stream (events one after the other, for a program's own loop).
+last_problem (what went wrong lately), metrics_publisher (this peer's totals, for the others), event_stream (events one
+after the other, for a program's own loop).
 
 Called by training/peer, monitor and cli. It reads the board on the event loop and changes nothing.
 """
