@@ -13,7 +13,6 @@ from benchmarks._crowd_counts import Counts
 from benchmarks._worker import Channel
 from minga import Event, Optimizer, PeerOptions, RunSpec, host, join
 
-
 BARE_STEPS = 5
 
 
