@@ -20,8 +20,8 @@
                        trainers with the delayed strategy (an MLP of 256-512-512-10, micro-batches of 64)
     four_share         samples/s of minga by the mean of the two local ones, each by the share of the machine that was
                        left to them
-    four_share_cpu     samples for each second of processor time of minga by those of the local ones: others on the machine
-                       disturb this less
+    four_share_cpu     samples for each second of processor time of minga by those of the local ones: others
+                       on the machine disturb this less
     others_share       share of the machine's CPU time that other processes used meanwhile, for each of the three
     optimizer          by set of tensors, steps of minga.optim.AdamW and of torch.optim.AdamW in turns: `ratio` of the
                        times of neighbouring steps as [median, minimum, maximum], `ratio_fastest` of the fastest,
