@@ -68,12 +68,13 @@ class ParameterVector:
         Returns False, leaving `vector` unchanged, if a gradient is not finite. Missing gradients count as zero, sparse
         ones are made dense. The mean of a buffer is thus over all micro-batches, as that of a gradient is.
         """
-        flats = self._present()  # each tensor is touched in Python as rarely as can be: this comes with each micro-batch
+        # This comes with each micro-batch: each tensor is touched in Python as rarely as can be.
+        flats = self._present()
         if not self._are_finite(flats):
             return False
         far: list[tuple[int, torch.Tensor]] = []
         offset = 0
-        for flat, part in zip(flats, vector.split(self.layout.numels), strict=True):
+        for flat, part in zip(flats, vector.split_with_sizes(self.layout.numels), strict=True):
             if flat is not None:
                 if flat.is_cpu:
                     part.add_(flat, alpha=weight)
