@@ -19,7 +19,6 @@ import socket
 import ssl
 import struct
 import sys
-import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
@@ -32,6 +31,7 @@ from minga.network.tcp.sealed_records import (
     ForgedRecordError,
     RecordOpener,
     RecordSealer,
+    SealingRoom,
     sealed_bytes,
 )
 
@@ -58,24 +58,7 @@ T = TypeVar("T")
 _ABORT_AT_ONCE = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
 
 
-class _Outgoing(threading.local):
-    """Memory for what is being sealed: it is free again as soon as the system has taken all, mostly at once."""
-
-    def __init__(self) -> None:
-        self._room: memoryview | None = None
-
-    def room(self) -> memoryview:
-        """Memory for a piece and what comes before it."""
-        if self._room is None:
-            self._room = memoryview(bytearray(sealed_bytes(PIECE_BYTES) + MOST_RECORD_BYTES))
-        return self._room
-
-    def leave(self) -> None:
-        """Somebody keeps what stands there."""
-        self._room = None
-
-
-_OUTGOING: Final = _Outgoing()
+_OUTGOING: Final = SealingRoom(sealed_bytes(PIECE_BYTES) + MOST_RECORD_BYTES)
 
 
 class SealedChannel(asyncio.BufferedProtocol):
@@ -378,7 +361,7 @@ class SealedChannel(asyncio.BufferedProtocol):
             return
         size = sealed_bytes(len(first)) + sealed_bytes(rest.nbytes)
         is_first = not transport.get_write_buffer_size()
-        room = _OUTGOING.room() if is_first else memoryview(bytearray(size))
+        room = _OUTGOING.room if is_first else memoryview(bytearray(size))
         used = sealer.seal(memoryview(first), room)
         sealer.seal(rest, room[used:])
         self.bytes_sent += size

@@ -18,6 +18,7 @@ Nothing of a record counts as read before its tag is verified, although its byte
 from __future__ import annotations
 
 import struct
+import threading
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
@@ -87,6 +88,26 @@ class RecordSealer:
             cipher.encrypt_into(nonce, part, length, target[body:end])
             at = end
         return at
+
+
+class SealingRoom(threading.local):
+    """Memory of each thread for `size` bytes that are being sealed: it is free again as soon as the system has taken
+    all, mostly at once.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size, self._room = size, memoryview(b"")
+
+    @property
+    def room(self) -> memoryview:
+        """The memory; what stood there before is gone."""
+        if not self._room.nbytes:
+            self._room = memoryview(bytearray(self._size))
+        return self._room
+
+    def leave(self) -> None:
+        """What stands there is still to be sent: seal elsewhere from now on."""
+        self._room = memoryview(b"")
 
 
 class RecordOpener:
