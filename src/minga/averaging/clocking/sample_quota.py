@@ -9,24 +9,29 @@ limits, which is B and, but for what follows, less than one micro-batch more.
 A member that cannot finish its first micro-batch by T has nothing to give to this step without making all others wait.
 At T some of several micro-batches that end at once may be too many; those are left out whose members have given others,
 and a member's only one where the batch would exceed B by more than `SURPLUS` otherwise.
+
+T is found in two steps. If the samples of a micro-batch came evenly from the moment at which the member begins it, the
+sum would be a line with a bend wherever a member begins or comes to its limit, and never less than it is: that is B no
+later than T. From there on at most a few micro-batches are missing, which are taken one by one. A leader asks many
+times in a step, mostly about few members: numbers of Python are faster there than arrays.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 SURPLUS: Final = 0.1
 """By what fraction of B the batch may be larger so that nobody's only micro-batch is in vain."""
 
-HALVINGS: Final = 40
+SAME: Final = 1e-9
+"""Moments that differ by less than this share of the time until then are one."""
 
-Counts = npt.NDArray[np.float64]
+SHORTEST_S: Final = 1e-6
+"""No micro-batch takes less time."""
 
 
 @dataclass(frozen=True)
@@ -52,70 +57,83 @@ class SampleQuotas:
 
 def share_out(target: int, paces: Sequence[MemberPace]) -> SampleQuotas:
     """The limits by which `target` samples are there as soon as possible, whatever limits there are at present."""
-    crowd = _Crowd(paces, np.full(len(paces), math.inf))
-    counts, seconds = crowd.until(target)
-    order = sorted(range(len(paces)), key=lambda i: (-crowd.last_s(i, int(counts[i])), i))
-    surplus = int((crowd.samples + crowd.sizes * counts).sum()) - target
-    for keeps_one, allowed in ((True, 0), (False, math.floor(SURPLUS * target))):
-        for index in order:
-            size = int(crowd.sizes[index])
-            spare = counts[index] - (1 if keeps_one and not crowd.samples[index] else 0)
-            fewer = min(spare, surplus // size) if size and surplus > allowed else 0
-            if fewer > 0:
-                counts[index] -= fewer
-                surplus -= size * int(fewer)
-    return SampleQuotas(tuple(int(x) for x in crowd.samples + crowd.sizes * counts), seconds)
+    counts, seconds = _until(target, paces, [math.inf] * len(paces))
+    surplus = sum(p.samples + p.micro_batch * count for p, count in zip(paces, counts, strict=True)) - target
+    if surplus > 0:
+        order = sorted(range(len(paces)), key=lambda i: (-_last_s(paces[i], counts[i]), i))
+        for keeps_one, allowed in ((True, 0), (False, math.floor(SURPLUS * target))):
+            for index in order:
+                size = paces[index].micro_batch
+                spare = counts[index] - (1 if keeps_one and not paces[index].samples else 0)
+                fewer = min(spare, surplus // size) if size and surplus > allowed else 0
+                if fewer > 0:
+                    counts[index] -= fewer
+                    surplus -= size * fewer
+    return SampleQuotas(tuple(p.samples + p.micro_batch * c for p, c in zip(paces, counts, strict=True)), seconds)
 
 
 def seconds_as_is(target: int, paces: Sequence[MemberPace]) -> float:
     """In how many seconds `target` samples are there if all stop at their present limits; inf if they never are."""
-    left = [math.inf if p.limit is None else math.ceil((p.limit - p.samples) / (p.micro_batch or 1)) for p in paces]
-    return _Crowd(paces, np.maximum(0.0, np.array(left))).until(target)[1]
+    most = [
+        math.inf if p.limit is None else max(0, math.ceil((p.limit - p.samples) / (p.micro_batch or 1))) for p in paces
+    ]
+    return _until(target, paces, most)[1]
 
 
-class _Crowd:
-    """Members as arrays; `most` micro-batches of each are still to come."""
+def _until(target: int, paces: Sequence[MemberPace], most: Sequence[float]) -> tuple[list[int], float]:
+    """The micro-batches that each member finishes until there are `target` samples, and the seconds until then; or all
+    that are still to come, `most` of each, and inf.
+    """
+    counts, lacking = [0] * len(paces), target - sum(pace.samples for pace in paces)
+    if lacking <= 0:
+        return counts, 0.0
+    able = [index for index, pace in enumerate(paces) if pace.micro_batch > 0 and most[index] > 0]
+    if sum(paces[index].micro_batch * most[index] for index in able) < lacking:
+        return [int(most[index]) if index in able else 0 for index in range(len(paces))], math.inf
+    soonest_s = _soonest_s(lacking, [(paces[index], most[index]) for index in able]) * (1.0 - SAME)
+    coming: list[tuple[float, int]] = []
+    for index in able:
+        pace = paces[index]
+        done = min(most[index], math.floor((soonest_s - pace.next_s) / max(pace.micro_batch_s, SHORTEST_S)) + 1)
+        counts[index] = max(0, int(done))
+        lacking -= pace.micro_batch * counts[index]
+        if counts[index] < most[index]:
+            coming.append((_last_s(pace, counts[index] + 1), index))
+    heapq.heapify(coming)
+    until_s = max(_last_s(paces[index], counts[index]) for index in able)
+    while coming and (lacking > 0 or coming[0][0] <= until_s * (1.0 + SAME)):
+        ends_s, index = coming[0]
+        until_s = max(until_s, ends_s)
+        counts[index] += 1
+        lacking -= paces[index].micro_batch
+        if counts[index] < most[index]:
+            heapq.heapreplace(coming, (_last_s(paces[index], counts[index] + 1), index))
+        else:
+            heapq.heappop(coming)
+    return counts, until_s
 
-    def __init__(self, paces: Sequence[MemberPace], most: Counts) -> None:
-        self.samples = np.array([pace.samples for pace in paces], dtype=np.float64)
-        self.sizes = np.array([pace.micro_batch for pace in paces], dtype=np.float64)
-        self._next_s = np.array([pace.next_s for pace in paces], dtype=np.float64)
-        self._each_s = np.array([max(pace.micro_batch_s, 1e-6) for pace in paces], dtype=np.float64)
-        self._most = np.where(self.sizes > 0, most, 0.0)
 
-    def counts_at(self, seconds: float) -> Counts:
-        """Micro-batches that each member finishes in so many seconds."""
-        done: Counts = np.floor((seconds - self._next_s) / self._each_s) + 1.0
-        return np.minimum(np.maximum(done, 0.0), self._most)  # `clip` takes three times as long with few members
+def _soonest_s(lacking: int, able: Sequence[tuple[MemberPace, float]]) -> float:
+    """When so many samples would be there if those of a micro-batch came evenly while it is computed."""
+    bends: list[tuple[float, float]] = []
+    for pace, most in able:
+        each_s = max(pace.micro_batch_s, SHORTEST_S)
+        begins_s, rate = pace.next_s - each_s, pace.micro_batch / each_s
+        bends.append((begins_s, rate))
+        if most < math.inf:
+            bends.append((begins_s + most * each_s, -rate))
+    bends.sort()
+    at_s, samples, rate = bends[0][0], 0.0, 0.0
+    for bend_s, change in bends:
+        reached = samples + rate * (bend_s - at_s)
+        if reached >= lacking:
+            break
+        at_s, samples, rate = bend_s, reached, rate + change
+    return max(0.0, at_s + (lacking - samples) / rate if rate > 0.0 else at_s)
 
-    def until(self, target: int) -> tuple[Counts, float]:
-        """What each member finishes until there are `target` samples, and the seconds until then; or all, and inf."""
-        lacking = target - self.samples.sum()
-        if lacking <= 0:
-            return np.zeros_like(self.samples), 0.0
-        if not (self.sizes * self._most).sum() >= lacking:
-            return np.where(np.isinf(self._most), 0.0, self._most), math.inf
-        able = self._most > 0
-        early, late = 0.0, float(self._next_s[able].max())
-        while (self.sizes * self.counts_at(late)).sum() < lacking:
-            early, late = late, 2.0 * late + float(self._each_s[able].max())
-        before, counts = self.counts_at(early), self.counts_at(late)
-        if (self.sizes * before).sum() >= lacking:
-            return before, early
-        for _ in range(HALVINGS):
-            if (counts - before).sum() <= 1.0:  # it is this micro-batch that ends the step
-                index = int((counts - before).argmax())
-                return counts, self.last_s(index, int(counts[index]))
-            middle = 0.5 * (early + late)
-            at_middle = self.counts_at(middle)
-            if (self.sizes * at_middle).sum() >= lacking:
-                late, counts = middle, at_middle
-            else:
-                early, before = middle, at_middle
-        return counts, late
 
-    def last_s(self, index: int, count: int) -> float:
-        """When a member finishes the last of `count` micro-batches; -inf without any."""
-        if count <= 0:
-            return -math.inf
-        return float(self._next_s[index] + (count - 1) * self._each_s[index])
+def _last_s(pace: MemberPace, count: int) -> float:
+    """When a member finishes the last of `count` micro-batches; -inf without any."""
+    if count <= 0:
+        return -math.inf
+    return pace.next_s + (count - 1) * max(pace.micro_batch_s, SHORTEST_S)
