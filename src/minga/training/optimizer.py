@@ -20,6 +20,7 @@ from minga.security.randomness.public_batch import PublicBatch
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_task import ThreadTask
+from minga.training.bridge.watched_step import is_watched
 from minga.training.peer import Peer
 from minga.training.ranks.process_group import ProcessGroup
 from minga.training.ranks.rank_replicas import FollowerReplica, LeaderReplica
@@ -153,6 +154,15 @@ class Optimizer(torch.optim.Optimizer):
         `ConfigurationError` where nothing says how many samples there were, or what the loss was if the run's strategy
         needs it.
         """
+        if is_watched(self):
+            return _watched_step(self, closure, samples=samples, loss=loss)
+        return self._step(closure, samples, loss)
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch is not to wrap it, see `is_watched`
+
+    def _step(
+        self, closure: Callable[[], Any] | None, samples: SupportsIndex | None, loss: float | torch.Tensor | None
+    ) -> Any:
         given = samples if samples is not None else self._samples_per_step
         count = 0 if callable(given) else _count(given)
         result = None
@@ -349,6 +359,11 @@ class Optimizer(torch.optim.Optimizer):
         peer.publish_metrics(step, every_s=0.0 if self._is_complete() else METRICS_PERIOD_S)
         if self._is_complete() or peer.is_checkpoint_due(step):
             peer.save_checkpoint(self._replica.capture())
+
+
+@torch.optim.Optimizer.profile_hook_step
+def _watched_step(optimizer: Optimizer, closure: Callable[[], Any] | None = None, **given: Any) -> Any:
+    return optimizer._step(closure, given["samples"], given["loss"])
 
 
 def _spec(ranks: ProcessGroup | None, peer: Peer | None) -> RunSpec:

@@ -89,3 +89,29 @@ def test_sparse_gradients_and_buffers() -> None:
 def test_all_finite(values: list[float], more: list[float]) -> None:
     expected = all(math.isfinite(v) and abs(v) <= 2.0**96 for v in values)
     assert all_finite([torch.tensor(values), torch.tensor(more)]) == expected
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_small_neighbours_that_are_joined_add_up_to_the_same_bits(*, quick: bool) -> None:
+    """Runs of small tensors between large ones, more of them than one run holds, and one gradient in another format."""
+    torch.manual_seed(3)
+    sizes = [9_000, 5, 70_000, *[8_000] * 9, 1, 9_000, 7, 8_192]
+    vector = vector_of(*[(size,) for size in sizes], codec="int8")
+    vector.quick = quick
+    flat, expected = torch.randn(vector.numel), torch.zeros(0)
+    for present in (range(len(sizes)), range(0, len(sizes), 2), [1, 12, 14], []):
+        for index, parameter in enumerate(vector.parameters()):
+            parameter.grad = torch.randn_like(parameter) if index in present else None
+        parts = [part.clone() for part in flat.split_with_sizes(list(vector.layout.numels))]
+        for part, parameter in zip(parts, vector.parameters(), strict=True):
+            if parameter.grad is not None:
+                part.add_(parameter.grad, alpha=0.3)
+        expected = torch.cat(parts)
+        assert vector.accumulate(flat, 0.3)
+        assert torch.equal(flat, expected)
+    for index in (1, 8, len(sizes) - 1):  # each in a run with others
+        for parameter in vector.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        vector.parameters()[index].grad[0] = math.nan  # type: ignore[index]
+        assert not vector.accumulate(flat, 0.3)
+        assert torch.equal(flat, expected)

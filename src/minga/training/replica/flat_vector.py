@@ -16,6 +16,8 @@ from minga.core.errors import ConfigurationError
 from minga.training.replica.buffers import SharedBuffers
 
 QUICK_ELEMENTS = 1 << 16
+JOINED_ELEMENTS = 1 << 13
+"""Neighbours of at most so many elements are joined: to copy one costs less than to look at it and to add it alone."""
 STAGED_ELEMENTS = 1 << 24
 """Gradients on an accelerator come to the CPU in pieces of at most this many elements, or of one tensor."""
 
@@ -51,6 +53,7 @@ class ParameterVector:
         )
         self.numel = self.layout.total
         self.parameters_numel = sum(p.numel() for p in self._parameters)
+        self._runs = _runs_of_small([p.numel() for p in self._parameters])
 
     def new(self, numel: int | None = None) -> torch.Tensor:
         """A zeroed float32 vector in CPU memory, of `numel` elements if not as long as this one."""
@@ -69,12 +72,12 @@ class ParameterVector:
         ones are made dense. The mean of a buffer is thus over all micro-batches, as that of a gradient is.
         """
         # This comes with each micro-batch: each tensor is touched in Python as rarely as can be.
-        flats = self._present()
+        flats, numels = self._joined(self._present())
         if not self._are_finite(flats):
             return False
         far: list[tuple[int, torch.Tensor]] = []
         offset = 0
-        for flat, part in zip(flats, vector.split_with_sizes(self.layout.numels), strict=True):
+        for flat, part in zip(flats, vector.split_with_sizes(numels), strict=True):
             if flat is not None:
                 if flat.is_cpu:
                     part.add_(flat, alpha=weight)
@@ -96,7 +99,19 @@ class ParameterVector:
         """The present gradients, and the buffers' movements, as flat dense tensors; None for those that are missing."""
         gradients = (p.grad for p in self._parameters)
         flats = [None if g is None else (g.to_dense() if g.is_sparse else g).reshape(-1) for g in gradients]
+        if not self._buffers.averaged:
+            return flats
         return [*flats, *(movement.reshape(-1) for movement in self._buffers.movements())]
+
+    def _joined(self, flats: list[torch.Tensor | None]) -> tuple[list[torch.Tensor | None], list[int]]:
+        """The same values with small neighbours in RAM as one tensor each, and the sizes of all."""
+        numels = list(self.layout.numels)
+        for first, behind in self._runs:
+            run = [f for f in flats[first:behind] if f is not None and f.is_cpu and f.dtype == torch.float32]
+            if len(run) == behind - first:
+                flats[first:behind] = [torch.cat(run)]
+                numels[first:behind] = [sum(numels[first:behind])]
+        return flats, numels
 
     def _are_finite(self, flats: Sequence[torch.Tensor | None]) -> bool:
         if all_finite([f for f in flats if f is not None and not (self.quick and f.numel() > QUICK_ELEMENTS)]):
@@ -207,6 +222,17 @@ def all_finite(tensors: Sequence[torch.Tensor]) -> bool:
     devices = {bound.device for bound in on_device}
     bounds = [torch.stack([bound for bound in on_device if bound.device == device]).cpu() for device in devices]
     return all(is_finite(each, CONTRIBUTION_LIMIT) for each in bounds)
+
+
+def _runs_of_small(numels: Sequence[int]) -> list[tuple[int, int]]:
+    """Where neighbours can be joined, the last first: the index of the first of them, and that behind them."""
+    runs, first, joined = list[tuple[int, int]](), 0, 0
+    for index, numel in enumerate(numels):
+        if numel > JOINED_ELEMENTS or joined + numel > QUICK_ELEMENTS:
+            runs.append((first, index))
+            first, joined = (index + 1, 0) if numel > JOINED_ELEMENTS else (index, 0)
+        joined += numel if numel <= JOINED_ELEMENTS else 0
+    return [run for run in reversed([*runs, (first, len(numels))]) if run[1] > run[0] + 1]
 
 
 def _check_parameter(parameter: torch.Tensor) -> None:
