@@ -143,3 +143,22 @@ def test_the_bytes_to_add_up_are_those_that_the_routes_bring(sites: tuple[tuple[
         for hop in Routes.hops(assignment):
             expected[hop] += 400 * len(Routes(sites).children(assignment, hop, range(5)))
     assert reduced_bytes(plan) == {IDS[member]: size for member, size in expected.items()}
+
+
+def test_a_claim_is_the_sum_over_all_rounds_that_were_not_claimed() -> None:
+    """With holes, rounds that adopt, and a span that is at an end, whatever was asked in between."""
+    sight, given = Sight(ME), dict[int, int]()
+    steps = [step for step in range(3 * MAX_SPAN_STEPS // 2) if step % 7]
+    for step in steps:
+        sight.note(outcome(make_plan(step), {OTHER: 7, THIRD: 9}), step % 5, 100)
+        given[step] = step % 5
+        if step in (100, 333):
+            sight.note_claimed(step + 1)
+            given.clear()
+        if step % 11 == 0:
+            known = [each for each in given if each >= step + 1 - MAX_SPAN_STEPS]
+            expected = Claim(step + 1 - known[0], len(known), sum(given[s] for s in known), 8 * len(known))
+            assert sight.claim(step + 1) == (expected if known else None)
+            assert sight.claim(known[1]) == Claim(known[1] - known[0], 1, given[known[0]], 8)
+    sight.note(outcome(make_plan(5), {OTHER: 7, THIRD: 9}), 3, 100)  # the organisers regrouped the run
+    assert sight.claim(6) == Claim(1, 1, 3, 8)

@@ -67,7 +67,9 @@ class Registration:
     @property
     def is_quiet(self) -> bool:
         """Whether nothing was heard of it for longer than two pulses and a round trip take."""
-        return self.stream is not None and self.stream.quiet_s > QUIET_S + self.round_trip_s + self._longer_pause_s
+        if self.stream is None or (quiet_s := self.stream.quiet_s) <= QUIET_S:
+            return False  # asked often, of all members
+        return quiet_s > QUIET_S + self.round_trip_s + self._longer_pause_s
 
     @property
     def _longer_pause_s(self) -> float:

@@ -35,7 +35,7 @@ from minga.averaging.group import GroupSettings, SwarmView
 from minga.averaging.matchmaking.acceptor import Acceptor
 from minga.averaging.matchmaking.follower import JOIN, PROBE, ask_around, follow
 from minga.averaging.matchmaking.leader import GroupLeader, OutOfSyncError, Surroundings
-from minga.averaging.matchmaking.missing import HERE, serve_here, suspect_the_silent
+from minga.averaging.matchmaking.missing import HERE, LOOK_S, serve_here, suspect_the_silent
 from minga.averaging.matchmaking.quorum import QuorumRule
 from minga.averaging.matchmaking.succession import Succession
 from minga.averaging.matchmaking.view import MembershipView
@@ -270,9 +270,9 @@ class GroupFormation:
         self._led_group, self._merge_into = group, None
         self._changed.fire()
         loop = asyncio.get_running_loop()
-        aside = [loop.create_task(self._probe_other_leaders(group)), loop.create_task(self._prepare(group))]
-        aside.append(loop.create_task(self._succession.learn_view(group)))
-        aside.append(loop.create_task(self._suspect_the_silent(group)))
+        aside = [loop.create_task(self._look_around(group))]
+        if not self.view:
+            aside.append(loop.create_task(self._succession.learn_view(group)))
         try:
             leader = await group.run()
             if leader is not None:
@@ -308,10 +308,20 @@ class GroupFormation:
         notes.take(plan, note)
         return note
 
+    async def _look_around(self, group: GroupLeader) -> None:
+        """What a leader does from time to time while the step is under way; nothing of it in a short step."""
+        await asyncio.sleep(LOOK_S)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._suspect_the_silent(group))
+            tasks.create_task(self._prepare(group))
+            tasks.create_task(self._probe_other_leaders(group))
+
     async def _prepare(self, group: GroupLeader) -> None:
-        """While the step is under way: have a division at hand for the peers that are registered."""
+        """Have a division at hand for the peers that are registered."""
+        pause_s = PREPARE_PERIOD_S - LOOK_S
         while True:
-            await asyncio.sleep(PREPARE_PERIOD_S)
+            await asyncio.sleep(pause_s)
+            pause_s = PREPARE_PERIOD_S
             await self._plan_maker.prepare(group.everyone())
             if not any(
                 registration.goes_on or registration.report.samples for registration in group.registrations.values()
@@ -335,8 +345,10 @@ class GroupFormation:
 
     async def _probe_other_leaders(self, group: GroupLeader) -> None:
         """Look for groups of this step that formed without us; the smaller one joins the larger."""
+        pause_s = PROBE_PERIOD_S - LOOK_S
         while True:
-            await asyncio.sleep(PROBE_PERIOD_S)
+            await asyncio.sleep(pause_s)
+            pause_s = PROBE_PERIOD_S
             for peer in self._membership.strangers(group.everyone())[:3]:
                 with contextlib.suppress(RemoteError):
                     found = await self._node.call(

@@ -40,6 +40,9 @@ JOIN_GRACE_S = 1.5
 the end of that round where they are still at it."""
 
 CLOSE_CHECK_S, HOLD_CHECK_S = 0.25, 0.1
+REPORTS_S = 0.25
+"""Seconds after which reports let a leader look whether it still leads."""
+
 PROMISE_S = 1.0
 """Seconds for which a leader waits for the promises that it asked for, before it looks anew which members are there."""
 
@@ -185,10 +188,11 @@ class GroupLeader:
     async def _wait_for_news(self) -> None:
         """Until the samples that were reported may be enough, a member came or left, or limits are compared again.
 
-        Other reports change little: in a large group, where it would cost dear to look at all members with each of
-        them, they set nothing in motion before `soonest_look_s`.
+        Other reports change nothing before limits are compared again, and little else: it would cost dear to look at
+        all members with each of them.
         """
-        soonest_s, until_s = _now() + soonest_look_s(len(self.registrations)), _now() + self._limits.pause_s
+        soonest_s = _now() + max(REPORTS_S, soonest_look_s(len(self.registrations)))
+        until_s = _now() + self._limits.pause_s
         while not self._has_news and (left_s := until_s - _now()) > 0:
             await self.changed.wait(left_s)
             self._hear_own()

@@ -42,7 +42,7 @@ async def serve_here(_: PeerId, stream: MessageStream) -> None:
 async def suspect_the_silent(
     node: Node, missing: Callable[[], Collection[PeerId]], suspects: Callable[[], Suspects]
 ) -> None:
-    """Call those that are `missing`, for as long as this runs and each once; suspect those without signs of life."""
+    """Call those that are `missing`, now and every `LOOK_S`, each once; suspect those without signs of life."""
     called: set[PeerId] = set()
 
     async def call(peer: PeerId) -> None:
@@ -54,7 +54,7 @@ async def suspect_the_silent(
             pass  # it refuses, as one that does not know the question does, or it is not connected: that tells nothing
 
     while True:
-        await asyncio.sleep(LOOK_S)
         if fresh := sorted(set(missing()) - called)[:MOST_CALLED]:
             called.update(fresh)
             await asyncio.gather(*map(call, fresh))
+        await asyncio.sleep(LOOK_S)
