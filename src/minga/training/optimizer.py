@@ -155,7 +155,7 @@ class Optimizer(torch.optim.Optimizer):
         needs it.
         """
         if is_watched(self):
-            return _watched_step(self, closure, samples=samples, loss=loss)
+            return self._watched_step(closure, samples=samples, loss=loss)
         return self._step(closure, samples, loss)
 
     step.hooked = True  # type: ignore[attr-defined]  # torch is not to wrap it, see `is_watched`
@@ -177,6 +177,8 @@ class Optimizer(torch.optim.Optimizer):
         if not self.finished:
             self._work_until(lambda: True)
         return result
+
+    _watched_step = torch.optim.Optimizer.profile_hook_step(_step)
 
     def batches(self) -> Iterator[PublicBatch]:
         """The micro-batches to compute in a run with `security.verification = "byzantine"`, until the run is over.
@@ -359,11 +361,6 @@ class Optimizer(torch.optim.Optimizer):
         peer.publish_metrics(step, every_s=0.0 if self._is_complete() else METRICS_PERIOD_S)
         if self._is_complete() or peer.is_checkpoint_due(step):
             peer.save_checkpoint(self._replica.capture())
-
-
-@torch.optim.Optimizer.profile_hook_step
-def _watched_step(optimizer: Optimizer, closure: Callable[[], Any] | None = None, **given: Any) -> Any:
-    return optimizer._step(closure, given["samples"], given["loss"])
 
 
 def _spec(ranks: ProcessGroup | None, peer: Peer | None) -> RunSpec:

@@ -20,7 +20,7 @@ from minga.network.interface import PeerId
 GAIN_S, GAIN_SHARE = 0.02, 0.05
 """New limits are told if the step is full sooner by so much, or by this share of the step."""
 
-SOONEST_LOOK_S, LATEST_LOOK_S = 0.02, 1.0
+SOONEST_LOOK_S, LATEST_LOOK_S = 0.05, 1.0
 LOOKED_AT_ONCE = 64
 """Seconds between two comparisons of the limits with better ones; with so many members twice as long, and so on."""
 

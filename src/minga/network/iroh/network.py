@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import math
 import re
 import secrets
 import struct
@@ -45,8 +46,8 @@ CLOSE_TIMEOUT_S = 0.7
 """Seconds to wait for goodbyes to be delivered."""
 RELAY_TIMEOUT_S = 2.5
 """Seconds that `open` waits for a relay to answer, so that `address` names it; it goes on without."""
-ADDRESS_PERIOD_S = 2.0
-"""Seconds between two looks at the addresses that iroh knows of this peer."""
+ADDRESS_PERIOD_S, ADDRESS_AGE_S = 2.0, 1.0
+"""Seconds between two looks for news at the addresses that iroh knows of this peer, and for which an answer is good."""
 STRANGER_TIMEOUT_S = 3.0
 """Seconds for the dial of `can_dial`. Without a relay a few round trips must do."""
 MAX_HANDSHAKES = 128
@@ -65,6 +66,7 @@ class IrohNetwork(Network):
         self._peer_id = PeerId(str(endpoint.id()))
         self._announced = announced_addresses(settings, _bound_port(endpoint))
         self._learned: deque[str] = deque()
+        self._address, self._address_s = Address(self._peer_id), -math.inf
         self._on_address = Observers[[]]()
         self._interrupt = Interrupt()
         self._connections: set[IrohConnection] = set()
@@ -117,10 +119,16 @@ class IrohNetwork(Network):
     def address(self) -> Address:
         """The announced addresses, what iroh found out or peers told, all interfaces', and the relay.
 
-        Public ones come first, since others take only so many.
+        Public ones come first, since others take only so many. It is asked for in each step, and iroh takes a while to
+        answer: what it said stays good for `ADDRESS_AGE_S`.
         """
         if not self._settings.dialable or self._interrupt.fired:
             return Address(self._peer_id)
+        if (now_s := time.monotonic()) - self._address_s >= ADDRESS_AGE_S:
+            self._address, self._address_s = self._read_address(), now_s
+        return self._address
+
+    def _read_address(self) -> Address:
         known = self._endpoint.addr()
         direct = dict.fromkeys([*self._announced, *self._learned])
         direct |= dict.fromkeys(sorted(known.direct_addresses(), key=lambda text: not is_public(text)))
@@ -145,6 +153,7 @@ class IrohNetwork(Network):
             self._learned.append(endpoint)
             if len(self._learned) > MAX_LEARNED:
                 await self._endpoint.remove_external_addr(self._learned.popleft())
+            self._address_s = -math.inf
             self._on_address.tell()
 
     def wall_time(self) -> float:

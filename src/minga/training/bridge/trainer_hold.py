@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
+from minga.core.aio.watching import watching
 from minga.core.thread_guard import loop_bound
 from minga.training.bridge.gradient_port import GradientPort
 
@@ -56,19 +57,17 @@ class TrainerHold:
         seconds = max(LEAST_S, self._port.micro_batch_s)
         self._timer = asyncio.get_running_loop().call_later(seconds, self.end)
 
-    @contextlib.asynccontextmanager
-    async def beginning_if(self, is_late: Callable[[], bool]) -> AsyncIterator[None]:
+    @contextlib.contextmanager
+    def beginning_if(self, is_late: Callable[[], bool]) -> Iterator[None]:
         """While something waits for the trainer's boundary: `begin` as soon as that `is_late`."""
-        watching = asyncio.get_running_loop().create_task(self._begin_if(is_late))
-        try:
-            yield
-        finally:
-            watching.cancel()
 
-    async def _begin_if(self, is_late: Callable[[], bool]) -> None:
-        while not is_late():
-            await asyncio.sleep(LOOK_S)
-        self.begin()
+        def look() -> bool:
+            if late := is_late():
+                self.begin()
+            return late
+
+        with watching(LOOK_S, look):
+            yield
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 import torch
 
@@ -27,9 +26,9 @@ from minga.averaging.messages import Plan
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
 from minga.averaging.strategy_choice import Contributors, StrategyChoice, round_batch_range
-from minga.core.aio.hedging import racing
 from minga.core.aio.observers import Observers
 from minga.core.aio.offload import offload
+from minga.core.aio.watching import watching
 from minga.core.errors import RemoteError, RunFinishedError
 from minga.core.events.averaging import RoundAborted, RoundBegun, RoundReduced
 from minga.core.events.training import (
@@ -276,8 +275,14 @@ class Member:
         forming = self._formation.form(self.step, self._lost)
         if not self.amended.can_be:
             return await forming
-        async with racing((forming, self._watch_for_regroup())) as ends:
-            return await next(ends)
+        try:
+            async with asyncio.timeout(None) as waiting:
+                with watching(REGROUP_LOOK_S, lambda: self._ends_by_regroup(waiting)):
+                    return await forming
+        except TimeoutError:
+            if waiting.expired():
+                raise RegroupedError("the organisers regrouped the run") from None
+            raise
 
     # ---- regroups
 
@@ -305,10 +310,12 @@ class Member:
             self.on_epoch(regroup.epoch)
         self._node.events.emit(RunRegrouped(step=regroup.step, members=len(present), present=is_one))
 
-    async def _watch_for_regroup(self) -> NoReturn:
-        while self.amended.regroup(self.epoch) is None:
-            await asyncio.sleep(REGROUP_LOOK_S)
-        raise RegroupedError("the organisers regrouped the run")
+    def _ends_by_regroup(self, waiting: asyncio.Timeout) -> bool:
+        """End the waiting if the organisers regrouped the run."""
+        if self.amended.regroup(self.epoch) is None:
+            return False
+        waiting.reschedule(asyncio.get_running_loop().time())
+        return True
 
     async def _reduce(self, plan: Plan, begun_s: float) -> None:
         planned_s = asyncio.get_running_loop().time()
@@ -329,13 +336,13 @@ class Member:
             )
         )
         self.in_doubt = self.in_doubt or (vector is not None and not plan.adopts)
-        watching = asyncio.get_running_loop().create_task(self._watch_whether_overtaken(plan))
+        layout, residual = self.vectors.layout_of(self.step), self.vectors.residual(self.step)
+        most = self._most_weight(plan)
         try:
-            layout, residual = self.vectors.layout_of(self.step), self.vectors.residual(self.step)
-            most = self._most_weight(plan)
-            outcome = await self._all_reduce.reduce(
-                plan, layout, vector, weight, self._result, residual, most_weight=most
-            )
+            with watching(OVERTAKEN_PERIOD_S, lambda: self._gives_up_overtaken(plan)):
+                outcome = await self._all_reduce.reduce(
+                    plan, layout, vector, weight, self._result, residual, most_weight=most
+                )
         except RoundAbortedError as error:
             self._node.events.emit(RoundAborted(step=self.step, why=error.message))
             self.on_step_ended.tell()
@@ -343,8 +350,6 @@ class Member:
                 self._formation.give_up(plan, error.held_term, await self._hash_result(HELD))
             await self._port.unseal()
             return
-        finally:
-            watching.cancel()
         self._node.events.emit(
             RoundReduced(
                 step=self.step,
@@ -392,11 +397,12 @@ class Member:
         """Whose contributions the round of `step` takes."""
         return "all" if step + 1 == self.amended.last_step(self.step) else self._port.facts.contributors
 
-    async def _watch_whether_overtaken(self, plan: Plan) -> None:
+    def _gives_up_overtaken(self, plan: Plan) -> bool:
         """Give a round up whose other members are done with the next one: they gave this peer up in this one."""
-        while not self._formation.others_are_past(plan.step + 1) and self.amended.regroup(self.epoch) is None:
-            await asyncio.sleep(OVERTAKEN_PERIOD_S)
+        if not self._formation.others_are_past(plan.step + 1) and self.amended.regroup(self.epoch) is None:
+            return False
         self._all_reduce.give_up(plan, "its other members went on without us")
+        return True
 
     async def _apply(self, outcome: RoundOutcome, samples: int, fate: ContributionFate) -> None:
         plan, step, report = outcome.plan, self.step + 1, self._port.report()
@@ -409,7 +415,7 @@ class Member:
         self._port.cap(round_batch_range(goes_on)[1])
         is_alone = not self.swarm_view.active()
         strategy = StrategyChoice.of(goes_on)
-        async with self._hold.beginning_if(lambda: self.swarm_view.is_behind(step)):
+        with self._hold.beginning_if(lambda: self.swarm_view.is_behind(step)):
             state = await self.replica_step.take(outcome, self._result, fate, limit, strategy, is_alone=is_alone)
         self._formation.previous = await hashing
         self._too_slow.note(plan, report)
