@@ -103,3 +103,41 @@ def test_both_sides_go_on_with_the_next_key_at_the_same_record(monkeypatch: pyte
     records = [sealed(sealer, b"the same") for _ in range(8)]
     assert len(set(records)) == 8, "no nonce is used twice with a key"
     assert opened(opener, b"".join(records), 10_000, 1000) == b"the same" * 8
+
+
+def test_what_does_not_open_is_wiped_and_nothing_behind_it_is_opened() -> None:
+    """Who makes one record fail must not thereby leave it out: the number of the next would fit then."""
+    sealer = RecordSealer(KEY)
+    sealed(sealer, b"left out")
+    records = sealed(sealer, b"due second")
+    opener = RecordOpener(KEY, 4096)
+    opener.room()[: len(records)] = records
+    opener.came(len(records))
+    target = bytearray(b"what stood here before")
+    for _ in range(3):
+        with pytest.raises(ForgedRecordError):
+            opener.take(memoryview(target))
+    assert bytes(target) == bytes(len(b"due second")) + b"stood here before"[-12:]
+
+
+def test_a_record_that_cannot_be_written_leaves_its_number_unused() -> None:
+    """No nonce is used twice, whatever goes wrong in between; the other side misses a record and says so."""
+    sealer, short = RecordSealer(KEY), memoryview(bytearray(10))
+    with pytest.raises((ValueError, BufferError)):
+        sealer.seal(memoryview(b"does not fit"), short)
+    second = sealed(sealer, b"does not fit")
+    assert second != sealed(RecordSealer(KEY), b"does not fit")
+    with pytest.raises(ForgedRecordError):
+        opened(RecordOpener(KEY, 4096), second, 1000, 100)
+
+
+def test_a_key_that_cannot_be_renewed_is_not_used_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed_records, "RECORDS_PER_KEY", 1)
+    sealer = RecordSealer(KEY)
+    first = sealed(sealer, b"the same")
+    with monkeypatch.context() as broken:
+        broken.setattr(sealed_records, "AESGCM", lambda _: 1 / 0)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                sealed(sealer, b"the same")
+    assert sealed(sealer, b"the same") != first

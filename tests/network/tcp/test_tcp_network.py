@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from minga.core.errors import UnreachableError
-from minga.network.interface import Stream
+from minga.network.interface import PeerId, Stream
 from minga.network.iroh import network as network_module
 from minga.network.iroh.connection import IrohConnection
 from minga.network.iroh.network import IrohNetwork
@@ -32,7 +32,7 @@ from minga.testing.network_suite import NETWORK_CHECKS
 from minga.testing.suite import Check, Joined, join, pattern, read_all
 from tests.network.iroh.test_iroh_network import make, networks, run
 
-LOCAL = "127.0.0.1"
+LOCAL, STRANGER = "127.0.0.1", PeerId("c" * 64)
 
 
 @pytest.fixture(autouse=True)
@@ -316,7 +316,7 @@ def _heard_with(genuine: Any, heard: Any) -> Any:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"certificate": Certificate().der},
+        {"certificate": Certificate(STRANGER).der},
         {"certificate": b"\0"},
         {"certificate": b"0" * 1024},
         {"word": "0" * 32},
@@ -441,7 +441,7 @@ def test_strangers_are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
             held = await exchange(pair.outgoing, pair.incoming)
             listener = pair.acceptor._listener  # type: ignore[attr-defined]
             word = lane(pair.incoming)._word
-            own, known = Certificate(), listener.certificate.der
+            own, known = Certificate(STRANGER), listener.certificate.der
             anonymous = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             anonymous.check_hostname, anonymous.verify_mode = False, ssl.CERT_NONE
             for context, name in (

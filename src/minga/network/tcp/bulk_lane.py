@@ -28,6 +28,7 @@ from typing import Any
 from minga.core.aio.backoff import Backoff
 from minga.core.errors import MingaError, RemoteError
 from minga.network.interface import PeerId
+from minga.network.tcp.certificate import check_owner
 from minga.network.tcp.dial import (
     DIALLED_OPENS,
     DIALLER_OPENS,
@@ -267,6 +268,7 @@ class TcpLane:
     def _heard(self, message: Control) -> None:
         if isinstance(message, LaneOffer):
             if not self._offer.done() and not self._closed:
+                check_owner(message.certificate, self.peer_id)
                 self._listener.invite(self._word, message.certificate, self._adopt)
                 self._offer.set_result(message)
                 self._spawn(self._send_offer())

@@ -17,6 +17,7 @@ import ssl
 from collections.abc import Callable
 from typing import NamedTuple
 
+from minga.network.interface import PeerId
 from minga.network.tcp.certificate import Certificate
 from minga.network.tcp.sealed_channel import SealedChannel
 
@@ -56,13 +57,13 @@ class TcpListener:
         self._server: asyncio.Server | None = None
 
     @classmethod
-    async def make(cls, listen_at: tuple[str | None, int] | None) -> TcpListener | None:
-        """Listen at a host (None: all interfaces) and port, or if that is taken at any; not at all without one.
+    async def make(cls, owner: PeerId, listen_at: tuple[str | None, int] | None) -> TcpListener | None:
+        """Listen for the peer `owner` at a host (None: all interfaces) and port, or if that is taken at any; not at all without one.
 
         Without success `port` is 0. Returns None if even dialling is impossible here.
         """
         try:
-            listener = cls(Certificate())
+            listener = cls(Certificate(owner))
         except OSError as error:  # nowhere to put a temporary file
             logger.debug("no TCP: %s", error)
             return None

@@ -45,7 +45,7 @@ HIGH_WATER_BYTES = 64 << 10
 TURN_BYTES = 256 << 10
 """How much a writer that never has to wait may send before others have their turn."""
 
-IDLE_BUFFER_BYTES = 4096
+IDLE_BUFFER_BYTES, READ_AHEAD_BYTES = 4096, 64 << 10
 
 WIDE_BUFFER_BYTES = (256 << 10) + MOST_RECORD_BYTES
 """Room for what one call reads, behind a record of which something is missing."""
@@ -55,6 +55,7 @@ MAX_UNSENT_BYTES = 4 << 20
 
 T = TypeVar("T")
 
+_ENDED_THERE: Final = "the other side closed the connection"
 _ABORT_AT_ONCE = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
 _OUTGOING: Final = SealingRoom(sealed_bytes(PIECE_BYTES) + MOST_RECORD_BYTES)
 
@@ -255,6 +256,9 @@ class SealedChannel(asyncio.BufferedProtocol):
         if self._opener is None:
             self._reading_into = memoryview(bytearray(IDLE_BUFFER_BYTES))
             return self._reading_into
+        if self._opener.is_full:
+            # A loop that reads ahead (Windows) hands over the rest of what it has even after it was asked to pause.
+            self._opener.resize(self._opener.capacity + READ_AHEAD_BYTES)
         return self._opener.room()
 
     def buffer_updated(self, size: int) -> None:
@@ -283,12 +287,14 @@ class SealedChannel(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def eof_received(self) -> None:
-        """See `asyncio`; what stops sending here will not listen either."""
+        """See `asyncio`; what stops sending here will not listen either, so nobody waits until it takes the rest."""
+        self.ended_there = self.lost is None
+        self._lose(_ENDED_THERE)
 
     def connection_lost(self, error: Exception | None) -> None:
         """See `asyncio`."""
-        self.ended_there = self.lost is None
-        self._lose(str(error) if error else "the other side closed the connection")
+        self.ended_there = self.ended_there or self.lost is None
+        self._lose(str(error) if error else _ENDED_THERE)
         if not self._gone.done():
             self._gone.set_result(None)
 

@@ -10,9 +10,10 @@ AES-256-GCM straight from the sender's memory and opened straight into the reade
 Each direction of each connection has a random key of its own. The nonce is the number of the record under this key, so
 a record that is changed, left out, repeated or in another place does not open; the length is authenticated with it.
 After `RECORDS_PER_KEY` records both sides go on with a key that is derived from the last one, as in a key update of
-TLS 1.3. So no key seals more than 64 GiB, a quarter of what RFC 8446 (section 5.5) allows.
+TLS 1.3. So no key seals more than 64 GiB, a fifth of what RFC 8446 (section 5.5) allows.
 
-Nothing of a record counts as read before its tag is verified, although its bytes may stand in the reader's memory.
+Nothing of a record counts as read before its tag is verified. What stood in the reader's memory meanwhile is wiped if
+that fails, and nothing that comes behind is opened: else whoever made it fail could leave out what was due there.
 """
 
 from __future__ import annotations
@@ -122,6 +123,7 @@ class RecordOpener:
         self._buffer = memoryview(bytearray(capacity))
         self._start = self._end = 0  # where in the buffer the bytes are that were not opened
         self._opened = memoryview(b"")  # what was opened and not taken
+        self._forged = ""
 
     @property
     def capacity(self) -> int:
@@ -160,7 +162,9 @@ class RecordOpener:
         self._end += size
 
     def take(self, target: memoryview) -> int:
-        """Move what is there into `target`; returns how much. Raises `ForgedRecordError`."""
+        """Move what is there into `target`; returns how much. Raises `ForgedRecordError`, from then on each time."""
+        if self._forged:
+            raise ForgedRecordError(self._forged)
         got, room = self._take_opened(target) if self._opened.nbytes else 0, target.nbytes
         while got < room and (size := self._complete()):
             if size <= room - got:
@@ -186,7 +190,7 @@ class RecordOpener:
             return 0
         (size,) = _LENGTH.unpack_from(self._buffer, self._start)
         if not 0 < size <= MOST_CONTENT_BYTES:
-            raise ForgedRecordError(f"a record of {size} bytes")
+            raise self._refusal(f"a record of {size} bytes")
         if sealed >= size + OVERHEAD_BYTES:
             return int(size)
         if self.capacity < size + OVERHEAD_BYTES:
@@ -200,8 +204,13 @@ class RecordOpener:
         try:
             cipher.decrypt_into(nonce, self._buffer[body:end], self._buffer[self._start : body], target)
         except InvalidTag as error:
-            raise ForgedRecordError("a record was not sealed by the other side") from error
+            target[:] = bytes(size)
+            raise self._refusal("a record was not sealed by the other side") from error
         self._start = end
+
+    def _refusal(self, what: str) -> ForgedRecordError:
+        self._forged = what
+        return ForgedRecordError(what)
 
     def _replace(self, buffer: memoryview) -> None:
         """Go on with this memory, what was not opened being at its beginning."""

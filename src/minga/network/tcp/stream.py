@@ -55,6 +55,7 @@ class TcpStream(Stream):
         self._prefix = bytearray()
         self._piece_bytes = 0  # what is still to come of the piece that is being read
         self._wrote = self._finished = self._said_end = self._ended = self._broken = self._released = False
+        self._torn = False
         channel.use(busy=True)
 
     async def write(self, data: Buffer) -> None:
@@ -135,8 +136,9 @@ class TcpStream(Stream):
         return data[body.nbytes :]
 
     async def _send(self, first: bytes, rest: memoryview) -> None:
-        self._wrote = True
+        self._wrote = self._torn = True  # if this is cancelled, it is unknown how much was sent
         await self._channel.send(first, rest, self.interrupt)
+        self._torn = False
         if self._channel.lost is not None:
             self._fail()
 
@@ -200,4 +202,5 @@ class TcpStream(Stream):
     def _release(self, *, clean: bool, stalled_s: float = 0.0) -> None:
         if not self._released:
             self._released = True
+            clean = clean and not self._torn and not self._broken
             self._owner.released(self, self._channel, clean=clean, stalled_s=stalled_s)
