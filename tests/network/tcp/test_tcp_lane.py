@@ -29,8 +29,8 @@ class Channel:
     on_readable: Any = None
     on_lost: Any = None
 
-    def welcome(self, word: bytes) -> None:
-        pass
+    def welcome(self, word: bytes) -> Channel:
+        return self
 
     def use(self, *, busy: bool) -> None:
         pass

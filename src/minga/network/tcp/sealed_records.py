@@ -13,7 +13,7 @@ After `RECORDS_PER_KEY` records both sides go on with a key that is derived from
 TLS 1.3. So no key seals more than 64 GiB, a fifth of what RFC 8446 (section 5.5) allows.
 
 Nothing of a record counts as read before its tag is verified. What stood in the reader's memory meanwhile is wiped if
-that fails, and nothing that comes behind is opened: else whoever made it fail could leave out what was due there.
+that fails, and nothing that comes behind is opened: else an attacker on the way could leave out what was due there.
 """
 
 from __future__ import annotations
