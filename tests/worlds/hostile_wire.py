@@ -29,6 +29,9 @@ class HostileWire:
 
     def __init__(self, attack: Attack) -> None:
         self.attack, self.port = attack, 0
+        self.reading = asyncio.Event()
+        """Cleared as long as the wire takes nothing further."""
+        self.reading.set()
         self.records: tuple[list[bytes], list[bytes]] = ([], [])
         self._writers: list[asyncio.StreamWriter | None] = [None, None]
         self._tasks: list[asyncio.Task[None]] = []
@@ -66,7 +69,7 @@ class HostileWire:
 
     async def _carry(self, way: int, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
+            while await self.reading.wait():
                 first = await reader.readexactly(1)
                 if first != b"\0":  # a record of TLS has a type there, a sealed one the highest byte of its length
                     head = first + await reader.readexactly(4)
