@@ -195,6 +195,27 @@ def test_a_connection_with_a_cancelled_operation_is_not_used_again() -> None:
     run(main)
 
 
+def test_a_connection_is_not_used_again_after_a_cancelled_write_even_if_the_stream_ends() -> None:
+    """The other side takes the end, and the next stream, for what is missing of the write."""
+
+    async def main() -> None:
+        async with joined() as pair:
+            near, far = await exchange(pair.outgoing, pair.incoming)
+            writing = asyncio.ensure_future(near.write(bytes(64 << 20)))
+            await until(lambda: near._channel._full)  # type: ignore[attr-defined]
+            writing.cancel()
+            await asyncio.wait({writing})
+            scrap = asyncio.ensure_future(far.read_into(memoryview(bytearray(64 << 20))))
+            await near.finish()
+            await far.finish()
+            assert await near.read(1) == b""
+            assert not lane(pair.outgoing)._mine
+            with pytest.raises(UnreachableError):
+                await scrap
+
+    run(main)
+
+
 def test_more_streams_than_connections_go_over_iroh() -> None:
     async def main() -> None:
         async with joined() as pair:

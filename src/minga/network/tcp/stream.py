@@ -136,9 +136,9 @@ class TcpStream(Stream):
         return data[body.nbytes :]
 
     async def _send(self, first: bytes, rest: memoryview) -> None:
-        self._wrote = self._torn = True  # if this is cancelled, it is unknown how much was sent
+        was_torn, self._wrote, self._torn = self._torn, True, True  # if cancelled, it is unknown how much was sent
         await self._channel.send(first, rest, self.interrupt)
-        self._torn = False
+        self._torn = was_torn
         if self._channel.lost is not None:
             self._fail()
 
