@@ -27,8 +27,6 @@ from minga.network.interface import PeerId
 MAX_CERTIFICATE_BYTES = 1024
 """Ours have about 420 bytes."""
 
-_NOBODY = "minga"
-"""The name in certificates of the first builds that sealed records."""
 _VALID_FROM = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 _VALID_UNTIL = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
 
@@ -81,7 +79,7 @@ def check_owner(certificate: bytes, peer: PeerId) -> None:
 
     Nothing is parsed: an honest peer's certificate, which is what could be passed on, has no other name anywhere.
     """
-    if not any(_name(owner).public_bytes() in certificate for owner in (peer, _NOBODY)):
+    if _name(peer).public_bytes() not in certificate:
         raise ValueError("its certificate does not name it")
 
 
