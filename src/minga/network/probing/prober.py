@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import math
 import random
 from collections import deque
@@ -36,7 +35,7 @@ from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.delivery_reports import BulkUse
 from minga.network.bounded_dict import BoundedDict
 from minga.network.interface import PeerId
-from minga.network.probing.barrier import ProbeSession
+from minga.network.probing.barrier import PathOutcome, ProbeSession
 from minga.network.probing.streams import MAX_PHASE_BYTES, PHASE_S, ProbeRequest, Ready, Reserve, fill, take_in
 from minga.network.rpc.connections import MAX_PEERS
 from minga.network.rpc.framing import MessageStream
@@ -72,14 +71,6 @@ MAX_AGE_S = 600.0
 DOUBTS = 3
 CONFIRMED = 0.2
 """A doubt was groundless if a probe finds both rates within this share of what they were."""
-
-
-class _Outcome(enum.Enum):
-    """How the part of one path in a probe ended; `BROKEN_OFF`: by this peer itself."""
-
-    MEASURED = enum.auto()
-    BROKEN_OFF = enum.auto()
-    REFUSED = enum.auto()
 
 
 @loop_bound
@@ -144,7 +135,7 @@ class Prober:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._engaged_with = None
         self._note_unwilling(partners, results, session)
-        if results.count(_Outcome.MEASURED) < session.enough:
+        if results.count(PathOutcome.MEASURED) < session.enough:
             if admitted:
                 self._keep_half(session, results, begun)
             return False
@@ -162,12 +153,12 @@ class Prober:
         """Bytes that went over the present connections with these peers."""
         return sum(facts.bytes_sent for peer in peers if (facts := self._node.facts(peer)) is not None)
 
-    def _keep_half(self, session: ProbeSession, results: Sequence[_Outcome], begun: float) -> None:
+    def _keep_half(self, session: ProbeSession, results: Sequence[PathOutcome], begun: float) -> None:
         """Clean up after an aborted probe: the bytes of a part of the paths would count as the rate of the link. The
         upload counts if it was complete and this peer's own traffic interrupted the probe, and not a partner's refusal.
         """
         meter = self._node.access_link.meter
-        willing = sum(result is not _Outcome.REFUSED for result in results)
+        willing = sum(result is not PathOutcome.REFUSED for result in results)
         meter.down.forget_since(begun)
         if session.fills and min(session.filled.came, willing) >= session.enough:
             meter.up.keep_since(begun)
@@ -176,11 +167,11 @@ class Prober:
             meter.up.forget_since(begun)
 
     def _note_unwilling(
-        self, partners: Sequence[PeerId], results: Sequence[_Outcome], session: ProbeSession
+        self, partners: Sequence[PeerId], results: Sequence[PathOutcome], session: ProbeSession
     ) -> None:
         """Count the partners that failed repeatedly where others did not: a probe can do without them."""
         for peer, result in zip(partners, results, strict=False):  # after the first one's refusal there is only one
-            if result is _Outcome.REFUSED:
+            if result is PathOutcome.REFUSED:
                 tries = BROKEN_OFF_TRIES if peer in session.accepted else 1
                 self._failures[peer] = self._failures.get(peer, 0) + tries
 
@@ -213,7 +204,7 @@ class Prober:
         self._probed_s, self._node.access_link.doubts = asyncio.get_running_loop().time(), 0
         self._node.events.emit(LinksProbed(upload=rates.upload, download=rates.download))
 
-    async def _measure_with(self, peer: PeerId, session: ProbeSession) -> _Outcome:
+    async def _measure_with(self, peer: PeerId, session: ProbeSession) -> PathOutcome:
         """Take one path's part in a probe.
 
         It does not raise what ended it: that would hold the task that holds it, and hundreds of these would wait for
@@ -222,10 +213,10 @@ class Prober:
         try:
             await self._share_with(peer, session)
         except RejectedError as error:
-            return _Outcome.REFUSED if error.peer is not None else _Outcome.BROKEN_OFF
+            return PathOutcome.REFUSED if error.peer is not None else PathOutcome.BROKEN_OFF
         except (RemoteError, TimeoutError):
-            return _Outcome.REFUSED
-        return _Outcome.MEASURED
+            return PathOutcome.REFUSED
+        return PathOutcome.MEASURED
 
     async def _share_with(self, peer: PeerId, session: ProbeSession) -> None:
         with session.taking_part():
