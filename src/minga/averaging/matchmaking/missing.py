@@ -23,7 +23,7 @@ from minga.network.rpc.node import Node
 HERE: Final = "group.here"
 
 LOOK_S: Final = 0.2
-"""Seconds between two looks at who is missing: in a small group all others are there before the first."""
+"""Seconds between two looks at the members that are missing: in a small group all others are there before the first."""
 
 MOST_CALLED: Final = 8
 """Members that are called at a time."""

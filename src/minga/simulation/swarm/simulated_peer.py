@@ -24,8 +24,7 @@ from minga.training.replica.interface import ReplicaInterface
 from minga.training.session import Session
 from minga.training.state.snapshot import StateSnapshot
 
-POLL_S, LOOK_S = 0.05, 1.0
-"""How often a peer looks whether something came that nobody tells it of, and where it is told."""
+POLL_S = 0.05
 
 Life = Callable[["SimulatedPeer"], Coroutine[Any, Any, None]]
 """What a peer does once it is in the run, until its end."""
@@ -141,7 +140,7 @@ class SimulatedPeer:
             asyncio.get_running_loop(), self.replica, strategy=strategy, choose=partial(StrategyChoice.of, spec)
         )
         member = self.session.attach(spec, self.replica, port, task.organiser)
-        await self._serve(port, member.ready.is_set, checkpoint_every, POLL_S)
+        await self._serve(port, member.ready.is_set, checkpoint_every)
         while True:
             if self.settings is None:
                 port.pause()
@@ -188,15 +187,9 @@ class SimulatedPeer:
         self._computed_s, self._busy_s = self._computed_s + seconds, 0.0
 
     async def _serve(
-        self,
-        port: GradientPort | AssignedPort,
-        until: Callable[[], bool],
-        checkpoint_every: int | None,
-        poll_s: float = LOOK_S,
+        self, port: GradientPort | AssignedPort, until: Callable[[], bool], checkpoint_every: int | None
     ) -> None:
-        """Do what the loop asks for, as the training thread does in production; `poll_s` is for an `until` that changes
-        without a word of the port.
-        """
+        """Do what the loop asks for, as the training thread does in production."""
         while True:
             work = port.poll()
             if isinstance(work, ThreadTask):
@@ -209,4 +202,4 @@ class SimulatedPeer:
             elif work is None and until():
                 return
             else:
-                await port.woken.wait(poll_s)
+                await port.woken.wait(POLL_S)
