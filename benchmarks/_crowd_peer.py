@@ -13,11 +13,31 @@ from benchmarks._crowd_counts import Counts
 from benchmarks._worker import Channel
 from minga import Event, Optimizer, PeerOptions, RunSpec, host, join
 
+BARE_STEPS = 5
+
+
+def bare_s(settings: dict[str, Any]) -> float:
+    """Processor seconds of a step of the same loop without minga: pauses, gradients, their sum, the optimizer."""
+    parameter = torch.nn.Parameter(torch.randn(settings["numel"]))
+    optimizer = torch.optim.SGD([parameter], lr=0.01)
+    total, begun_s = torch.zeros(settings["numel"]), 0.0
+    for step in range(BARE_STEPS + 1):
+        if step == 1:  # the first has more to do
+            begun_s = time.thread_time()
+        for _ in range(settings["micro_batches"]):
+            time.sleep(settings["micro_batch_s"])
+            total += parameter.detach().clone()
+        parameter.grad = total / settings["micro_batches"]
+        optimizer.step()
+        optimizer.zero_grad()
+        total.zero_()
+    return (time.thread_time() - begun_s) / BARE_STEPS
+
 
 def peer(channel: Channel, settings: dict[str, Any]) -> None:
     """Wait for the command to enter, then train until told to end, and answer what was used and done so far."""
     torch.set_num_threads(1)
-    channel.send(ready=True)
+    channel.send(bare_s=bare_s(settings))
     link = channel.receive()["link"]
     options = PeerOptions("trainer", ephemeral=True, directory=Path(settings["directory"]), host="127.0.0.1")
     entered = join(link, options) if link else host(RunSpec.from_toml(settings["spec"]), options)

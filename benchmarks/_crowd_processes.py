@@ -24,7 +24,7 @@ WINDOW_S = 10.0
 def measure(peers: int, seconds: float) -> dict[str, Any]:
     """What an ordered pair costs in a step: processor time first, and then, since counting takes time, what is done."""
     with Workers() as workers:
-        start(workers, peers)
+        bare = start(workers, peers)
         enter(workers.all)
         reach(workers.all, WARM_UP_STEPS)
         before = workers.ask("mark", PATIENCE_S)
@@ -42,6 +42,7 @@ def measure(peers: int, seconds: float) -> dict[str, Any]:
         "steps_per_s": round(steps / (after[0]["at_s"] - before[0]["at_s"]), 2),
         "cpu_ms": round(1e3 * cpu_s / (steps * peers * (peers - 1)), 3),
         "cpu_ms_a_peer": round(1e3 * cpu_s / (steps * peers), 2),
+        "bare_ms_a_peer": round(1e3 * sum(told["bare_s"] for told in bare) / peers, 2),
         **per_pair(differences(counted, end, "totals"), peers, counted_steps),
         "methods": per_pair(dict(methods.most_common()), peers, counted_steps),
     }
@@ -79,13 +80,18 @@ def join_a_few(hosts: int, newcomers: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def start(workers: Workers, peers: int) -> None:
-    """Start so many processes, and wait until all have imported what they need."""
-    about = {"spec": spec_of().to_toml(), "numel": NUMEL, "micro_batch_s": STEP_S * peers / MICRO_BATCHES}
+def start(workers: Workers, peers: int) -> list[Message]:
+    """Start so many processes, and wait until all have imported what they need; returns what each says of itself."""
+    about = {
+        "spec": spec_of().to_toml(),
+        "numel": NUMEL,
+        "micro_batch_s": STEP_S * peers / MICRO_BATCHES,
+        "micro_batches": max(1, MICRO_BATCHES // peers),
+    }
     for index in range(peers):
         settings = about | {"directory": str(workers.directory / f"peer-{index}")}
         workers.start(f"peer-{index}", "benchmarks._crowd_peer:peer", settings)
-    workers.gather(PATIENCE_S)
+    return workers.gather(PATIENCE_S)
 
 
 def enter(workers: Sequence[Worker]) -> str:

@@ -7,6 +7,7 @@ are pauses of 0.16 s in all, so what the processes compute they compute for each
 virtual world. One line for each world and number of peers has, for an ordered pair and a step:
 
     cpu_ms          processor time in milliseconds (and of a peer, `cpu_ms_a_peer`), before anything is counted
+    bare_ms_a_peer  what a step of the same loop takes without minga, which the two others include
     streams         streams opened; `methods`: by what was called
     messages, bulk, pulses, receipts      frames sent, by kind
     foreign_calls, wakeups, callbacks     calls into the iroh library, wake-ups by its threads, callbacks of the loop

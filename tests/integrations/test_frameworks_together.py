@@ -202,14 +202,13 @@ TOGETHER = """
 import time
 sys.path.insert(0, EXAMPLES)
 import spirals
-from minga.integrations.joined_optimizer import JoinedOptimizer
 
 MEMBERS = 5
 module = __import__(PROGRAM) if PROGRAM else None
 spirals.SPEC = spec_of(1024, 30)
 spirals.enter = lambda program: enter(spirals.SPEC)
-own_begin, own_show = JoinedOptimizer.begin, spirals.show
-told = {}
+own_step, own_show = minga.Optimizer.step, spirals.show
+told, stepped = {}, []
 
 
 def wait(optimizer):
@@ -218,10 +217,17 @@ def wait(optimizer):
         optimizer.follow(0.05)
 
 
-def begin(self, *arguments, **named):
-    joined = own_begin(self, *arguments, **named)
-    wait(joined)
-    return joined
+def step(self, *arguments, **named):
+    # And until all have computed something, however slowly one of them began: no run ends before.
+    if not stepped:
+        wait(self)
+    result = own_step(self, *arguments, **named)
+    if not stepped:
+        stepped.append(role)
+        (folder / f"{role}.stepped").touch()
+        while len(list(folder.glob("*.stepped"))) < MEMBERS:
+            self.follow(0.05)
+    return result
 
 
 def show(network, peer):
@@ -229,7 +235,7 @@ def show(network, peer):
     own_show(network, peer)
 
 
-JoinedOptimizer.begin, spirals.show = begin, show
+minga.Optimizer.step, spirals.show = step, show
 
 
 def plain():
@@ -238,7 +244,6 @@ def plain():
     inner, schedule = spirals.optimizer_of(network)
     norm = peer.spec.optimizer.max_grad_norm
     optimizer = minga.Optimizer(inner, peer, scheduler=schedule, model=network, max_grad_norm=norm, samples_per_step=64)
-    wait(optimizer)
     while not optimizer.finished:
         network(**points[torch.randint(len(points), (64,))])["loss"].backward()
         optimizer.step()
@@ -273,6 +278,13 @@ while not optimizer.finished:
     network(**points[torch.randint(len(points), (32,))])["loss"].backward()
     optimizer.step()
     optimizer.zero_grad()
+    while not (folder / "go").exists():  # as the others: until all have computed something
+        if RANK == 0:
+            (folder / f"{role}.stepped").touch()
+        optimizer.follow(0.05)
+        if RANK == 0 and len(list(folder.glob("*.stepped"))) == 5:
+            (folder / "go").touch()
+        dist.barrier()
 own = [value for each in network.parameters() for value in each.full_tensor().flatten().tolist()]
 samples = None
 if peer is not None:

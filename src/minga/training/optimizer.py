@@ -93,7 +93,9 @@ class Optimizer(torch.optim.Optimizer):
                 f"target_batch_size={target_batch_size} disagrees with the run spec, which all peers share: "
                 f"{spec.training.target_batch_size}"
             )
-        _check_public(spec, ranks, model)
+        if spec.security.verification == "byzantine":
+            _check_public(spec, ranks, model)
+            forbid_rounded_products()
         if samples_per_step is not None and not callable(samples_per_step):
             _count(samples_per_step, "samples_per_step")
         self._samples_per_step = samples_per_step
@@ -365,8 +367,6 @@ def _norm(max_grad_norm: float | None, spec: RunSpec) -> float | None:
 
 
 def _check_public(spec: RunSpec, ranks: ProcessGroup | None, model: torch.nn.Module | None) -> None:
-    if spec.security.verification != "byzantine":
-        return
     if ranks is not None:
         raise ConfigurationError('in a run with security.verification = "byzantine" each process is a peer of its own')
     if spec.training.buffers == "average" and model is not None and averaged_buffers(model):
@@ -374,7 +374,6 @@ def _check_public(spec: RunSpec, ranks: ProcessGroup | None, model: torch.nn.Mod
             "the buffers of this model move with what one peer computed before, which others cannot check: "
             'security.verification = "byzantine" needs training.buffers = "local" for it'
         )
-    forbid_rounded_products()
 
 
 def _count(samples: SupportsIndex | None, name: str = "step(samples=...)") -> int:

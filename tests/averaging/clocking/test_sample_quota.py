@@ -24,6 +24,13 @@ def test_faster_members_get_more() -> None:
     assert found.seconds == pytest.approx(8.0)
 
 
+def test_the_time_is_that_at_which_the_last_micro_batch_ends_to_the_last_bit() -> None:
+    """Halvings alone came close to it; they end now where one micro-batch decides."""
+    found = share_out(12, [MemberPace(0, 1, 0.25, 0.125), MemberPace(0, 4, 0.5, 0.75)])
+    assert found.samples == (8, 4)
+    assert found.seconds == 1.125
+
+
 def test_who_finishes_nothing_in_time_is_left_out() -> None:
     found = share_out(100, [MemberPace(0, 10, 1.0, 1.0), MemberPace(0, 10, 20.0, 20.0)])
     assert found.samples == (100, 0)

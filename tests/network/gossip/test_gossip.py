@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from minga.identity.keys.keys import Identity
 from minga.network.gossip import anti_entropy, gossip, records, rumours
 from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Summary, WantedRecords
 from minga.network.gossip.gossip import EXCHANGE_METHOD
-from minga.network.gossip.peer_records import StoredRecord
+from minga.network.gossip.peer_records import PeerRecords, StoredRecord
 from minga.network.gossip.record_kinds import ADDRESS, BEAT, Beat, Payload
 from minga.network.gossip.records import Record, Verdict
 from minga.network.gossip.rumours import METHOD as PUSH_METHOD
@@ -383,6 +383,12 @@ def test_large_records_come_to_everybody_without_being_repeated(monkeypatch: pyt
     in_swarm(16, scenario)
 
 
+def _holds(owners: Mapping[PeerId, PeerRecords], record: Record) -> bool:
+    owner = owners.get(record.owner)
+    entry = owner.entries.get(record.code) if owner is not None else None
+    return entry is not None and entry.record == record
+
+
 @pytest.mark.parametrize("code", [RUN_KINDS.of(Progress).code, ADDRESS.code, 99])
 def test_large_records_that_nobody_can_read_are_not_repeated_whatever_kind_they_claim(
     monkeypatch: pytest.MonkeyPatch, code: int
@@ -400,7 +406,8 @@ def test_large_records_that_nobody_can_read_are_not_repeated_whatever_kind_they_
         monkeypatch.setattr(RumourSpreader, "_push", push)
         assert swarm.peers[0].board.receive(unreadable, PeerId(STRANGER.peer_id)) is Verdict.NEW
         swarm.peers[0].gossip._pusher.add(unreadable.owner, code, PeerId(STRANGER.peer_id))
-        await swarm.until(lambda: all(peer.board.has(unreadable) for peer in swarm.peers), 30.0)
+        held = [peer.board.store.owners for peer in swarm.peers]
+        await swarm.until(lambda: all(_holds(owners, unreadable) for owners in held), 30.0)
         assert pushed == []
 
     in_swarm(8, scenario)

@@ -16,7 +16,7 @@ def parts_of(count: int) -> list[bytes]:
 @pytest.mark.parametrize("count", [*range(1, 18), 255, 256])
 def test_each_part_is_shown_by_its_path_and_at_its_place_only(count: int) -> None:
     parts = parts_of(count)
-    tree = MerkleTree.of(parts)
+    tree = MerkleTree(list(map(digest_of, parts)))
     for index, part in enumerate(parts):
         path = tree.path(index)
         assert len(path) == depth(count)
@@ -34,7 +34,7 @@ def test_depths() -> None:
 
 def test_paths_of_other_lengths_and_places_outside_show_nothing() -> None:
     parts = parts_of(5)
-    tree = MerkleTree.of(parts)
+    tree = MerkleTree(list(map(digest_of, parts)))
     path = tree.path(2)
     for index, count, other in (
         (2, 5, path[:-1]),
@@ -45,19 +45,22 @@ def test_paths_of_other_lengths_and_places_outside_show_nothing() -> None:
     ):
         assert root_of(digest_of(parts[2]), index, count, other) is None
     # A node half-way up is no part, although its children are the leaves of a smaller tree.
-    left = MerkleTree.of(parts[:4]).root
+    left = MerkleTree(list(map(digest_of, parts[:4]))).root
     assert root_of(digest_of(left), 0, 2, path[-1:]) != tree.root
 
 
 def test_roots_depend_on_parts_their_order_and_their_number() -> None:
     parts = parts_of(4)
-    roots = {MerkleTree.of(each).root for each in (parts, parts[::-1], parts[:3], [*parts, b""], [*parts[:3], b""])}
+    roots = {
+        MerkleTree(list(map(digest_of, each))).root
+        for each in (parts, parts[::-1], parts[:3], [*parts, b""], [*parts[:3], b""])
+    }
     assert len(roots) == 5
 
 
 def test_cargo_takes_what_was_committed_to() -> None:
     parts = parts_of(3)
-    tree = MerkleTree.of(parts)
+    tree = MerkleTree(list(map(digest_of, parts)))
     store = PartStore([len(part) for part in parts], [0, 0, 0])
     assert not store.put_part(1, 2, parts[2], tree.path(2))  # nobody committed to anything yet
     store.roots[1] = tree.root

@@ -41,7 +41,7 @@ def make_pair() -> tuple[Deliveries, PartStore, Node]:
         nodes.append(node)
     members = tuple(node.peer_id for node in nodes)
     parts = [bytes(SIZE), b"another"]
-    tree = MerkleTree.of(parts)
+    tree = MerkleTree(list(map(digest_of, parts)))
     both = []
     for node in nodes:
         store = PartStore([len(part) for part in parts], [0, 0])
@@ -102,7 +102,7 @@ def test_what_comes_is_hashed_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_only_bytes_with_the_stated_digest_are_kept() -> None:
     parts = [b"a part", b"another"]
-    tree = MerkleTree.of(parts)
+    tree = MerkleTree(list(map(digest_of, parts)))
     store = PartStore([len(part) for part in parts], [5, 5])
     store.roots[0], store.value_digests[1] = tree.root, digest_of(b"value")
     assert not store.put_part(0, 0, parts[1], tree.path(0), digest_of(parts[1]))
@@ -140,7 +140,7 @@ class Crowd:
         self.nodes, self.deliveries, self.cargoes = list[Node](), list[Deliveries](), list[PartStore]()
         members = tuple(host.peer_id for host in hosts)
         parts = [bytes(SIZE), b"another"]
-        tree = MerkleTree.of(parts)
+        tree = MerkleTree(list(map(digest_of, parts)))
         for rank, host in enumerate(hosts):
             addresses[host.peer_id] = host.address
             events = EventBus(asyncio.get_running_loop().time)

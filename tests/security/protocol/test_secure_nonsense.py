@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 import torch
 
+from minga.security.messaging.collector import PartCollector
+from minga.security.parts import equal_parts
 from minga.security.protocol.attempt_record import AttemptRecord
+from minga.security.protocol.behaviour import Seeds, TrainingBackend
 from minga.security.protocol.statements import Result
 from minga.security.step.member import ExcludedError
 from minga.simulation.attacks.gradient_attacks import Attack, LyingProjections
@@ -51,6 +56,41 @@ def test_nonsense_costs_only_its_author(attack: type[Attack], bans: dict[str, st
             assert len(peer.member.membership.members) == 5
 
     run()
+
+
+class Undecodable(Attack):
+    """Sends one gradient that is finite up to a number of its last part."""
+
+    changes = "gradient"
+
+    async def gradient(self, work: TrainingBackend, step: int, seeds: Seeds) -> torch.Tensor:
+        own = await super().gradient(work, step, seeds)
+        return torch.cat([own[:-1], torch.tensor([float("nan")])]) if self.is_on else own
+
+
+def test_parts_with_numbers_that_are_none_cost_only_their_author(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equal_parts, "require_magnitude", lambda _, __: None)  # honest members refuse to send them
+    looked_through = list[int]()
+    rows = PartCollector.rows
+
+    def counted(self: PartCollector, owners: Sequence[int], *, looks_through: bool = True) -> dict[int, torch.Tensor]:
+        found = rows(self, owners, looks_through=looks_through)
+        looked_through.extend([len(found)] * looks_through)
+        return found
+
+    monkeypatch.setattr(PartCollector, "rows", counted)
+
+    @virtually
+    async def run() -> None:
+        swarm = SecureSwarm(6, lambda: Quadratic(100), {"p3": lambda allies: Undecodable(2, allies)})
+        ends = await swarm.run(6)
+        assert ends.pop("p3") is not None  # it cannot even make claims about it
+        assert set(ends.values()) == {None}
+        for peer in swarm.honest:
+            assert swarm.bans(peer) == {"p3": "UNDELIVERED"}
+
+    run()
+    assert looked_through == [4]  # by the aggregator of the last part, of what the others contribute
 
 
 def test_a_step_in_which_no_gradient_is_finite_does_not_stop_those_after_it() -> None:

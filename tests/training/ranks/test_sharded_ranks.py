@@ -89,16 +89,10 @@ inner = optimizer_of(kind, model)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(inner, 0.9)
 optimizer = minga.Optimizer(inner, peer, scheduler=scheduler, model=model, max_grad_norm=0.5)
 begun = optimizer.global_step
-if not sharded or kind == "dead" and rank == 1:
+if kind == "dead" and rank == 1:
     (folder / "joined").touch()
 while kind == "dead":
     optimizer.follow(0.05)
-if sharded and kind not in ("torch",):
-    while not (folder / "go").exists():
-        optimizer.follow(0.05)
-        if rank == 0 and (folder / "joined").exists():
-            (folder / "go").touch()
-        dist.barrier()
 number = 0
 while not optimizer.finished:
     inputs = batch(9 if not sharded else rank, number)
@@ -107,6 +101,15 @@ while not optimizer.finished:
     model(inputs).square().mean().backward()
     optimizer.step(samples=4)
     optimizer.zero_grad()
+    # Until both peers have computed something, however slowly one of them began: they share the first step at least.
+    while kind != "torch" and not (folder / "go").exists():
+        if rank == 0:
+            (folder / f"{role}.stepped").touch()
+        optimizer.follow(0.05)
+        if rank == 0 and sharded and (folder / "plain.stepped").exists():
+            (folder / "go").touch()
+        if sharded:
+            dist.barrier()
     model.eval()
     with torch.no_grad():
         model(inputs)  # FSDP leaves parameters whole after this

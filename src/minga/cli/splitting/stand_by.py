@@ -53,11 +53,11 @@ def run_stand_by(link: str, peer: PeerOptions, context: Context, *, threads: int
                     ticker.check()
                     run.save_if_due()
                     time.sleep(0.1)
-        finally:
             done = run.server.status
+        finally:
             run.close()
-            output.say(escape(f"This machine was {_own(done)}"))
-            output.summary(ok=True, batches=done.steps, stands_by=done.stands_by)
+    output.say(escape(f"This machine was {_own(done)}{'' if done.stands_by else f'; the part: {run.path}'}."))
+    output.summary(ok=True, batches=done.steps, stands_by=done.stands_by)
 
 
 def _own(status: SplitStatus) -> str:

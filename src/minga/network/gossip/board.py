@@ -209,12 +209,6 @@ class Board(ChangeCounter):
         self.verdicts[Verdict.STALE] += 1
         return True
 
-    def has(self, record: Record) -> bool:
-        """Whether exactly this version is on the board."""
-        owner = self.store.owners.get(record.owner)
-        entry = owner.entries.get(record.code) if owner else None
-        return entry is not None and entry.record.version == record.version
-
     # ---- driven by the gossip
 
     def watch(self, beat_s: float) -> None:

@@ -95,9 +95,12 @@ class PartCollector:
                     await next(ends)
         return self._absent(wanted)
 
-    def rows(self, owners: Sequence[int]) -> dict[int, torch.Tensor]:
-        """What came for this member to aggregate, by owner, unless it means nothing."""
-        return {owner: row for owner in owners if (row := self._row(owner, self._me)) is not None}
+    def rows(self, owners: Sequence[int], *, looks_through: bool = True) -> dict[int, torch.Tensor]:
+        """What came for this member to aggregate, by owner, unless it means nothing; who does not look through it gets
+        rows that may hold NaN or infinity.
+        """
+        found = {owner: self._row(owner, self._me, looks_through=looks_through) for owner in owners}
+        return {owner: row for owner, row in found.items() if row is not None}
 
     # ---- inner workings
 
@@ -112,9 +115,9 @@ class PartCollector:
         with contextlib.suppress(RemoteError):
             await self._deliveries.bring(self._terms.step, self._terms.attempt, part)
 
-    def _row(self, owner: int, part: int) -> torch.Tensor | None:
+    def _row(self, owner: int, part: int, *, looks_through: bool = True) -> torch.Tensor | None:
         with contextlib.suppress(InvalidEncodingError, KeyError):
-            return self._record.row(owner, part)
+            return self._record.row(owner, part, looks_through=looks_through)
         return None
 
 

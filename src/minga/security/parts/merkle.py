@@ -13,12 +13,9 @@ equally long and a digest half-way up cannot pass for a leaf. Nodes are hashed i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Self
+from typing import Final
 
 from blake3 import blake3
-
-from minga.core.buffer_pool import Bytes
-from minga.security.parts.running_digest import digest_of
 
 _CONTEXT: Final = "minga 2026 node of the tree of part digests"
 _NOTHING: Final = bytes(32)
@@ -38,11 +35,6 @@ class MerkleTree:
         while len(level) > 1:
             level = [_node(level[at], level[at + 1]) for at in range(0, len(level), 2)]
             self._levels.append(level)
-
-    @classmethod
-    def of(cls, parts: Sequence[Bytes]) -> Self:
-        """Over parts whose digests are not known yet."""
-        return cls(list(map(digest_of, parts)))
 
     @property
     def root(self) -> bytes:

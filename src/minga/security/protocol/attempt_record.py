@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 
+from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT, InvalidEncodingError
 from minga.averaging.codecs.tensor_bytes import bytes_of, load
 from minga.core.buffer_pool import Bytes
 from minga.network.interface import PeerId
-from minga.security.parts.equal_parts import EqualParts
+from minga.security.parts.equal_parts import EqualParts, value_from_bytes
 from minga.security.parts.part_store import PartStore
 from minga.security.protocol.rules import Rules
 from minga.security.protocol.statements import Claims, Commit, Result
 from minga.security.randomness.coin import Coin
+from minga.security.verification.exact_sum import norm
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class AttemptRecord:
     results: dict[PeerId, Result] = field(default_factory=dict)
     claims: dict[PeerId, Claims] = field(default_factory=dict)
     values: dict[int, torch.Tensor] = field(default_factory=dict)
+    length: float | None = None
+    """The Euclidean norm of the aggregate gradient, if it was taken when that was decoded."""
     randomness: bytes = b""
     unheard: tuple[PeerId, ...] = ()
     """Of whom nothing was heard in the last phase."""
@@ -60,17 +66,41 @@ class AttemptRecord:
     """Parts that were looked through: all of a part is read for that, and up to three times in a step it is asked."""
 
     def note_sound(self, owner: int, parts: Mapping[int, Bytes]) -> None:
-        """These parts of an owner, which are in the store, were looked through when they were encoded."""
+        """These parts of an owner, which are in the store, were looked through when they were encoded or aggregated."""
         self._sound.update({(owner, part): data for part, data in parts.items()})
 
     @property
     def vector(self) -> torch.Tensor:
         """The aggregate gradient."""
-        return load(bytes_of(self.store.vector, writable=False), torch.float32)  # each value was checked
+        return _floats(self.store.vector)  # each value was checked
 
-    def row(self, owner: int, part: int) -> torch.Tensor:
-        """A part as it came over the wire. Raises `InvalidEncodingError`."""
+    def decode(self, values: Mapping[int, Bytes]) -> None:
+        """Take these aggregates as `values`; what means nothing is missing there.
+
+        No number is larger than the norm of all. That has to be taken in any case; where it is small enough, the
+        numbers are not looked through besides.
+        """
+        whole = self.store.in_place(values)
+        length = math.inf if whole is None else norm(_floats(whole).numpy())
+        if length <= CONTRIBUTION_LIMIT:
+            self.length, self.values = length, {part: _floats(data) for part, data in values.items()}
+            return
+        for part, data in values.items():
+            with contextlib.suppress(InvalidEncodingError):
+                self.values[part] = value_from_bytes(data)
+
+    def row(self, owner: int, part: int, *, looks_through: bool = True) -> torch.Tensor:
+        """A part as it came over the wire; who does not look through it says with `note_sound` if it was sound.
+
+        Raises `InvalidEncodingError`.
+        """
         data = self.store.parts[owner, part]
-        row = self.terms.division.row(data, part, is_sound=self._sound.get((owner, part)) is data)
-        self._sound[owner, part] = data
+        is_sound = not looks_through or self._sound.get((owner, part)) is data
+        row = self.terms.division.row(data, part, is_sound=is_sound)
+        if looks_through:
+            self._sound[owner, part] = data
         return row
+
+
+def _floats(data: Bytes) -> torch.Tensor:
+    return load(bytes_of(data, writable=False), torch.float32)

@@ -21,7 +21,6 @@ commitments. So nothing is ever applied that did not pass the checks of all.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
@@ -29,8 +28,6 @@ from functools import partial
 import msgspec
 import torch
 
-from minga.averaging.codecs.interface import InvalidEncodingError
-from minga.core.buffer_pool import Bytes
 from minga.network.interface import PeerId
 from minga.security.accountability.case_builder import CaseBuilder
 from minga.security.accountability.enforcement import (
@@ -47,7 +44,7 @@ from minga.security.messaging.collector import PartCollector, meanwhile
 from minga.security.messaging.delivery import Deliveries
 from minga.security.messaging.spread import StatementGossip
 from minga.security.messaging.voting import OutvotedError, ReliableBroadcast
-from minga.security.parts.equal_parts import encoded, value_from_bytes, value_to_bytes
+from minga.security.parts.equal_parts import encoded, value_to_bytes
 from minga.security.parts.running_digest import digest_of
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.behaviour import Behaviour
@@ -55,6 +52,7 @@ from minga.security.protocol.members import Reason
 from minga.security.protocol.statements import MAX_MEMBERS, Claims, Commit, Confirm, Phase, Result, Revealed
 from minga.security.protocol.step_math import StepMath
 from minga.security.randomness.coin import Reveal
+from minga.security.robust.rows import NonFiniteRowsError
 from minga.security.step.phase import PhaseExchange
 from minga.security.verification.claims import PartClaim
 
@@ -136,10 +134,7 @@ class Attempt:
         if terms.division.numel(part):
             present = [rank for rank in terms.contributors if terms.members[rank] not in self._exchange.excused]
             await self._collector.parts(present)
-            rows = await asyncio.to_thread(self._collector.rows, present)
-            if not rows:
-                raise OutvotedError("nobody brings this peer a part; most others went on", round=terms.step)
-            mean = await asyncio.to_thread(self._math.aggregate, [rows[owner] for owner in sorted(rows)])
+            rows, mean = await asyncio.to_thread(self._mean, present)
             value, clip = self._behaviour.value(*mean, self._record)
             digest = await asyncio.to_thread(_stated, value, self._store.places[part])
             self._store.value_digests[part] = digest
@@ -156,6 +151,27 @@ class Attempt:
         if terms.division.numel(part):
             self._store.put_value(part, self._store.places[part], digest)
 
+    def _mean(self, present: Sequence[int]) -> tuple[Mapping[int, torch.Tensor], tuple[torch.Tensor, float]]:
+        """The parts, by owner, that those who are present brought and that mean something, and what all these give.
+
+        Numbers that are none show in the inner products of rows, so all rows are read once less if there are none.
+        Raises `OutvotedError` if there is nothing to aggregate.
+        """
+        rows = self._collector.rows(present, looks_through=False)
+        try:
+            mean = self._aggregated(rows)
+        except NonFiniteRowsError:
+            rows = self._collector.rows(present, looks_through=True)
+            mean = self._aggregated(rows)
+        for owner in rows:
+            self._record.note_sound(owner, {self._me: self._store.parts[owner, self._me]})
+        return rows, mean
+
+    def _aggregated(self, rows: Mapping[int, torch.Tensor]) -> tuple[torch.Tensor, float]:
+        if not rows:
+            raise OutvotedError("nobody brings this peer a part; most others went on", round=self._terms.step)
+        return self._math.aggregate([rows[owner] for owner in sorted(rows)])
+
     async def _toss(self) -> dict[PeerId, Revealed]:
         """Reveal, and hear what others had to reveal; parts that an aggregator could not get are looked for
         meanwhile.
@@ -168,7 +184,7 @@ class Attempt:
 
     async def _claim(self, revealed: Mapping[PeerId, Revealed]) -> None:
         terms, record = self._terms, self._record
-        record.values = await asyncio.to_thread(_decoded, dict(self._store.values))
+        await asyncio.to_thread(record.decode, dict(self._store.values))
         missing = tuple(part for part in terms.division.parts if part not in record.values)
         claims: tuple[PartClaim | None, ...] = ()
         if self._me in terms.contributors:
@@ -228,12 +244,3 @@ def _stated(value: torch.Tensor, place: memoryview) -> bytes:
     """The digest of an aggregate that goes to its place."""
     value_to_bytes(value, place)
     return digest_of(place)
-
-
-def _decoded(values: Mapping[int, Bytes]) -> dict[int, torch.Tensor]:
-    """The aggregates as numbers; what means nothing is missing."""
-    decoded = dict[int, torch.Tensor]()
-    for part, data in values.items():
-        with contextlib.suppress(InvalidEncodingError):
-            decoded[part] = value_from_bytes(data)
-    return decoded

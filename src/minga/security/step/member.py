@@ -238,7 +238,9 @@ class SecureMember:
     async def _close(self, record: AttemptRecord) -> None:
         """The attempt passed: apply, hear the judges, and look into what is new."""
         step, progress, before = self.step, self._progress, self._progress.standing
-        await self._work.apply(step, await asyncio.to_thread(lambda: progress.bound.shortened(record.vector)))
+        await self._work.apply(
+            step, await asyncio.to_thread(lambda: progress.bound.shortened(record.vector, record.length))
+        )
         self._math.remember(record)
         self._attempts.passed[step] = record
         self._node.events.emit(

@@ -35,7 +35,6 @@ CLAIM_LIMIT: Final = 2.0**128
 """Larger than any claim about elements that averaging accepts; keeps weighted sums of claims finite."""
 
 Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
 
 
 class PartClaim(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -72,42 +71,51 @@ def claims(parts: Sequence[Vector], result: Vector, radius: float, directions: D
     """Return for each of `parts` the same claim, to the bit, as `claim`; the directions are made once."""
     if any(part.shape != result.shape for part in parts):
         raise ValueError(f"a part has another length than the result, which has {len(result)} elements")
-    sketch, value = directions.sketch(len(result)), _floats(result)
-    return [_claim(_floats(part), value, radius, sketch) for part in parts]
+    value, summing = _floats(result), _Summing(directions.sketch(len(result)))
+    return [summing.claim(_floats(part), value, radius) for part in parts]
 
 
-def _claim(part: Floats, result: Floats, radius: float, sketch: PartSketch) -> PartClaim:
-    squares, buckets = _squares_and_buckets(part, result, sketch)
-    norm = math.sqrt(total(squares))
-    factor = clip_factor(norm, radius)
-    sums = [total(coefficients * buckets) for coefficients in sketch.coefficients]
-    return PartClaim(tuple(factor * (each / ENTRY_DEVIATION) for each in sums), norm)
-
-
-@np.errstate(over="ignore")
-def _squares_and_buckets(part: Floats, result: Floats, sketch: PartSketch) -> tuple[Doubles, Doubles]:
-    """Squares of the differences, added up by place in the block, and the sketch of the differences.
+class _Summing:
+    """Makes claims about parts by one sketch, in memory that is used again for each of them.
 
     Every element passes here twice in each step, at its sender and at its aggregator. Signs are given in single
     precision, while an element is half as wide, and go into the squares as well, which do not tell. Views cost less
     in numpy; only torch squares and adds in one go.
     """
-    length = min(sketch.numel, BLOCK)
-    squares, buckets = np.zeros(length), np.zeros(sketch.width)
-    narrow, wide = np.empty(length, np.float32), np.empty(length)
-    torch_squares, torch_wide = torch.from_numpy(squares), torch.from_numpy(wide)
-    for block in sketch.blocks():
-        size = block.part.stop - block.part.start
-        if size < length:
-            narrow, wide = narrow[:size], wide[:size]
-            torch_squares, torch_wide = torch_squares[:size], torch_wide[:size]
-        np.subtract(part[block.part], result[block.part], out=narrow)
-        np.multiply(narrow, block.signs, out=narrow)
-        np.copyto(wide, narrow)
-        torch_squares.addcmul_(torch_wide, torch_wide)
-        met = buckets[block.bucket : block.bucket + size]
-        (np.add if block.turn > 0 else np.subtract)(met, wide, out=met)
-    return squares, buckets
+
+    def __init__(self, sketch: PartSketch) -> None:
+        length = min(sketch.numel, BLOCK)
+        self._sketch, self._blocks = sketch, list(sketch.blocks())
+        self._squares, self._buckets = np.empty(length), np.empty(sketch.width)
+        self._narrow, self._wide = np.empty(length, np.float32), np.empty(length)
+        self._products = np.empty(sketch.width)
+
+    def claim(self, part: Floats, result: Floats, radius: float) -> PartClaim:
+        """See the function `claim`."""
+        self._add_up(part, result)
+        norm = math.sqrt(total(self._squares))
+        factor = clip_factor(norm, radius)
+        sums = [total(np.multiply(each, self._buckets, out=self._products)) for each in self._sketch.coefficients]
+        return PartClaim(tuple(factor * (each / ENTRY_DEVIATION) for each in sums), norm)
+
+    @np.errstate(over="ignore")
+    def _add_up(self, part: Floats, result: Floats) -> None:
+        """Add up the squares of the differences by place in the block, and the sketch of the differences."""
+        squares, buckets, narrow, wide = self._squares, self._buckets, self._narrow, self._wide
+        squares.fill(0.0)
+        buckets.fill(0.0)
+        add_squares, torch_wide = torch.from_numpy(squares).addcmul_, torch.from_numpy(wide)
+        for place, signs, turn, bucket in self._blocks:
+            size = len(signs)
+            if size < len(wide):
+                narrow, wide = narrow[:size], wide[:size]
+                add_squares, torch_wide = torch.from_numpy(squares[:size]).addcmul_, torch_wide[:size]
+            np.subtract(part[place], result[place], narrow)
+            np.multiply(narrow, signs, narrow)
+            np.copyto(wide, narrow)
+            add_squares(torch_wide, torch_wide)
+            met = buckets[bucket : bucket + size]
+            (np.add if turn > 0 else np.subtract)(met, wide, met)
 
 
 def _floats(vector: Vector) -> Floats:

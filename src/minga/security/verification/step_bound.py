@@ -36,9 +36,12 @@ class StepBound:
         """Of the aggregates that were applied last."""
         return tuple(self._lengths)
 
-    def shortened(self, aggregate: torch.Tensor) -> torch.Tensor:
-        """What is applied of an aggregate (float32), and remembered; nothing limits the first one."""
-        length = norm(aggregate.numpy())
+    def shortened(self, aggregate: torch.Tensor, length: float | None = None) -> torch.Tensor:
+        """What is applied of an aggregate (float32), and remembered; nothing limits the first one. Its `length`, by
+        `exact_sum.norm`, may be known already.
+        """
+        if length is None:
+            length = norm(aggregate.numpy())
         limit = STEP_GROWTH * statistics.median(self._lengths) if self._lengths else length
         if length > 0.0:
             self._lengths.append(min(length, limit))

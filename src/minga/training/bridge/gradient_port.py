@@ -37,7 +37,7 @@ import torch
 
 from minga.averaging.messages import Report
 from minga.averaging.strategy_choice import StrategyChoice, StrategyFacts
-from minga.core.aio.offload import MOST_BYTES_HERE, offload
+from minga.core.aio.offload import offload
 from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.training.bridge.moving_average import MovingAverage
 from minga.training.bridge.thread_bridge import TrainingThread
@@ -390,8 +390,9 @@ class GradientPort(TrainingThread):
 
     async def _soonest(self, work: Callable[[], T]) -> T:
         """Do it here if the vector is short and nobody works on it, else on another thread."""
-        size = MOST_BYTES_HERE + 1 if self._strategy.arithmetic.locked() else 4 * self._replica.vector.numel
-        return await offload(size, work)
+        if self._strategy.arithmetic.locked():
+            return await self._loop.run_in_executor(None, work)
+        return await offload(4 * self._replica.vector.numel, work)
 
     def _seal(self) -> tuple[torch.Tensor | None, int]:
         with self._strategy.arithmetic:

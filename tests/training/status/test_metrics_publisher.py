@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from minga.network.gossip.board import Board
+from minga.network.rpc.node import Node
+from minga.training.record_kinds import Metrics
+from minga.training.status import metrics_publisher
+from minga.training.status.metrics_publisher import METRICS_PERIOD_S, MetricsPublisher
+
+
+class Surroundings:
+    """A clock that is turned by hand, and what was put on the board."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.told: list[Metrics] = []
+        self._due: list[tuple[float, Callable[[], None]]] = []
+
+    def put(self, metrics: Metrics) -> None:
+        self.told.append(metrics)
+
+    def traffic(self) -> tuple[int, int]:
+        return 7, 11
+
+    def soon(self, seconds: float, function: Callable[[], None]) -> None:
+        self._due.append((self.now_s + seconds, function))
+
+    def pass_s(self, seconds: float) -> None:
+        self.now_s += seconds
+        due, self._due = self._due, []
+        for at_s, function in due:
+            function() if at_s <= self.now_s else self._due.append((at_s, function))
+
+
+@pytest.fixture
+def around(monkeypatch: pytest.MonkeyPatch) -> Surroundings:
+    found = Surroundings()
+    monkeypatch.setattr(metrics_publisher.time, "monotonic", lambda: found.now_s)
+    return found
+
+
+def publisher(around: Surroundings) -> MetricsPublisher:
+    board: Any = around
+    return MetricsPublisher(cast(Board, board), cast(Node, board), around.soon)
+
+
+def test_short_steps_are_told_together_and_nothing_of_them_is_lost(around: Surroundings) -> None:
+    metrics = publisher(around)
+    for step in range(1, 13):
+        metrics.count(8, 0.5)
+        metrics.count(8, None)
+        metrics.publish(step)
+        around.pass_s(0.25 * METRICS_PERIOD_S)
+    assert [told.step for told in around.told] == [1, 5, 9]
+    around.pass_s(METRICS_PERIOD_S)
+    assert around.told[-1] == Metrics(12, 6.0, 192, 12, 7, 11)
+
+
+def test_long_steps_are_told_at_once_and_so_is_the_last(around: Surroundings) -> None:
+    metrics = publisher(around)
+    for step in (1, 2, 3):
+        metrics.count(4, 1.0)
+        metrics.publish(step)
+        around.pass_s(0.0)
+        assert around.told[-1].step == step
+        around.pass_s(2 * METRICS_PERIOD_S)
+    metrics.publish(4)
+    around.pass_s(0.0)
+    metrics.publish(5, every_s=0.0)
+    around.pass_s(0.0)
+    assert [told.step for told in around.told] == [1, 2, 3, 4, 5]
