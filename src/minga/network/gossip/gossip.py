@@ -200,7 +200,7 @@ class Gossip:
             record, age_s = aged.record, aged.age_ms / 1000.0
             if board.hear_again(record, age_s):
                 pusher.add_source(record.owner, record.code, sender)
-            elif (verdict := board.receive(record, sender, age_s)) is Verdict.NEW:
+            elif (verdict := board.receive_other(record, sender, age_s)) is Verdict.NEW:
                 pusher.add(record.owner, record.code, sender, is_told_to_all=is_to_all)
             elif verdict.is_offence:
                 name = self._board.kinds.name(record.code)
