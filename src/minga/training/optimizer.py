@@ -314,11 +314,13 @@ class Optimizer(torch.optim.Optimizer):
         if isinstance(self._replica, FollowerReplica):
             self.finished = self._replica.obey()
             return
-        with self._failing_together():
-            try:
-                self._serve(is_done, math.inf if seconds is None else time.monotonic() + seconds)
-            except RunFinishedError:
-                self.finished = True
+        try:
+            self._serve(is_done, math.inf if seconds is None else time.monotonic() + seconds)
+        except RunFinishedError:
+            self.finished = True
+        except BaseException as error:
+            self._replica.fail(error)
+            raise
         self._replica.release(finished=self.finished)
 
     def _serve(self, is_done: Callable[[], bool], deadline: float) -> None:

@@ -58,7 +58,7 @@ class ParameterVector:
 
     def wait(self) -> None:
         """Block until the present gradients are there; an accelerator may still be computing them."""
-        for device in {p.grad.device for p in self._parameters if p.grad is not None and p.grad.device.type != "cpu"}:
+        for device in {p.device for p in self._parameters if not p.is_cpu and p.grad is not None}:
             torch.zeros((), device=device).cpu()  # comes after what was asked of the device before
 
     @torch.no_grad()
@@ -68,19 +68,19 @@ class ParameterVector:
         Returns False, leaving `vector` unchanged, if a gradient is not finite. Missing gradients count as zero, sparse
         ones are made dense. The mean of a buffer is thus over all micro-batches, as that of a gradient is.
         """
-        if not self.is_finite():
+        # This comes with each micro-batch: each tensor is touched in Python as rarely as can be.
+        flats = self._present()
+        if not self._are_finite(flats):
             return False
-        values = [*(p.grad for p in self._parameters), *self._buffers.movements()]
         far: list[tuple[int, torch.Tensor]] = []
         offset = 0
-        for value, numel in zip(values, self.layout.numels, strict=True):
-            if value is not None:
-                flat = (value.to_dense() if value.is_sparse else value).detach().reshape(-1)
-                if flat.device.type == "cpu":
-                    vector[offset : offset + numel].add_(flat, alpha=weight)
+        for flat, part in zip(flats, vector.split_with_sizes(self.layout.numels), strict=True):
+            if flat is not None:
+                if flat.is_cpu:
+                    part.add_(flat, alpha=weight)
                 else:
                     far.append((offset, flat))
-            offset += numel
+            offset += part.numel()
         for start, piece in self._fetch(far):
             vector[start : start + piece.numel()].add_(piece, alpha=weight)
         return True
@@ -90,8 +90,16 @@ class ParameterVector:
         """Whether the present gradients and the buffers' movements are, as far as they are looked at; broken buffers
         go back.
         """
-        values, quick = [*(p.grad for p in self._parameters), *self._buffers.movements()], self.quick
-        if all_finite([v for v in values if v is not None and not (quick and v.numel() > QUICK_ELEMENTS)]):
+        return self._are_finite(self._present())
+
+    def _present(self) -> list[torch.Tensor | None]:
+        """The present gradients, and the buffers' movements, as flat dense tensors; None for those that are missing."""
+        gradients = (p.grad for p in self._parameters)
+        flats = [None if g is None else (g.to_dense() if g.is_sparse else g).reshape(-1) for g in gradients]
+        return [*flats, *(movement.reshape(-1) for movement in self._buffers.movements())]
+
+    def _are_finite(self, flats: Sequence[torch.Tensor | None]) -> bool:
+        if all_finite([f for f in flats if f is not None and not (self.quick and f.numel() > QUICK_ELEMENTS)]):
             return True
         self._buffers.undo_broken()
         return False
@@ -188,8 +196,8 @@ def all_finite(tensors: Sequence[torch.Tensor]) -> bool:
         values = tensor.coalesce().values() if tensor.is_sparse else tensor
         if values.numel() == 0:
             continue
-        if values.device.type == "cpu":
-            flat = values.reshape(-1)
+        if values.is_cpu:
+            flat = values.reshape(-1) if values.dim() != 1 else values
             if flat.dtype == torch.float32 and float(torch.dot(flat, flat)) <= CONTRIBUTION_LIMIT**2:
                 continue  # the fastest way to see it; whatever fails here is looked at more closely
             if not is_finite(flat, CONTRIBUTION_LIMIT):
