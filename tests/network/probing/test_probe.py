@@ -503,6 +503,33 @@ async def test_what_a_probe_showed_before_it_was_broken_off_counts() -> None:
     await world.close()
 
 
+@virtually
+@pytest.mark.parametrize("max_bytes", [1000, 2048, 187_000, 5_000_000])
+async def test_frames_of_a_probe_grow_with_what_was_sent_and_are_announced_together(max_bytes: int) -> None:
+    batches: list[tuple[int, int]] = []
+    frames: list[int] = []
+
+    class Wide:
+        """A stream over a link without limit."""
+
+        def announce(self, batch: Batch) -> None:
+            assert sum(size * count for count, size in batches) == sum(frames)  # all that was announced was sent
+            batches.append((batch.frames, batch.size))
+
+        async def send_bulk(self, body: memoryview) -> None:
+            assert sum(frames) + body.nbytes <= max_bytes
+            assert body.nbytes == streams.FRAME_SIZES[0] or streams.GROWTH * body.nbytes <= sum(frames)
+            frames.append(body.nbytes)
+
+        async def receive_end(self) -> None:
+            await asyncio.Event().wait()
+
+    await streams.fill(Wide(), max_bytes, lambda: None)  # type: ignore[arg-type]
+    assert sum(frames) > max_bytes - max(streams.FRAME_SIZES[0], max_bytes // streams.GROWTH)
+    assert [size for count, size in batches for _ in range(count)] == frames
+    assert len(batches) <= len(streams.FRAME_SIZES) and len(frames) <= 32 + 16 * len(batches)
+
+
 def test_constants_fit_together() -> None:
     assert streams.FRAME_SIZES[-1] <= MAX_PHASE_BYTES // prober_module.MAX_PARTNERS
     assert issubclass(ProtocolError, RemoteError)
