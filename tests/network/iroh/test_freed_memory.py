@@ -25,12 +25,12 @@ from minga.network.iroh.settings import NetworkSettings
 from minga.network.iroh.stream import IrohStream
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.tcp.sealed_channel import SealedChannel
 from minga.network.tcp.stream import TcpStream
-from minga.network.tcp.tls_channel import TlsChannel
 from tests.worlds.reduce_world import World
 from tests.worlds.swarm_tools import virtually
 
-LARGE = (MessageStream, IrohStream, TcpStream, TlsChannel, IrohConnection)
+LARGE = (MessageStream, IrohStream, TcpStream, SealedChannel, IrohConnection)
 
 
 class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

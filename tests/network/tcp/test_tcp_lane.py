@@ -27,7 +27,7 @@ class Channel:
     on_readable: Any = None
     on_lost: Any = None
 
-    def put(self, data: bytes) -> None:
+    def welcome(self, word: bytes) -> None:
         pass
 
     def use(self, *, busy: bool) -> None:

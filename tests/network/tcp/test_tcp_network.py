@@ -157,7 +157,7 @@ def test_one_that_drops_a_finished_stream_does_not_break_the_next() -> None:
             await near.finish()
             await far.finish()
             assert await near.read(1) == b""
-            await until(lambda: far._channel._arrived.pending > 0)  # type: ignore[attr-defined]
+            await until(lambda: far._channel._opener.pending > 0)  # type: ignore[attr-defined]
             await far.reset()
             await exchange(pair.outgoing, pair.incoming)
             assert len(lane(pair.outgoing)._mine) == 1
@@ -182,7 +182,7 @@ def test_a_connection_with_a_cancelled_operation_is_not_used_again() -> None:
             await near.finish()
             far._channel.put(bytes(10) + b"\0\0\0\x06" + bytes(6))  # type: ignore[attr-defined]
             await far.finish()
-            await until(lambda: near._channel._arrived.pending > 20)  # type: ignore[attr-defined]
+            await until(lambda: near._channel._opener.pending > 20)  # type: ignore[attr-defined]
             await near.reset()
             assert not lane(pair.outgoing)._mine
             near, far = await exchange(pair.outgoing, pair.incoming)
@@ -387,8 +387,8 @@ def test_bytes_changed_on_the_way_end_the_stream() -> None:
     async def main() -> None:
         async with joined() as pair:
             near, far = await exchange(pair.outgoing, pair.incoming)
-            near._channel._transport.write(b"\x17\x03\x03\x00\x20" + bytes(32))  # type: ignore[attr-defined]
-            with pytest.raises(UnreachableError, match="TLS"):
+            near._channel._transport.write(b"\x00\x00\x00\x10" + bytes(32))  # type: ignore[attr-defined]
+            with pytest.raises(UnreachableError, match="not sealed"):
                 await far.read(1)
             with pytest.raises(UnreachableError):
                 await near.read(1)

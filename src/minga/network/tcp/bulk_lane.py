@@ -41,8 +41,8 @@ from minga.network.tcp.dial import (
 )
 from minga.network.tcp.host import LaneHost
 from minga.network.tcp.listener import HANDSHAKE_S, TcpListener
+from minga.network.tcp.sealed_channel import SealedChannel
 from minga.network.tcp.stream import TcpStream
-from minga.network.tcp.tls_channel import TlsChannel
 
 MAX_CHANNELS = 4
 """How many connections each side may have for streams that it opens; further streams go over iroh."""
@@ -70,12 +70,12 @@ class TcpLane:
         self._offer_sent = self._closed = False
         self._offer: asyncio.Future[LaneOffer] = self._loop.create_future()
         self._can_dial = True
-        self._idle: dict[TlsChannel, asyncio.TimerHandle] = {}
-        self._mine: set[TlsChannel] = set()
-        self._theirs: set[TlsChannel] = set()
+        self._idle: dict[SealedChannel, asyncio.TimerHandle] = {}
+        self._mine: set[SealedChannel] = set()
+        self._theirs: set[SealedChannel] = set()
         self._streams: set[TcpStream] = set()
-        self._waiters: deque[asyncio.Future[TlsChannel | None]] = deque()
-        self._asked: deque[asyncio.Future[TlsChannel]] = deque()
+        self._waiters: deque[asyncio.Future[SealedChannel | None]] = deque()
+        self._asked: deque[asyncio.Future[SealedChannel]] = deque()
         self._making = self._answering = 0
         self._ended_there = False  # whether the other side, or its system, ended one since the last was made
         self._late = False  # whether making a connection takes longer than streams are to wait
@@ -131,7 +131,7 @@ class TcpLane:
         """The error to raise when `what` went wrong."""
         return self._host.explain(what)
 
-    def released(self, stream: TcpStream, channel: TlsChannel, *, clean: bool, stalled_s: float) -> None:
+    def released(self, stream: TcpStream, channel: SealedChannel, *, clean: bool, stalled_s: float) -> None:
         """Take back the connection of a stream."""
         self._streams.discard(stream)
         if stalled_s > STALL_S + 4 * (self._host.round_trip_s or 0.0):
@@ -145,14 +145,14 @@ class TcpLane:
 
     # ---- connections for streams that are opened here
 
-    async def _wait_for_channel(self) -> TlsChannel | None:
+    async def _wait_for_channel(self) -> SealedChannel | None:
         if self._closed or self._backoff.is_on or len(self._mine) + self._making >= MAX_CHANNELS:
             return None
         self._making += 1
         self._spawn(self._make())
         if self._late:
             return None
-        waiter: asyncio.Future[TlsChannel | None] = self._loop.create_future()
+        waiter: asyncio.Future[SealedChannel | None] = self._loop.create_future()
         self._waiters.append(waiter)
         try:
             await asyncio.wait({waiter}, timeout=PATIENCE_S + PATIENCE_TRIPS * (self._host.round_trip_s or 0.0))
@@ -174,7 +174,7 @@ class TcpLane:
         finally:
             self._making -= 1
 
-    async def _obtain(self) -> TlsChannel:
+    async def _obtain(self) -> SealedChannel:
         """Dial, or have the other side dial. Raises `OSError`, `ValueError` or `RemoteError` if neither works."""
         await self._send_offer()
         async with asyncio.timeout(HANDSHAKE_S):
@@ -187,7 +187,7 @@ class TcpLane:
                 self._can_dial = False
         if not self._listener.port:
             raise ConnectionError("neither side can be dialled")
-        asked: asyncio.Future[TlsChannel] = self._loop.create_future()
+        asked: asyncio.Future[SealedChannel] = self._loop.create_future()
         self._asked.append(asked)
         await self._host.send_control(encode(DialRequest()))
         try:
@@ -198,13 +198,13 @@ class TcpLane:
                 self._provide(asked.result())
             raise
 
-    async def _dial(self, offer: LaneOffer, role: int) -> TlsChannel:
+    async def _dial(self, offer: LaneOffer, role: int) -> SealedChannel:
         ip = self._host.remote_ip()
         if ip is None or not offer.port:
             raise ConnectionError("it cannot be dialled")
         return await dial(ip, offer, self._listener.certificate.client_context(offer.certificate), role)
 
-    def _provide(self, channel: TlsChannel) -> None:
+    def _provide(self, channel: SealedChannel) -> None:
         """Give a free connection to a stream that waits for one, or keep it."""
         self._late = False
         while self._waiters:
@@ -216,7 +216,7 @@ class TcpLane:
         channel.on_readable = channel.abort  # nothing is due
         self._idle[channel] = self._loop.call_later(IDLE_S, self._expire, channel)
 
-    def _expire(self, channel: TlsChannel) -> None:
+    def _expire(self, channel: SealedChannel) -> None:
         """No stream was opened for long."""
         del self._idle[channel]
         channel.abort()
@@ -227,16 +227,16 @@ class TcpLane:
     def _has_room(self) -> bool:
         return not self._closed and len(self._theirs) + self._answering < MAX_CHANNELS
 
-    def _adopt(self, channel: TlsChannel, role: int) -> bool:
+    def _adopt(self, channel: SealedChannel, role: int) -> bool:
         """Take a connection that came in at the listener."""
         if role == DIALLER_OPENS and self._has_room:
-            channel.put(WELCOME)
+            channel.welcome(WELCOME)
             self._await_stream(self._keep(channel, self._theirs))
             return True
         while role == DIALLED_OPENS and self._asked:
             asked = self._asked.popleft()
             if not asked.done():
-                channel.put(WELCOME)
+                channel.welcome(WELCOME)
                 asked.set_result(self._keep(channel, self._mine))
                 return True
         return False
@@ -252,7 +252,7 @@ class TcpLane:
         finally:
             self._answering -= 1
 
-    def _await_stream(self, channel: TlsChannel) -> None:
+    def _await_stream(self, channel: SealedChannel) -> None:
         channel.use(busy=False)
 
         def begin() -> None:
@@ -281,7 +281,7 @@ class TcpLane:
             with contextlib.suppress(MingaError):  # the connection is gone, and with it all this
                 await self._host.send_control(encode(offer))
 
-    def _keep(self, channel: TlsChannel, channels: set[TlsChannel]) -> TlsChannel:
+    def _keep(self, channel: SealedChannel, channels: set[SealedChannel]) -> SealedChannel:
         def forget() -> None:
             channels.discard(channel)
             if timer := self._idle.pop(channel, None):
@@ -301,7 +301,7 @@ class TcpLane:
             forget()
         return channel
 
-    def _stream(self, channel: TlsChannel, *, opened_here: bool) -> TcpStream:
+    def _stream(self, channel: SealedChannel, *, opened_here: bool) -> TcpStream:
         channel.on_readable = None
         stream = TcpStream(self, channel, opened_here=opened_here)
         self._streams.add(stream)

@@ -11,10 +11,9 @@ import msgspec
 from minga.core.decoding import DECODING_ERRORS
 from minga.core.errors import ProtocolError
 from minga.network.interface import PeerId
-from minga.network.interrupt import Interrupt
 from minga.network.tcp.certificate import MAX_CERTIFICATE_BYTES
 from minga.network.tcp.listener import HANDSHAKE_S
-from minga.network.tcp.tls_channel import TlsChannel
+from minga.network.tcp.sealed_channel import SealedChannel
 
 MAX_CONTROL_BYTES = 4096
 """Largest message about TCP."""
@@ -25,8 +24,11 @@ WELCOME = b"\x01"
 """The answer to it: the dialler is who it should be, and its connection is wanted."""
 
 
-class LaneOffer(msgspec.Struct, frozen=True, tag="offer"):
-    """Where to dial (port 0: nowhere), with which certificate the sender will prove itself, and the word to say."""
+class LaneOffer(msgspec.Struct, frozen=True, tag="seal"):
+    """Where to dial (port 0: nowhere), with which certificate the sender will prove itself, and the word to say.
+
+    Builds that do not seal records call theirs "offer", and no TCP connection comes about with them.
+    """
 
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
     certificate: Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_CERTIFICATE_BYTES)]
@@ -54,23 +56,21 @@ def decode(body: bytes, peer: PeerId) -> Control:
     return message  # type: ignore[no-any-return]
 
 
-async def dial(host: str, offer: LaneOffer, context: ssl.SSLContext, role: int) -> TlsChannel:
+async def dial(host: str, offer: LaneOffer, context: ssl.SSLContext, role: int) -> SealedChannel:
     """Connect to who made `offer`, at the IP address `host`; `context` trusts its certificate only.
 
     Raises `OSError` (`ssl.SSLError` and `TimeoutError` are some) if no peer answers there, or another one does.
     """
-    channel = TlsChannel(lambda arrived, unsent: context.wrap_bio(arrived, unsent, server_hostname=offer.word))
-    answer, made = bytearray(1), False
+    channel = SealedChannel(lambda arrived, unsent: context.wrap_bio(arrived, unsent, server_hostname=offer.word))
+    made = False
     try:
         async with asyncio.timeout(HANDSHAKE_S):
             await asyncio.get_running_loop().create_connection(lambda: channel, host, offer.port)
             await channel.handshake()
             if channel.tls.getpeercert(True) != offer.certificate:
                 raise ConnectionRefusedError("it has another certificate than it told")
-            channel.put(bytes([role]))
-            await channel.fill(memoryview(answer), Interrupt(), None)
-            if answer != WELCOME:
-                raise ConnectionRefusedError(channel.lost or "it does not welcome this connection")
+            if await channel.greet(bytes([role])) != WELCOME:
+                raise ConnectionRefusedError("it does not welcome this connection")
         made = True
         return channel
     finally:

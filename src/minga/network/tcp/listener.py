@@ -17,9 +17,8 @@ import ssl
 from collections.abc import Callable
 from typing import NamedTuple
 
-from minga.network.interrupt import Interrupt
 from minga.network.tcp.certificate import Certificate
-from minga.network.tcp.tls_channel import TlsChannel
+from minga.network.tcp.sealed_channel import SealedChannel
 
 HANDSHAKE_S = 5.0
 """Seconds that a handshake may take, for either side."""
@@ -39,7 +38,7 @@ class Invitation(NamedTuple):
 
     certificate: bytes
     context: ssl.SSLContext
-    adopt: Callable[[TlsChannel, int], bool]
+    adopt: Callable[[SealedChannel, int], bool]
 
 
 class TcpListener:
@@ -52,7 +51,7 @@ class TcpListener:
         self._context = certificate.server_context(None)
         self._context.sni_callback = self._choose
         self._invited: dict[str, Invitation] = {}
-        self._welcoming: dict[asyncio.Task[None], TlsChannel] = {}
+        self._welcoming: dict[asyncio.Task[None], SealedChannel] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -71,7 +70,7 @@ class TcpListener:
             await listener._listen(*listen_at)
         return listener
 
-    def invite(self, word: str, certificate: bytes, adopt: Callable[[TlsChannel, int], bool]) -> None:
+    def invite(self, word: str, certificate: bytes, adopt: Callable[[SealedChannel, int], bool]) -> None:
         """Let in, until `forget`, who says `word` and proves to have `certificate`.
 
         Raises `OSError` (`ssl.SSLError` is one) or `ValueError` if the certificate is none.
@@ -114,8 +113,8 @@ class TcpListener:
         tls.context = invitation.context
         return None
 
-    def _make_channel(self) -> TlsChannel:
-        channel = TlsChannel(lambda arrived, unsent: self._context.wrap_bio(arrived, unsent, server_side=True))
+    def _make_channel(self) -> SealedChannel:
+        channel = SealedChannel(lambda arrived, unsent: self._context.wrap_bio(arrived, unsent, server_side=True))
         if len(self._welcoming) >= MAX_HALF_OPEN:  # honest ones are over within a few round trips
             self._welcoming.pop(next(iter(self._welcoming))).abort()
         task = asyncio.get_running_loop().create_task(self._welcome(channel))
@@ -125,21 +124,20 @@ class TcpListener:
         task.add_done_callback(lambda task: self._welcoming.pop(task, None))
         return channel
 
-    async def _welcome(self, channel: TlsChannel) -> None:
+    async def _welcome(self, channel: SealedChannel) -> None:
         """Complete the handshake, make sure who it is, and hand the connection over."""
-        first, taken = bytearray(1), False
+        taken = False
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 await channel.handshake()
-                if await channel.fill(memoryview(first), Interrupt(), None):
-                    taken = self._hand_over(channel, first[0])
+                taken = self._hand_over(channel, (await channel.hear_greeting())[0])
         except (TimeoutError, OSError) as error:
             logger.debug("a TCP connection was not let in: %s", error)
         finally:
             if not taken:
                 await channel.close()
 
-    def _hand_over(self, channel: TlsChannel, first: int) -> bool:
+    def _hand_over(self, channel: SealedChannel, first: int) -> bool:
         for invitation in self._invited.values():
             if invitation.context is channel.tls.context:
                 # The context trusts all that the certificate's key has signed; the peer announced this certificate.

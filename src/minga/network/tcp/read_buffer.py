@@ -1,4 +1,4 @@
-"""Progress of bytes that arrived over TLS, before they can be decrypted."""
+"""Progress of bytes that arrived sealed, before they can be opened."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 
 class ReadBuffer:
-    """Memory that is being filled; `progress` also counts bytes that cannot be decrypted yet, `placed` does not.
+    """Memory that is being filled; `progress` also counts bytes that cannot be opened yet, `placed` does not.
 
-    A record of 16 KiB is decrypted when all of it is there, which over a slow link takes seconds.
+    A record of 64 KiB is opened when all of it is there, which over a slow link takes seconds.
     """
 
     def __init__(

@@ -15,12 +15,12 @@ from typing import Protocol
 from minga.core.errors import MingaError, ProtocolError
 from minga.network.interface import Buffer, PeerId, Stream
 from minga.network.interrupt import Interrupt
-from minga.network.tcp.tls_channel import PIECE_BYTES, TlsChannel
+from minga.network.tcp.sealed_channel import LEAST_PIECE_BYTES, PIECE_BYTES, SealedChannel
 
 _LENGTH = struct.Struct(">I")
 _MAX_PIECE_BYTES = 1 << 30
 _FIRST_BYTES = 1 << 10
-"""How much of a piece goes into one TLS record with its length: a record cannot be read before all of it is there."""
+"""How much of a piece goes into one record with its length: a record cannot be read before all of it is there."""
 _HELD_BYTES = 64
 _END = _LENGTH.pack(0)
 
@@ -35,7 +35,7 @@ class TcpStreamOwner(Protocol):
     def explain(self, what: str) -> MingaError:
         """The error to raise when `what` went wrong."""
 
-    def released(self, stream: TcpStream, channel: TlsChannel, *, clean: bool, stalled_s: float) -> None:
+    def released(self, stream: TcpStream, channel: SealedChannel, *, clean: bool, stalled_s: float) -> None:
         """Called once, when a stream no longer needs its connection; only a clean one can be used again.
 
         `stalled_s`: for how many seconds it had been waiting without anything from the other side.
@@ -48,7 +48,7 @@ class TcpStream(Stream):
     A few bytes written wait for the end of this turn of the loop, to travel with what is written meanwhile.
     """
 
-    def __init__(self, owner: TcpStreamOwner, channel: TlsChannel, *, opened_here: bool) -> None:
+    def __init__(self, owner: TcpStreamOwner, channel: SealedChannel, *, opened_here: bool) -> None:
         self.interrupt = Interrupt()
         self._owner, self._channel, self._opened_here = owner, channel, opened_here
         self._held = b""
@@ -184,7 +184,7 @@ class TcpStream(Stream):
 
     def _is_end_here(self) -> bool:
         """Whether the end of the other direction arrived already; earlier bytes are dropped."""
-        scrap = memoryview(bytearray(PIECE_BYTES))
+        scrap = memoryview(bytearray(LEAST_PIECE_BYTES))
         while self._take_prefix() and not self._ended:
             got = self._channel.take(scrap[: self._piece_bytes])
             if not got:

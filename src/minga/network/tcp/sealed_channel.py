@@ -1,14 +1,14 @@
-"""One TCP connection under TLS, driven by the event loop.
+"""One TCP connection whose bytes are sealed, driven by the event loop.
 
-Theory of operation. The transport of the event loop reads into and writes from buffers here, a TLS object works on
-these buffers, and decrypted bytes go straight into the reader's memory. So one system call moves `PIECE_BYTES`, and it
-works on every kind of event loop; a TLS object on top of a socket makes three calls for each record of 16 KiB. Four
-processes on two cores that exchange 384 MiB took 0.58 CPU seconds, as much as TLS sockets on the event loop and
-blocking ones in threads. About 0.2 of these are AES and 0.22 the kernel's.
+Theory of operation. Two peers agree on keys by TLS (`key_exchange.py`), and seal what follows (`sealed_records.py`).
+The transport of the event loop reads into the opener's buffer, and what is opened goes straight into the reader's
+memory. What is sent is sealed into one buffer that all connections of a thread share, and the system takes it from
+there at once, or else the transport keeps the rest. So one system call moves up to `PIECE_BYTES`, each byte is copied
+by the system alone, and it works on every kind of event loop.
 
-Nothing here holds the loop for longer than one piece takes, some 200 µs. Bytes that arrive while no task reads stay in
-the kernel, up to one piece; that is the back-pressure. A channel has a buffer of a few KiB, and one of a piece only
-from the first large read of a stream to the stream's end.
+Nothing here holds the loop for longer than one piece takes, some 300 µs. Bytes that arrive while no task reads stay in
+the kernel once the opener's buffer is full; that is the back-pressure. A channel has a buffer of a few KiB, and one of
+a piece only from the first large read of a stream to the stream's end.
 """
 
 from __future__ import annotations
@@ -20,13 +20,24 @@ import ssl
 import struct
 import sys
 from collections.abc import Callable
+from typing import Final, TypeVar
 
 from minga.network.interrupt import Interrupt
+from minga.network.tcp.key_exchange import KeyExchange
 from minga.network.tcp.low_water import LowWater
 from minga.network.tcp.read_buffer import ReadBuffer
+from minga.network.tcp.sealed_records import (
+    MOST_RECORD_BYTES,
+    ForgedRecordError,
+    RecordOpener,
+    RecordSealer,
+    SealingRoom,
+    sealed_bytes,
+)
 
-PIECE_BYTES = 256 << 10
-"""How much is moved at once; more is not faster."""
+LEAST_PIECE_BYTES, PIECE_BYTES = 64 << 10, 512 << 10
+"""How much is sent at once: twice as much as before if the system took all of it, else half as much. So over a slow
+link urgent messages wait behind a small piece, and a fast one costs few calls; more is not faster."""
 
 HIGH_WATER_BYTES = 64 << 10
 """Bytes that may wait here for the kernel before a writer has to; over a slow link urgent messages wait behind them."""
@@ -36,19 +47,25 @@ TURN_BYTES = 256 << 10
 
 IDLE_BUFFER_BYTES = 4096
 
-MAX_RECORD_BYTES = (16 << 10) + 256 + 5
-"""The greatest size of 16 KiB under TLS."""
+WIDE_BUFFER_BYTES = (256 << 10) + MOST_RECORD_BYTES
+"""Room for what one call reads, behind a record of which something is missing."""
 
 MAX_UNSENT_BYTES = 4 << 20
-"""Answers to the other side's TLS that may pile up while it does not read; an honest one never asks for that many."""
+"""Small answers that may pile up while the other side does not read; an honest one never asks for that many."""
+
+T = TypeVar("T")
 
 _ABORT_AT_ONCE = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
 
 
-class TlsChannel(asyncio.BufferedProtocol):
+_OUTGOING: Final = SealingRoom(sealed_bytes(PIECE_BYTES) + MOST_RECORD_BYTES)
+
+
+class SealedChannel(asyncio.BufferedProtocol):
     """A byte channel with one reader and one writer at a time. `secure` makes the TLS object from its two buffers.
 
-    `on_readable` is called when bytes arrive for which no task waits, `on_lost` once when the connection is gone.
+    Call `handshake`, then `greet` at the side that dialled; `hear_greeting` and `welcome` at the other. `on_readable`
+    is called when bytes arrive for which no task waits, `on_lost` once when the connection is gone.
     """
 
     def __init__(self, secure: Callable[[ssl.MemoryBIO, ssl.MemoryBIO], ssl.SSLObject]) -> None:
@@ -63,22 +80,18 @@ class TlsChannel(asyncio.BufferedProtocol):
         self._gone: asyncio.Future[None] = loop.create_future()
         self._loop = loop
         self._heard_s = self._waiting_since_s = loop.time()
-        self._arrived, self._unsent = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = secure(self._arrived, self._unsent)
-        self._buffer = self._reading_into = self._idle_buffer = bytearray(IDLE_BUFFER_BYTES)
+        self._exchange: KeyExchange | None = KeyExchange(secure)
+        self._other_key = b""
+        self._sealer: RecordSealer | None = None
+        self._opener: RecordOpener | None = None
+        self._reading_into = memoryview(b"")
         self._transport: asyncio.Transport | None = None
         self._low_water = LowWater()
         self._paused = self._full = False
-        self._turn_bytes = 0
-        self._undecrypted_bytes = 0  # at most so many of those that came are of a record that is not complete
+        self._piece_bytes, self._turn_bytes = LEAST_PIECE_BYTES, 0
         self._filling: ReadBuffer | None = None
         self._reading: asyncio.Future[None] | None = None
         self._writing: asyncio.Future[None] | None = None
-
-    @property
-    def tls(self) -> ssl.SSLObject:
-        """The TLS object, which knows the peer at the other end."""
-        return self._tls
 
     @property
     def stalled_s(self) -> float:
@@ -87,22 +100,42 @@ class TlsChannel(asyncio.BufferedProtocol):
             return 0.0
         return self._loop.time() - max(self._heard_s, self._waiting_since_s)
 
+    # ---- agreeing on keys; all of these raise `OSError` (`ssl.SSLError` is one) if TLS or the connection fails
+
+    @property
+    def tls(self) -> ssl.SSLObject:
+        """The TLS object, which knows the peer at the other end; only until keys are exchanged."""
+        return self._exchanging.tls
+
     async def handshake(self) -> None:
-        """Shake hands. Raises `OSError` (`ssl.SSLError` is one) if TLS or the connection fails."""
-        while self.lost is None:
-            try:
-                self._tls.do_handshake()
-            except ssl.SSLWantReadError:
-                self._flush()
-                await self.wait_readable(None)
-            else:
-                self._flush()
-                return
-        raise ConnectionResetError(self.lost)
+        """Shake hands."""
+        await self._agree(self._exchanging.shake_hands)
+
+    async def greet(self, word: bytes) -> bytes:
+        """Say a word (one byte), and wait for the answer."""
+        self._exchanging.say(word)
+        answer, self._other_key = await self._agree(self._exchanging.hear)
+        self._begin_records()
+        return answer
+
+    async def hear_greeting(self) -> bytes:
+        """Wait for the word of the side that dialled."""
+        word, self._other_key = await self._agree(self._exchanging.hear)
+        return word
+
+    def welcome(self, word: bytes) -> None:
+        """Answer it."""
+        try:
+            self._exchanging.say(word)
+            self._flush_exchange()
+            self._begin_records()
+        except OSError as error:
+            self._lose(f"TLS failed: {error.strerror or error}")
 
     def use(self, *, busy: bool) -> None:
         """A stream begins, or ended: free the memory that large amounts take."""
-        self._buffer = self._idle_buffer
+        if self._opener is not None and (self._paused or self._opener.capacity > IDLE_BUFFER_BYTES):
+            self._opener.resize(IDLE_BUFFER_BYTES + (0 if busy else self._opener.sealed))
         self._heard_s = self._loop.time()
         if not busy:  # else its loss would go unnoticed
             self._resume()
@@ -111,29 +144,22 @@ class TlsChannel(asyncio.BufferedProtocol):
 
     def take(self, target: memoryview) -> int:
         """Move what is there into `target`; returns the number of bytes, 0 if there are none or the end was lost."""
-        got, room, read = 0, target.nbytes, self._tls.read
+        opener = self._opener
+        if opener is None:
+            return 0
         try:
-            while got < room:  # once for each record
-                if not self.has_arrived:  # TLS would say so by an error, which takes ten times as long
-                    self._resume()
-                    break
-                size = int(read(room - got, target[got:]))
-                if not size:
-                    self._lose("the other side closed the connection")
-                    break
-                got += size
-        except ssl.SSLWantReadError:
+            got = opener.take(target)
+        except ForgedRecordError as error:
+            self._lose(str(error))
+            return 0
+        if self._paused:
             self._resume()
-        except (ssl.SSLError, OSError) as error:
-            self._lose(f"TLS failed: {error.strerror or error}")
-        if self._unsent.pending:
-            self._flush()
         return got
 
     @property
     def has_arrived(self) -> bool:
         """Whether something may be there to `take`."""
-        return bool(self._arrived.pending or self._tls.pending())
+        return self._opener is not None and self._opener.pending > 0
 
     async def fill(
         self,
@@ -146,14 +172,15 @@ class TlsChannel(asyncio.BufferedProtocol):
 
         The bytes are put there as they come, without waking the caller for each piece; see `Stream.read_into`.
         """
-        if target.nbytes > IDLE_BUFFER_BYTES and self._buffer is self._idle_buffer:
-            self._buffer = bytearray(PIECE_BYTES)
+        opener = self._opener
+        if opener is not None and target.nbytes > IDLE_BUFFER_BYTES and opener.capacity < WIDE_BUFFER_BYTES:
+            opener.resize(WIDE_BUFFER_BYTES)
         filling = ReadBuffer(target, progress, filled)
         filling.filled(self.take(target))
-        if not filling.rest.nbytes or self.lost is not None:
+        if opener is None or not filling.rest.nbytes or self.lost is not None:
             return target.nbytes - filling.rest.nbytes
         self._filling = filling
-        self._low_water.begin(filling.rest.nbytes - self._undecrypted_bytes)
+        self._low_water.begin(filling.rest.nbytes - opener.sealed)
         try:
             await self.wait_readable(interrupt)
             return target.nbytes - filling.rest.nbytes
@@ -176,11 +203,11 @@ class TlsChannel(asyncio.BufferedProtocol):
     async def send(self, first: bytes, rest: memoryview, interrupt: Interrupt) -> None:
         """Send `first` (a few KiB) and all of `rest` (contiguous bytes), unless the connection is or gets lost."""
         await self._wait_writable(interrupt)
-        self._encrypt(first)
         sent = 0
         while self.lost is None:
-            sent += self._encrypt(rest[sent : sent + PIECE_BYTES])
-            self._flush()
+            piece = rest[sent : sent + self._piece_bytes]
+            self._seal(first, piece)
+            first, sent = b"", sent + piece.nbytes
             if sent == rest.nbytes:
                 break
             await self._wait_writable(interrupt)
@@ -192,8 +219,7 @@ class TlsChannel(asyncio.BufferedProtocol):
 
     def put(self, data: bytes) -> None:
         """Send a few bytes without waiting."""
-        self._encrypt(data)
-        self._flush()
+        self._seal(data, memoryview(b""))
 
     def abort(self) -> None:
         """Close at once and drop what was not delivered; the other side sees a reset."""
@@ -217,7 +243,8 @@ class TlsChannel(asyncio.BufferedProtocol):
         if isinstance(transport, asyncio.Transport):
             self._transport = transport
             self._low_water.attach(transport)
-            transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+            # What a writer waits for is that all is gone: then the memory for sealing is free again.
+            transport.set_write_buffer_limits(high=HIGH_WATER_BYTES, low=0)
             # The event loop does so for sockets that dial, and not for those of a listener that it did not make itself:
             # without it each small answer waits some 40 ms for the acknowledgement of the one before.
             with contextlib.suppress(OSError):
@@ -225,34 +252,37 @@ class TlsChannel(asyncio.BufferedProtocol):
             if self.lost is not None:
                 transport.abort()
 
-    def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         """See `asyncio`."""
-        self._reading_into = self._buffer
-        return self._buffer
+        if self._opener is None:
+            self._reading_into = memoryview(bytearray(IDLE_BUFFER_BYTES))
+            return self._reading_into
+        return self._opener.room()
 
     def buffer_updated(self, size: int) -> None:
         """See `asyncio`."""
-        self._arrived.write(memoryview(self._reading_into)[:size])
         self.bytes_received += size
-        self._undecrypted_bytes = min(self._undecrypted_bytes + size, MAX_RECORD_BYTES)
         self._heard_s = self._loop.time()
+        opener = self._opener
+        if opener is None:
+            if self._exchange is not None:
+                self._exchange.arrive(self._reading_into[:size])
+            self._wake()
+            return
+        opener.came(size)
         if self._filling is not None:
-            got = self.take(self._filling.rest)
-            if got:  # a record was completed by what came now
-                self._undecrypted_bytes = min(size, MAX_RECORD_BYTES)
-            self._filling.filled(got, came=size)
+            self._filling.filled(self.take(self._filling.rest), came=size)
             if not self._filling.rest.nbytes:
                 self._wake()
             else:
-                self._low_water.came(size, self._filling.rest.nbytes - self._undecrypted_bytes)
+                self._low_water.came(size, self._filling.rest.nbytes - opener.sealed)
         elif self._reading is not None:
             self._wake()
-        else:
-            if self.on_readable is not None:
-                self.on_readable()
-            if self._arrived.pending >= PIECE_BYTES and not self._paused and self._transport is not None:
-                self._paused = True
-                self._transport.pause_reading()
+        elif self.on_readable is not None:
+            self.on_readable()
+        if opener.is_full and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
 
     def eof_received(self) -> None:
         """See `asyncio`; what stops sending here will not listen either."""
@@ -277,6 +307,41 @@ class TlsChannel(asyncio.BufferedProtocol):
     # ---- inner workings
 
     @property
+    def _exchanging(self) -> KeyExchange:
+        if self._exchange is None:
+            raise ConnectionError(self.lost or "keys are exchanged already")
+        return self._exchange
+
+    async def _agree(self, step: Callable[[], T]) -> T:
+        """Do what has to be done until a step of the exchange is over."""
+        while self.lost is None:
+            try:
+                done = step()
+            except ssl.SSLWantReadError:
+                self._flush_exchange()
+                await self.wait_readable(None)
+            else:
+                self._flush_exchange()
+                return done
+        raise ConnectionResetError(self.lost)
+
+    def _begin_records(self) -> None:
+        """Both words are said: what is sent and comes from now on is sealed."""
+        exchange = self._exchanging
+        rest = exchange.rest()
+        self._sealer = RecordSealer(exchange.key)
+        self._opener = RecordOpener(self._other_key, max(IDLE_BUFFER_BYTES, len(rest)))
+        self._opener.room()[: len(rest)] = rest
+        self._opener.came(len(rest))
+        self._exchange, self._other_key, self._reading_into = None, b"", memoryview(b"")
+
+    def _flush_exchange(self) -> None:
+        if self._transport is not None and self.lost is None and not self._is_breaking:
+            data = self._exchanging.unsent()
+            self.bytes_sent += len(data)
+            self._transport.write(data)
+
+    @property
     def _is_breaking(self) -> bool:
         """Whether a write failed; the event loop tells why in its next turn, and minds what is written until then."""
         return self._transport is not None and self._transport.is_closing()
@@ -289,27 +354,33 @@ class TlsChannel(asyncio.BufferedProtocol):
             finally:
                 self._writing = None
 
-    def _encrypt(self, data: bytes | memoryview) -> int:
-        if not data or self.lost is not None:
-            return 0
-        try:
-            return self._tls.write(data)
-        except (ssl.SSLError, OSError) as error:
-            self._lose(f"TLS failed: {error.strerror or error}")
-            return 0
-
-    def _flush(self) -> None:
-        """Hand over what TLS has to send."""
-        if self._transport is None or self.lost is not None or self._is_breaking:
+    def _seal(self, first: bytes, rest: memoryview) -> None:
+        """Hand over the records of both."""
+        transport, sealer = self._transport, self._sealer
+        if transport is None or sealer is None or self.lost is not None or self._is_breaking:
             return
-        data = self._unsent.read()
-        self.bytes_sent += len(data)
-        self._transport.write(data)
-        if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+        size = sealed_bytes(len(first)) + sealed_bytes(rest.nbytes)
+        is_first = not transport.get_write_buffer_size()
+        room = _OUTGOING.room if is_first else memoryview(bytearray(size))
+        used = sealer.seal(memoryview(first), room)
+        sealer.seal(rest, room[used:])
+        self.bytes_sent += size
+        transport.write(room[:size])
+        waiting = transport.get_write_buffer_size()
+        if not waiting:
+            if size > self._piece_bytes:
+                self._piece_bytes = min(2 * self._piece_bytes, PIECE_BYTES)
+            return
+        self._piece_bytes = max(self._piece_bytes // 2, LEAST_PIECE_BYTES)
+        if is_first:
+            _OUTGOING.leave()
+        if waiting > MAX_UNSENT_BYTES:
             self._lose("it does not read")
 
     def _resume(self) -> None:
-        if self._paused and self._transport is not None and self.lost is None:
+        if not self._paused or self._opener is None or self._opener.is_full:
+            return
+        if self._transport is not None and self.lost is None:
             self._paused = False
             self._transport.resume_reading()
 
