@@ -24,8 +24,8 @@ that nobody disturbed (over all if `rounds_quiet` is 0).
                        on the same machine; while they run, our peers idle
 
 ok: all rounds correct, matchmaking_s at most 0.05 (median), and for 4 peers, 64 MiB and float32: hivemind takes at
-least 3.5 times our time and 3 times our CPU, gloo (no encryption) at least a quarter of our time; without `--against`,
-allreduce_s at most 0.45, which is 1 / 3.5 of what hivemind 1.1.12 takes on two undisturbed cores.
+least 5 times our time and 4 times our CPU, gloo (no encryption) at least a quarter of our time; without `--against`,
+allreduce_s at most 0.28, which is 1 / 5 of what hivemind 1.1.12 takes on two undisturbed cores.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from benchmarks._report import emit, finish, parser, spread
 RMS_BOUND = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 1e-2, "int8": 2e-2}
 """Largest rms_err / rms_mean of a correct round."""
 MATCHMAKING_LIMIT_S = 0.05
-ALLREDUCE_LIMIT_S = 0.45
+ALLREDUCE_LIMIT_S = 0.28
 AGAINST_LIMITS: dict[str, dict[str, float]] = {
-    "hivemind": {"time_ratio": 3.5, "cpu_ratio": 3.0},
+    "hivemind": {"time_ratio": 5.0, "cpu_ratio": 4.0},
     "gloo": {"time_ratio": 0.25},
 }
 TURNS = 3

@@ -95,10 +95,18 @@ class Module(pl.LightningModule):
 
 
 class Lockstep(pl.Callback):
+    # The other peer leaves as soon as the last step is taken, so the last figures may be of one peer alone.
+    most_peers = 0
+
     def on_train_batch_end(self, trainer, module, *_):
+        self.most_peers = max(self.most_peers, float(trainer.callback_metrics.get("run_peers", 0)))
         joined = trainer.strategy.optimizers[0]
-        while not joined.finished and joined.global_step < trainer.global_step:
+        while not joined.finished and (joined.global_step < trainer.global_step or self.needs_loss(joined)):
             joined.joined.follow(0.02)
+
+    def needs_loss(self, joined):
+        # The loss of the run is known from two reports of a trainer, which come once a second.
+        return joined.global_step == 3 and "run_loss" not in joined.figures()
 
 
 def train(links, data, size, module=None, resume=None, every=2, callbacks=(), **settings):
@@ -114,7 +122,8 @@ def train(links, data, size, module=None, resume=None, every=2, callbacks=(), **
 
 
 with enter(spec_of(12, 4)) as peer:
-    together = train({"network": peer}, rows(6, int(role)), 3, callbacks=[Lockstep()], gradient_clip_val=0.001)
+    lockstep = Lockstep()
+    together = train({"network": peer}, rows(6, int(role)), 3, callbacks=[lockstep], gradient_clip_val=0.001)
 role = "0"
 with enter(spec_of(5, 3), 11) as peer:
     short = train(peer, rows(6, 0)[:5], 2)
@@ -155,7 +164,7 @@ with enter(spec_of(6, 2), 14) as one, enter(spec_of(12, 1), 15) as other:
     except minga.ConfigurationError as error:
         refused = str(error)
     train({"first": one, "second": other}, rows(6, 0), 6, module=pair, every=1)
-say(together=together, short=short, begun=begun, resumed=resumed, refused=refused, bad_link=bad_link,
+say(together=together, most_peers=lockstep.most_peers, short=short, begun=begun, resumed=resumed, refused=refused, bad_link=bad_link,
     first=values(pair.first), second=values(pair.second))
 """
 
@@ -168,7 +177,7 @@ def test_accelerate_and_lightning_equal_a_plain_loop_of_the_same_global_batch(tm
     assert accelerate["together"]["values"] == pytest.approx(both, abs=1e-5)
     assert lightning["together"]["values"] == accelerate["together"]["values"]
     assert accelerate["together"]["rates"] == [0.1]  # after four global steps
-    assert lightning["together"]["figures"]["run_peers"] == 2
+    assert lightning["most_peers"] == 2
     assert "run_loss" in lightning["together"]["figures"]
     assert "stopped: the run has reached its last step, 4." in (tmp_path / "errors1").read_text("utf-8")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 class ReadBuffer:
     """Memory that is being filled; `progress` also counts bytes that cannot be opened yet, `placed` does not.
 
-    A record of 64 KiB is opened when all of it is there, which over a slow link takes seconds.
+    A record of 128 KiB is opened when all of it is there, which over a slow link takes seconds.
     """
 
     def __init__(

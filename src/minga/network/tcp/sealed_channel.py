@@ -56,8 +56,6 @@ MAX_UNSENT_BYTES = 4 << 20
 T = TypeVar("T")
 
 _ABORT_AT_ONCE = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
-
-
 _OUTGOING: Final = SealingRoom(sealed_bytes(PIECE_BYTES) + MOST_RECORD_BYTES)
 
 
