@@ -7,9 +7,11 @@ import random
 import pytest
 
 from minga.network.tcp import sealed_records
+from minga.network.tcp.sealed_channel import WIDE_BUFFER_BYTES
 from minga.network.tcp.sealed_records import (
     KEY_BYTES,
     MOST_CONTENT_BYTES,
+    MOVED_BYTES,
     OVERHEAD_BYTES,
     ForgedRecordError,
     RecordOpener,
@@ -54,6 +56,23 @@ def test_contents_come_out_in_any_portions(capacity: int, portion: int, reads: i
     assert opened(opener, records, portion, reads) == b"".join(contents)
     assert opener.pending == 0
     assert opener.capacity <= max(capacity, MOST_CONTENT_BYTES + OVERHEAD_BYTES)
+
+
+def test_a_full_read_of_a_large_chunk_leaves_little_that_has_to_be_moved() -> None:
+    sealer, opener = RecordSealer(KEY), RecordOpener(KEY, WIDE_BUFFER_BYTES)
+    chunk = b"".join(sealed(sealer, bytes(size)) for size in (1024, 512 << 10, 512 << 10, (1 << 20) - 1019))
+    records, rests = memoryview(chunk), []
+    while records.nbytes:
+        room = opener.room()
+        size = min(room.nbytes, records.nbytes)
+        room[:size] = records[:size]
+        opener.came(size)
+        records = records[size:]
+        opener.take(memoryview(bytearray(2 << 20)))
+        rests.append(opener.sealed)
+    assert len(rests) == 6
+    assert max(rests) <= MOVED_BYTES
+    assert rests[-1] == 0
 
 
 def test_what_is_not_taken_stays_and_fills_the_buffer() -> None:

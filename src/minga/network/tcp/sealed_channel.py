@@ -45,8 +45,9 @@ TURN_BYTES = 256 << 10
 
 IDLE_BUFFER_BYTES, READ_AHEAD_BYTES = 4096, 64 << 10
 
-WIDE_BUFFER_BYTES = (256 << 10) + MOST_RECORD_BYTES
-"""Room for what one call reads, behind a record of which something is missing."""
+WIDE_BUFFER_BYTES = 3 * MOST_RECORD_BYTES + (4 << 10)
+"""Room for what one call reads: whole records of the full size, and small ones before them. So little has begun that is
+not all there, and has to be moved."""
 
 MAX_UNSENT_BYTES = 4 << 20
 """Small answers that may pile up while the other side does not read; an honest one never asks for that many."""

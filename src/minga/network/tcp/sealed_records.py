@@ -36,6 +36,9 @@ MOST_CONTENT_BYTES: Final = 128 << 10
 
 RECORDS_PER_KEY: Final = 1 << 19
 
+MOVED_BYTES: Final = 16 << 10
+"""The beginning of a record is moved to the beginning of the memory if it has no more than that, or no room there."""
+
 _LENGTH: Final = struct.Struct(">I")
 OVERHEAD_BYTES: Final = _LENGTH.size + TAG_BYTES
 MOST_RECORD_BYTES: Final = MOST_CONTENT_BYTES + OVERHEAD_BYTES
@@ -151,9 +154,10 @@ class RecordOpener:
 
     def room(self) -> memoryview:
         """Where the next bytes are to go; empty if it `is_full`."""
-        if self._start == self._end:
+        rest = self._end - self._start
+        if not rest:
             self._start = self._end = 0
-        elif self._start and self._buffer.nbytes - self._end < self._buffer.nbytes // 2:
+        elif self._start and (rest <= MOVED_BYTES or self._buffer.nbytes - self._start < MOST_RECORD_BYTES):
             self._replace(self._buffer)
         return self._buffer[self._end :]
 

@@ -71,6 +71,14 @@ class TcpStream(Stream):
                 return
             view = await self._send_piece(view)
 
+    def write_now(self, data: bytes) -> bool:
+        """Send `data` if that takes no waiting; see the interface."""
+        if self.interrupt.fired or self._finished or self._held or len(data) > _HELD_BYTES:
+            return False
+        self._held = data
+        asyncio.get_running_loop().call_soon(self._send_held)
+        return True
+
     async def finish(self) -> None:
         """Say that nothing more will be written; see the interface."""
         self.interrupt.check()
