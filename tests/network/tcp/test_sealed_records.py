@@ -11,6 +11,7 @@ from minga.network.tcp.sealed_channel import WIDE_BUFFER_BYTES
 from minga.network.tcp.sealed_records import (
     KEY_BYTES,
     MOST_CONTENT_BYTES,
+    MOST_RECORD_BYTES,
     MOVED_BYTES,
     OVERHEAD_BYTES,
     ForgedRecordError,
@@ -160,3 +161,20 @@ def test_a_key_that_cannot_be_renewed_is_not_used_on(monkeypatch: pytest.MonkeyP
             with pytest.raises(ZeroDivisionError):
                 sealed(sealer, b"the same")
     assert sealed(sealer, b"the same") != first
+
+
+def test_there_is_room_until_the_memory_is_full_of_what_was_not_taken() -> None:
+    """An event loop that gets no memory to read into, without having been asked to pause, gives up the connection."""
+    opener, sealer = RecordOpener(KEY, 3 * MOST_RECORD_BYTES + 4096), RecordSealer(KEY)
+    records = sealed(sealer, b"a") + b"".join(sealed(sealer, bytes(MOST_CONTENT_BYTES)) for _ in range(4))
+    came = 0
+    while not opener.is_full:
+        room = opener.room()
+        assert room.nbytes
+        size = min(room.nbytes, 100_000)
+        room[:size] = records[came : came + size]
+        opener.came(size)
+        came += size
+        if came == size:
+            assert opener.take(memoryview(bytearray(1))) == 1
+    assert opener.pending == opener.capacity

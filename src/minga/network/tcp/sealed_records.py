@@ -157,7 +157,11 @@ class RecordOpener:
         rest = self._end - self._start
         if not rest:
             self._start = self._end = 0
-        elif self._start and (rest <= MOVED_BYTES or self._buffer.nbytes - self._start < MOST_RECORD_BYTES):
+        elif self._start and (
+            rest <= MOVED_BYTES
+            or self._buffer.nbytes - self._start < MOST_RECORD_BYTES
+            or self._end == self._buffer.nbytes
+        ):
             self._replace(self._buffer)
         return self._buffer[self._end :]
 
