@@ -21,6 +21,7 @@ from minga.network.iroh.network import IrohNetwork
 from minga.network.iroh.settings import NetworkSettings
 from minga.network.iroh.stream import IrohStream
 from minga.network.tcp import bulk_lane
+from minga.network.tcp import dial as dial_module
 from minga.network.tcp import listener as listener_module
 from minga.network.tcp.bulk_lane import MAX_CHANNELS, TcpLane
 from minga.network.tcp.certificate import Certificate
@@ -39,6 +40,8 @@ LOCAL, STRANGER = "127.0.0.1", PeerId("c" * 64)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No stream goes over iroh only because this machine is busy."""
     monkeypatch.setattr(bulk_lane, "PATIENCE_S", 20.0)
+    for module in (bulk_lane, dial_module, listener_module):
+        monkeypatch.setattr(module, "HANDSHAKE_S", 20.0)
 
 
 @pytest.mark.parametrize("check", NETWORK_CHECKS, ids=lambda check: check.__name__)
