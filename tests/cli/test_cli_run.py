@@ -208,7 +208,7 @@ def test_an_interrupt_ends_the_processes_of_all_devices(spec: str, tmp_path: Pat
             pid = trainer.process.pid
             (child,) = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
             trainer.process.send_signal(signal.SIGINT)
-            assert trainer.summary()["exit_code"] == 130
+            assert trainer.process.wait(45.0) == 130  # on a busy machine the second is over before it says so
             deadline = time.monotonic() + 20.0
             while _is_alive(child) and time.monotonic() < deadline:
                 time.sleep(0.05)

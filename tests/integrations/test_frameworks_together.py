@@ -164,8 +164,8 @@ with enter(spec_of(6, 2), 14) as one, enter(spec_of(12, 1), 15) as other:
     except minga.ConfigurationError as error:
         refused = str(error)
     train({"first": one, "second": other}, rows(6, 0), 6, module=pair, every=1)
-say(together=together, most_peers=lockstep.most_peers, short=short, begun=begun, resumed=resumed, refused=refused, bad_link=bad_link,
-    first=values(pair.first), second=values(pair.second))
+say(together=together, most_peers=lockstep.most_peers, short=short, begun=begun, resumed=resumed, refused=refused,
+    bad_link=bad_link, first=values(pair.first), second=values(pair.second))
 """
 
 RATES = [0.5, 0.25, 0.5 / 3, 0.125]

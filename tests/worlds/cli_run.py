@@ -138,6 +138,11 @@ class Running:
             if event.get("event") == kind and all(event.get(name) == value for name, value in fields.items()):
                 return event
 
+    def told(self, kind: str) -> dict[str, Any]:
+        """The first event of this kind, also if it came while the test waited for another."""
+        before = (event for event in self.events if event.get("event") == kind)
+        return next(before, None) or self.wait_for(kind)
+
     def latest_step(self) -> int:
         """The step that it applied last, as far as it has told."""
         while not self._inbox.empty():

@@ -70,6 +70,12 @@ class Stream(ABC):
     async def write(self, data: Buffer) -> None:
         """Send all of `data`; returns when the transport took it, which waits while the other side is slow to read."""
 
+    def write_now(self, data: bytes) -> bool:  # noqa: ARG002
+        """Send a few bytes if that takes no waiting; False if it has to be done by `write`, as with some transports
+        always. Not while a `write` is under way. Never raises.
+        """
+        return False
+
     @abstractmethod
     async def finish(self) -> None:
         """Say that nothing more will be written; the other side reads an end of stream after the last byte."""

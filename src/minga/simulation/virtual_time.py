@@ -41,9 +41,9 @@ MAX_TASKS_NAMED = 20
 MOST_CANCELLED = 100
 """Cancelled timers are left where they are until there are so many, and they are most."""
 
-GC_THRESHOLDS = (500_000, 20, 50)
+GC_THRESHOLDS = (2_000_000, 20, 50)
 """Simulations hold millions of objects for long; to look at all as often as usual takes a quarter of the time, and to
-look at new ones at each 100,000 still 8 %: few of them die in cycles, but many soon."""
+look at new ones at each 500,000 still 8 %: few of them die in cycles, but many soon."""
 
 LAST_WORDS_S = 3600.0
 """Virtual seconds that cancelled tasks may take to clean up."""

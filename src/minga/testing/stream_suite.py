@@ -42,6 +42,11 @@ async def check_both_directions(make: MakeNetwork) -> None:
             await writer.write(b"")
             await writer.write(b"hello")
             expect(await read_all(reader, 5) == b"hello", "a short message was changed on its way")
+            for word in (b"one", b"two"):
+                if not writer.write_now(word):
+                    await writer.write(word)
+            await writer.write(b"three")
+            expect(await read_all(reader, 11) == b"onetwothree", "what was written at once came in another order")
 
 
 @check

@@ -37,7 +37,7 @@ def test_another_machine_goes_on_with_the_run_of_one_that_burnt(tmp_path: Path) 
             assert (restored["run_id"], restored["step"]) == (link["run_id"], made["step"])
             with Running("host", "--resume", restored["directory"], *WORK, "--identity", restored["identity"]) as again:
                 assert again.wait_for("link")["run_id"] == link["run_id"]
-                joined = again.wait_for("sync.finished")["step"]
+                joined = again.told("sync.finished")["step"]  # before the link or after it
                 assert joined >= made["step"], "the volunteer trained on, and the new host takes over its state"
                 volunteer.wait_for("step.applied")
                 assert again.wait_for("step.applied")["members"] >= 1

@@ -37,6 +37,7 @@ from minga.network.rpc.framing import MessageStream
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
+from minga.simulation.virtual_time import run_virtual
 from tests.worlds.link_world import MB, LinkWorld, Peer
 from tests.worlds.swarm_tools import later, make_spec, virtually
 
@@ -501,6 +502,33 @@ async def test_what_a_probe_showed_before_it_was_broken_off_counts() -> None:
     assert peer.rates().upload == pytest.approx(2 * MB, rel=0.1)
     assert peer.rates().download == pytest.approx(10 * MB, rel=0.1)
     await world.close()
+
+
+@pytest.mark.parametrize("max_bytes", [1000, 2048, 187_000, 5_000_000])
+def test_frames_of_a_probe_grow_with_what_was_sent_and_are_announced_together(max_bytes: int) -> None:
+    batches: list[tuple[int, int]] = []
+    frames: list[int] = []
+
+    class Wide:
+        """A stream over a link without limit."""
+
+        def announce(self, batch: Batch) -> None:
+            assert sum(size * count for count, size in batches) == sum(frames)  # all that was announced was sent
+            batches.append((batch.frames, batch.size))
+
+        async def send_bulk(self, body: memoryview) -> None:
+            assert sum(frames) + body.nbytes <= max_bytes
+            assert body.nbytes == streams.FRAME_SIZES[0] or streams.GROWTH * body.nbytes <= sum(frames)
+            frames.append(body.nbytes)
+
+        async def receive_end(self) -> None:
+            await asyncio.Event().wait()
+
+    run_virtual(streams.fill(Wide(), max_bytes, lambda: None))  # type: ignore[arg-type]
+    assert sum(frames) > max_bytes - max(streams.FRAME_SIZES[0], max_bytes // streams.GROWTH)
+    assert [size for count, size in batches for _ in range(count)] == frames
+    assert len(batches) <= len(streams.FRAME_SIZES)
+    assert len(frames) <= 32 + 16 * len(batches)
 
 
 def test_constants_fit_together() -> None:

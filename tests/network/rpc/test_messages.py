@@ -425,3 +425,47 @@ def test_a_join_carries_bounded_fields_only() -> None:
             msgspec.convert({**body, field: value}, Join)
     with pytest.raises(msgspec.ValidationError, match="previous"):
         msgspec.convert({**body, "previous": "zz"}, Join)
+
+
+@virtually
+async def test_a_pulse_needs_no_task_where_the_transport_takes_it_at_once() -> None:
+    class Prompt(Tape):
+        def write_now(self, data: bytes) -> bool:
+            self.written += data
+            return True
+
+    for kind in (Tape, Prompt):
+        clockwork, tape = KeepaliveTicker(), kind(b"", ends=False)
+        stream = MessageStream(tape, PEER, clockwork, lambda: None, lines())
+        before = len(asyncio.all_tasks())
+        stream.on_tick(clockwork.tick + LEAST_TICKS)
+        assert len(asyncio.all_tasks()) - before == (kind is Tape)
+        await asyncio.sleep(0.0)
+        assert bytes(tape.written) == pulse()
+        await stream.close()
+
+
+@virtually
+async def test_a_pulse_comes_after_what_is_being_written() -> None:
+    """Never in the midst of a frame, and not after the end."""
+    gate = asyncio.Event()
+
+    class Slow(Tape):
+        async def write(self, data: Buffer) -> None:
+            await gate.wait()
+            self.written += data
+
+        def write_now(self, data: bytes) -> bool:
+            raise AssertionError("a write is under way")
+
+    clockwork, tape = KeepaliveTicker(), Slow(b"", ends=False)
+    stream = MessageStream(tape, PEER, clockwork, lambda: None, lines())
+    sending = asyncio.get_running_loop().create_task(stream.send_bulk(bytes(5000)))
+    await asyncio.sleep(0.0)
+    stream.on_tick(clockwork.tick + LEAST_TICKS)
+    gate.set()
+    await sending
+    await stream.finish()
+    stream.on_tick(clockwork.tick + 2 * LEAST_TICKS)
+    assert len(tape.written) == 5005
+    await stream.close()

@@ -6,8 +6,10 @@ import ssl
 
 import pytest
 
+from minga.network.interface import PeerId
 from minga.network.tcp.certificate import Certificate
 from minga.network.tcp.key_exchange import KeyExchange
+from minga.network.tcp.sealed_records import ForgedRecordError, RecordOpener
 
 
 def carry(source: KeyExchange, target: KeyExchange) -> None:
@@ -16,7 +18,7 @@ def carry(source: KeyExchange, target: KeyExchange) -> None:
 
 def pair() -> tuple[KeyExchange, KeyExchange]:
     """The side that dialled and the other one, after the handshake."""
-    near, far = Certificate(), Certificate()
+    near, far = Certificate(PeerId("a" * 64)), Certificate(PeerId("b" * 64))
     dialled = KeyExchange(
         lambda arrived, unsent: near.client_context(far.der).wrap_bio(arrived, unsent, server_hostname="word")
     )
@@ -67,3 +69,40 @@ def test_the_end_of_tls_before_the_word_is_an_error() -> None:
     carry(dialled, other)
     with pytest.raises(ssl.SSLError):
         other.hear()
+
+
+def test_the_key_of_the_other_side_is_refused_as_ones_own() -> None:
+    """Else both directions would have one key, with the same nonces."""
+    dialled, other = pair()
+    dialled.say(b"\x00")
+    carry(dialled, other)
+    _, other.key = other.hear()
+    other.say(b"\x01")
+    carry(other, dialled)
+    with pytest.raises(ssl.SSLError, match="the key of this side"):
+        dialled.hear()
+
+
+@pytest.mark.parametrize("late", ["key update", "alert"])
+def test_tls_that_comes_behind_the_word_is_no_record(late: str) -> None:
+    """Whatever TLS says later, such as a new session or key, begins with a type and a version, and so no length."""
+    dialled, other = pair()
+    dialled.say(b"\x00")
+    carry(dialled, other)
+    other.hear()
+    other.say(b"\x01")
+    carry(other, dialled)
+    if late == "alert":
+        with pytest.raises(ssl.SSLError):
+            other.tls.unwrap()
+    else:
+        other.tls.write(b"as long as a record of TLS with a new key")
+    carry(other, dialled)
+    dialled.hear()
+    rest = dialled.rest()
+    assert rest
+    opener = RecordOpener(other.key, len(rest))
+    opener.room()[:] = rest
+    opener.came(len(rest))
+    with pytest.raises(ForgedRecordError, match="a record of"):
+        opener.take(memoryview(bytearray(1)))

@@ -7,9 +7,12 @@ import random
 import pytest
 
 from minga.network.tcp import sealed_records
+from minga.network.tcp.sealed_channel import WIDE_BUFFER_BYTES
 from minga.network.tcp.sealed_records import (
     KEY_BYTES,
     MOST_CONTENT_BYTES,
+    MOST_RECORD_BYTES,
+    MOVED_BYTES,
     OVERHEAD_BYTES,
     ForgedRecordError,
     RecordOpener,
@@ -54,6 +57,23 @@ def test_contents_come_out_in_any_portions(capacity: int, portion: int, reads: i
     assert opened(opener, records, portion, reads) == b"".join(contents)
     assert opener.pending == 0
     assert opener.capacity <= max(capacity, MOST_CONTENT_BYTES + OVERHEAD_BYTES)
+
+
+def test_a_full_read_of_a_large_chunk_leaves_little_that_has_to_be_moved() -> None:
+    sealer, opener = RecordSealer(KEY), RecordOpener(KEY, WIDE_BUFFER_BYTES)
+    chunk = b"".join(sealed(sealer, bytes(size)) for size in (1024, 512 << 10, 512 << 10, (1 << 20) - 1019))
+    records, rests = memoryview(chunk), []
+    while records.nbytes:
+        room = opener.room()
+        size = min(room.nbytes, records.nbytes)
+        room[:size] = records[:size]
+        opener.came(size)
+        records = records[size:]
+        opener.take(memoryview(bytearray(2 << 20)))
+        rests.append(opener.sealed)
+    assert len(rests) == 6
+    assert max(rests) <= MOVED_BYTES
+    assert rests[-1] == 0
 
 
 def test_what_is_not_taken_stays_and_fills_the_buffer() -> None:
@@ -103,3 +123,58 @@ def test_both_sides_go_on_with_the_next_key_at_the_same_record(monkeypatch: pyte
     records = [sealed(sealer, b"the same") for _ in range(8)]
     assert len(set(records)) == 8, "no nonce is used twice with a key"
     assert opened(opener, b"".join(records), 10_000, 1000) == b"the same" * 8
+
+
+def test_what_does_not_open_is_wiped_and_nothing_behind_it_is_opened() -> None:
+    """Who makes one record fail must not thereby leave it out: the number of the next would fit then."""
+    sealer = RecordSealer(KEY)
+    sealed(sealer, b"left out")
+    records = sealed(sealer, b"due second")
+    opener = RecordOpener(KEY, 4096)
+    opener.room()[: len(records)] = records
+    opener.came(len(records))
+    target = bytearray(b"what stood here before")
+    for _ in range(3):
+        with pytest.raises(ForgedRecordError):
+            opener.take(memoryview(target))
+    assert bytes(target) == bytes(len(b"due second")) + b"stood here before"[-12:]
+
+
+def test_a_record_that_cannot_be_written_leaves_its_number_unused() -> None:
+    """No nonce is used twice, whatever goes wrong in between; the other side misses a record and says so."""
+    sealer, short = RecordSealer(KEY), memoryview(bytearray(10))
+    with pytest.raises((ValueError, BufferError)):
+        sealer.seal(memoryview(b"does not fit"), short)
+    second = sealed(sealer, b"does not fit")
+    assert second != sealed(RecordSealer(KEY), b"does not fit")
+    with pytest.raises(ForgedRecordError):
+        opened(RecordOpener(KEY, 4096), second, 1000, 100)
+
+
+def test_a_key_that_cannot_be_renewed_is_not_used_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed_records, "RECORDS_PER_KEY", 1)
+    sealer = RecordSealer(KEY)
+    first = sealed(sealer, b"the same")
+    with monkeypatch.context() as broken:
+        broken.setattr(sealed_records, "AESGCM", lambda _: 1 / 0)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                sealed(sealer, b"the same")
+    assert sealed(sealer, b"the same") != first
+
+
+def test_there_is_room_until_the_memory_is_full_of_what_was_not_taken() -> None:
+    """An event loop that gets no memory to read into, without having been asked to pause, gives up the connection."""
+    opener, sealer = RecordOpener(KEY, 3 * MOST_RECORD_BYTES + 4096), RecordSealer(KEY)
+    records = sealed(sealer, b"a") + b"".join(sealed(sealer, bytes(MOST_CONTENT_BYTES)) for _ in range(4))
+    came = 0
+    while not opener.is_full:
+        room = opener.room()
+        assert room.nbytes
+        size = min(room.nbytes, 100_000)
+        room[:size] = records[came : came + size]
+        opener.came(size)
+        came += size
+        if came == size:
+            assert opener.take(memoryview(bytearray(1))) == 1
+    assert opener.pending == opener.capacity

@@ -13,9 +13,11 @@ import pytest
 from minga.network.interface import PeerId, Stream
 from minga.network.tcp import bulk_lane
 from minga.network.tcp.bulk_lane import TcpLane
+from minga.network.tcp.certificate import Certificate
 from minga.network.tcp.dial import DIALLED_OPENS, DialRequest, LaneOffer, decode, encode
 
 PEER = PeerId("b" * 64)
+CERTIFICATE = Certificate(PEER).der
 
 
 class Channel:
@@ -27,8 +29,8 @@ class Channel:
     on_readable: Any = None
     on_lost: Any = None
 
-    def welcome(self, word: bytes) -> None:
-        pass
+    def welcome(self, word: bytes) -> Channel:
+        return self
 
     def use(self, *, busy: bool) -> None:
         pass
@@ -73,7 +75,7 @@ def lane(asked: Callable[[], object]) -> TcpLane:
         port=1, certificate=SimpleNamespace(der=b"x"), invite=lambda *_: None, forget=lambda *_: None
     )
     made = TcpLane(Host(asked), listener)
-    made.heard(encode(LaneOffer(0, b"x", "0" * 32)))
+    made.heard(encode(LaneOffer(0, CERTIFICATE, "0" * 32)))
     return made
 
 

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from minga.core.errors import UnreachableError
-from minga.network.interface import Stream
+from minga.network.interface import PeerId, Stream
 from minga.network.iroh import network as network_module
 from minga.network.iroh.connection import IrohConnection
 from minga.network.iroh.network import IrohNetwork
 from minga.network.iroh.settings import NetworkSettings
 from minga.network.iroh.stream import IrohStream
 from minga.network.tcp import bulk_lane
+from minga.network.tcp import dial as dial_module
 from minga.network.tcp import listener as listener_module
 from minga.network.tcp.bulk_lane import MAX_CHANNELS, TcpLane
 from minga.network.tcp.certificate import Certificate
@@ -32,13 +33,15 @@ from minga.testing.network_suite import NETWORK_CHECKS
 from minga.testing.suite import Check, Joined, join, pattern, read_all
 from tests.network.iroh.test_iroh_network import make, networks, run
 
-LOCAL = "127.0.0.1"
+LOCAL, STRANGER = "127.0.0.1", PeerId("c" * 64)
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No stream goes over iroh only because this machine is busy."""
     monkeypatch.setattr(bulk_lane, "PATIENCE_S", 20.0)
+    for module in (bulk_lane, dial_module, listener_module):
+        monkeypatch.setattr(module, "HANDSHAKE_S", 20.0)
 
 
 @pytest.mark.parametrize("check", NETWORK_CHECKS, ids=lambda check: check.__name__)
@@ -195,6 +198,27 @@ def test_a_connection_with_a_cancelled_operation_is_not_used_again() -> None:
     run(main)
 
 
+def test_a_connection_is_not_used_again_after_a_cancelled_write_even_if_the_stream_ends() -> None:
+    """The other side takes the end, and the next stream, for what is missing of the write."""
+
+    async def main() -> None:
+        async with joined() as pair:
+            near, far = await exchange(pair.outgoing, pair.incoming)
+            writing = asyncio.ensure_future(near.write(bytes(64 << 20)))
+            await until(lambda: near._channel._full)  # type: ignore[attr-defined]
+            writing.cancel()
+            await asyncio.wait({writing})
+            scrap = asyncio.ensure_future(far.read_into(memoryview(bytearray(64 << 20))))
+            await near.finish()
+            await far.finish()
+            assert await near.read(1) == b""
+            assert not lane(pair.outgoing)._mine
+            with pytest.raises(UnreachableError):
+                await scrap
+
+    run(main)
+
+
 def test_more_streams_than_connections_go_over_iroh() -> None:
     async def main() -> None:
         async with joined() as pair:
@@ -316,7 +340,7 @@ def _heard_with(genuine: Any, heard: Any) -> Any:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"certificate": Certificate().der},
+        {"certificate": Certificate(STRANGER).der},
         {"certificate": b"\0"},
         {"certificate": b"0" * 1024},
         {"word": "0" * 32},
@@ -441,7 +465,7 @@ def test_strangers_are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
             held = await exchange(pair.outgoing, pair.incoming)
             listener = pair.acceptor._listener  # type: ignore[attr-defined]
             word = lane(pair.incoming)._word
-            own, known = Certificate(), listener.certificate.der
+            own, known = Certificate(STRANGER), listener.certificate.der
             anonymous = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             anonymous.check_hostname, anonymous.verify_mode = False, ssl.CERT_NONE
             for context, name in (

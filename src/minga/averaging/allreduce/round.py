@@ -283,6 +283,8 @@ class Round:
 
     def is_broken(self, assignment: Assignment) -> bool:
         """Whether a member that the assignment goes through is gone or revoked: no more of its chunks get finished."""
+        if not self.dead and not self._revoked_before:  # it is asked for each chunk of each member
+            return False
         hops, term = self.routes.hops(assignment), assignment.key[0]
         return any(hop in self.dead or term < self._revoked_before.get(hop, 0) for hop in hops)
 

@@ -23,7 +23,7 @@ from minga.network.interface import PeerId
 
 CONTEXT = b"minga plan"
 PLANNED_ENDPOINTS = 8
-MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 16 << 10, 1 << 20
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 16 << 10, 2 << 20
 CHUNKS_PER_MEMBER, CHUNKS_IF_QUICK = 16, 8
 """A vector goes in so many chunks for each member, or of two levels for each half part if these are fewer: until the
 first is reduced everywhere nothing comes back, and that takes one chunk to each of the others, so about one 16th of the

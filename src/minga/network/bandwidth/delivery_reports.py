@@ -56,6 +56,8 @@ class BulkUse(enum.Enum):
     PROBE = "probe"
     PROBED = "probed"
 
+    __hash__ = object.__hash__  # that of enumerations is slow, and each report is counted by its use
+
 
 class Span(NamedTuple):
     """`size` bytes came from loop time `begin_s` to `end_s`.

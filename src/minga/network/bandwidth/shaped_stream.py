@@ -30,6 +30,10 @@ class ShapedStream:
             await self._stream.write(piece)
             view = view[piece.nbytes :]
 
+    def write_now(self, data: bytes) -> bool:
+        """Send a few bytes if neither a cap nor the transport makes them wait; whether it did."""
+        return self._access_link.upload.rate is None and self._stream.write_now(data)
+
     async def read_into(
         self, target: memoryview, came: Callable[[int], None], filled: Callable[[int], None] | None = None
     ) -> None:

@@ -183,8 +183,10 @@ class Board(ChangeCounter):
 
     def receive(self, record: Record, sender: PeerId, age_s: float = 0.0) -> Verdict:
         """Take in a record that `sender`, an authenticated neighbour, passed on `age_s` after it got it itself."""
-        if self.hear_again(record, age_s):
-            return Verdict.STALE
+        return Verdict.STALE if self.hear_again(record, age_s) else self.receive_other(record, sender, age_s)
+
+    def receive_other(self, record: Record, sender: PeerId, age_s: float) -> Verdict:
+        """The same for a record that is not on the board, see `hear_again`."""
         verdict = self.store.judge(record, sender, self.now(), self._wall_time())
         if verdict is Verdict.NEW:
             verdict = self._take_in(records.genuine(record, self.run_id) or record, sender, age_s)

@@ -79,6 +79,7 @@ class _Beats:
 
     __slots__ = (
         "arrived",
+        "beat_s",
         "connection_lost",
         "counted",
         "deadline",
@@ -113,6 +114,7 @@ class _Beats:
 
     def update(self, beat_s: float) -> None:
         """Compute mean, deviation and deadline again."""
+        self.beat_s = beat_s
         mean = self.total / len(self.excesses)
         variance = max(0.0, self.squares / len(self.excesses) - mean * mean)
         self.mean = beat_s + max(mean, 0.0)
@@ -146,6 +148,7 @@ class FailureDetector:
     def __init__(self, beat_s: float = 0.5) -> None:
         self._beat_s = beat_s
         self._beats: dict[PeerId, _Beats] = {}
+        self._has_grown = False  # the interval did, and not all that is known of peers has been brought up to it
         self._look_at = -math.inf  # before then no peer that counts as alive now can count as dead
 
     @property
@@ -155,16 +158,30 @@ class FailureDetector:
 
     @beat_s.setter
     def beat_s(self, beat_s: float) -> None:
-        # More patience is due at once, less only from each peer's next beat on.
-        more, self._beat_s = beat_s > self._beat_s, beat_s
-        if more:
+        # More patience is due at once, less only from each peer's next beat on. While a swarm forms the interval grows
+        # all the time: so each peer gets its patience when it is looked at.
+        if beat_s > self._beat_s:
+            self._has_grown = True
+        elif beat_s < self._beat_s and self._has_grown:
+            self._has_grown = False
             for beats in self._beats.values():
-                beats.update(beat_s)
+                self._bring_up(beats)
+        self._beat_s = beat_s
+
+    def _bring_up(self, beats: _Beats) -> None:
+        if beats.beat_s < self._beat_s:
+            beats.update(self._beat_s)
+
+    def _known(self, peer: PeerId) -> _Beats | None:
+        beats = self._beats.get(peer)
+        if beats is not None and beats.beat_s < self._beat_s:
+            beats.update(self._beat_s)
+        return beats
 
     def heard(self, peer: PeerId, now: float, age_s: float = 0.0) -> None:
         """A new version of `peer` came, which was already `age_s` old where it came from."""
         age_s = min(max(age_s, 0.0), MAX_AGE_S)
-        beats = self._beats.get(peer)
+        beats = self._known(peer)
         if beats is None:
             beats = self._beats[peer] = _Beats(now, age_s, self._beat_s)
             self._look_at = min(self._look_at, beats.deadline)
@@ -183,14 +200,14 @@ class FailureDetector:
         The younger claim counts, but none can make a version younger than its first arrival here: so a single
         neighbour can neither make a living peer look dead nor a dead one look alive.
         """
-        beats = self._beats.get(peer)
+        beats = self._known(peer)
         if beats is not None and now - age_s > beats.arrived and beats.seen > beats.arrived:
             beats.arrived = min(now - max(age_s, 0.0), beats.seen)
             beats.set_deadline()
 
     def connection_lost(self, peer: PeerId) -> None:
         """The last connection to `peer` is gone."""
-        beats = self._beats.get(peer)
+        beats = self._known(peer)
         if beats is not None:
             beats.connection_lost = True
             beats.set_deadline()
@@ -204,13 +221,15 @@ class FailureDetector:
         """Whether it is worth asking `is_alive` of those that were alive when this was asked last."""
         if now < self._look_at:
             return False
+        for beats in self._beats.values():
+            self._bring_up(beats)
         later = [beats.deadline for beats in self._beats.values() if beats.deadline > now]
         self._look_at = min(later, default=-math.inf)
         return True
 
     def is_alive(self, peer: PeerId, now: float) -> bool:
         """Whether suspicion about `peer` is below `ALIVE_BELOW_PHI`; unknown peers are not alive."""
-        beats = self._beats.get(peer)
+        beats = self._known(peer)
         return beats is not None and now < beats.deadline
 
     def silence_s(self, peer: PeerId, now: float) -> float:
@@ -220,5 +239,5 @@ class FailureDetector:
 
     def patience_s(self, peer: PeerId) -> float:
         """Seconds of silence after which `peer` will count as dead, as things are now; 0 for unknown ones."""
-        beats = self._beats.get(peer)
+        beats = self._known(peer)
         return 0.0 if beats is None else beats.deadline - beats.arrived

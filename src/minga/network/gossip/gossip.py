@@ -9,8 +9,9 @@ Theory of operation. Three things spread records, each covering for what the one
 * *dialling*: a peer with fewer than `MIN_NEIGHBOURS` connections dials living peers it is not connected to; now and
   then it dials at random, also silent peers and the entry addresses of the link, so that a split heals.
 
-Every peer signs a record at least once every `beat_s` = max(0.5, N / 25) seconds for N living peers; the failure
-detector watches for these. A peer renews its own records after a third of their life.
+Every peer signs a record at least once every `beat_s` = max(0.5, N / 25) seconds for N living peers, and in swarms
+above 50 up to 4 seconds later: each record comes to everybody, and with the longer pause a step's own record is beat
+enough. The failure detector watches for these. A peer renews its own records after a third of their life.
 
 Cost. A beat takes about 125 bytes, and a peer sends every record that is new to it to at most 3 neighbours, fewer if
 others sent it meanwhile. Below N = 12 every peer beats twice a second and traffic grows with N, by some 560 bytes per
@@ -62,6 +63,9 @@ MIN_BEAT_S = 0.5
 BEATS_PER_SECOND = 25.0
 """Beats per second in the whole swarm, at most, once it is large."""
 
+CALM_PEERS, MOST_CALM_S = 50, 4.0
+"""Above so many peers beats and exchanges come later than these rates ask for, up to so many seconds."""
+
 MIN_NEIGHBOURS = 8
 SWEEP_TICKS = 20
 FIRST_RETRY_S = 2.0
@@ -79,6 +83,16 @@ LEAVE_S = 0.5
 _VERIFIED_AT_ONCE = 16  # about two milliseconds
 
 logger = logging.getLogger("minga.network")
+
+
+def usual_beat_s(peers: int) -> float:
+    """The longest pause, in seconds, that a peer makes between two records in a swarm of so many living ones."""
+    return max(MIN_BEAT_S, _period_s(peers, BEATS_PER_SECOND))
+
+
+def _period_s(peers: int, per_second: float) -> float:
+    """The seconds after which each peer does what the whole swarm does so often in a second, or a bit more rarely."""
+    return peers / per_second + min(max(0, peers - CALM_PEERS) / per_second, MOST_CALM_S)
 
 
 @loop_bound
@@ -99,7 +113,7 @@ class Gossip:
     @property
     def beat_s(self) -> float:
         """The longest pause, in seconds, between two records that a living peer signs."""
-        return max(MIN_BEAT_S, self._board.alive_count / BEATS_PER_SECOND)
+        return usual_beat_s(self._board.alive_count)
 
     def start(self) -> None:
         """Serve others and begin to gossip on the running loop; ends with the node."""
@@ -186,7 +200,7 @@ class Gossip:
             record, age_s = aged.record, aged.age_ms / 1000.0
             if board.hear_again(record, age_s):
                 pusher.add_source(record.owner, record.code, sender)
-            elif (verdict := board.receive(record, sender, age_s)) is Verdict.NEW:
+            elif (verdict := board.receive_other(record, sender, age_s)) is Verdict.NEW:
                 pusher.add(record.owner, record.code, sender, is_told_to_all=is_to_all)
             elif verdict.is_offence:
                 name = self._board.kinds.name(record.code)
@@ -209,7 +223,7 @@ class Gossip:
 
     async def _exchange_forever(self) -> None:
         while True:
-            period_s = max(EXCHANGE_S, self._board.alive_count / EXCHANGES_PER_SECOND)
+            period_s = max(EXCHANGE_S, _period_s(self._board.alive_count, EXCHANGES_PER_SECOND))
             await asyncio.sleep(period_s * self._generator.uniform(0.8, 1.2))
             neighbours = self._node.connected()
             living = [peer for peer in neighbours if self._board.is_alive(peer)]

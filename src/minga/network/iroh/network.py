@@ -108,7 +108,8 @@ class IrohNetwork(Network):
         for announced in announced_addresses(settings, _bound_port(endpoint)):
             await endpoint.add_external_addr(announced)  # so that hole punching offers it, too
         listen_at = (settings.host, _bound_port(endpoint)) if settings.dialable else None
-        return cls(endpoint, settings, await TcpListener.make(listen_at) if settings.tcp else None)
+        owner = PeerId(str(endpoint.id()))
+        return cls(endpoint, settings, await TcpListener.make(owner, listen_at) if settings.tcp else None)
 
     @property
     def peer_id(self) -> PeerId:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import math
 from collections.abc import Iterator
 
@@ -39,6 +40,14 @@ class Barrier:
     def _review(self) -> None:
         if self.came >= self._expected:
             self._opened.set()
+
+
+class PathOutcome(enum.Enum):
+    """How the part of one path in a probe ended; `BROKEN_OFF`: by this peer itself."""
+
+    MEASURED = enum.auto()
+    BROKEN_OFF = enum.auto()
+    REFUSED = enum.auto()
 
 
 class ProbeSession:

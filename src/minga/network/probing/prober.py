@@ -35,7 +35,7 @@ from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.delivery_reports import BulkUse
 from minga.network.bounded_dict import BoundedDict
 from minga.network.interface import PeerId
-from minga.network.probing.barrier import ProbeSession
+from minga.network.probing.barrier import PathOutcome, ProbeSession
 from minga.network.probing.streams import MAX_PHASE_BYTES, PHASE_S, ProbeRequest, Ready, Reserve, fill, take_in
 from minga.network.rpc.connections import MAX_PEERS
 from minga.network.rpc.framing import MessageStream
@@ -103,10 +103,10 @@ class Prober:
                 continue
             if not (partners := self._chosen()):
                 continue
-            bytes_before = self._node.traffic()[0]
+            bytes_before = self._sent_to(partners)
             if await self.probe(partners):
                 retry_s, spoilt_s = FIRST_RETRY_S, PEER_PERIOD_S
-            elif self._node.traffic()[0] - bytes_before < SPOILT_BYTES:
+            elif self._sent_to(partners) - bytes_before < SPOILT_BYTES:
                 await asyncio.sleep(self._random.uniform(0.0, retry_s))
                 retry_s = min(2.0 * retry_s, max(LAST_RETRY_S, RETRY_PER_PARTNER_S * self._able))
             else:  # bytes were spent for nothing: not again and again
@@ -128,17 +128,14 @@ class Prober:
         try:
             if admitted := await session.admitted:
                 tasks += [loop.create_task(self._measure_with(peer, session)) for peer in partners[1:]]
-            results = await asyncio.gather(*tasks, return_exceptions=True)
+            results = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._engaged_with = None
         self._note_unwilling(partners, results, session)
-        for result in results:
-            if isinstance(result, BaseException) and not isinstance(result, RemoteError | TimeoutError):
-                raise result
-        if sum(result is None for result in results) < session.enough:
+        if results.count(PathOutcome.MEASURED) < session.enough:
             if admitted:
                 self._keep_half(session, results, begun)
             return False
@@ -152,12 +149,16 @@ class Prober:
 
     # ---- probing
 
-    def _keep_half(self, session: ProbeSession, results: Sequence[BaseException | None], begun: float) -> None:
+    def _sent_to(self, peers: Sequence[PeerId]) -> int:
+        """Bytes that went over the present connections with these peers."""
+        return sum(facts.bytes_sent for peer in peers if (facts := self._node.facts(peer)) is not None)
+
+    def _keep_half(self, session: ProbeSession, results: Sequence[PathOutcome], begun: float) -> None:
         """Clean up after an aborted probe: the bytes of a part of the paths would count as the rate of the link. The
         upload counts if it was complete and this peer's own traffic interrupted the probe, and not a partner's refusal.
         """
         meter = self._node.access_link.meter
-        willing = sum(result is None or _is_own(result) for result in results)
+        willing = sum(result is not PathOutcome.REFUSED for result in results)
         meter.down.forget_since(begun)
         if session.fills and min(session.filled.came, willing) >= session.enough:
             meter.up.keep_since(begun)
@@ -166,11 +167,11 @@ class Prober:
             meter.up.forget_since(begun)
 
     def _note_unwilling(
-        self, partners: Sequence[PeerId], results: Sequence[BaseException | None], session: ProbeSession
+        self, partners: Sequence[PeerId], results: Sequence[PathOutcome], session: ProbeSession
     ) -> None:
         """Count the partners that failed repeatedly where others did not: a probe can do without them."""
         for peer, result in zip(partners, results, strict=False):  # after the first one's refusal there is only one
-            if result is not None and not _is_own(result):
+            if result is PathOutcome.REFUSED:
                 tries = BROKEN_OFF_TRIES if peer in session.accepted else 1
                 self._failures[peer] = self._failures.get(peer, 0) + tries
 
@@ -203,7 +204,21 @@ class Prober:
         self._probed_s, self._node.access_link.doubts = asyncio.get_running_loop().time(), 0
         self._node.events.emit(LinksProbed(upload=rates.upload, download=rates.download))
 
-    async def _measure_with(self, peer: PeerId, session: ProbeSession) -> None:
+    async def _measure_with(self, peer: PeerId, session: ProbeSession) -> PathOutcome:
+        """Take one path's part in a probe.
+
+        It does not raise what ended it: that would hold the task that holds it, and hundreds of these would wait for
+        the garbage collector in each minute of a large swarm.
+        """
+        try:
+            await self._share_with(peer, session)
+        except RejectedError as error:
+            return PathOutcome.REFUSED if error.peer is not None else PathOutcome.BROKEN_OFF
+        except (RemoteError, TimeoutError):
+            return PathOutcome.REFUSED
+        return PathOutcome.MEASURED
+
+    async def _share_with(self, peer: PeerId, session: ProbeSession) -> None:
         with session.taking_part():
             async with asyncio.timeout(RESERVE_S) as limit, self._node.open(peer, RESERVE) as reservation:
                 await reservation.send(Reserve())
@@ -287,11 +302,6 @@ class Prober:
                 await phase
         except TimeoutError as error:
             raise UnreachableError("the probe took too long", peer=peer) from error
-
-
-def _is_own(result: BaseException) -> bool:
-    """Whether it was this peer that broke off."""
-    return isinstance(result, RejectedError) and result.peer is None
 
 
 def _is_near(now: float | None, before: float | None) -> bool:

@@ -26,7 +26,11 @@ PHASE_S = 0.8
 MAX_PHASE_BYTES = 64 << 20
 """Most bytes that a probe moves in each direction, over all its streams: half a second of 1 Gbit/s."""
 
-FRAME_SIZES = (2 << 10, 16 << 10, 64 << 10, 256 << 10)
+FRAME_SIZES = tuple(1 << power for power in range(11, 19))
+GROWTH = 16
+"""A frame takes at most this part of the bytes that went before: few frames, and none that a slow link is long at."""
+
+MOST_FRAMES = 64
 
 _BLANK = bytes(FRAME_SIZES[-1])
 
@@ -48,7 +52,7 @@ class ProbeRequest(msgspec.Struct, frozen=True):
 class Batch(msgspec.Struct, frozen=True):
     """`frames` bulk frames of `size` bytes each follow."""
 
-    frames: Annotated[int, msgspec.Meta(ge=1, le=64)]
+    frames: Annotated[int, msgspec.Meta(ge=1, le=MOST_FRAMES)]
     size: Annotated[int, msgspec.Meta(ge=1, le=FRAME_SIZES[-1])]
 
 
@@ -75,10 +79,12 @@ async def _send_for_a_phase(stream: MessageStream, max_bytes: int, check: Callab
     async with asyncio.timeout(PHASE_S):
         # Frames grow with what went through, so that slow links report soon and fast ones do not drown in frames.
         while sent + (size := _frame_size(sent)) <= max_bytes:
-            check()
-            await stream.send(Batch(1, size))
-            await stream.send_bulk(memoryview(_BLANK)[:size])
-            sent += size
+            frames = _frames(sent, size, max_bytes)
+            stream.announce(Batch(frames, size))
+            for _ in range(frames):
+                check()
+                await stream.send_bulk(memoryview(_BLANK)[:size])
+            sent += frames * size
         await asyncio.sleep(end_s - clock())
 
 
@@ -96,4 +102,10 @@ async def take_in(stream: MessageStream, max_bytes: int, check: Callable[[], Non
 
 
 def _frame_size(sent: int) -> int:
-    return max([size for size in FRAME_SIZES if 16 * size <= sent], default=FRAME_SIZES[0])
+    return max([size for size in FRAME_SIZES if GROWTH * size <= sent], default=FRAME_SIZES[0])
+
+
+def _frames(sent: int, size: int, max_bytes: int) -> int:
+    """How many frames of this size go until a larger one may, or all is sent."""
+    until = min([GROWTH * larger for larger in FRAME_SIZES if larger > size] + [max_bytes])
+    return max(1, min((until - sent) // size, MOST_FRAMES))

@@ -246,7 +246,8 @@ class MessageStream:
         if is_due and not self._finished and not self._write_lock.locked():
             self._pause_ticks = max(self._clockwork.pause_ticks, self._far_pause_ticks)
             frame = _HEADER.pack(PULSE, self._pause_ticks)
-            self._pulse_task = asyncio.get_running_loop().create_task(self._write_aside(frame))
+            if not self._write_now(frame):
+                self._pulse_task = asyncio.get_running_loop().create_task(self._write_aside(frame))
         if self._waiting and not self._paced.is_held and self._is_silent(tick):
             self._silent = True
             self._clockwork.remove(self)
@@ -276,6 +277,13 @@ class MessageStream:
         if self._carrier is not None and not self._left:
             self._left = True
             self._carrier.end()
+
+    def _write_now(self, frame: bytes) -> bool:
+        """Write a small frame without a task of its own, if that takes no waiting; whether it did."""
+        if self._write_lock.locked() or self._finished or not self._paced.write_now(self._announced + frame):
+            return False
+        self._announced, self._last_write = b"", self._clockwork.tick
+        return True
 
     async def _write_aside(self, frame: bytes) -> None:
         try:
@@ -308,9 +316,12 @@ class MessageStream:
 
     def _send_receipt(self, receipt: bytes | None) -> None:
         if receipt is not None:
-            if self._receipt_queue is None:
-                self._receipt_queue = ReceiptQueue()
-            self._receipt_queue.add(_HEADER.pack(RECEIPT, len(receipt)) + receipt, self._write_aside)
+            frame, queue = _HEADER.pack(RECEIPT, len(receipt)) + receipt, self._receipt_queue
+            if (queue is None or queue.is_empty) and self._write_now(frame):
+                return
+            if queue is None:
+                queue = self._receipt_queue = ReceiptQueue()
+            queue.add(frame, self._write_aside)
 
     def _moved(self, _: int) -> None:
         self._last_heard = self._last_moved = self._anywhere.frame_tick = self._clockwork.tick

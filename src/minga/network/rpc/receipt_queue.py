@@ -16,11 +16,16 @@ class ReceiptQueue:
         self._waiting = bytearray()
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits or is being written."""
+        return self._task is None or self._task.done()
+
     def add(self, frame: bytes, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Send a frame soon, by `write`."""
         if len(self._waiting) < MAX_BYTES:
             self._waiting += frame
-            if self._task is None or self._task.done():
+            if self.is_empty:
                 self._task = asyncio.get_running_loop().create_task(self._empty(write))
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ from typing import Any
 from minga.core.aio.backoff import Backoff
 from minga.core.errors import MingaError, RemoteError
 from minga.network.interface import PeerId
+from minga.network.tcp.certificate import check_owner
 from minga.network.tcp.dial import (
     DIALLED_OPENS,
     DIALLER_OPENS,
@@ -39,6 +40,7 @@ from minga.network.tcp.dial import (
     dial,
     encode,
 )
+from minga.network.tcp.greeting import TcpGreeting
 from minga.network.tcp.host import LaneHost
 from minga.network.tcp.listener import HANDSHAKE_S, TcpListener
 from minga.network.tcp.sealed_channel import SealedChannel
@@ -227,18 +229,17 @@ class TcpLane:
     def _has_room(self) -> bool:
         return not self._closed and len(self._theirs) + self._answering < MAX_CHANNELS
 
-    def _adopt(self, channel: SealedChannel, role: int) -> bool:
-        """Take a connection that came in at the listener."""
+    def _adopt(self, greeting: TcpGreeting, role: int) -> bool:
+        """Take a connection that came in at the listener. Raises `OSError` if it breaks in this moment."""
         if role == DIALLER_OPENS and self._has_room:
-            channel.welcome(WELCOME)
-            self._await_stream(self._keep(channel, self._theirs))
+            self._await_stream(self._keep(greeting.welcome(WELCOME), self._theirs))
             return True
-        while role == DIALLED_OPENS and self._asked:
-            asked = self._asked.popleft()
-            if not asked.done():
-                channel.welcome(WELCOME)
-                asked.set_result(self._keep(channel, self._mine))
-                return True
+        while role == DIALLED_OPENS and self._asked and self._asked[0].done():
+            self._asked.popleft()
+        if role == DIALLED_OPENS and self._asked:
+            channel = self._keep(greeting.welcome(WELCOME), self._mine)
+            self._asked.popleft().set_result(channel)
+            return True
         return False
 
     async def _answer(self) -> None:
@@ -267,6 +268,7 @@ class TcpLane:
     def _heard(self, message: Control) -> None:
         if isinstance(message, LaneOffer):
             if not self._offer.done() and not self._closed:
+                check_owner(message.certificate, self.peer_id)
                 self._listener.invite(self._word, message.certificate, self._adopt)
                 self._offer.set_result(message)
                 self._spawn(self._send_offer())

@@ -2,7 +2,11 @@
 
 A network makes one self-signed certificate for its lifetime, and tells it to others over iroh connections only, where
 keys are proven. A context made for a peer trusts that peer's certificate and no other: there are no authorities here,
-names mean nothing, and since machines' clocks may be wrong, certificates are valid for a century.
+and since machines' clocks may be wrong, certificates are valid for a century.
+
+A certificate names the peer that has its key. Else a peer could tell the certificate of another one as its own and pass
+the bytes of a connection on to that one, or back to where they come from: two peers that each prove who they are would
+take each other for the one in the middle.
 """
 
 from __future__ import annotations
@@ -18,20 +22,22 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
-MAX_CERTIFICATE_BYTES = 1024
-"""Ours have about 300 bytes."""
+from minga.network.interface import PeerId
 
-_NAME = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "minga")])
+MAX_CERTIFICATE_BYTES = 1024
+"""Ours have about 420 bytes."""
+
 _VALID_FROM = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 _VALID_UNTIL = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
 
 
 class Certificate:
-    """A fresh key (EC P-256) and its self-signed certificate; `der` is sent to others."""
+    """A fresh key (EC P-256) and its self-signed certificate, which names its `owner`; `der` is sent to others."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: PeerId) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = x509.CertificateBuilder().subject_name(_NAME).issuer_name(_NAME).public_key(key.public_key())
+        name = _name(owner)
+        builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
         builder = builder.serial_number(x509.random_serial_number())
         signed = builder.not_valid_before(_VALID_FROM).not_valid_after(_VALID_UNTIL).sign(key, hashes.SHA256())
         self.der = signed.public_bytes(Encoding.DER)
@@ -66,3 +72,16 @@ class Certificate:
             file.write_bytes(self._pem)
             context.load_cert_chain(file, password=self._password)
         return context
+
+
+def check_owner(certificate: bytes, peer: PeerId) -> None:
+    """Raise `ValueError` if `peer` told the certificate (DER) of another peer as its own.
+
+    Nothing is parsed: an honest peer's certificate, which is what could be passed on, has no other name anywhere.
+    """
+    if _name(peer).public_bytes() not in certificate:
+        raise ValueError("its certificate does not name it")
+
+
+def _name(owner: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, owner)])

@@ -12,6 +12,7 @@ from minga.core.decoding import DECODING_ERRORS
 from minga.core.errors import ProtocolError
 from minga.network.interface import PeerId
 from minga.network.tcp.certificate import MAX_CERTIFICATE_BYTES
+from minga.network.tcp.greeting import TcpGreeting
 from minga.network.tcp.listener import HANDSHAKE_S
 from minga.network.tcp.sealed_channel import SealedChannel
 
@@ -61,18 +62,17 @@ async def dial(host: str, offer: LaneOffer, context: ssl.SSLContext, role: int) 
 
     Raises `OSError` (`ssl.SSLError` and `TimeoutError` are some) if no peer answers there, or another one does.
     """
-    channel = SealedChannel(lambda arrived, unsent: context.wrap_bio(arrived, unsent, server_hostname=offer.word))
+    greeting = TcpGreeting(lambda arrived, unsent: context.wrap_bio(arrived, unsent, server_hostname=offer.word))
     made = False
     try:
         async with asyncio.timeout(HANDSHAKE_S):
-            await asyncio.get_running_loop().create_connection(lambda: channel, host, offer.port)
-            await channel.handshake()
-            if channel.tls.getpeercert(True) != offer.certificate:
+            await asyncio.get_running_loop().create_connection(lambda: greeting, host, offer.port)
+            await greeting.shake_hands()
+            if greeting.tls.getpeercert(True) != offer.certificate:
                 raise ConnectionRefusedError("it has another certificate than it told")
-            if await channel.greet(bytes([role])) != WELCOME:
-                raise ConnectionRefusedError("it does not welcome this connection")
+            channel = await greeting.greet(bytes([role]), WELCOME)
         made = True
         return channel
     finally:
         if not made:
-            await channel.close()
+            await greeting.close()

@@ -3,8 +3,8 @@
 Theory of operation. The TLS handshake proves both certificates and makes secrets that nobody who records the connection
 can find out later (each has a fresh Diffie-Hellman key). Under these each side sends one word and a random key, with
 which it seals all that it sends from then on. So a key is known to these two peers alone, it is good for one direction
-of one connection, and a side that got it knows who has it, too. The side that dialled says its word first; nobody sends
-records before it heard the word of the other side.
+of one connection (the other side's key is refused as one's own), and a side that got it knows who has it, too. The side
+that dialled says its word first; nobody sends records before it heard the word of the other side.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class KeyExchange:
             if not data:
                 raise ssl.SSLEOFError(ssl.SSL_ERROR_EOF, "the other side ended TLS")
             self._heard += data
+        if self._heard[WORD_BYTES:] == self.key:
+            raise ssl.SSLError(ssl.SSL_ERROR_SSL, "it said the key of this side")
         return bytes(self._heard[:WORD_BYTES]), bytes(self._heard[WORD_BYTES:])
 
     def rest(self) -> bytes:

@@ -17,8 +17,9 @@ import ssl
 from collections.abc import Callable
 from typing import NamedTuple
 
+from minga.network.interface import PeerId
 from minga.network.tcp.certificate import Certificate
-from minga.network.tcp.sealed_channel import SealedChannel
+from minga.network.tcp.greeting import TcpGreeting
 
 HANDSHAKE_S = 5.0
 """Seconds that a handshake may take, for either side."""
@@ -33,12 +34,12 @@ class Invitation(NamedTuple):
     """One invitation: the peer that a word admits, the TLS context for it, and the callback that takes the connection
     and the first byte.
 
-    `adopt` says whether it takes it.
+    `adopt` says whether it takes it; it may raise `OSError`.
     """
 
     certificate: bytes
     context: ssl.SSLContext
-    adopt: Callable[[SealedChannel, int], bool]
+    adopt: Callable[[TcpGreeting, int], bool]
 
 
 class TcpListener:
@@ -51,18 +52,18 @@ class TcpListener:
         self._context = certificate.server_context(None)
         self._context.sni_callback = self._choose
         self._invited: dict[str, Invitation] = {}
-        self._welcoming: dict[asyncio.Task[None], SealedChannel] = {}
+        self._welcoming: dict[asyncio.Task[None], TcpGreeting] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
     @classmethod
-    async def make(cls, listen_at: tuple[str | None, int] | None) -> TcpListener | None:
-        """Listen at a host (None: all interfaces) and port, or if that is taken at any; not at all without one.
+    async def make(cls, owner: PeerId, listen_at: tuple[str | None, int] | None) -> TcpListener | None:
+        """Listen for `owner` at a host (None: all interfaces) and port, or if that is taken at any; not without one.
 
         Without success `port` is 0. Returns None if even dialling is impossible here.
         """
         try:
-            listener = cls(Certificate())
+            listener = cls(Certificate(owner))
         except OSError as error:  # nowhere to put a temporary file
             logger.debug("no TCP: %s", error)
             return None
@@ -70,7 +71,7 @@ class TcpListener:
             await listener._listen(*listen_at)
         return listener
 
-    def invite(self, word: str, certificate: bytes, adopt: Callable[[SealedChannel, int], bool]) -> None:
+    def invite(self, word: str, certificate: bytes, adopt: Callable[[TcpGreeting, int], bool]) -> None:
         """Let in, until `forget`, who says `word` and proves to have `certificate`.
 
         Raises `OSError` (`ssl.SSLError` is one) or `ValueError` if the certificate is none.
@@ -102,7 +103,7 @@ class TcpListener:
                 continue
             self.port = listening.getsockname()[1]
             loop = asyncio.get_running_loop()
-            self._server = await loop.create_server(self._make_channel, sock=listening, backlog=BACKLOG)
+            self._server = await loop.create_server(self._begin, sock=listening, backlog=BACKLOG)
             return
 
     def _choose(self, tls: ssl.SSLObject, word: str | None, _: ssl.SSLContext) -> int | None:
@@ -113,35 +114,35 @@ class TcpListener:
         tls.context = invitation.context
         return None
 
-    def _make_channel(self) -> SealedChannel:
-        channel = SealedChannel(lambda arrived, unsent: self._context.wrap_bio(arrived, unsent, server_side=True))
+    def _begin(self) -> TcpGreeting:
+        greeting = TcpGreeting(lambda arrived, unsent: self._context.wrap_bio(arrived, unsent, server_side=True))
         if len(self._welcoming) >= MAX_HALF_OPEN:  # honest ones are over within a few round trips
             self._welcoming.pop(next(iter(self._welcoming))).abort()
-        task = asyncio.get_running_loop().create_task(self._welcome(channel))
-        self._welcoming[task] = channel
+        task = asyncio.get_running_loop().create_task(self._welcome(greeting))
+        self._welcoming[task] = greeting
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda task: self._welcoming.pop(task, None))
-        return channel
+        return greeting
 
-    async def _welcome(self, channel: SealedChannel) -> None:
+    async def _welcome(self, greeting: TcpGreeting) -> None:
         """Complete the handshake, make sure who it is, and hand the connection over."""
         taken = False
         try:
             async with asyncio.timeout(HANDSHAKE_S):
-                await channel.handshake()
-                taken = self._hand_over(channel, (await channel.hear_greeting())[0])
+                await greeting.shake_hands()
+                taken = self._hand_over(greeting, (await greeting.hear_greeting())[0])
         except (TimeoutError, OSError) as error:
             logger.debug("a TCP connection was not let in: %s", error)
         finally:
             if not taken:
-                await channel.close()
+                await greeting.close()
 
-    def _hand_over(self, channel: SealedChannel, first: int) -> bool:
+    def _hand_over(self, greeting: TcpGreeting, first: int) -> bool:
         for invitation in self._invited.values():
-            if invitation.context is channel.tls.context:
+            if invitation.context is greeting.tls.context:
                 # The context trusts all that the certificate's key has signed; the peer announced this certificate.
-                return channel.tls.getpeercert(True) == invitation.certificate and invitation.adopt(channel, first)
+                return greeting.tls.getpeercert(True) == invitation.certificate and invitation.adopt(greeting, first)
         return False
 
 

@@ -1,10 +1,10 @@
 """One TCP connection whose bytes are sealed, driven by the event loop.
 
-Theory of operation. Two peers agree on keys by TLS (`key_exchange.py`), and seal what follows (`sealed_records.py`).
-The transport of the event loop reads into the opener's buffer, and what is opened goes straight into the reader's
-memory. What is sent is sealed into one buffer that all connections of a thread share, and the system takes it from
-there at once, or else the transport keeps the rest. So one system call moves up to `PIECE_BYTES`, each byte is copied
-by the system alone, and it works on every kind of event loop.
+Theory of operation. Two peers agreed on keys (`greeting.py`), and seal what follows (`sealed_records.py`). The
+transport of the event loop reads into the opener's buffer, and what is opened goes straight into the reader's memory.
+What is sent is sealed into one buffer that all connections of a thread share, and the system takes it from there at
+once, or else the transport keeps the rest. So one system call moves up to `PIECE_BYTES`, each byte is copied by the
+system alone, and it works on every kind of event loop.
 
 Nothing here holds the loop for longer than one piece takes, some 300 µs. Bytes that arrive while no task reads stay in
 the kernel once the opener's buffer is full; that is the back-pressure. A channel has a buffer of a few KiB, and one of
@@ -16,14 +16,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 import struct
 import sys
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final
 
 from minga.network.interrupt import Interrupt
-from minga.network.tcp.key_exchange import KeyExchange
 from minga.network.tcp.low_water import LowWater
 from minga.network.tcp.read_buffer import ReadBuffer
 from minga.network.tcp.sealed_records import (
@@ -45,28 +43,28 @@ HIGH_WATER_BYTES = 64 << 10
 TURN_BYTES = 256 << 10
 """How much a writer that never has to wait may send before others have their turn."""
 
-IDLE_BUFFER_BYTES = 4096
+IDLE_BUFFER_BYTES, READ_AHEAD_BYTES = 4096, 64 << 10
 
-WIDE_BUFFER_BYTES = (256 << 10) + MOST_RECORD_BYTES
-"""Room for what one call reads, behind a record of which something is missing."""
+WIDE_BUFFER_BYTES = 3 * MOST_RECORD_BYTES + (4 << 10)
+"""Room for what one call reads: whole records of the full size, and small ones before them. So little has begun that is
+not all there, and has to be moved."""
 
 MAX_UNSENT_BYTES = 4 << 20
 """Small answers that may pile up while the other side does not read; an honest one never asks for that many."""
 
-T = TypeVar("T")
-
+_ENDED_THERE: Final = "the other side closed the connection"
 _ABORT_AT_ONCE = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
 _OUTGOING: Final = SealingRoom(sealed_bytes(PIECE_BYTES) + MOST_RECORD_BYTES)
 
 
 class SealedChannel(asyncio.BufferedProtocol):
-    """A byte channel with one reader and one writer at a time. `secure` makes the TLS object from its two buffers.
+    """A byte channel with one reader and one writer at a time, over a transport whose protocol it is to be.
 
-    Call `handshake`, then `greet` at the side that dialled; `hear_greeting` and `welcome` at the other. `on_readable`
-    is called when bytes arrive for which no task waits, `on_lost` once when the connection is gone.
+    `on_readable` is called when bytes arrive for which no task waits, `on_lost` once when the connection is gone.
     """
 
-    def __init__(self, secure: Callable[[ssl.MemoryBIO, ssl.MemoryBIO], ssl.SSLObject]) -> None:
+    def __init__(self, transport: asyncio.Transport, sealer: RecordSealer, opener: RecordOpener) -> None:
+        self._transport, self._sealer, self._opener = transport, sealer, opener
         self.on_readable: Callable[[], None] | None = None
         self.on_lost: Callable[[], None] | None = None
         self.lost: str | None = None
@@ -75,16 +73,12 @@ class SealedChannel(asyncio.BufferedProtocol):
         """Whether it is gone because the other side, or the system there, closed it."""
         self.bytes_sent = self.bytes_received = 0
         loop = asyncio.get_running_loop()
-        self._gone: asyncio.Future[None] = loop.create_future()
         self._loop = loop
         self._heard_s = self._waiting_since_s = loop.time()
-        self._exchange: KeyExchange | None = KeyExchange(secure)
-        self._other_key = b""
-        self._sealer: RecordSealer | None = None
-        self._opener: RecordOpener | None = None
-        self._reading_into = memoryview(b"")
-        self._transport: asyncio.Transport | None = None
         self._low_water = LowWater()
+        self._low_water.attach(transport)
+        # What a writer waits for is that all is gone: then the memory for sealing is free again.
+        transport.set_write_buffer_limits(high=HIGH_WATER_BYTES, low=0)
         self._paused = self._full = False
         self._piece_bytes, self._turn_bytes = LEAST_PIECE_BYTES, 0
         self._filling: ReadBuffer | None = None
@@ -98,41 +92,9 @@ class SealedChannel(asyncio.BufferedProtocol):
             return 0.0
         return self._loop.time() - max(self._heard_s, self._waiting_since_s)
 
-    # ---- agreeing on keys; all of these raise `OSError` (`ssl.SSLError` is one) if TLS or the connection fails
-
-    @property
-    def tls(self) -> ssl.SSLObject:
-        """The TLS object, which knows the peer at the other end; only until keys are exchanged."""
-        return self._exchanging.tls
-
-    async def handshake(self) -> None:
-        """Shake hands."""
-        await self._agree(self._exchanging.shake_hands)
-
-    async def greet(self, word: bytes) -> bytes:
-        """Say a word (one byte), and wait for the answer."""
-        self._exchanging.say(word)
-        answer, self._other_key = await self._agree(self._exchanging.hear)
-        self._begin_records()
-        return answer
-
-    async def hear_greeting(self) -> bytes:
-        """Wait for the word of the side that dialled."""
-        word, self._other_key = await self._agree(self._exchanging.hear)
-        return word
-
-    def welcome(self, word: bytes) -> None:
-        """Answer it."""
-        try:
-            self._exchanging.say(word)
-            self._flush_exchange()
-            self._begin_records()
-        except OSError as error:
-            self._lose(f"TLS failed: {error.strerror or error}")
-
     def use(self, *, busy: bool) -> None:
         """A stream begins, or ended: free the memory that large amounts take."""
-        if self._opener is not None and (self._paused or self._opener.capacity > IDLE_BUFFER_BYTES):
+        if self._paused or self._opener.capacity > IDLE_BUFFER_BYTES:
             self._opener.resize(IDLE_BUFFER_BYTES + (0 if busy else self._opener.sealed))
         self._heard_s = self._loop.time()
         if not busy:  # else its loss would go unnoticed
@@ -142,11 +104,8 @@ class SealedChannel(asyncio.BufferedProtocol):
 
     def take(self, target: memoryview) -> int:
         """Move what is there into `target`; returns the number of bytes, 0 if there are none or the end was lost."""
-        opener = self._opener
-        if opener is None:
-            return 0
         try:
-            got = opener.take(target)
+            got = self._opener.take(target)
         except ForgedRecordError as error:
             self._lose(str(error))
             return 0
@@ -157,7 +116,7 @@ class SealedChannel(asyncio.BufferedProtocol):
     @property
     def has_arrived(self) -> bool:
         """Whether something may be there to `take`."""
-        return self._opener is not None and self._opener.pending > 0
+        return self._opener.pending > 0
 
     async def fill(
         self,
@@ -171,11 +130,11 @@ class SealedChannel(asyncio.BufferedProtocol):
         The bytes are put there as they come, without waking the caller for each piece; see `Stream.read_into`.
         """
         opener = self._opener
-        if opener is not None and target.nbytes > IDLE_BUFFER_BYTES and opener.capacity < WIDE_BUFFER_BYTES:
+        if target.nbytes > IDLE_BUFFER_BYTES and opener.capacity < WIDE_BUFFER_BYTES:
             opener.resize(WIDE_BUFFER_BYTES)
         filling = ReadBuffer(target, progress, filled)
         filling.filled(self.take(target))
-        if opener is None or not filling.rest.nbytes or self.lost is not None:
+        if not filling.rest.nbytes or self.lost is not None:
             return target.nbytes - filling.rest.nbytes
         self._filling = filling
         self._low_water.begin(filling.rest.nbytes - opener.sealed)
@@ -186,13 +145,13 @@ class SealedChannel(asyncio.BufferedProtocol):
             self._filling = None
             self._low_water.end()
 
-    async def wait_readable(self, interrupt: Interrupt | None) -> None:
+    async def wait_readable(self, interrupt: Interrupt) -> None:
         """Wait until something arrived, or the connection is lost."""
         if self.lost is not None:
             return
         self._reading, self._waiting_since_s = self._loop.create_future(), self._loop.time()
         try:
-            await (self._reading if interrupt is None else interrupt.wait(self._reading))
+            await interrupt.wait(self._reading)
         finally:
             self._reading = None
 
@@ -221,40 +180,16 @@ class SealedChannel(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """Close at once and drop what was not delivered; the other side sees a reset."""
-        if self._transport is not None:
-            with contextlib.suppress(OSError, AttributeError):
-                connection = self._transport.get_extra_info("socket")
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT_AT_ONCE)
-            self._transport.abort()
+        abort_at_once(self._transport)
         self._lose("the connection was closed")
-
-    async def close(self) -> None:
-        """Abort, and wait until the socket is closed."""
-        self.abort()
-        if self._transport is not None:
-            await asyncio.shield(self._gone)
 
     # ---- called by the event loop
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio`."""
-        if isinstance(transport, asyncio.Transport):
-            self._transport = transport
-            self._low_water.attach(transport)
-            # What a writer waits for is that all is gone: then the memory for sealing is free again.
-            transport.set_write_buffer_limits(high=HIGH_WATER_BYTES, low=0)
-            # The event loop does so for sockets that dial, and not for those of a listener that it did not make itself:
-            # without it each small answer waits some 40 ms for the acknowledgement of the one before.
-            with contextlib.suppress(OSError):
-                transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self.lost is not None:
-                transport.abort()
-
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         """See `asyncio`."""
-        if self._opener is None:
-            self._reading_into = memoryview(bytearray(IDLE_BUFFER_BYTES))
-            return self._reading_into
+        if self._opener.is_full:
+            # A loop that reads ahead (Windows) hands over the rest of what it has even after it was asked to pause.
+            self._opener.resize(self._opener.capacity + READ_AHEAD_BYTES)
         return self._opener.room()
 
     def buffer_updated(self, size: int) -> None:
@@ -262,11 +197,6 @@ class SealedChannel(asyncio.BufferedProtocol):
         self.bytes_received += size
         self._heard_s = self._loop.time()
         opener = self._opener
-        if opener is None:
-            if self._exchange is not None:
-                self._exchange.arrive(self._reading_into[:size])
-            self._wake()
-            return
         opener.came(size)
         if self._filling is not None:
             self._filling.filled(self.take(self._filling.rest), came=size)
@@ -278,19 +208,19 @@ class SealedChannel(asyncio.BufferedProtocol):
             self._wake()
         elif self.on_readable is not None:
             self.on_readable()
-        if opener.is_full and not self._paused and self._transport is not None:
+        if opener.is_full and not self._paused:
             self._paused = True
             self._transport.pause_reading()
 
     def eof_received(self) -> None:
-        """See `asyncio`; what stops sending here will not listen either."""
+        """See `asyncio`; what stops sending here will not listen either, so nobody waits until it takes the rest."""
+        self.ended_there = self.lost is None
+        self._lose(_ENDED_THERE)
 
     def connection_lost(self, error: Exception | None) -> None:
         """See `asyncio`."""
-        self.ended_there = self.lost is None
-        self._lose(str(error) if error else "the other side closed the connection")
-        if not self._gone.done():
-            self._gone.set_result(None)
+        self.ended_there = self.ended_there or self.lost is None
+        self._lose(str(error) if error else _ENDED_THERE)
 
     def pause_writing(self) -> None:
         """See `asyncio`."""
@@ -305,44 +235,9 @@ class SealedChannel(asyncio.BufferedProtocol):
     # ---- inner workings
 
     @property
-    def _exchanging(self) -> KeyExchange:
-        if self._exchange is None:
-            raise ConnectionError(self.lost or "keys are exchanged already")
-        return self._exchange
-
-    async def _agree(self, step: Callable[[], T]) -> T:
-        """Do what has to be done until a step of the exchange is over."""
-        while self.lost is None:
-            try:
-                done = step()
-            except ssl.SSLWantReadError:
-                self._flush_exchange()
-                await self.wait_readable(None)
-            else:
-                self._flush_exchange()
-                return done
-        raise ConnectionResetError(self.lost)
-
-    def _begin_records(self) -> None:
-        """Both words are said: what is sent and comes from now on is sealed."""
-        exchange = self._exchanging
-        rest = exchange.rest()
-        self._sealer = RecordSealer(exchange.key)
-        self._opener = RecordOpener(self._other_key, max(IDLE_BUFFER_BYTES, len(rest)))
-        self._opener.room()[: len(rest)] = rest
-        self._opener.came(len(rest))
-        self._exchange, self._other_key, self._reading_into = None, b"", memoryview(b"")
-
-    def _flush_exchange(self) -> None:
-        if self._transport is not None and self.lost is None and not self._is_breaking:
-            data = self._exchanging.unsent()
-            self.bytes_sent += len(data)
-            self._transport.write(data)
-
-    @property
     def _is_breaking(self) -> bool:
         """Whether a write failed; the event loop tells why in its next turn, and minds what is written until then."""
-        return self._transport is not None and self._transport.is_closing()
+        return self._transport.is_closing()
 
     async def _wait_writable(self, interrupt: Interrupt) -> None:
         while (self._full or self._is_breaking) and self.lost is None:
@@ -355,7 +250,7 @@ class SealedChannel(asyncio.BufferedProtocol):
     def _seal(self, first: bytes, rest: memoryview) -> None:
         """Hand over the records of both."""
         transport, sealer = self._transport, self._sealer
-        if transport is None or sealer is None or self.lost is not None or self._is_breaking:
+        if self.lost is not None or self._is_breaking:
             return
         size = sealed_bytes(len(first)) + sealed_bytes(rest.nbytes)
         is_first = not transport.get_write_buffer_size()
@@ -376,9 +271,7 @@ class SealedChannel(asyncio.BufferedProtocol):
             self._lose("it does not read")
 
     def _resume(self) -> None:
-        if not self._paused or self._opener is None or self._opener.is_full:
-            return
-        if self._transport is not None and self.lost is None:
+        if self._paused and not self._opener.is_full and self.lost is None:
             self._paused = False
             self._transport.resume_reading()
 
@@ -390,10 +283,16 @@ class SealedChannel(asyncio.BufferedProtocol):
         if self.lost is not None:
             return
         self.lost = why
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
         self._wake()
         self.resume_writing()
         if self.on_lost is not None:
             self.on_lost()
         self.on_lost = self.on_readable = None  # they know this channel, and its buffers are large
+
+
+def abort_at_once(transport: asyncio.Transport) -> None:
+    """Close a connection and drop what was not delivered; the other side sees a reset."""
+    with contextlib.suppress(OSError, AttributeError):
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT_AT_ONCE)
+    transport.abort()

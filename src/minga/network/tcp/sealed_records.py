@@ -10,9 +10,10 @@ AES-256-GCM straight from the sender's memory and opened straight into the reade
 Each direction of each connection has a random key of its own. The nonce is the number of the record under this key, so
 a record that is changed, left out, repeated or in another place does not open; the length is authenticated with it.
 After `RECORDS_PER_KEY` records both sides go on with a key that is derived from the last one, as in a key update of
-TLS 1.3. So no key seals more than 64 GiB, a quarter of what RFC 8446 (section 5.5) allows.
+TLS 1.3. So no key seals more than 64 GiB, a fifth of what RFC 8446 (section 5.5) allows.
 
-Nothing of a record counts as read before its tag is verified, although its bytes may stand in the reader's memory.
+Nothing of a record counts as read before its tag is verified. What stood in the reader's memory meanwhile is wiped if
+that fails, and nothing that comes behind is opened: else an attacker on the way could leave out what was due there.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ MOST_CONTENT_BYTES: Final = 128 << 10
 """A reader has nothing of a record before all of it is there: over a slow link larger ones would keep it waiting."""
 
 RECORDS_PER_KEY: Final = 1 << 19
+
+MOVED_BYTES: Final = 16 << 10
+"""The beginning of a record is moved to the beginning of the memory if it has no more than that, or no room there."""
 
 _LENGTH: Final = struct.Struct(">I")
 OVERHEAD_BYTES: Final = _LENGTH.size + TAG_BYTES
@@ -122,6 +126,7 @@ class RecordOpener:
         self._buffer = memoryview(bytearray(capacity))
         self._start = self._end = 0  # where in the buffer the bytes are that were not opened
         self._opened = memoryview(b"")  # what was opened and not taken
+        self._forged = ""
 
     @property
     def capacity(self) -> int:
@@ -149,9 +154,14 @@ class RecordOpener:
 
     def room(self) -> memoryview:
         """Where the next bytes are to go; empty if it `is_full`."""
-        if self._start == self._end:
+        rest = self._end - self._start
+        if not rest:
             self._start = self._end = 0
-        elif self._start and self._buffer.nbytes - self._end < self._buffer.nbytes // 2:
+        elif self._start and (
+            rest <= MOVED_BYTES
+            or self._buffer.nbytes - self._start < MOST_RECORD_BYTES
+            or self._end == self._buffer.nbytes
+        ):
             self._replace(self._buffer)
         return self._buffer[self._end :]
 
@@ -160,7 +170,9 @@ class RecordOpener:
         self._end += size
 
     def take(self, target: memoryview) -> int:
-        """Move what is there into `target`; returns how much. Raises `ForgedRecordError`."""
+        """Move what is there into `target`; returns how much. Raises `ForgedRecordError`, from then on each time."""
+        if self._forged:
+            raise ForgedRecordError(self._forged)
         got, room = self._take_opened(target) if self._opened.nbytes else 0, target.nbytes
         while got < room and (size := self._complete()):
             if size <= room - got:
@@ -186,7 +198,7 @@ class RecordOpener:
             return 0
         (size,) = _LENGTH.unpack_from(self._buffer, self._start)
         if not 0 < size <= MOST_CONTENT_BYTES:
-            raise ForgedRecordError(f"a record of {size} bytes")
+            raise self._refusal(f"a record of {size} bytes")
         if sealed >= size + OVERHEAD_BYTES:
             return int(size)
         if self.capacity < size + OVERHEAD_BYTES:
@@ -200,8 +212,13 @@ class RecordOpener:
         try:
             cipher.decrypt_into(nonce, self._buffer[body:end], self._buffer[self._start : body], target)
         except InvalidTag as error:
-            raise ForgedRecordError("a record was not sealed by the other side") from error
+            target[:] = bytes(size)
+            raise self._refusal("a record was not sealed by the other side") from error
         self._start = end
+
+    def _refusal(self, what: str) -> ForgedRecordError:
+        self._forged = what
+        return ForgedRecordError(what)
 
     def _replace(self, buffer: memoryview) -> None:
         """Go on with this memory, what was not opened being at its beginning."""

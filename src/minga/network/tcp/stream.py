@@ -55,6 +55,7 @@ class TcpStream(Stream):
         self._prefix = bytearray()
         self._piece_bytes = 0  # what is still to come of the piece that is being read
         self._wrote = self._finished = self._said_end = self._ended = self._broken = self._released = False
+        self._torn = False
         channel.use(busy=True)
 
     async def write(self, data: Buffer) -> None:
@@ -69,6 +70,14 @@ class TcpStream(Stream):
                 asyncio.get_running_loop().call_soon(self._send_held)
                 return
             view = await self._send_piece(view)
+
+    def write_now(self, data: bytes) -> bool:
+        """Send `data` if that takes no waiting; see the interface."""
+        if self.interrupt.fired or self._finished or self._held or len(data) > _HELD_BYTES:
+            return False
+        self._held = data
+        asyncio.get_running_loop().call_soon(self._send_held)
+        return True
 
     async def finish(self) -> None:
         """Say that nothing more will be written; see the interface."""
@@ -135,8 +144,9 @@ class TcpStream(Stream):
         return data[body.nbytes :]
 
     async def _send(self, first: bytes, rest: memoryview) -> None:
-        self._wrote = True
+        was_torn, self._wrote, self._torn = self._torn, True, True  # if cancelled, it is unknown how much was sent
         await self._channel.send(first, rest, self.interrupt)
+        self._torn = was_torn
         if self._channel.lost is not None:
             self._fail()
 
@@ -200,4 +210,5 @@ class TcpStream(Stream):
     def _release(self, *, clean: bool, stalled_s: float = 0.0) -> None:
         if not self._released:
             self._released = True
+            clean = clean and not self._torn and not self._broken
             self._owner.released(self, self._channel, clean=clean, stalled_s=stalled_s)

@@ -188,6 +188,14 @@ class VirtualStream(Stream):
             if out.write_error is not None:
                 raise out.write_error()
 
+    def write_now(self, data: bytes) -> bool:
+        """Send `data` if that takes no waiting; see `Stream`."""
+        out = self._out
+        if self._host.is_shut or out.write_error is not None or out.finished or out.unsent > SEND_BUFFER_BYTES:
+            return False
+        out.put(data)
+        return True
+
     async def finish(self) -> None:
         """End the outgoing direction; see `Stream`."""
         if self._host.is_shut:

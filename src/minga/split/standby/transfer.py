@@ -3,7 +3,9 @@
 split.checkpoint   CheckpointRequest -> CheckpointHeader, the manifest, then the chunks of the state, as bulk frames
 
 Only peers that the run spec names as servers are served. Who fetches compares the manifest with its own part of the
-model before it reserves memory, and each chunk with the manifest.
+model before it reserves memory, and each chunk with the manifest. Neither side waits longer than `CHUNK_TIMEOUT_S` for
+the next frame to come, or to go: signs of life alone hold up nobody, and a standby that does not read keeps no other
+from its turn.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ from minga.split.server.sessions import MAX_CLIENTS, SessionState
 from minga.split.standby.checkpoint import TopCheckpoint
 from minga.training.state.manifest import MAX_MANIFEST_BYTES, Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot
+from minga.training.transfer.messages import timely
 
 CHECKPOINT: Final = "split.checkpoint"
 LOOK_S: Final = 0.05
 MAX_WAIT_S: Final = 20.0
 """A request that nothing answers so long is refused, and comes again: who asked may be gone."""
+_READ_NOTHING: Final = "read nothing of a checkpoint"
 
 ClientId = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
@@ -83,11 +87,11 @@ class CheckpointServer:
             manifest = await asyncio.get_running_loop().run_in_executor(None, build_manifest, checkpoint.snapshot)
             encoded = manifest.encoded
             await stream.send(CheckpointHeader(checkpoint.samples, checkpoint.sessions, len(encoded)))
-            await stream.send_bulk(encoded)
+            await timely(stream.send_bulk(encoded), peer, _READ_NOTHING)
             start, whole = 0, checkpoint.snapshot.bytes_view
             for index in range(manifest.chunk_count):
                 stop = start + manifest.chunk_size(index)
-                await stream.send_bulk(whole[start:stop])
+                await timely(stream.send_bulk(whole[start:stop]), peer, _READ_NOTHING)
                 start = stop
 
 
@@ -98,14 +102,14 @@ async def fetch(
 
     `check` raises `ConfigurationError` for one of another kind of part.
 
-    Raises `RemoteError`, among them `ProtocolError` for what cannot be used.
+    Raises `RemoteError`, among them `ProtocolError` for what cannot be used and `SilentError` for what does not come.
     """
     async with node.open(server, CHECKPOINT, bulk=True) as stream:
         await stream.send(CheckpointRequest(0 if last is None else last.step, last is not None))
         await stream.finish()
-        header = await stream.receive(CheckpointHeader)
+        header = await timely(stream.receive(CheckpointHeader), server, "sent no checkpoint")
         encoded = bytearray(header.manifest_bytes)
-        await stream.receive_bulk_into(memoryview(encoded))
+        await timely(stream.receive_bulk_into(memoryview(encoded)), server, "sent no manifest")
         try:
             manifest = Manifest.decode(bytes(encoded))
             check(manifest)
@@ -115,10 +119,10 @@ async def fetch(
         view, start = as_bytes(buffer), 0
         for index in range(manifest.chunk_count):
             chunk = view[start : start + manifest.chunk_size(index)]
-            await stream.receive_bulk_into(chunk)
+            await timely(stream.receive_bulk_into(chunk), server, "sent no chunk")
             if not manifest.verify_chunk(index, chunk):
                 raise ProtocolError(f"chunk {index} of its checkpoint has another hash", peer=server)
             start += chunk.nbytes
-        await stream.receive_end()
+        await timely(stream.receive_end(), server, "did not end its checkpoint")
     snapshot = StateSnapshot(manifest.step, manifest.tensors, manifest.scalars, buffer)
     return TopCheckpoint(snapshot, header.samples, header.sessions)

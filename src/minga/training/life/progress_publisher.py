@@ -12,7 +12,7 @@ from minga.core.aio.signal import Signal
 from minga.core.events.training import MemberStatus
 from minga.core.thread_guard import loop_bound
 from minga.network.gossip.board import Board
-from minga.network.gossip.gossip import BEATS_PER_SECOND
+from minga.network.gossip.gossip import usual_beat_s
 from minga.network.rpc.node import Node
 from minga.training.record_kinds import Progress, Status
 
@@ -29,8 +29,9 @@ class Reporting(Protocol):
 PROGRESS_PERIOD_S = 0.5
 """Shortest time between two progress records of a peer that say nothing that others act on at once."""
 
-LATER_S = 1.0
-"""Seconds after which the others know, at the latest, whether this peer's round still runs."""
+LATER_S, LARGE = 1.0, 64
+"""Seconds after which a peer tells, at the latest, whether its round still runs; among more peers than so many only
+after the time of a beat."""
 
 _IN_STEP: Final = ("training", "averaging")
 """The others look at which of these it is only if it stays so for long."""
@@ -72,9 +73,7 @@ class ProgressPublisher:
         if not is_in_step:
             self._publish()
         elif self._later is None:
-            self._later = asyncio.get_running_loop().call_later(
-                min(self._period_s / 2.0, LATER_S), self._publish_status
-            )
+            self._later = asyncio.get_running_loop().call_later(self._later_s, self._publish_status)
 
     async def run(self) -> None:
         """Publish what changes until cancelled."""
@@ -94,7 +93,12 @@ class ProgressPublisher:
     @property
     def _period_s(self) -> float:
         # In a large swarm no more often than the board's own beats, which these records take the place of.
-        return max(PROGRESS_PERIOD_S, self._board.alive_count / BEATS_PER_SECOND)
+        return max(PROGRESS_PERIOD_S, usual_beat_s(self._board.alive_count))
+
+    @property
+    def _later_s(self) -> float:
+        # In a large swarm news take as long as a round of a small model, and would come when that is over.
+        return self._period_s if self._board.alive_count > LARGE else min(self._period_s / 2.0, LATER_S)
 
     def _publish_status(self) -> None:
         self._later = None
