@@ -14,7 +14,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 def is_watched(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a profiler runs, or a hook of this optimizer or of all wants to be called."""
     return bool(
-        torch.autograd._profiler_enabled()  # noqa: SLF001  (there is no other way to ask)
+        torch.autograd._profiler_enabled()  # type: ignore[attr-defined]  # noqa: SLF001  (nothing else tells)
         or optimizer._optimizer_step_pre_hooks  # noqa: SLF001
         or optimizer._optimizer_step_post_hooks  # noqa: SLF001
         or _global_optimizer_pre_hooks
