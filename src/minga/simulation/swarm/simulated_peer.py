@@ -201,5 +201,5 @@ class SimulatedPeer:
                     self.checkpoint = self.replica.capture()
             elif work is None and until():
                 return
-            else:
-                await port.woken.wait(POLL_S)
+            else:  # the port wakes those that wait for it; of what `until` waits for nobody tells
+                await port.woken.wait(POLL_S if work is None else None)
