@@ -32,7 +32,7 @@ PROMPT_S = 1e-4
 
 
 class Filling:
-    """A buffer that is filled as bytes come, and who is told of them; `error` if it cannot take them."""
+    """A buffer that is filled as bytes come, and what hears of them; `error` if it cannot take them."""
 
     __slots__ = ("context", "error", "filled", "target", "told")
 
