@@ -202,9 +202,4 @@ class SimulatedPeer:
             elif work is None and until():
                 return
             else:
-                await port.woken.wait(None if work is not None and _is_woken(port) else POLL_S)
-
-
-def _is_woken(port: GradientPort | AssignedPort) -> bool:
-    """Whether the port tells of all for which its trainer may wait: not where that goes on while a round runs."""
-    return isinstance(port, AssignedPort) or port.facts.max_in_flight == 0
+                await port.woken.wait(POLL_S)
