@@ -135,10 +135,10 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         """Start a task; it is kept alive until it is done, and belongs to the process that starts it."""
         self._check_closed()  # type: ignore[attr-defined]
         self._serial += 1
-        options = {key: value for key, value in options.items() if value is not None}
-        task = _Task(coro, serial=self._serial, loop=self, **options)
+        context = options.get("context")
+        task = _Task(coro, serial=self._serial, loop=self, name=options.get("name"), context=context)
         self._pending[task] = None
-        process = options["context"].get(CURRENT_PROCESS) if "context" in options else CURRENT_PROCESS.get()
+        process = CURRENT_PROCESS.get() if context is None else context.get(CURRENT_PROCESS)
         if process is not None:
             process.adopt(task, then=self._forget)
         else:

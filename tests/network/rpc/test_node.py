@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import msgspec
@@ -50,6 +51,27 @@ async def test_calls_refusals_and_unknown_methods() -> None:
         await first.node.call(second.peer_id, "treble", Number(1), Number)
     assert first.node.connected() == [second.peer_id]
     assert second.offences() == []
+    await world.close()
+
+
+@virtually
+async def test_peers_that_are_drawn_are_connected_and_fit() -> None:
+    world = World(5)
+    await world.start()
+    first, *others = world.parties
+    ids = {other.peer_id for other in others}
+    for other in others:
+        await first.node.connection(other.peer_id)
+    draws = [first.node.draw_connected(2, random.Random(seed), lambda _: True) for seed in range(40)]
+    assert {peer for drawn in draws for peer in drawn} == ids
+    assert all(len(set(drawn)) == 2 for drawn in draws)
+    await others[0].node.disconnect(first.peer_id)
+    await asyncio.sleep(1.0)
+    others_left, refused = ids - {others[0].peer_id}, others[1].peer_id
+    assert set(first.node.draw_connected(9, random.Random(1), lambda _: True)) == others_left
+    assert set(first.node.draw_connected(9, random.Random(1), lambda peer: peer != refused)) == others_left - {refused}
+    await first.node.connection(others[0].peer_id)
+    assert set(first.node.draw_connected(9, random.Random(1), lambda _: True)) == ids
     await world.close()
 
 

@@ -5,6 +5,7 @@ import contextlib
 import math
 import random
 from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -138,6 +139,50 @@ async def test_latency_and_small_messages_next_to_a_large_one() -> None:
     world.internet.set_rate(a, 1e7, 1e7)
     world.internet.set_rate(b, 1e7, 1e7)
     assert await big < 1.7
+
+
+@virtually
+async def test_a_reader_is_told_of_bytes_when_they_come_and_woken_when_all_are_there() -> None:
+    world = World()
+    near, far = await world.streams(*(world.internet.host(HostSettings(1e6, 1e6)) for _ in range(2)))
+    times: list[float] = []
+    of_test, told = ContextVar("of_test", default=""), list[tuple[int, str]]()
+    of_test.set("reader")
+
+    def came(size: int) -> None:
+        times.append(world.loop.time())
+        told.append((size, of_test.get()))
+
+    target, writing = bytearray(500_000), asyncio.ensure_future(near.write(bytes(range(250)) * 2001))
+    reading = world.loop.create_task(far.read_into(memoryview(target), came))
+    turns = 0
+    while not reading.done():
+        turns += 1
+        await asyncio.sleep(0.1)
+    assert turns in (5, 6), "half a second of transfer"
+    assert sum(size for size, _ in told) == len(target) == 500_000
+    assert {whose for _, whose in told} == {"reader"}, "called in the reader's context"
+    assert len(times) > 10, "told at once"
+    assert times[-1] - times[0] > 0.4, "told at once"
+    assert bytes(target) == bytes(range(250)) * 2000
+    await writing
+    assert await far.read(1000) == bytes(range(250)), "what was not asked for is left"
+
+
+@virtually
+async def test_what_goes_wrong_where_bytes_are_counted_reaches_the_reader() -> None:
+    world = World()
+    near, far = await world.streams(*(world.internet.host(HostSettings(1e6, 1e6)) for _ in range(2)))
+
+    def refuse(size: int) -> None:
+        raise RuntimeError(f"{size} bytes too many")
+
+    reading = world.loop.create_task(far.read_into(memoryview(bytearray(1000)), refuse))
+    await asyncio.sleep(0.0)
+    await near.write(bytes(2000))
+    with pytest.raises(RuntimeError, match="1000 bytes too many"):
+        await reading
+    assert await far.read(5000) == bytes(1000)
 
 
 @virtually

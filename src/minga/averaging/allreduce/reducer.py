@@ -257,7 +257,7 @@ class Reducer:
             return
         if round.own is not None and self._weights[index] == round.weight:
             values.copy_(self._own_share(round.own, index))  # alone: else it would be rounded twice
-        elif self._weights[index]:
+        elif self._weights[index] and not values.is_meta:
             values.div_(self._weights[index])
         try:
             mean = Reduced(self._encode(index, values), self._counted[index])
@@ -280,13 +280,13 @@ class Reducer:
     def _encode(self, index: int, values: torch.Tensor) -> Buffer:
         """The bytes to send; a root takes over what they decode to, as all others will."""
         chunk, limit = self._round.chunks[index], CONTRIBUTION_LIMIT if self._is_relay else FLOAT32_MAX
-        seeds = self._round.seeds
         codec = chunk.codecs.relay if self._is_relay else chunk.codecs.download
-        seed = seeds.upload(chunk) if self._is_relay else seeds.download(chunk)
         if codec.is_identity:
             if not is_finite(values, limit):
                 raise NonFiniteError("the chunk cannot be sent")
             return as_bytes(values)
+        seeds = self._round.seeds
+        seed = seeds.upload(chunk) if self._is_relay else seeds.download(chunk)
         room = self._round.buffer(codec.max_encoded_bytes(chunk.numel))
         body = room[: codec.encode(values, room, seed=seed, limit=limit)]
         if not self._is_relay:

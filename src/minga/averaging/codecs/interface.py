@@ -214,7 +214,7 @@ class CodecPair:
 
 
 def _require_vector(tensor: torch.Tensor) -> None:
-    here = tensor.device.type in ("cpu", "meta")
+    here = tensor.is_cpu or tensor.is_meta
     if tensor.dtype != torch.float32 or tensor.dim() != 1 or not tensor.is_contiguous() or not here:
         raise ValueError(
             f"codecs take contiguous 1-D float32 CPU tensors, not {tensor.dtype} {tuple(tensor.shape)} on "

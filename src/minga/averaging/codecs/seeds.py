@@ -8,6 +8,7 @@ where a codec sends the same elements of all of them; where each rounds by itsel
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -34,5 +35,10 @@ class RoundSeeds:
         return self._seed("download", chunk, "")
 
     def _seed(self, way: str, chunk: Chunk, peer: str) -> int:
-        text = f"minga codec seed 1\n{way}\n{self.fingerprint}\n{self.step}\n{chunk.start}\n{peer}\n"
-        return int.from_bytes(blake3(text.encode("ascii")).digest(length=8), "little")
+        return _seed_of(f"minga codec seed 1\n{way}\n{self.fingerprint}\n{self.step}\n{chunk.start}\n{peer}\n")
+
+
+@functools.lru_cache(maxsize=4096)
+def _seed_of(text: str) -> int:
+    """A number of 64 bits; remembered because a simulation has many members of the same round."""
+    return int.from_bytes(blake3(text.encode("ascii")).digest(length=8), "little")

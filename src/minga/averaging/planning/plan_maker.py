@@ -177,7 +177,7 @@ class PlanMaker:
         """Raise `RejectedError`, naming the leader, if the plan is unfair by all that this peer knows, which `said`
         these scores of itself.
         """
-        links, own = dict(self._swarm_view.links()), self._swarm_view.rates()
+        links, own = self._swarm_view.links(), self._swarm_view.rates()
         me = plan.rank_of(self._node.peer_id)
         why = unfair_parts(plan, links, own, me, self._work.vector_bytes)
         if self._takes_best:

@@ -81,16 +81,14 @@ class Estimate:
 
     def keep_since(self, when: float) -> None:
         """Forget what is older than loop time `when`, if anything is newer; a doubt is settled."""
-        newer = [sample for sample in self._samples if sample[-1] >= when]
-        if 0 < len(newer) < len(self._samples):
-            self._keep(newer)
+        if self._samples and self._samples[0][-1] < when <= self._samples[-1][-1]:  # samples come in order of time
+            self._keep([sample for sample in self._samples if sample[-1] >= when])
         self.doubtful = False
 
     def forget_since(self, when: float) -> None:
         """Forget what was learnt since loop time `when`; nothing is known if there was nothing before."""
-        older = [sample for sample in self._samples if sample[-1] < when]
-        if len(older) < len(self._samples):
-            self._keep(older)
+        if self._samples and self._samples[-1][-1] >= when:
+            self._keep([sample for sample in self._samples if sample[-1] < when])
         self.newest_s = self._samples[-1][-1] if self._samples else -math.inf
 
     def _keep(self, samples: list[tuple[float, int, bool, float]]) -> None:

@@ -113,13 +113,20 @@ class DirectionMeter:
         for number, seconds in self._cover(span) if use is not BulkUse.PROBED else ():
             self._bucket(number).total += span.size * seconds / max(span.end_s - span.begin_s, SHORTEST_S)
 
-    def add(self, peer: PeerId, span: Span, use: BulkUse) -> None:
-        """Count bytes moved to or from `peer`; they do not count for the total."""
+    def add(self, peer: PeerId, span: Span, use: BulkUse, *, in_total: bool = False) -> None:
+        """Count bytes moved to or from `peer`. With `in_total` they are counted as by `add_total`, too."""
+        in_total = in_total and use is not BulkUse.PROBED
+        whole_s, is_open = max(span.end_s - span.begin_s, SHORTEST_S), span.loaded and span.room
         for number, seconds in self._cover(span):
-            flow = self._bucket(number).setdefault((peer, use), Flow())
-            flow.size += span.size * seconds / max(span.end_s - span.begin_s, SHORTEST_S)
+            bucket, size = self._bucket(number), span.size * seconds / whole_s
+            if (flow := bucket.get((peer, use))) is None:
+                flow = bucket[peer, use] = Flow()
+            flow.size += size
             flow.moving_s += seconds
-            flow.open_s += seconds if span.loaded and span.room else 0.0
+            if is_open:
+                flow.open_s += seconds
+            if in_total:
+                bucket.total += size
 
     def note(self, peer: PeerId, size: int) -> None:
         """Count bytes that were moved lately, too few to tell how fast."""
@@ -165,7 +172,9 @@ class DirectionMeter:
         return [self.total, *(e for path in self._paths.values() for e in (path.rate, path.shares))]
 
     def _bucket(self, number: int) -> TimeBucket:
-        return self._buckets.setdefault(number, TimeBucket())
+        if (bucket := self._buckets.get(number)) is None:
+            bucket = self._buckets[number] = TimeBucket()
+        return bucket
 
     def _cover(self, span: Span) -> list[tuple[int, float]]:
         """The open buckets that a span touches, and for how many seconds; none for one that cannot be."""

@@ -77,9 +77,7 @@ class StreamCounter:
         access_link, down = self._access_link, self._access_link.meter.down
         line_bytes, self._line_bytes = access_link.received_bytes - self._line_bytes, access_link.received_bytes
         span = span._replace(room=access_link.has_room(line_bytes, span.end_s - span.begin_s))
-        down.add(self._peer, span, self.use)
-        if self.use is not BulkUse.PROBE:
-            down.add_total(span, self.use)
+        down.add(self._peer, span, self.use, in_total=self.use is not BulkUse.PROBE)
         return self._delivery_reports.report(span)
 
     def acknowledge(self, receipt: bytes | bytearray) -> None:
@@ -88,8 +86,7 @@ class StreamCounter:
             span = self._delivery_reports.acknowledge(receipt, self._access_link.clock())
         except ValueError as error:
             raise ProtocolError(str(error), peer=self._peer) from error
-        self._access_link.meter.up.add(self._peer, span, self.use)
-        self._access_link.meter.up.add_total(span, self.use)
+        self._access_link.meter.up.add(self._peer, span, self.use, in_total=True)
 
     def close(self) -> None:
         """The stream is over: count what no span tells of, too short as it was for a rate. May be called twice."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Iterator
@@ -61,6 +62,7 @@ class PeerRecords:
         "_dropped_expires",
         "_fingerprint",
         "_kinds",
+        "_soonest_expiry",
         "dropped",
         "entries",
         "floor",
@@ -80,6 +82,7 @@ class PeerRecords:
         self.is_forgotten = False
         self._budget, self._budget_time = 2.0 * RECORDS_PER_SECOND, now
         self._fingerprint: bytes | None = None
+        self._soonest_expiry = math.inf  # no record expires before, but a later one may be the first
 
     def is_stale(self, record: Record) -> bool:
         """Whether the record is not newer than what is known already."""
@@ -103,6 +106,7 @@ class PeerRecords:
         self.is_forgotten = False
         self._budget -= 1.0
         self._fingerprint = None
+        self._soonest_expiry = min(self._soonest_expiry, record.expires)
         self.entries[record.code] = entry
         self.dropped.pop(record.code, None)
         self.newest = max(self.newest, record.version)
@@ -140,6 +144,7 @@ class PeerRecords:
 
     def _note_dropped(self, record: Record) -> None:
         self.dropped[record.code] = record.version
+        self._soonest_expiry = -math.inf
         if len(self.dropped) > MAX_DROPPED:
             del self.dropped[min(self.dropped, key=self.dropped.__getitem__)]
         self._fingerprint = None
@@ -155,6 +160,10 @@ class PeerRecords:
         for entry in self.entries.values():
             entry.payload, entry.passed_on = None, False
 
+    def is_fresh(self, before_ms: float) -> bool:
+        """Whether surely no record expired before `before_ms` (Unix milliseconds), dropped ones included."""
+        return before_ms <= self._soonest_expiry
+
     def expires_completely(self, before_ms: float) -> bool:
         """Whether every record, dropped ones too, expired before `before_ms` (Unix milliseconds)."""
         newest = max((entry.record.expires for entry in self.entries.values()), default=0)
@@ -167,6 +176,8 @@ class PeerRecords:
             self.entries, self._fingerprint = kept, None
         if self.dropped and self._dropped_expires < before_ms:
             self.dropped, self._fingerprint = {}, None
+        if not self.dropped:
+            self._soonest_expiry = min((entry.record.expires for entry in kept.values()), default=math.inf)
 
     def versions(self) -> Iterator[tuple[int, int]]:
         """Code and version of each record, dropped ones too, in order of codes."""

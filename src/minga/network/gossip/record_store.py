@@ -104,6 +104,8 @@ class RecordStore:
         crowded = len(self.owners) > MAX_OWNERS // 2
         gone = []
         for owner_id, owner in self.owners.items():
+            if not crowded and owner.entries and owner.is_fresh(before_ms):
+                continue
             dispensable = (crowded and is_long_dead(owner_id)) or owner.expires_completely(before_ms)
             if dispensable and owner is not self.own:
                 gone.append(owner_id)

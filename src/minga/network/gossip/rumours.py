@@ -148,9 +148,12 @@ class RumourSpreader:
         """Tell the next neighbour, or all that have to be told at once."""
         self._flush_at = self._timer = None
         board = self._board
-        neighbours = [p for p in self._node.connected() if board.is_alive(p) or p not in board.store.owners]
-        widest = min(len(neighbours), max((rumour.at_once for rumour in self._rumours.values()), default=0))
-        for number, peer in enumerate(self._generator.sample(neighbours, widest)):
+        widest = max((rumour.at_once for rumour in self._rumours.values()), default=0)
+
+        def may_hear(peer: PeerId) -> bool:
+            return board.is_alive(peer) or peer not in board.store.owners
+
+        for number, peer in enumerate(self._node.draw_connected(widest, self._generator, may_hear)):
             keys = [
                 key
                 for key, rumour in self._rumours.items()

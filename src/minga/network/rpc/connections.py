@@ -27,6 +27,7 @@ class Connections:
 
     def __init__(self) -> None:
         self._connections: dict[PeerId, list[Connection]] = {}
+        self._names: list[PeerId] | None = None  # in order, if that is known
         self._past_traffic = (0, 0)
         self._ended_s: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
 
@@ -45,7 +46,7 @@ class Connections:
             self._note_traffic(closed)
         if known:
             return known[-1]
-        self._connections.pop(peer, None)
+        self._drop(peer)
         return None
 
     def has_just_ended(self, peer: PeerId) -> bool:
@@ -61,12 +62,20 @@ class Connections:
         known = list(self._connections.items())
         return sorted([peer for peer, last in known if not last[-1].is_closed or self.live(peer)])
 
+    def candidates(self) -> list[PeerId]:
+        """The same, and perhaps some whose last connection was just lost; costs less. Copy it to change it."""
+        if self._names is None:
+            self._names = sorted(self._connections)
+        return self._names
+
     def is_full_for(self, peer: PeerId) -> bool:
         """Whether there is no room for a connection that `peer` asks for."""
         return len(self._connections) >= MAX_PEERS and self.live(peer) is None and len(self.connected()) >= MAX_PEERS
 
     def add(self, connection: Connection) -> Connection | None:
         """Keep a connection; returns the one that is to be closed for it, if any."""
+        if connection.peer_id not in self._connections:
+            self._names = None
         known = self._connections.setdefault(connection.peer_id, [])
         known.append(connection)
         if len(known) <= MAX_CONNECTIONS_PER_PEER:
@@ -76,7 +85,7 @@ class Connections:
 
     def remove(self, peer: PeerId) -> list[Connection]:
         """Forget the connections to `peer`, which are then to be closed."""
-        removed = self._connections.pop(peer, [])
+        removed = self._drop(peer)
         for connection in removed:
             self._note_traffic(connection)
         return removed
@@ -90,6 +99,11 @@ class Connections:
         live = [c.facts() for connections in self._connections.values() for c in connections]
         sent, received = self._past_traffic
         return sent + sum(f.bytes_sent for f in live), received + sum(f.bytes_received for f in live)
+
+    def _drop(self, peer: PeerId) -> list[Connection]:
+        if peer in self._connections:
+            self._names = None
+        return self._connections.pop(peer, [])
 
     def _has_ended(self, peer: PeerId, limit_s: float) -> bool:
         if (ended_s := self._ended_s.get(peer)) is None or self.live(peer) is not None:

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
@@ -237,6 +238,16 @@ class Node:
     def connected(self) -> list[PeerId]:
         """All peers with an open connection, in order of their ids."""
         return self._connections.connected()
+
+    def draw_connected(self, count: int, generator: random.Random, fits: Callable[[PeerId], bool]) -> list[PeerId]:
+        """Up to `count` different peers at random that `fits` and to which a connection is open."""
+        names, drawn = list(self._connections.candidates()), list[PeerId]()
+        while names and len(drawn) < count:
+            place = generator.randrange(len(names))
+            names[place], names[-1] = names[-1], names[place]
+            if self.is_connected(peer := names.pop()) and fits(peer):
+                drawn.append(peer)
+        return drawn
 
     def facts(self, peer: PeerId) -> LinkFacts | None:
         """Facts about the link to `peer`, or None without a connection."""

@@ -223,20 +223,19 @@ class VirtualStream(Stream):
         """Fill `target`; see `Stream`."""
         if self._host.is_shut:
             await self._host.gate()
-        view = byte_view(target)
-        got = 0
-        while got < view.nbytes:
-            try:
-                count = self._into.pop_into(view[got:])
-            except ValueError as error:
-                raise ProtocolError(str(error), peer=self._connection.peer_id) from error
-            got += count
-            if count and progress is not None:
-                progress(count)
-            if count and filled is not None:
-                filled(count)
-            if not count and not await self._more():
-                raise ProtocolError(f"the stream ended {view.nbytes - got} bytes early", peer=self._connection.peer_id)
+        if not (view := byte_view(target)).nbytes:
+            return
+        into = self._into
+        try:
+            filling = into.fill(view, [told for told in (progress, filled) if told is not None])
+            while filling.missing and await self._more():
+                if filling.error is not None:
+                    raise filling.error
+        finally:
+            into.stop_filling()
+        if filling.missing:
+            peer = self._connection.peer_id
+            raise ProtocolError(f"the stream ended {filling.missing} bytes early", peer=peer)
 
     async def reset(self) -> None:
         """Abort both directions; see `Stream`."""

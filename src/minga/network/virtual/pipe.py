@@ -15,9 +15,10 @@ a hundred thousand of them, of which an empty `deque` would take 800 bytes each.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextvars
+from collections.abc import Callable, Iterable
 
-from minga.core.errors import MingaError
+from minga.core.errors import MingaError, ProtocolError
 from minga.network.interface import Buffer
 from minga.network.meta_bytes import fill, is_meta
 from minga.network.virtual.link import LineDirection, Quantum, take_pieces
@@ -28,6 +29,24 @@ SEND_BUFFER_BYTES = 64 << 10
 
 PROMPT_S = 1e-4
 """Delays on the downlink below this are counted against its rate but not waited for."""
+
+
+class Filling:
+    """A buffer that is filled as bytes come, and what hears of them; `error` if it cannot take them."""
+
+    __slots__ = ("context", "error", "filled", "target", "told")
+
+    def __init__(
+        self, target: memoryview, told: tuple[Callable[[int], None], ...], context: contextvars.Context
+    ) -> None:
+        self.target, self.told, self.context = target, told, context
+        self.filled = 0
+        self.error: Exception | None = None
+
+    @property
+    def missing(self) -> int:
+        """How many bytes have not come."""
+        return len(self.target) - self.filled
 
 
 class Pipe:
@@ -55,6 +74,7 @@ class Pipe:
         self._served: list[Quantum] = []
         self._held_on_wire = self._held_on_downlink = 0
         self._buffer: list[memoryview] = []
+        self._filling: Filling | None = None
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
 
@@ -101,21 +121,39 @@ class Pipe:
         self._consumed(len(piece))
         return bytes(len(piece)) if is_meta(piece) else bytes(piece)
 
-    def pop_into(self, target: memoryview) -> int:
-        """Move what is there, as far as it fits, to the front of `target`; returns how much it was.
+    def fill(self, target: memoryview, told: Iterable[Callable[[int], None]]) -> Filling:
+        """Move what is there to the front of `target`, and until it is full or given up whatever comes, when it comes.
 
-        Raises `ValueError` if that is meta and `target` is not.
+        Each of `told` is called with the number of bytes, in the context of the caller. Raises `ProtocolError` if they
+        are meta and `target` is not; what goes wrong later is the `error` of what is returned.
         """
-        filled = 0
+        filling = self._filling = Filling(target, tuple(told), contextvars.copy_context())
+        self._pour(filling)
+        return filling
+
+    def stop_filling(self) -> None:
+        """Leave what comes in the buffer from now on."""
+        self._filling = None
+
+    def _pour(self, filling: Filling) -> None:
+        target, filled = filling.target, filling.filled
         while self._buffer and filled < len(target):
             piece = self._buffer.pop(0)
             if len(piece) > (room := len(target) - filled):
                 self._buffer.insert(0, piece[room:])
                 piece = piece[:room]
-            fill(target[filled : filled + len(piece)], piece)
+            try:
+                fill(target[filled : filled + len(piece)], piece)
+            except ValueError as error:
+                raise ProtocolError(str(error), peer=self._source.host.peer_id) from error
             filled += len(piece)
-        self._consumed(filled)
-        return filled
+        told, filling.filled = filled - filling.filled, filled
+        if filled == len(target):
+            self._filling = None
+        if told:
+            self._consumed(told)
+            for tell in filling.told:
+                filling.context.run(tell, told)
 
     async def wait_readable(self) -> None:
         """Wait until bytes or the end came, or reading failed."""
@@ -223,6 +261,14 @@ class Pipe:
         if self._announce is not None:
             announce, self._announce = self._announce, None
             announce()
+        filling = self._filling
+        if filling is not None:  # the reader would only go back to sleep
+            try:
+                self._pour(filling)
+            except Exception as error:  # it is for the reader
+                filling.error, self._filling = error, None
+            if self._filling is not None and not self.ended:
+                return
         _wake(self._reader)
 
     def _consumed(self, size: int) -> None:

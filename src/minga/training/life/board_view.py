@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from minga.averaging.link_record import Links
 from minga.averaging.link_reporter import links_of
@@ -146,12 +146,11 @@ class BoardView:
         """Other active members that can be dialled, or are connected anyway."""
         return [peer for peer in sorted(self.active()) if self._reachable(peer)]
 
-    def links(self) -> dict[PeerId, Links]:
-        """The rates that each living peer publishes of its links, and those that this peer measured of its own."""
-        return {
-            **self._board.payloads(Links),
-            self._node.peer_id: links_of(self._node),
-        }
+    def links(self) -> Mapping[PeerId, Links]:
+        """The rates that each living peer publishes of its links, and those that this peer measured of its own; copy it
+        to keep it.
+        """
+        return _LinksOfAll(self._board.payloads(Links), self._node)
 
     def rates(self) -> AccessRates:
         """This peer's own present rates and caps."""
@@ -214,6 +213,24 @@ class BoardView:
     def _reachable(self, peer: PeerId) -> bool:
         address = self._board.address_of(peer)
         return self._node.is_connected(peer) or (address is not None and address.dialable)
+
+
+class _LinksOfAll(Mapping[PeerId, Links]):
+    """What others published, and what this peer knows of its own lines and paths: that is made when it is asked for."""
+
+    def __init__(self, published: Mapping[PeerId, Links], node: Node) -> None:
+        self._published, self._node = published, node
+
+    def __getitem__(self, peer: PeerId) -> Links:
+        return links_of(self._node) if peer == self._node.peer_id else self._published[peer]
+
+    def __iter__(self) -> Iterator[PeerId]:
+        yield from self._published
+        if self._node.peer_id not in self._published:
+            yield self._node.peer_id
+
+    def __len__(self) -> int:
+        return len(self._published) + (self._node.peer_id not in self._published)
 
 
 def _is_active(progress: Progress | None) -> bool:
