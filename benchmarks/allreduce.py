@@ -21,7 +21,8 @@ that nobody disturbed (over all if `rounds_quiet` is 0).
 
     against            with `--against`: for each rival how many times our time and CPU seconds it takes (`time_ratio`,
                        `cpu_ratio`, of the medians), and its own figures. Our rounds and runs of the rivals take turns
-                       on the same machine; while they run, our peers idle
+                       on the same machine. While they run, our peers idle, so each turn begins with rounds that do not
+                       count, ours as theirs
 
 ok: all rounds correct, matchmaking_s at most 0.05 (median), and for 4 peers, 64 MiB and float32: hivemind takes at
 least 5 times our time and 4 times our CPU, gloo (no encryption) at least a quarter of our time; without `--against`,
@@ -137,7 +138,7 @@ def arguments_of() -> Any:
     options.add_argument("--mib", type=int, default=64, help="size of the float32 vector in MiB")
     options.add_argument("--codec", choices=sorted(RMS_BOUND), default="float32")
     options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--warmup", type=int, default=1, help="rounds before, which do not count")
+    options.add_argument("--warmup", type=int, default=1, help="rounds before each turn, which do not count")
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--quiet-wait", type=float, default=3.0, help="seconds to wait for others to leave the CPU")
     options.add_argument("--upload-mbit", type=float, default=0, help="what each peer may send in Mbit/s; 0: no cap")
@@ -181,13 +182,13 @@ def main() -> int:
     with Workers() as workers:
         mean_file = start_peers(workers, arguments)
         rows: list[dict[str, Any]] = []
-        for number in range(arguments.warmup):
-            emit(round=number, warmup=True, **measure_round(workers, mean_file, arguments))
         for turn in range(turns):
+            for _ in range(arguments.warmup):
+                emit(turn=turn, warmup=True, **measure_round(workers, mean_file, arguments))
             rounds = arguments.rounds * (turn + 1) // turns - len(rows)
             for _ in range(rounds):
                 rows.append(measure_round(workers, mean_file, arguments))
-                emit(round=arguments.warmup + len(rows) - 1, warmup=False, **rows[-1])
+                emit(round=len(rows) - 1, warmup=False, **rows[-1])
             for rival in rivals:
                 for row in rival.run(arguments, rounds):
                     emit(against=rival.name, turn=turn, **row)
