@@ -110,7 +110,7 @@ def _until(target: int, paces: Sequence[MemberPace], most: Sequence[float]) -> t
             heapq.heapreplace(coming, (_last_s(paces[index], counts[index] + 1), index))
         else:
             heapq.heappop(coming)
-    return counts, until_s
+    return counts, max(0.0, until_s)  # what is overdue is as good as there
 
 
 def _soonest_s(lacking: int, able: Sequence[tuple[MemberPace, float]]) -> float:
