@@ -283,17 +283,18 @@ for layer in (network.layers[0], network.layers[2], network):
     fully_shard(layer)
 inner, schedule = spirals.optimizer_of(network)
 optimizer = minga.Optimizer(inner, peer, scheduler=schedule, model=network, max_grad_norm=1.0, samples_per_step=32)
+all_stepped = torch.zeros(1)
 while not optimizer.finished:
     network(**points[torch.randint(len(points), (32,))])["loss"].backward()
     optimizer.step()
     optimizer.zero_grad()
-    while not (folder / "go").exists():  # as the others: until all have computed something
+    while not all_stepped:  # as the others: until all have computed something, which both ranks hear from the first
         if RANK == 0:
             (folder / f"{role}.stepped").touch()
         optimizer.follow(0.05)
         if RANK == 0 and len(list(folder.glob("*.stepped"))) == 5:
-            (folder / "go").touch()
-        dist.barrier()
+            all_stepped.fill_(1.0)
+        dist.broadcast(all_stepped, 0)
 own = [value for each in network.parameters() for value in each.full_tensor().flatten().tolist()]
 samples = None
 if peer is not None:

@@ -93,6 +93,7 @@ if kind == "dead" and rank == 1:
     (folder / "joined").touch()
 while kind == "dead":
     optimizer.follow(0.05)
+all_stepped = torch.zeros(1)
 number = 0
 while not optimizer.finished:
     inputs = batch(9 if not sharded else rank, number)
@@ -102,14 +103,14 @@ while not optimizer.finished:
     optimizer.step(samples=4)
     optimizer.zero_grad()
     # Until both peers have computed something, however slowly one of them began: they share the first step at least.
-    while kind != "torch" and not (folder / "go").exists():
+    while kind != "torch" and not all_stepped:  # both ranks hear that from the first
         if rank == 0:
             (folder / f"{role}.stepped").touch()
         optimizer.follow(0.05)
-        if rank == 0 and sharded and (folder / "plain.stepped").exists():
-            (folder / "go").touch()
+        if rank == 0 and (folder / "plain.stepped").exists() and (folder / "sharded.stepped").exists():
+            all_stepped.fill_(1.0)
         if sharded:
-            dist.barrier()
+            dist.broadcast(all_stepped, 0)
     model.eval()
     with torch.no_grad():
         model(inputs)  # FSDP leaves parameters whole after this
