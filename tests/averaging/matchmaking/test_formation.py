@@ -250,6 +250,36 @@ def test_a_dead_leader_is_overtaken_by_the_next_in_rank() -> None:
     main()
 
 
+@pytest.mark.parametrize("late_s", [0.05, 1.0])
+def test_a_newcomer_waits_for_those_from_whom_it_has_its_state(late_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may not know yet at which step they are: a fast one took all steps to the end of a run alone."""
+
+    @virtually
+    async def main() -> None:
+        camp = Camp(2, batch=40, speeds=[(4, 0.2), (40, 0.001)])
+        host, newcomer = camp.members
+        await camp.start()
+        host.sight.hidden.add(newcomer.party.peer_id)  # it is not there yet
+        for live in (host.train(), host.live()):
+            host.party.network.process.run(live)
+        await camp.until_step(2, [0])
+        await asyncio.sleep(0.1)
+        newcomer.step = host.step
+        host.sight.hidden.clear()
+        newcomer.formation.come_back([host.party.peer_id])
+        monkeypatch.setattr(newcomer.sight, "at", lambda _: ())
+        monkeypatch.setattr(newcomer.sight, "current", lambda _: ())
+        for live in (newcomer.train(), newcomer.live()):
+            newcomer.party.network.process.run(live)
+        await asyncio.sleep(late_s)
+        monkeypatch.undo()
+        await camp.until_step(newcomer.step + 3)
+        assert [plan for plan, _ in newcomer.plans[:3]] == [plan for plan, _ in host.plans[2:5]]
+        await camp.close()
+
+    main()
+
+
 def test_stopping_in_a_minority_says_what_to_do() -> None:
     @virtually
     async def main() -> None:

@@ -125,8 +125,11 @@ class MembershipView:
         return sorted(set(self._swarm_view.current(self._step)) - set(present) - self.suspects.now())
 
     def guides(self) -> list[PeerId]:
-        """Whom a newcomer asks where to go."""
-        return sorted(self._swarm_view.current(self._step))[:MOST_ASKED]
+        """Whom a newcomer asks where to go: others at its step, or if it has heard of none, those from whom it has its
+        state. They are at this step or soon will be, and it went on without them if it did not ask.
+        """
+        here = self._swarm_view.current(self._step)
+        return sorted(here or set(self._origin) & set(self._swarm_view.alive()) - {self._node.peer_id})[:MOST_ASKED]
 
     def choose_leader(self) -> Address | None:
         """The address of the best leader that is not suspected, or None if that is this peer.
