@@ -73,7 +73,7 @@ def test_the_limits_are_reached_in_time_and_make_about_the_target(target: int, m
 
 
 def test_what_is_overdue_takes_no_time_more() -> None:
-    """A busy machine is late with its micro-batches. A negative wait made a leader look anew without end."""
+    """A busy machine is late with its micro-batches. With a negative wait other limits seemed a gain at each look."""
     late = [MemberPace(samples=0, micro_batch=1, micro_batch_s=1.0, next_s=next_s, limit=4) for next_s in (-9.5, -3.2)]
     assert share_out(5, late).seconds == 0.0
     assert seconds_as_is(5, late) == 0.0

@@ -29,8 +29,7 @@ class Reader(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self.low_water = LowWater()
-        self.low_water.attach(transport)
+        self.low_water = LowWater(transport)
 
     def get_buffer(self, sizehint: int) -> bytearray:
         return self._buffer

@@ -29,17 +29,22 @@ def sealed(sealer: RecordSealer, content: bytes) -> bytes:
     return bytes(target)
 
 
+def put(opener: RecordOpener, records: memoryview) -> memoryview:
+    """Let as much come as there is room for; the rest."""
+    room = opener.room()
+    size = min(room.nbytes, records.nbytes)
+    room[:size] = records[:size]
+    opener.came(size)
+    return records[size:]
+
+
 def opened(opener: RecordOpener, records: bytes, portion: int, reads: int) -> bytes:
     """What is read, at most `reads` bytes at a time, if the records come in portions."""
     came = bytearray()
     for start in range(0, len(records), portion):
         rest = memoryview(records)[start : start + portion]
         while rest.nbytes:
-            room = opener.room()
-            size = min(room.nbytes, rest.nbytes)
-            room[:size] = rest[:size]
-            opener.came(size)
-            rest = rest[size:]
+            rest = put(opener, rest)
             target = memoryview(bytearray(reads))
             while got := opener.take(target):
                 came += target[:got]
@@ -64,11 +69,7 @@ def test_a_full_read_of_a_large_chunk_leaves_little_that_has_to_be_moved() -> No
     chunk = b"".join(sealed(sealer, bytes(size)) for size in (1024, 512 << 10, 512 << 10, (1 << 20) - 1019))
     records, rests = memoryview(chunk), []
     while records.nbytes:
-        room = opener.room()
-        size = min(room.nbytes, records.nbytes)
-        room[:size] = records[:size]
-        opener.came(size)
-        records = records[size:]
+        records = put(opener, records)
         opener.take(memoryview(bytearray(2 << 20)))
         rests.append(opener.sealed)
     assert len(rests) == 6
@@ -79,9 +80,7 @@ def test_a_full_read_of_a_large_chunk_leaves_little_that_has_to_be_moved() -> No
 def test_what_is_not_taken_stays_and_fills_the_buffer() -> None:
     opener = RecordOpener(KEY, 200)
     records = sealed(RecordSealer(KEY), b"a" * 300)
-    room = opener.room()
-    room[:] = records[:200]
-    opener.came(200)
+    assert put(opener, memoryview(records)).nbytes == len(records) - 200
     assert opener.is_full
     assert opener.room().nbytes == 0
     assert opener.take(memoryview(bytearray(10))) == 0

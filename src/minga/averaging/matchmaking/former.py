@@ -318,10 +318,8 @@ class GroupFormation:
 
     async def _prepare(self, group: GroupLeader) -> None:
         """Have a division at hand for the peers that are registered."""
-        pause_s = PREPARE_PERIOD_S - LOOK_S
         while True:
-            await asyncio.sleep(pause_s)
-            pause_s = PREPARE_PERIOD_S
+            await asyncio.sleep(PREPARE_PERIOD_S)
             await self._plan_maker.prepare(group.everyone())
             if not any(
                 registration.goes_on or registration.report.samples for registration in group.registrations.values()
@@ -345,10 +343,8 @@ class GroupFormation:
 
     async def _probe_other_leaders(self, group: GroupLeader) -> None:
         """Look for groups of this step that formed without us; the smaller one joins the larger."""
-        pause_s = PROBE_PERIOD_S - LOOK_S
         while True:
-            await asyncio.sleep(pause_s)
-            pause_s = PROBE_PERIOD_S
+            await asyncio.sleep(PROBE_PERIOD_S)
             for peer in self._membership.strangers(group.everyone())[:3]:
                 with contextlib.suppress(RemoteError):
                     found = await self._node.call(

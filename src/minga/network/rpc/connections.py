@@ -27,7 +27,7 @@ class Connections:
 
     def __init__(self) -> None:
         self._connections: dict[PeerId, list[Connection]] = {}
-        self._names: list[PeerId] | None = None  # in order, if that is known
+        self._names: tuple[PeerId, ...] | None = None  # in order, if that is known
         self._past_traffic = (0, 0)
         self._ended_s: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
 
@@ -62,10 +62,10 @@ class Connections:
         known = list(self._connections.items())
         return sorted([peer for peer, last in known if not last[-1].is_closed or self.live(peer)])
 
-    def candidates(self) -> list[PeerId]:
-        """The same, and perhaps some whose last connection was just lost; costs less. Copy it to change it."""
+    def candidates(self) -> tuple[PeerId, ...]:
+        """The same, and perhaps some whose last connection was just lost; costs less."""
         if self._names is None:
-            self._names = sorted(self._connections)
+            self._names = tuple(sorted(self._connections))
         return self._names
 
     def is_full_for(self, peer: PeerId) -> bool:

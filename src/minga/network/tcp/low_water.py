@@ -25,18 +25,14 @@ FAST_RATE = 2e6
 
 
 class LowWater:
-    """The low-water mark of the socket of a transport, from when it is attached."""
+    """The low-water mark of the socket of a transport."""
 
-    def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._mark, self._rate = 1, 0.0
         self._woken_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
-
-    def attach(self, transport: asyncio.Transport) -> None:
-        """The connection is made."""
-        self._transport = transport
 
     def begin(self, missing: int) -> None:
         """A frame is waited for of which `missing` bytes at least have to come."""
@@ -64,8 +60,6 @@ class LowWater:
         mark = min(int(WAKE_S * self._rate), MOST_BYTES, missing)
         mark = mark if mark >= LEAST_BYTES and self._rate < FAST_RATE else 1
         if mark == self._mark or (mark > 1 and self._mark <= mark <= 2 * self._mark):
-            return
-        if self._transport is None:
             return
         self._mark = mark
         try:

@@ -75,8 +75,7 @@ class SealedChannel(asyncio.BufferedProtocol):
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._heard_s = self._waiting_since_s = loop.time()
-        self._low_water = LowWater()
-        self._low_water.attach(transport)
+        self._low_water = LowWater(transport)
         # What a writer waits for is that all is gone: then the memory for sealing is free again.
         transport.set_write_buffer_limits(high=HIGH_WATER_BYTES, low=0)
         self._paused = self._full = False
