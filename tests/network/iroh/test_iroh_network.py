@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import iroh
@@ -17,7 +18,7 @@ import pytest
 from iroh import iroh_ffi
 
 from minga.core.errors import ClosedError, ConfigurationError, UnreachableError
-from minga.network.interface import Address, Connection, PeerId
+from minga.network.interface import Address, Connection, LinkFacts, PeerId
 from minga.network.iroh import ffi_bytes
 from minga.network.iroh import network as network_module
 from minga.network.iroh.network import ALPN, IrohNetwork
@@ -230,6 +231,61 @@ def test_oneself_cannot_be_dialled() -> None:
         async with networks(1) as (network,):
             with pytest.raises(UnreachableError):
                 await network.connect(network.address)
+
+    run(main)
+
+
+# ---- paths
+
+
+def a_path(at: str, *, selected: bool, rtt_ms: int = 3, relay: bool = False) -> iroh_ffi.PathSnapshot:
+    stats = iroh_ffi.PathStatsRecord(
+        rtt_ms=rtt_ms,
+        udp_tx_datagrams=0,
+        udp_tx_bytes=0,
+        udp_rx_datagrams=0,
+        udp_rx_bytes=0,
+        cwnd=0,
+        congestion_events=0,
+        lost_packets=0,
+        lost_bytes=0,
+        current_mtu=1200,
+    )
+    return iroh_ffi.PathSnapshot(
+        id=at, is_selected=selected, remote_addr=at, is_ip=not relay, is_relay=relay, rtt_ms=rtt_ms, stats=stats
+    )
+
+
+NEAR = a_path("192.0.2.2:7", selected=False, rtt_ms=2)
+FAR = a_path("198.51.100.2:7", selected=False, rtt_ms=90)
+CHOSEN = a_path("203.0.113.2:7", selected=True, rtt_ms=200)
+RELAY = a_path("https://relay.example", selected=False, rtt_ms=1, relay=True)
+CHOSEN_RELAY = a_path("https://relay.example", selected=True, rtt_ms=300, relay=True)
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        ([], (None, "unknown", None)),
+        ([NEAR], ("192.0.2.2:7", "direct", 0.002)),  # another connection to this peer uses the selected address
+        ([RELAY, FAR, NEAR], ("192.0.2.2:7", "direct", 0.002)),
+        ([NEAR, CHOSEN, RELAY], ("203.0.113.2:7", "direct", 0.2)),
+        ([NEAR, CHOSEN_RELAY], (None, "relayed", 0.3)),
+        ([RELAY], (None, "relayed", 0.001)),
+    ],
+    ids=["none", "its own", "nearest", "selected", "selected relay", "relay"],
+)
+def test_the_path_in_use(paths: list[Any], expected: tuple[str | None, str, float | None]) -> None:
+    async def main() -> None:
+        async with networks(2) as (dialler, acceptor):
+            connection: Any = (await join(dialler, acceptor)).outgoing
+            lane = connection._outgoing
+            connection._facts = LinkFacts(None, "unknown", 0, 0)
+            connection._outgoing = SimpleNamespace(paths=lambda: paths, stats=lane.stats)
+            connection._path_time = float("-inf")
+            facts = connection.facts()
+            assert (connection.seen_at, facts.path, facts.round_trip_s) == expected
+            connection._outgoing = lane
 
     run(main)
 

@@ -121,11 +121,9 @@ class IrohConnection(Connection):
 
     @property
     def seen_at(self) -> str | None:
-        """The `ip:port` of the selected path; see the interface."""
-        for path in self._outgoing.paths():
-            if path.is_selected and path.is_ip:
-                return str(path.remote_addr)
-        return None
+        """The `ip:port` of the path in use; see the interface."""
+        path = self._path()
+        return str(path.remote_addr) if path is not None and path.is_ip else None
 
     @property
     def is_closed(self) -> bool:
@@ -308,10 +306,17 @@ class IrohConnection(Connection):
         if now - self._path_time < PATH_AGE_S:
             return
         self._path_time = now
-        for path in self._outgoing.paths():
-            if path.is_selected:
-                kind: Literal["relayed", "direct"] = "relayed" if path.is_relay else "direct"
-                self._facts = replace(self._facts, round_trip_s=max(path.rtt_ms, 0.5) / 1e3, path=kind)
+        if (path := self._path()) is not None:
+            kind: Literal["relayed", "direct"] = "relayed" if path.is_relay else "direct"
+            self._facts = replace(self._facts, round_trip_s=max(path.rtt_ms, 0.5) / 1e3, path=kind)
+
+    def _path(self) -> Any:
+        """The path that carries what is sent; None if there is none at the moment.
+
+        iroh selects one address of a peer for all connections to it, and one that has no path to that address goes on
+        with its own, of which none is selected then.
+        """
+        return max(self._outgoing.paths(), key=lambda path: (path.is_selected, path.is_ip, -path.rtt_ms), default=None)
 
     def _measure(self) -> None:
         stats = [lane.stats() for lane in (self._outgoing, self._incoming)]
