@@ -172,6 +172,29 @@ async def test_work_at_a_boundary_is_no_micro_batch() -> None:
 
 
 @virtually
+async def test_a_thread_that_began_a_step_in_its_work_is_about_to_compute() -> None:
+    """A leader that took it for idle would tell it to stop with what it has, for some tenths of the step."""
+    p = port()
+    for samples in (4, 4):
+        assert p.poll() is None
+        await asyncio.sleep(0.5)
+        assert p.add(samples)
+    done = p.request("apply", lambda: end_round(p, 40))
+    work = p.poll()
+    assert isinstance(work, ThreadTask)
+    assert p.report().micro_batch == 0
+    p.finish(work)
+    await done
+    await asyncio.sleep(0.25)
+    report = p.report()
+    assert (report.samples, report.micro_batch, report.busy_s, report.micro_batch_s) == (0, 4, 0.25, 0.5)
+    p.rest(resting=True)
+    assert p.poll() is WAIT
+    p.rest(resting=False)
+    assert p.report().micro_batch == 0
+
+
+@virtually
 async def test_a_delayed_trainer_that_was_resumed_parks_again_with_all_it_has() -> None:
     p = port(delayed=True)
     assert p.add(4)

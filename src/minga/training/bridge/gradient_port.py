@@ -94,6 +94,7 @@ class GradientPort(TrainingThread):
         self._limit: int | None = None
         self._next_limit: int | None = None
         self._boundary_s: float | None = None  # loop time at which the micro-batch under way began, if one is
+        self._reopened_s: float | None = None  # loop time at which a step began, until the thread comes by again
         self._paused = self._resting = self._held = False
         self._last_samples = 0
         self._speed = MovingAverage()
@@ -156,13 +157,14 @@ class GradientPort(TrainingThread):
         """
         with self.condition:
             if work := self._next_work():
-                self._boundary_s = None
+                self._boundary_s = self._reopened_s = None
                 return work
         if self.at_boundary is not None:
             self.at_boundary()
         if self._is_done():
             self._park_here()
         with self.condition:
+            self._reopened_s = None
             if self._has_to_wait():
                 self._boundary_s = None
                 return WAIT
@@ -192,11 +194,12 @@ class GradientPort(TrainingThread):
             parked = self._phase in (PortPhase.PARKED, PortPhase.SEALED)
             samples = self._strategy.complete_samples if parked else self._strategy.samples
             rate = 1.0 / self._speed.value if self._speed.value else 0.0
-            is_idle = self._paused or self._stands or (self._boundary_s is None and not parked)
+            since_s = self._reopened_s if self._boundary_s is None else self._boundary_s
+            is_idle = self._paused or self._stands or (since_s is None and not parked)
             score = self._strategy.score
             if is_idle:
                 return Report(samples, rate, parked=parked, limit=self._limit, score=score)
-            busy_s = 0.0 if parked or self._boundary_s is None else max(0.0, self._loop.time() - self._boundary_s)
+            busy_s = 0.0 if parked or since_s is None else max(0.0, self._loop.time() - since_s)
             last, each_s = self._last_samples, self._batch_time.value
             return Report(samples, rate, last, busy_s, each_s, parked=parked, limit=self._limit, score=score)
 
@@ -264,6 +267,7 @@ class GradientPort(TrainingThread):
         """A new step begins, up to `limit` at first. For the training thread, after it has changed the model."""
         with self.condition:
             self._phase, self._limit, self._next_limit = PortPhase.OPEN, limit, None
+            self._reopened_s = self._loop.time()  # about to compute: to one that is idle nothing would be left
         self._wake()
 
     def change(self, strategy: StrategyChoice) -> None:
