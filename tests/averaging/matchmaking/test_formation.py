@@ -496,6 +496,40 @@ def test_a_leader_that_stops_its_members_and_then_says_nothing_is_given_up(monke
     main()
 
 
+def test_a_leader_that_keeps_a_member_while_the_swarm_goes_on_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with nothing to give is in no hurry: a newcomer followed for ever what led no more, or one that lied."""
+
+    @virtually
+    async def main() -> None:
+        camp, _, liar = await one_and_a_liar()
+
+        async def keep(peer: PeerId, stream: MessageStream) -> None:
+            await stream.receive(Join)
+            await asyncio.Event().wait()  # pulses go on: it is alive
+
+        liar.node.serve(JOIN, keep)
+        newcomer = Member(camp, Party(camp.internet.host(HostSettings()), camp.book), 40, 4, 0.2)
+        camp.parties.append(newcomer.party)
+        newcomer.party.node.start()
+        await camp.until_step(3)
+        monkeypatch.setattr(newcomer.sight, "is_behind", lambda _: False)
+        newcomer.step = newcomer.formation._step = 3
+        newcomer.formation._membership.begin_step(3, ())
+        following = newcomer.party.network.process.run(newcomer.formation._follow(liar.network.address))
+        await asyncio.sleep(30.0)
+        assert not following.done()
+        monkeypatch.undo()
+        began_s = asyncio.get_running_loop().time()
+        with pytest.raises(OutOfSyncError) as caught:
+            await following
+        assert caught.value.code == RefusalCode.BEHIND
+        assert asyncio.get_running_loop().time() - began_s <= 11.0
+        assert newcomer.party.offences() == []
+        await camp.close()
+
+    main()
+
+
 @pytest.mark.parametrize("answer", ["not now", "ask another"])
 def test_a_leader_that_neither_leads_nor_says_who_does_is_given_up(
     answer: str, monkeypatch: pytest.MonkeyPatch

@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from minga.averaging.clocking.batch_size import BatchSize
-from minga.averaging.clocking.registration import Registration
+from minga.averaging.clocking.registration import UPDATE_PERIOD_S, Registration
 from minga.averaging.clocking.sample_quota import MemberPace
 from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.join_window import LEAST_S, hold_s, waited_for
 from minga.averaging.matchmaking.leader import JOIN_GRACE_S, GroupLeader, OutOfSyncError, Surroundings
 from minga.averaging.messages import FromLeader, Join, Limit, Redirect, Report, Update
 from minga.core.aio.signal import Signal
-from minga.core.errors import SilentError, UnreachableError
+from minga.core.errors import RejectedError, SilentError, UnreachableError
+from minga.core.refusal_code import RefusalCode
 from minga.network.interface import Address, PeerId
 from tests.worlds.reduce_world import one_vector
 from tests.worlds.swarm_tools import later, virtually
@@ -158,6 +159,19 @@ async def test_of_whom_nothing_is_known_one_micro_batch_is_asked() -> None:
     running = asyncio.ensure_future(scene.gathering.run())
     await asyncio.sleep(0.5)
     assert limits(line) == [1]
+    running.cancel()
+
+
+@virtually
+async def test_who_gave_its_first_micro_batch_is_told_to_go_on_soon() -> None:
+    """Where nobody is known yet, limits are compared only once in a second: each would wait that long with one."""
+    scene = Scene(100, Report(0, parked=True, limit=0))
+    line = scene.sit(1, Report(0, parked=True, limit=0))
+    running = asyncio.ensure_future(scene.gathering.run())
+    later(0.1, lambda: line.say(Update(stopped(10, limit=1, micro_batch_s=0.1, rate=100.0))))
+    await asyncio.sleep(0.1 + UPDATE_PERIOD_S + 0.05)
+    assert (limits(line)[0], limits(line)[-1]) == (1, 100)
+    assert scene.trainer.limits == [1]
     running.cancel()
 
 
@@ -327,6 +341,40 @@ async def test_it_abdicates_and_sends_everybody_on() -> None:
     assert await scene.gathering.run() == other
     assert line.heard[-1] == Redirect(other)
     assert not scene.gathering.closed
+
+
+@virtually
+async def test_who_comes_while_the_others_are_sent_on_is_told_to_ask_again() -> None:
+    """It was registered after the last word of the group, and followed a leader that led no more for ever."""
+    scene = Scene(100, Report(0, 10.0))
+    other = Address(PeerId("f" * 64), ("10.0.0.1:1",))
+    late: list[Line] = []
+
+    def come(_: FromLeader) -> None:
+        late.append(scene.sit(2, Report(0, 10.0)))
+
+    scene.sit(1, Report(0, 10.0)).on_message = come
+    await asyncio.sleep(0.1)
+    scene.other = other
+    scene.gathering.look_again()
+    assert await scene.gathering.run() == other
+    await asyncio.sleep(0.1)
+    assert late
+    error = scene.tasks[1].exception()
+    assert isinstance(error, RejectedError)
+    assert error.code == RefusalCode.STAND_BY
+
+
+@virtually
+async def test_who_comes_while_the_others_are_let_go_is_told_to_ask_again() -> None:
+    scene = Scene(100, Report(0, 10.0))
+    scene.sit(1, Report(0, 10.0))
+    await asyncio.sleep(0.1)
+    await scene.gathering.dismiss()
+    scene.sit(2, Report(0, 10.0))
+    await asyncio.sleep(0.1)
+    assert isinstance(scene.tasks[0].exception(), UnreachableError)
+    assert isinstance(scene.tasks[1].exception(), RejectedError)
 
 
 @virtually

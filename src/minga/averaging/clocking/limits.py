@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from minga.averaging.clocking.batch_size import BatchSize
-from minga.averaging.clocking.registration import Registration
+from minga.averaging.clocking.registration import UPDATE_PERIOD_S, Registration
 from minga.averaging.clocking.sample_quota import SURPLUS, seconds_as_is, share_out
 from minga.averaging.contracts import Contributor
 from minga.averaging.messages import Limit
@@ -46,11 +46,14 @@ class Limits:
     ) -> None:
         self._me, self._contributor, self._batch, self._tell, self._least = me, contributor, batch, tell, least
         self._look_s = 0.0
+        self._unknown: set[PeerId] = set()
+        """Members that were told to stop after their first micro-batch, for nothing was known of them."""
 
     @property
     def pause_s(self) -> float:
-        """Seconds until limits are compared again."""
-        return max(SOONEST_LOOK_S, self._look_s - asyncio.get_running_loop().time())
+        """Seconds until limits may be compared again."""
+        left_s = self._look_s - asyncio.get_running_loop().time()
+        return max(SOONEST_LOOK_S, min(left_s, UPDATE_PERIOD_S) if self._unknown else left_s)
 
     async def direct(self, everyone: Mapping[PeerId, Registration], begun_s: float) -> None:
         """Compare the limits of all members with better ones, in a step that began at `begun_s` by the loop's clock."""
@@ -60,8 +63,10 @@ class Limits:
             for peer, registration in everyone.items()
             if registration.limit is None or not registration.report.rate
         ]
-        if now < self._look_s and all(everyone[peer].ordered is not None for peer in strangers):
+        is_known = any(peer in everyone and everyone[peer].report.rate for peer in self._unknown)
+        if now < self._look_s and not is_known and all(everyone[peer].ordered is not None for peer in strangers):
             return
+        self._unknown = {peer for peer in strangers if not everyone[peer].report.rate}
         paces = {peer: registration.pace(now) for peer, registration in everyone.items()}
         best = share_out(self._batch.present, list(paces.values()))
         as_is_s = seconds_as_is(self._batch.present, list(paces.values()))

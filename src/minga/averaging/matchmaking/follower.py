@@ -39,6 +39,8 @@ WATCH_PERIOD_S = 1.0
 LATE_S = 30.0
 """Seconds after which a plan that is due is overdue, and twice the time of the step so far: a leader may hold a full
 step for newcomers as long as the step took, before and after it waited for the permission to close."""
+LEFT_BEHIND_S = 5.0
+"""Who sees twice, so many seconds apart, that the swarm is past the step has been forgotten by its leader."""
 
 
 class FollowedPlan(NamedTuple):
@@ -76,13 +78,14 @@ async def follow(
     join: Join,
     numel: int,
     is_due: Callable[[Report], bool],
+    is_behind: Callable[[], bool],
 ) -> FollowedPlan | Address:
     """Join `leader`, stop the trainer where it says, and return its plan over `numel` elements.
 
     Returns an address instead if it says that another peer leads. A leader that gives signs of life but no plan
     although `is_due(own report)` says that there should be one counts as silent, see `LATE_S`. Raises
-    `OutOfSyncError` if the leader is at a later step or in another state, and other `RemoteError`s if it cannot be
-    reached, falls silent, or breaks the protocol.
+    `OutOfSyncError` if the leader is at a later step or in another state, or if `is_behind()` says for a while that the
+    swarm is, and other `RemoteError`s if the leader cannot be reached, falls silent, or breaks the protocol.
     """
     peer = leader.peer_id
     if not node.is_connected(peer) and leader.dialable:
@@ -93,7 +96,7 @@ async def follow(
         told.tell(join.report.score, loop.time())
         updates = loop.create_task(_send_updates(stream, contributor, told))
         listening = loop.create_task(_listen(stream, contributor, acceptor, told))
-        watching = loop.create_task(_watch(stream, contributor, is_due))
+        watching = loop.create_task(_watch(stream, contributor, is_due, is_behind))
         try:
             await asyncio.wait({listening, watching}, return_when=asyncio.FIRST_COMPLETED)
             if not listening.done():
@@ -128,14 +131,22 @@ async def _listen(
             return message
 
 
-async def _watch(stream: MessageStream, contributor: Contributor, is_due: Callable[[Report], bool]) -> None:
+async def _watch(
+    stream: MessageStream, contributor: Contributor, is_due: Callable[[Report], bool], is_behind: Callable[[], bool]
+) -> None:
     worked_s = due_s = 0.0
+    was_behind, look_s = False, LEFT_BEHIND_S
     while due_s < LATE_S + 2.0 * worked_s:
         await asyncio.sleep(WATCH_PERIOD_S)
         if is_due(contributor.report()):
             due_s += WATCH_PERIOD_S
         else:
             worked_s, due_s = worked_s + due_s + WATCH_PERIOD_S, 0.0
+        look_s -= WATCH_PERIOD_S
+        if look_s <= 0.0:
+            was_behind, had_been, look_s = is_behind(), was_behind, LEFT_BEHIND_S
+            if was_behind and had_been:
+                raise OutOfSyncError("the swarm went on without us", code=RefusalCode.BEHIND, peer=stream.peer)
     raise SilentError("it leads, but does not close its group", peer=stream.peer)
 
 

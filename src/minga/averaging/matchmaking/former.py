@@ -210,7 +210,8 @@ class GroupFormation:
         self._following = leader.peer_id
         try:
             join, numel = self._join_message(leader.peer_id), self._settings.vectors(self._step).numel
-            outcome = await follow(self._node, self._contributor, self._acceptor, leader, join, numel, self._is_due)
+            due, behind = self._is_due, self._membership.is_behind
+            outcome = await follow(self._node, self._contributor, self._acceptor, leader, join, numel, due, behind)
         finally:
             self._following = None
         if not isinstance(outcome, Address):

@@ -93,6 +93,7 @@ class GroupLeader:
     registrations: dict[PeerId, Registration] = field(default_factory=dict)
     changed: Signal = field(default_factory=Signal)
     closed: bool = False
+    _is_over: bool = False
     _has_news: bool = False
     _begun_s: float = 0.0
     _full_s: float | None = None
@@ -105,7 +106,12 @@ class GroupLeader:
     # ---- members
 
     async def attend(self, peer: PeerId, join: Join, stream: MessageStream) -> None:
-        """Register `peer` and listen to it until its stream ends, which raises; `RejectedError` if it is full."""
+        """Register `peer` and listen to it until its stream ends, which raises.
+
+        Raises `RejectedError` if the group is full, or comes to nothing.
+        """
+        if self._is_over:  # its members are being sent on: one that came now would never hear of it
+            raise RejectedError("it does not lead any more", code=RefusalCode.STAND_BY)
         if len(self.registrations) >= MAX_FOLLOWERS and peer not in self.registrations:
             raise RejectedError(f"a group has at most {MAX_FOLLOWERS + 1} members", code=RefusalCode.FULL)
         registration = Registration(join, join.report, _now(), stream)
@@ -134,6 +140,7 @@ class GroupLeader:
         try:
             while True:
                 if (leader := self.around.abdicate()) is not None:
+                    self._is_over = True
                     await self._tell_all(Redirect(leader))
                     return leader
                 if self._is_full() and await self._everyone_present() and await self._close():
@@ -155,6 +162,7 @@ class GroupLeader:
 
     async def dismiss(self) -> None:
         """Let the members go without a plan: this peer cannot lead after all."""
+        self._is_over = True
         for registration in list(self.registrations.values()):
             if registration.stream is not None:
                 await registration.stream.close()
