@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 import torch
 
+from minga.averaging.clocking.registration import Registration
 from minga.averaging.election import ranking
 from minga.averaging.group import GroupSettings
 from minga.averaging.link_record import LinkRow, Links, link_key
@@ -20,6 +21,7 @@ from minga.averaging.matchmaking.former import PATIENT_TRIES, GroupFormation
 from minga.averaging.matchmaking.leader import OutOfSyncError
 from minga.averaging.matchmaking.view import MembershipView
 from minga.averaging.messages import FromLeader, Join, Limit, Part, Plan, Redirect, Report, SignedPlan, Update
+from minga.averaging.planning.plan_maker import PlanMaker
 from minga.averaging.planning.signed_plan import CONTEXT
 from minga.averaging.solver.planner import MIN_PART_BYTES
 from minga.core.aio.observers import Observers
@@ -245,6 +247,39 @@ def test_a_dead_leader_is_overtaken_by_the_next_in_rank() -> None:
         (plan,) = {camp.members[i].plans[2][0] for i in rest}
         assert plan.members[0].peer_id == order[1]
         assert len(plan.members) == 4
+        await camp.close()
+
+    main()
+
+
+def test_a_member_that_leaves_while_the_plan_is_made_does_not_end_its_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan has it, and the group no longer: the leader looked it up there, and failed with all its process."""
+    plan = PlanMaker.plan
+
+    @virtually
+    async def main() -> None:
+        camp = Camp(3, batch=40)
+        left: list[Member] = []
+
+        async def leave(maker: PlanMaker, step: int, registrations: Mapping[PeerId, Registration]) -> Plan:
+            made = await plan(maker, step, registrations)
+            if step == 2 and not left:
+                left.append(next(m for m in camp.members if m.party.peer_id == made.members[-1].peer_id))
+                camp.internet.kill(left[0].party.network)
+                await asyncio.sleep(5.0)  # its stream ends
+            return made
+
+        monkeypatch.setattr(PlanMaker, "plan", leave)
+        await camp.begin()
+        await camp.until_step(2)
+        while not left:
+            await asyncio.sleep(0.1)
+        rest = [i for i, member in enumerate(camp.members) if member not in left]
+        assert len(rest) == 2
+        await camp.until_step(3, rest, limit_s=30.0)
+        (made,) = {camp.members[i].plans[2][0] for i in rest}
+        assert left[0].party.peer_id in made.ids
+        await camp.until_step(5, rest, limit_s=30.0)
         await camp.close()
 
     main()

@@ -237,7 +237,7 @@ async def test_the_next_step_begins_with_limits_that_fill_it() -> None:
     scene.sit(3, Report())
     await scene.gathering.run()
     peers = [ME, *(join_of(number, Report())[0] for number in (1, 2, 3))]
-    assert scene.gathering.limits_of_the_next(peers, 100) == (70, 30, 0, 1)
+    assert scene.gathering.limits_of_the_next(peers, scene.gathering.everyone(), 100) == (70, 30, 0, 1)
 
 
 @virtually

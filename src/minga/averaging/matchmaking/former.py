@@ -285,7 +285,7 @@ class GroupFormation:
             plan = msgspec.structs.replace(plan, orders=self._settings.orders.due(self._step), averages_every=every)
             plan = await self._succession.decide(plan, registrations, ballot)
             next_batch = self.batch.next(registrations.values(), plan.orders)
-            limits = group.limits_of_the_next([member.peer_id for member in plan.members], next_batch)
+            limits = group.limits_of_the_next(plan.ids, registrations, next_batch)
             plan = msgspec.structs.replace(plan, limits=limits, next_batch=next_batch)
             self._succession.enter(plan)
             signed = sign_plan(plan, self._identity)

@@ -182,11 +182,12 @@ class GroupLeader:
         ballot = self.ballot
         return {peer for peer, registration in self.everyone().items() if registration.ballot == ballot > 0}
 
-    def limits_of_the_next(self, members: Sequence[PeerId], batch: int) -> tuple[int, ...]:
+    def limits_of_the_next(
+        self, members: Sequence[PeerId], registrations: Mapping[PeerId, Registration], batch: int
+    ) -> tuple[int, ...]:
         """The samples at which these members should stop in the next step, of `batch` samples; before anything is known
-        of one, after its first micro-batch.
+        of one, after its first micro-batch. `registrations` are those of the closed group: some may have left since.
         """
-        registrations = self.everyone()
         paces = [registrations[peer].pace_of_the_next() for peer in members]
         best = [max(each, self.least_limit) for each in share_out(batch, paces).samples]
         return tuple(limit if registrations[peer].report.rate else 1 for peer, limit in zip(members, best, strict=True))
