@@ -72,9 +72,7 @@ class Limits:
         as_is_s = seconds_as_is(self._batch.present, list(paces.values()))
         step_s = now - begun_s + best.seconds
         limits = {peer: max(each, self._least) for peer, each in zip(paces, best.samples, strict=True)}
-        for peer in strangers:  # nothing is known of it before its first micro-batch
-            if not everyone[peer].report.rate:
-                limits[peer] = paces[peer].samples + 1
+        limits |= {peer: paces[peer].samples + 1 for peer in self._unknown}
         is_late = as_is_s > best.seconds + max(GAIN_S, GAIN_SHARE * step_s)
         is_much = (
             sum(registration.limit or 0 for registration in everyone.values()) > (1.0 + SURPLUS) * self._batch.present

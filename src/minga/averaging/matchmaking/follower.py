@@ -135,16 +135,15 @@ async def _watch(
     stream: MessageStream, contributor: Contributor, is_due: Callable[[Report], bool], is_behind: Callable[[], bool]
 ) -> None:
     worked_s = due_s = 0.0
-    was_behind, look_s = False, LEFT_BEHIND_S
+    was_behind = False
     while due_s < LATE_S + 2.0 * worked_s:
         await asyncio.sleep(WATCH_PERIOD_S)
         if is_due(contributor.report()):
             due_s += WATCH_PERIOD_S
         else:
             worked_s, due_s = worked_s + due_s + WATCH_PERIOD_S, 0.0
-        look_s -= WATCH_PERIOD_S
-        if look_s <= 0.0:
-            was_behind, had_been, look_s = is_behind(), was_behind, LEFT_BEHIND_S
+        if (worked_s + due_s) % LEFT_BEHIND_S == 0.0:  # not each time: it looks through all the swarm
+            was_behind, had_been = is_behind(), was_behind
             if was_behind and had_been:
                 raise OutOfSyncError("the swarm went on without us", code=RefusalCode.BEHIND, peer=stream.peer)
     raise SilentError("it leads, but does not close its group", peer=stream.peer)
