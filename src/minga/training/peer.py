@@ -19,6 +19,7 @@ from minga.core.events.bus import Event, EventData, Value
 from minga.core.events.catalogue import CATALOGUE
 from minga.core.events.training import CheckpointFailed, CheckpointSaved
 from minga.core.free_memory import give_back_free_memory
+from minga.core.settled_objects import settle_objects
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
 from minga.identity.links.encoding import EntryPoint
@@ -82,6 +83,7 @@ class Peer:
         self._metrics = MetricsPublisher(session.board, session.node, self._later)
         self._own: OwnStateKeeper | None = None
         self._closed = False
+        self._unsettle: Callable[[], None] = lambda: None
         self._amended = spec
         self._status, self._streams = StatusReader(self), list[EventStream]()
         self._archiver: Archiver | None = None
@@ -228,6 +230,7 @@ class Peer:
         for stream in self._streams:
             stream.close()
         self._held.close()
+        self._unsettle()
 
     def __enter__(self) -> Peer:
         return self
@@ -282,6 +285,8 @@ class Peer:
             return public
 
         self.on_loop(check)
+        self._unsettle()  # of an attempt that failed
+        self._unsettle = settle_objects()
         if security.verification == "byzantine":
             return self.on_loop(start_secure)
         port = GradientPort(
