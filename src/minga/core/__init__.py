@@ -7,9 +7,8 @@ Read: errors (the tree of all errors that users meet), refusal_code (why a peer 
 (sizes, rates and durations as people write them), urls (which URLs are taken), decoding (what decoding of foreign bytes
 may raise), files (written whole or not at all), toml_file (a bounded TOML file), rate_cap (caps by the time of day),
 png (pictures, written whole or not at all), buffer_pool (memory that is used again), free_memory (what is free goes
-back to the system), settled_objects (what the collector of garbage passes over), thread_guard (a check for tests:
-objects of the event loop are used on its thread only). Then aio (waiting for several things), events (what a peer did,
-as data) and spec (the run spec).
+back to the system), thread_guard (a check for tests: objects of the event loop are used on its thread only). Then aio
+(waiting for several things), events (what a peer did, as data) and spec (the run spec).
 
 Every room above imports this one. It imports no other room.
 """

@@ -19,7 +19,6 @@ from minga.core.events.bus import Event, EventData, Value
 from minga.core.events.catalogue import CATALOGUE
 from minga.core.events.training import CheckpointFailed, CheckpointSaved
 from minga.core.free_memory import give_back_free_memory
-from minga.core.settled_objects import settle_objects
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
 from minga.identity.links.encoding import EntryPoint
@@ -30,6 +29,7 @@ from minga.training.archive.record import ArchiveRecord
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.loop_thread import LoopThread
+from minga.training.bridge.settled_objects import settle_objects
 from minga.training.life.member import Member
 from minga.training.life.verified_member import VerifiedMember
 from minga.training.own_state_keeper import OwnStateKeeper

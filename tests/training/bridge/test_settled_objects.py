@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from minga.core.settled_objects import settle_objects
+from minga.training.bridge.settled_objects import settle_objects
 
 
 class Cycle:
