@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -115,3 +116,31 @@ def test_small_neighbours_that_are_joined_add_up_to_the_same_bits(*, quick: bool
         vector.parameters()[index].grad[0] = math.nan  # type: ignore[index]
         assert not vector.accumulate(flat, 0.3)
         assert torch.equal(flat, expected)
+
+
+def test_gradients_that_come_in_turns_into_two_vectors_keep_to_their_own_and_old_vectors_are_let_go() -> None:
+    torch.manual_seed(5)
+    vector = vector_of((300, 300), (7,), (20, 5))
+    vector.quick = True
+    one, other = vector.new(), vector.new()
+    for number, target in enumerate([one, other, one, other, one]):
+        for parameter in vector.parameters():
+            parameter.grad = torch.full_like(parameter, number + 1.0)
+        assert vector.accumulate(target, 2.0)
+    assert torch.equal(one, torch.full_like(one, 18.0))
+    assert torch.equal(other, torch.full_like(other, 12.0))
+    kept = weakref.ref(one)
+    del one, target
+    vector.new()
+    assert kept() is None
+
+
+def test_large_gradients_in_a_small_tensor_are_no_reason_to_drop_a_sum() -> None:
+    """The sum of two may pass what a single one may be: that is looked at when the sum is used."""
+    vector = vector_of((300, 300), (7,), (20, 5))
+    vector.quick = True
+    total = vector.new()
+    for parameter in vector.parameters():
+        parameter.grad = torch.full_like(parameter, 2.0**95)
+    assert all(vector.accumulate(total, 1.0) for _ in range(3))
+    assert torch.equal(total, torch.full_like(total, 3 * 2.0**95))

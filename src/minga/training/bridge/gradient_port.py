@@ -112,7 +112,7 @@ class GradientPort(TrainingThread):
 
     def cap(self, samples: int) -> None:
         """The largest target batch size of the run is another now. On any thread."""
-        with self.condition:
+        with self.lock:
             self._target = samples if self._target is not None else None
 
     # ---- the training thread
@@ -124,7 +124,7 @@ class GradientPort(TrainingThread):
         closed without it or because it was not finite.
         """
         with self._strategy.arithmetic:
-            with self.condition:
+            with self.lock:
                 began_s, self._paused = self._boundary_s, False
                 self._boundary_s = self._loop.time() if began_s is None else began_s
                 taken = self._phase is not PortPhase.SEALED or self.facts.keeps_late_micro_batches
@@ -132,7 +132,7 @@ class GradientPort(TrainingThread):
                 self._merge()
                 self._strategy.note_loss(loss)
                 taken = self._strategy.micro_batch(samples)
-            with self.condition:
+            with self.lock:
                 now = self._loop.time()
                 if began_s is not None and samples:
                     self._speed.add((now - began_s) / samples)
@@ -155,7 +155,7 @@ class GradientPort(TrainingThread):
 
         Raises what closed the port. Between `poll` and the end of the work nothing else may touch the model.
         """
-        with self.condition:
+        with self.lock:
             if work := self._next_work():
                 self._boundary_s = self._reopened_s = None
                 return work
@@ -163,7 +163,7 @@ class GradientPort(TrainingThread):
             self.at_boundary()
         if self._is_done():
             self._park_here()
-        with self.condition:
+        with self.lock:
             self._reopened_s = None
             if self._has_to_wait():
                 self._boundary_s = None
@@ -182,7 +182,7 @@ class GradientPort(TrainingThread):
 
     def pause(self) -> None:
         """The thread leaves off computing (evaluation, the end of the program): expect no micro-batch until `add`."""
-        with self.condition:
+        with self.lock:
             self._paused, self._boundary_s = True, None
         self._notifier.tell()
 
@@ -190,7 +190,7 @@ class GradientPort(TrainingThread):
 
     def report(self) -> Report:
         """Samples, speed and the micro-batch under way."""
-        with self.condition:
+        with self.lock:
             parked = self._phase in (PortPhase.PARKED, PortPhase.SEALED)
             samples = self._strategy.complete_samples if parked else self._strategy.samples
             rate = 1.0 / self._speed.value if self._speed.value else 0.0
@@ -207,7 +207,7 @@ class GradientPort(TrainingThread):
         """Stop at the first boundary with at least so many samples, at once if the thread does not compute; and go on
         up to there, if it stopped before. None: no limit.
         """
-        with self.condition:
+        with self.lock:
             self._limit = samples
             if self._phase is PortPhase.PARKED and not self._has_enough(self._strategy.complete_samples):
                 self._phase = PortPhase.OPEN
@@ -217,20 +217,20 @@ class GradientPort(TrainingThread):
 
     def limit_next(self, samples: int | None) -> None:
         """How far to go in the step after this one until it is `reopen`ed; None if nobody said."""
-        with self.condition:
+        with self.lock:
             self._next_limit = samples
         self._wake()
 
     def rest(self, *, resting: bool) -> None:
         """Keep the thread from computing, from its next boundary on, or let it go on."""
-        with self.condition:
+        with self.lock:
             was_resting, self._resting = self._resting, resting
         if was_resting and not resting:
             self._wake()
 
     def hold(self, *, holding: bool) -> None:
         """Keep the thread from computing as `rest` does, for reasons of this peer's own, or let it go on."""
-        with self.condition:
+        with self.lock:
             was_held, self._held = self._held, holding
         if was_held and not holding:
             self._wake()
@@ -238,7 +238,7 @@ class GradientPort(TrainingThread):
     @property
     def micro_batch_s(self) -> float:
         """Seconds that a micro-batch takes as a rule, 0 before the first."""
-        with self.condition:
+        with self.lock:
             return self._batch_time.value or 0.0
 
     async def seal(self) -> tuple[torch.Tensor | None, int]:
@@ -265,7 +265,7 @@ class GradientPort(TrainingThread):
 
     def reopen(self, limit: int | None = None) -> None:
         """A new step begins, up to `limit` at first. For the training thread, after it has changed the model."""
-        with self.condition:
+        with self.lock:
             self._phase, self._limit, self._next_limit = PortPhase.OPEN, limit, None
             self._reopened_s = self._loop.time()  # about to compute: to one that is idle nothing would be left
         self._wake()
@@ -332,7 +332,7 @@ class GradientPort(TrainingThread):
         strategy: Strategy = choice.kind(self.condition, unit=self.unit, settings=choice.settings)
         self._replica.hand_over(choice.name, keeps_uncounted=strategy.facts.keeps_uncounted)
         strategy.begin(self._replica)
-        with self.condition:
+        with self.lock:
             self._strategy, self._parks = strategy, strategy.facts.max_in_flight == 0
 
     def _succeed(self, choice: StrategyChoice) -> None:
@@ -378,7 +378,7 @@ class GradientPort(TrainingThread):
         """On the training thread, between two micro-batches: park if the limit is still reached."""
         with self._strategy.arithmetic:
             self._merge()
-            with self.condition:
+            with self.lock:
                 parks = self._is_done()
                 if parks:
                     self._park()
@@ -387,7 +387,7 @@ class GradientPort(TrainingThread):
 
     def _merge(self) -> None:
         """Under the arithmetic lock: what was set aside for a group that was not closed counts towards its step."""
-        with self.condition:
+        with self.lock:
             left_over = self._strategy.has_leftover and self._phase is PortPhase.OPEN
         if left_over:
             self._strategy.merge()
@@ -401,7 +401,7 @@ class GradientPort(TrainingThread):
     def _seal(self) -> tuple[torch.Tensor | None, int]:
         with self._strategy.arithmetic:
             self._merge()
-            with self.condition:
+            with self.lock:
                 if self._phase is PortPhase.OPEN:
                     self._park()
                 self._phase = PortPhase.SEALED
@@ -415,7 +415,7 @@ class GradientPort(TrainingThread):
     def _unseal(self) -> None:
         with self._strategy.arithmetic:
             self._strategy.take_back()
-            with self.condition:
+            with self.lock:
                 self._phase = PortPhase.OPEN  # and parks at the next boundary, with what came since
                 self._next_limit = None
         self._wake()
