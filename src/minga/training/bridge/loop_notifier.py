@@ -9,7 +9,7 @@ from typing import Any
 
 from minga.core.aio.signal import Signal
 
-TELL_PERIOD_S = 0.1
+TELL_PERIOD_S = 0.25
 """Shortest time, in seconds, between two pieces of news that can wait a little."""
 
 
