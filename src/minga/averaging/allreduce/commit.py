@@ -63,6 +63,7 @@ from collections import defaultdict
 from minga.averaging.allreduce.coordinator import ALIVE
 from minga.averaging.allreduce.messages import Alive, Committed, Hold, RoundState
 from minga.averaging.allreduce.round import Round
+from minga.core.aio.ending import end
 from minga.core.aio.hedging import racing
 from minga.core.errors import ClosedError, ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
@@ -153,9 +154,7 @@ class QuorumCommit:
                     asking.add(asyncio.get_running_loop().create_task(self._ask_quietly(member, term)))
             await asyncio.Event().wait()
         finally:
-            for task in asking:
-                task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+            await end(*asking)
 
     async def _ask_quietly(self, member: int, term: int) -> None:
         with contextlib.suppress(RemoteError, ClosedError):  # the coordinator counts, and whether it lives
@@ -178,8 +177,7 @@ class QuorumCommit:
                 if listening.done():
                     self._judge(listening.result().term)
             finally:
-                listening.cancel()
-                await asyncio.gather(listening, return_exceptions=True)
+                await end(listening)
 
     def _is_due(self, member: int, term: int) -> bool:
         """Whether this member, if it coordinates, still has to hear of this term."""

@@ -28,6 +28,7 @@ from minga.averaging.codecs.encoded_chunks import receive_encoded
 from minga.averaging.codecs.layout import Chunk
 from minga.averaging.codecs.residual import Encoder
 from minga.averaging.codecs.tensor_bytes import as_bytes
+from minga.core.aio.ending import end
 from minga.core.errors import NonFiniteError, ProtocolError, RejectedError, RemoteError, SilentError
 from minga.core.events.averaging import RoundSenderDropped
 from minga.core.refusal_code import RefusalCode
@@ -152,8 +153,7 @@ class Reducer:
             else:
                 self._drop(child, error.message)
         finally:
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+            await end(sending)
             self._settle({child}, self._assignment.chunks)
         if self._round.aborted:
             raise RejectedError(self._round.aborted, code=RefusalCode.ABORTED)

@@ -13,6 +13,7 @@ from minga.averaging.codecs.dense import Codec, is_finite
 from minga.averaging.codecs.encoded_chunks import receive_encoded
 from minga.averaging.codecs.residual import Encoder
 from minga.averaging.codecs.tensor_bytes import as_bytes
+from minga.core.aio.ending import end
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import Buffer
@@ -88,13 +89,13 @@ async def _converse(round: Round, assignment: Assignment, stream: MessageStream,
     task.add_done_callback(lambda _: _abort_if_local(round, task))
     try:
         await _receive_reduced(round, assignment, stream, relay)
-        await asyncio.wait([task], timeout=LAST_WORDS_S)
+        if not task.done():
+            await asyncio.wait([task], timeout=LAST_WORDS_S)
         if task.done():  # else this member was given up, and nobody waits for what is not sent by now
             await stream.finish()
             await stream.receive_end()
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end(task)
 
 
 def _abort_if_local(round: Round, sending: asyncio.Task[None]) -> None:

@@ -25,6 +25,7 @@ from minga.averaging.messages import (
 )
 from minga.averaging.planning.best_contributor import ToldScores
 from minga.averaging.planning.signed_plan import accept_plan
+from minga.core.aio.ending import end
 from minga.core.aio.hedging import racing
 from minga.core.errors import RejectedError, RemoteError, SilentError
 from minga.core.refusal_code import RefusalCode
@@ -111,9 +112,7 @@ async def follow(
                 raise OutOfSyncError(error.message, code=error.code, peer=peer, round=join.step) from error
             raise
         finally:
-            for task in (updates, listening, watching):
-                task.cancel()
-            await asyncio.gather(updates, listening, watching, return_exceptions=True)
+            await end(updates, listening, watching)
 
 
 async def _listen(

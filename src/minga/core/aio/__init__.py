@@ -7,9 +7,9 @@
     work on tensors ─▶ offload ─▶ another thread, or this one if it is little
 
 Read: signal (wake every task that waits), observers (call every part that a change concerns), hedging (several
-attempts, of which one success is enough), in_turn (several peers asked one after the other), backoff (how long
-something that failed is not tried again), watching (looks beside something else), offload (work that would hold the
-loop).
+attempts, of which one success is enough), ending (tasks that are not needed any more), in_turn (several peers asked
+one after the other), backoff (how long something that failed is not tried again), watching (looks beside something
+else), offload (work that would hold the loop).
 
 All rooms use it. It knows nothing of peers, connections or time but the running loop's.
 """

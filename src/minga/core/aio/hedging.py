@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from minga.core.aio.ending import end
+
 T = TypeVar("T")
 
 
@@ -16,10 +18,9 @@ async def racing(attempts: Iterable[Coroutine[Any, Any, T]]) -> AsyncIterator[It
 
     What has not ended by then is cancelled, and over when the block is left.
     """
-    tasks = [asyncio.ensure_future(attempt) for attempt in attempts]
+    loop = asyncio.get_running_loop()
+    tasks = [loop.create_task(attempt) for attempt in attempts]
     try:
         yield asyncio.as_completed(tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*tasks)

@@ -24,7 +24,7 @@ STAGED_ELEMENTS = 1 << 24
 """Gradients on an accelerator come to the CPU in pieces of at most this many elements, or of one tensor."""
 
 
-class _Parts(NamedTuple):
+class _VectorParts(NamedTuple):
     """Where gradients are added in a vector: small neighbours, the runs that they make up, and all others."""
 
     vector: torch.Tensor
@@ -67,7 +67,7 @@ class ParameterVector:
         self._runs = _runs_of_small([p.numel() for p in self._parameters])
         self._small = sorted(index for run in self._runs for index in range(*run))
         self._others = sorted(set(range(len(self._parameters))) - set(self._small))
-        self._parts: list[_Parts] = []
+        self._parts: list[_VectorParts] = []
 
     def new(self, numel: int | None = None) -> torch.Tensor:
         """A zeroed float32 vector in CPU memory, of `numel` elements if not as long as this one."""
@@ -130,7 +130,7 @@ class ParameterVector:
             torch._foreach_add_(parts.others, others, alpha=weight)
         return True
 
-    def _parts_of(self, vector: torch.Tensor) -> _Parts:
+    def _parts_of(self, vector: torch.Tensor) -> _VectorParts:
         """Those of `vector`. Strategies add to two vectors in turns, at most."""
         for parts in self._parts:
             if parts.vector is vector:
@@ -138,7 +138,7 @@ class ParameterVector:
         each = [part.view(p.shape) for part, p in zip(self._slices(vector), self._parameters, strict=False)]
         starts = list(accumulate(self.layout.numels, initial=0))
         runs = [vector[starts[first] : starts[behind]] for first, behind in self._runs]
-        parts = _Parts(vector, [each[i] for i in self._small], runs, [each[i] for i in self._others])
+        parts = _VectorParts(vector, [each[i] for i in self._small], runs, [each[i] for i in self._others])
         self._parts = [*self._parts[-1:], parts]
         return parts
 

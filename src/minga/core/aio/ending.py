@@ -1,0 +1,20 @@
+"""The end of tasks that are not needed any more."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+
+async def end(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks and wait until all are over, which costs no turn of the loop where they are already.
+
+    What they raise is dropped: a caller that needs it has asked for it before.
+    """
+    for task in tasks:
+        task.cancel()
+    if left := [task for task in tasks if not task.done()]:
+        await asyncio.gather(*left, return_exceptions=True)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # seen, so that nobody complains
