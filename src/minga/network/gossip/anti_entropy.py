@@ -124,7 +124,7 @@ def detail(board: Board, summary: Summary, peer: PeerId) -> Detail:
     theirs = {packed[i : i + _ITEM_BYTES] for i in range(0, len(packed), _ITEM_BYTES)}
     known = _known(board)
     ours = {prefix + owner.fingerprint: owner for prefix, owner in known.items()}
-    held = [Held(owner.prefix, list(owner.versions())) for item, owner in ours.items() if item not in theirs]
+    held = [Held(owner.prefix, owner.versions()) for item, owner in ours.items() if item not in theirs]
     prefixes = sorted({item[:PREFIX_BYTES] for item in theirs - ours.keys()} - known.keys())
     return Detail(held + [Held(prefix, []) for prefix in prefixes])
 
