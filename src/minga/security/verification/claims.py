@@ -19,6 +19,7 @@ suffices: the sum over z · (x_i - v) is scaled once N_i is known.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 
@@ -75,8 +76,19 @@ def claims(parts: Sequence[Vector], result: Vector, radius: float, directions: D
     return [summing.claim(_floats(part), value, radius) for part in parts]
 
 
+class _Memory(threading.local):
+    """Of one thread, for one part after the other: to get fresh memory takes longer than to fill it."""
+
+    def __init__(self) -> None:
+        self.squares, self.wide, self.narrow = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK, np.float32)
+        self.buckets, self.products = np.empty(2 * BLOCK), np.empty(2 * BLOCK)
+
+
+_memory = _Memory()
+
+
 class _Summing:
-    """Makes claims about parts by one sketch, in memory that is used again for each of them.
+    """Makes claims about parts by one sketch.
 
     Every element passes here twice in each step, at its sender and at its aggregator. Signs are given in single
     precision, while an element is half as wide, and go into the squares as well, which do not tell. Views cost less
@@ -84,11 +96,11 @@ class _Summing:
     """
 
     def __init__(self, sketch: PartSketch) -> None:
-        length = min(sketch.numel, BLOCK)
+        length, width = min(sketch.numel, BLOCK), sketch.width
         self._sketch, self._blocks = sketch, list(sketch.blocks())
-        self._squares, self._buckets = np.empty(length), np.empty(sketch.width)
-        self._narrow, self._wide = np.empty(length, np.float32), np.empty(length)
-        self._products = np.empty(sketch.width)
+        self._squares, self._wide = _memory.squares[:length], _memory.wide[:length]
+        self._narrow = _memory.narrow[:length]
+        self._buckets, self._products = _memory.buckets[:width], _memory.products[:width]
 
     def claim(self, part: Floats, result: Floats, radius: float) -> PartClaim:
         """See the function `claim`."""
