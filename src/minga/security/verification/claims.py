@@ -87,7 +87,7 @@ def possible_claims(
     return [summing.claim(_floats(part), value, radius) for part in parts]
 
 
-class _Memory(threading.local):
+class _BlockMemory(threading.local):
     """Of one thread, for one part after the other: to get fresh memory takes longer than to fill it."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class _Memory(threading.local):
         self.buckets, self.products = np.empty(2 * BLOCK), np.empty(2 * BLOCK)
 
 
-_memory = _Memory()
+_memory = _BlockMemory()
 
 
 class _Summing:
