@@ -223,26 +223,31 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         The base class does the same with a selector, with timers that compare themselves, and with a method call for
         each callback, at several times the cost; a simulation does hardly anything else.
         """
-        timers, ready, process_of = self._scheduled, self._ready, CURRENT_PROCESS
+        timers, ready, process_of, pop = self._scheduled, self._ready, CURRENT_PROCESS, heapq.heappop
         while True:
-            if self._timer_cancelled_count:
+            if self._timer_cancelled_count > MOST_CANCELLED:
                 self._drop_cancelled()
             if not ready and not self._stopping:
                 self._jump()
-            while timers and timers[0][0] < self._until:
-                timer = heapq.heappop(timers)[2]
+            until = self._until
+            while timers and timers[0][0] < until:
+                timer = pop(timers)[2]
                 timer._scheduled = False
-                ready.append(timer)
+                if timer._cancelled:
+                    self._timer_cancelled_count -= 1
+                else:
+                    ready.append(timer)
             for _ in range(len(ready)):
                 handle = ready.popleft()
                 if handle._cancelled:
                     continue
-                process = handle._context.get(process_of)
+                context = handle._context
+                process = context.get(process_of)
                 if process is not None and process.stopped:
                     self.park(process, handle)
                     continue
                 try:
-                    handle._context.run(handle._callback, *handle._args)
+                    context.run(handle._callback, *handle._args)
                 except (SystemExit, KeyboardInterrupt):
                     raise
                 except BaseException as error:
@@ -253,16 +258,17 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
     def _drop_cancelled(self) -> None:
         timers = self._scheduled
-        if self._timer_cancelled_count > MOST_CANCELLED and 2 * self._timer_cancelled_count > len(timers):
+        if 2 * self._timer_cancelled_count > len(timers):
             timers[:] = [entry for entry in timers if not entry[2]._cancelled]
             heapq.heapify(timers)
             self._timer_cancelled_count = 0
+
+    def _jump(self) -> None:
+        timers = self._scheduled
         while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)[2]._scheduled = False
             self._timer_cancelled_count -= 1
-
-    def _jump(self) -> None:
-        when = self._scheduled[0][0] if self._scheduled else math.inf
+        when = timers[0][0] if timers else math.inf
         if when == math.inf:
             raise DeadlockError(f"at {self._now:.6f} s nothing can ever happen again:{self._describe()}")
         if self._end is not None and when > self._end:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -163,6 +163,7 @@ def test_int8_never_reaches_beyond_127_whatever_the_scale() -> None:
 
 
 @settings(deadline=None, max_examples=60)
+@example(np.array([5.382428e-28], np.float32), "gaussiank")
 @given(
     arrays.arrays(
         np.float32,
@@ -177,7 +178,8 @@ def test_any_finite_vector_is_within_the_bound_and_repeatable(values: np.ndarray
     encoded = encode(name, source)
     decoded = decode(name, encoded, source.numel())
     assert bool(((decoded.double() - source.double()).abs() <= codec(name).max_error(source)).all())
-    assert encode(name, decoded) == encoded or bool((source == 0).any())  # an 8-bit zero has lost its sign
+    # An 8-bit zero has lost its sign, and what rounded to zero need not be among the largest any more.
+    assert encode(name, decoded) == encoded or bool((decoded == 0).any())
     assert torch.equal(decode(name, encode(name, decoded), source.numel()), decoded)
 
 

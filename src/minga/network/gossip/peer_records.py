@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Iterator
 
 from minga.network.gossip.record_kinds import LEFT as LEFT_KIND
 from minga.network.gossip.record_kinds import Payload, RecordKinds
@@ -179,10 +178,10 @@ class PeerRecords:
         if not self.dropped:
             self._soonest_expiry = min((entry.record.expires for entry in kept.values()), default=math.inf)
 
-    def versions(self) -> Iterator[tuple[int, int]]:
+    def versions(self) -> list[tuple[int, int]]:
         """Code and version of each record, dropped ones too, in order of codes."""
-        held = {code: entry.record.version for code, entry in self.entries.items()}
-        return iter(sorted((self.dropped | held).items()))
+        held = [(code, entry.record.version) for code, entry in self.entries.items()]
+        return sorted(held if not self.dropped else (self.dropped | dict(held)).items())
 
     @property
     def fingerprint(self) -> bytes:

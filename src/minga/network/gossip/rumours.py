@@ -26,6 +26,7 @@ from minga.core.errors import RemoteError
 from minga.network.gossip.anti_entropy import MAX_RECORDS, Push, paged
 from minga.network.gossip.board import Board
 from minga.network.gossip.peer_records import StoredRecord
+from minga.network.gossip.record_kinds import Kind
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 
@@ -103,10 +104,13 @@ class RumourSpreader:
         said so.
         """
         key, is_own = (owner, code), owner == self._board.peer_id
-        if not is_own and self._is_large(key):
+        kind, entry = self._board.kinds.with_code(code), self._entry(key)
+        is_large = _is_large(kind, entry)
+        if not is_own and is_large:
             return
         is_small = self._board.alive_count <= TELLS_ALL
-        if self._is_urgent(key):
+        # Others should know at once of an address, or that a peer left, unless that was known before.
+        if kind is not None and kind.is_urgent and entry is not None and not entry.is_renewal:
             self._rumours[key] = _Rumour(source, FANOUT, FANOUT)
             self._flush_within(self.urgent_s)
         elif is_own and is_small:
@@ -115,8 +119,7 @@ class RumourSpreader:
         elif is_small and is_told_to_all and source == owner:
             self._rumours.pop(key, None)
         else:
-            is_repeated = not is_own or not self._is_large(key)
-            self._rumours[key] = _Rumour(source, ROUTINE_FANOUT, 1) if is_repeated else _Rumour(source, FANOUT, FANOUT)
+            self._rumours[key] = _Rumour(source, FANOUT, FANOUT) if is_large else _Rumour(source, ROUTINE_FANOUT, 1)
             self._flush_within(self.window_s / ROUTINE_FANOUT)
 
     def add_source(self, owner: PeerId, code: int, source: PeerId) -> None:
@@ -180,23 +183,9 @@ class RumourSpreader:
         if len(outbox) > MAX_RECORDS:  # a flood of made-up owners, most of which are off the board by now
             self._outboxes[peer] = {key: None for key in outbox if key[0] in self._board.store.owners}
 
-    def _is_urgent(self, key: Key) -> bool:
-        """Whether others should know at once: the address of a peer, or that it left, unless that was known before."""
+    def _entry(self, key: Key) -> StoredRecord | None:
         owner = self._board.store.owners.get(key[0])
-        entry = owner.entries.get(key[1]) if owner is not None and self._is_of_urgent_kind(key) else None
-        return entry is not None and not entry.is_renewal
-
-    def _is_of_urgent_kind(self, key: Key) -> bool:
-        kind = self._board.kinds.with_code(key[1])
-        return kind is not None and kind.is_urgent
-
-    def _is_large(self, key: Key) -> bool:
-        kind = self._board.kinds.with_code(key[1])
-        owner = self._board.store.owners.get(key[0])
-        entry = owner.entries.get(key[1]) if owner is not None else None
-        if kind is not None and (kind.is_large or entry is None or not entry.is_opaque):
-            return kind.is_large
-        return entry is not None and len(entry.record.payload) > LARGE_BYTES
+        return None if owner is None else owner.entries.get(key[1])
 
     def _tells_all(self) -> bool:
         """Whether this peer's own records come to all others by its own pushes."""
@@ -235,3 +224,9 @@ class RumourSpreader:
                 await stream.send(Push(page, self._tells_all()))
                 await stream.finish()
                 await stream.receive_end()
+
+
+def _is_large(kind: Kind | None, entry: StoredRecord | None) -> bool:
+    if kind is not None and (kind.is_large or entry is None or not entry.is_opaque):
+        return kind.is_large
+    return entry is not None and len(entry.record.payload) > LARGE_BYTES
