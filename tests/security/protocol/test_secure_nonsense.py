@@ -12,8 +12,9 @@ from minga.security.messaging.collector import PartCollector
 from minga.security.parts import equal_parts
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.behaviour import Seeds, TrainingBackend
-from minga.security.protocol.statements import Result
+from minga.security.protocol.statements import Claims, Result
 from minga.security.step.member import ExcludedError
+from minga.security.verification.claims import PartClaim
 from minga.simulation.attacks.gradient_attacks import Attack, LyingProjections
 from tests.worlds.secure_swarm import SecureSwarm
 from tests.worlds.secure_world import Helpless, NoNumber, Quadratic
@@ -34,6 +35,20 @@ class NoRadius(Attack):
         return msgspec.structs.replace(result, clip=0.0) if self.is_on else result
 
 
+class TooFar(Attack):
+    """Sends a gradient so long that no claim can say how far it is from an aggregate, and claims what it likes."""
+
+    changes = "gradient"
+
+    async def gradient(self, work: TrainingBackend, step: int, seeds: Seeds) -> torch.Tensor:
+        own = await super().gradient(work, step, seeds)
+        return torch.full_like(own, 3e38) if self.is_on else own
+
+    def claims(self, claims: Claims, record: AttemptRecord) -> Claims | None:
+        lie = PartClaim((0.0,) * record.terms.rules.directions, 1.0)
+        return msgspec.structs.replace(claims, claims=(lie,) * len(claims.claims)) if self.is_on else claims
+
+
 @pytest.mark.parametrize(
     ("attack", "bans"),
     [
@@ -42,6 +57,7 @@ class NoRadius(Attack):
         (NoRadius, {"p3": "SILENT"}),
         (Helpless, {}),
         (LyingProjections, {"p3": "FALSE_CLAIMS"}),
+        (TooFar, {"p3": "FALSE_CLAIMS"}),
     ],
 )
 def test_nonsense_costs_only_its_author(attack: type[Attack], bans: dict[str, str]) -> None:

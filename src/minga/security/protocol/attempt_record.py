@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT, InvalidEncodingError
+from minga.averaging.codecs.interface import InvalidEncodingError
 from minga.averaging.codecs.tensor_bytes import bytes_of, load
 from minga.core.buffer_pool import Bytes
 from minga.network.interface import PeerId
@@ -18,7 +17,8 @@ from minga.security.parts.part_store import PartStore
 from minga.security.protocol.rules import Rules
 from minga.security.protocol.statements import Claims, Commit, Result
 from minga.security.randomness.coin import Coin
-from minga.security.verification.exact_sum import norm
+from minga.security.verification.claims import PartClaim
+from minga.security.verification.rounded_length import squares
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,10 @@ class AttemptRecord:
     results: dict[PeerId, Result] = field(default_factory=dict)
     claims: dict[PeerId, Claims] = field(default_factory=dict)
     values: dict[int, torch.Tensor] = field(default_factory=dict)
-    length: float | None = None
-    """The Euclidean norm of the aggregate gradient, if it was taken when that was decoded."""
+    squares: dict[int, float] = field(default_factory=dict)
+    """Of the same aggregates, about the sum of the squares: from all of these follows the length of the gradient."""
+    true_claims: dict[tuple[int, int], PartClaim] = field(default_factory=dict)
+    """(owner's rank, part) -> what is true of bytes that are at hand, once this member computed it."""
     randomness: bytes = b""
     unheard: tuple[PeerId, ...] = ()
     """Of whom nothing was heard in the last phase."""
@@ -74,20 +76,25 @@ class AttemptRecord:
         """The aggregate gradient."""
         return _floats(self.store.vector)  # each value was checked
 
-    def decode(self, values: Mapping[int, Bytes]) -> None:
-        """Take these aggregates as `values`; what means nothing is missing there.
+    @property
+    def about_squares(self) -> float | None:
+        """About the sum of the squares of the aggregate gradient; None where an aggregate is missing."""
+        return sum(self.squares.values()) if len(self.squares) == len(self.terms.division.parts) else None
 
-        No number is larger than the norm of all. That has to be taken in any case; where it is small enough, the
-        numbers are not looked through besides.
+    def take_value(self, part: int, data: Bytes) -> None:
+        """Note an aggregate in `values`; what means nothing is missing there.
+
+        The squares are needed in any case. Where their sum is finite no number is too large, and the numbers are not
+        looked through besides.
         """
-        whole = self.store.in_place(values)
-        length = math.inf if whole is None else norm(_floats(whole).numpy())
-        if length <= CONTRIBUTION_LIMIT:
-            self.length, self.values = length, {part: _floats(data) for part, data in values.items()}
-            return
-        for part, data in values.items():
-            with contextlib.suppress(InvalidEncodingError):
-                self.values[part] = value_from_bytes(data)
+        values = _floats(data)
+        about = squares(values)
+        if not math.isfinite(about):
+            try:
+                values = value_from_bytes(data)
+            except InvalidEncodingError:
+                return
+        self.values[part], self.squares[part] = values, about
 
     def row(self, owner: int, part: int, *, looks_through: bool = True) -> torch.Tensor:
         """A part as it came over the wire; who does not look through it says with `note_sound` if it was sound.

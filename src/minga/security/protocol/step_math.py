@@ -7,6 +7,7 @@ publish their distances (`PartClaim.norm`), everybody sees whether an aggregator
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
@@ -23,7 +24,7 @@ from minga.security.protocol.settings import SecureSettings
 from minga.security.robust.interface import VerifiableAggregate
 from minga.security.robust.registry import verifiable_aggregator
 from minga.security.verification.checks import PublishedClaims, check_norms, check_senders, largest_sum
-from minga.security.verification.claims import PartClaim, claim, claims
+from minga.security.verification.claims import PartClaim, possible_claims
 from minga.security.verification.count_sketch import Directions
 from minga.security.verification.exact_sum import norm
 from minga.security.verification.findings import Offence
@@ -64,31 +65,41 @@ class StepMath:
         aggregate = self._aggregator.aggregate(rows)
         return aggregate.value, max(aggregate.clip_radius, _LEAST_RADIUS)
 
-    def claim(self, record: AttemptRecord, owner: int, part: int) -> PartClaim | None:
-        """What is true of a part that is at hand; None where the aggregate has no elements."""
-        terms = record.terms
-        if not terms.division.numel(part):
-            return None
-        result = record.results[terms.members[part]]
-        row, value = record.row(owner, part), record.values[part]
-        return claim(_array(row), _array(value), result.clip, self._directions(record, part))
+    def true_claims(self, record: AttemptRecord, part: int, owners: Iterable[int]) -> dict[int, PartClaim]:
+        """What is true of the bytes of these owners that are at hand, by rank; nothing is where they mean nothing, or
+        nothing that a claim can say.
+
+        Each is computed but once. Empty where the aggregate has no elements.
+        """
+        found, rows = dict[int, PartClaim](), dict[int, torch.Tensor]()
+        if not record.terms.division.numel(part):
+            return found
+        for owner in owners:
+            if (owner, part) in record.true_claims:
+                found[owner] = record.true_claims[owner, part]
+            elif (owner, part) in record.store.parts:
+                with contextlib.suppress(InvalidEncodingError):
+                    rows[owner] = record.row(owner, part)
+        if rows:
+            clip, value = record.results[record.terms.members[part]].clip, _array(record.values[part])
+            true = possible_claims(list(map(_array, rows.values())), value, clip, self._directions(record, part))
+            told = {owner: claim for owner, claim in zip(rows, true, strict=True) if claim is not None}
+            found.update(told)
+            record.true_claims.update({(owner, part): claim for owner, claim in told.items()})
+        return found
 
     def liars(self, record: AttemptRecord, part: int, owners: Iterable[int]) -> tuple[PeerId, ...]:
         """V1: whose claims about a part are false, of those whose bytes of it are at hand."""
         members, store = record.terms.members, record.store
-        rows, liars = dict[PeerId, torch.Tensor](), list[PeerId]()
-        for owner in owners:
-            if (owner, part) not in store.parts or record.claims[members[owner]].claims[part] is None:
-                continue
-            try:
-                rows[members[owner]] = record.row(owner, part)
-            except InvalidEncodingError:  # of nonsense nothing is true
-                liars.append(members[owner])
-        if rows:
-            published, value = self._published(record, part, rows.keys()), _array(record.values[part])
-            true = claims(list(map(_array, rows.values())), value, published.radius, self._directions(record, part))
-            recomputed = dict(zip(rows, true, strict=True))
-            liars += [finding.accused for finding in check_senders(published, recomputed)]
+        claiming = [
+            owner
+            for owner in owners
+            if (owner, part) in store.parts and record.claims[members[owner]].claims[part] is not None
+        ]
+        true = {members[owner]: claim for owner, claim in self.true_claims(record, part, claiming).items()}
+        liars = [members[owner] for owner in claiming if members[owner] not in true]  # of nonsense nothing is true
+        if true:
+            liars += [each.accused for each in check_senders(self._published(record, part, true.keys()), true)]
         return tuple(sorted(liars))
 
     def remember(self, record: AttemptRecord) -> None:

@@ -239,7 +239,7 @@ class SecureMember:
         """The attempt passed: apply, hear the judges, and look into what is new."""
         step, progress, before = self.step, self._progress, self._progress.standing
         await self._work.apply(
-            step, await asyncio.to_thread(lambda: progress.bound.shortened(record.vector, record.length))
+            step, await asyncio.to_thread(lambda: progress.bound.shortened(record.vector, record.about_squares))
         )
         self._math.remember(record)
         self._attempts.passed[step] = record

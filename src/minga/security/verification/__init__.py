@@ -6,8 +6,8 @@
 
 Read: claims (what is claimed), count_sketch (the directions), checks (V1, V2, V3), tolerance (how far honest
 numbers may be apart), norm_bound (the bound of V3), public_check (all computed again), findings (who did what),
-gradient_match (is a recomputed gradient the same?), exact_sum (the same bits on every machine), step_bound (how far
-one step may go).
+gradient_match (is a recomputed gradient the same?), exact_sum (the same bits on every machine),
+rounded_length (the same digits, in one pass), step_bound (how far one step may go).
 
 Called by protocol/step_math and rechecking. Pure arithmetic on arrays; it bans nobody.
 """

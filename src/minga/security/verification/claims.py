@@ -19,6 +19,7 @@ suffices: the sum over z · (x_i - v) is scaled once N_i is known.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 
@@ -62,21 +63,43 @@ def clip_factor(norm: float, radius: float) -> float:
 def claim(part: Vector, result: Vector, radius: float, directions: Directions) -> PartClaim:
     """Return the claim of the sender of `part`, 1-D and finite, about the aggregator's `result` of the same length.
 
-    Both are float32. `radius` is τ; `directions` are those of the part. Raises `ValueError` where lengths differ.
+    Both are float32. `radius` is τ; `directions` are those of the part. Raises `ValueError` where lengths differ, or
+    the part is too far away for any claim.
     """
     return claims([part], result, radius, directions)[0]
 
 
 def claims(parts: Sequence[Vector], result: Vector, radius: float, directions: Directions) -> list[PartClaim]:
     """Return for each of `parts` the same claim, to the bit, as `claim`; the directions are made once."""
+    found = [each for each in possible_claims(parts, result, radius, directions) if each is not None]
+    if len(found) < len(parts):
+        raise ValueError("a part is farther from the result than a claim can say")
+    return found
+
+
+def possible_claims(
+    parts: Sequence[Vector], result: Vector, radius: float, directions: Directions
+) -> list[PartClaim | None]:
+    """The same, with None for parts that are too far away: whatever is claimed of these is false."""
     if any(part.shape != result.shape for part in parts):
         raise ValueError(f"a part has another length than the result, which has {len(result)} elements")
     value, summing = _floats(result), _Summing(directions.sketch(len(result)))
     return [summing.claim(_floats(part), value, radius) for part in parts]
 
 
+class _BlockMemory(threading.local):
+    """Of one thread, for one part after the other: to get fresh memory takes longer than to fill it."""
+
+    def __init__(self) -> None:
+        self.squares, self.wide, self.narrow = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK, np.float32)
+        self.buckets, self.products = np.empty(2 * BLOCK), np.empty(2 * BLOCK)
+
+
+_memory = _BlockMemory()
+
+
 class _Summing:
-    """Makes claims about parts by one sketch, in memory that is used again for each of them.
+    """Makes claims about parts by one sketch.
 
     Every element passes here twice in each step, at its sender and at its aggregator. Signs are given in single
     precision, while an element is half as wide, and go into the squares as well, which do not tell. Views cost less
@@ -84,19 +107,20 @@ class _Summing:
     """
 
     def __init__(self, sketch: PartSketch) -> None:
-        length = min(sketch.numel, BLOCK)
+        length, width = min(sketch.numel, BLOCK), sketch.width
         self._sketch, self._blocks = sketch, list(sketch.blocks())
-        self._squares, self._buckets = np.empty(length), np.empty(sketch.width)
-        self._narrow, self._wide = np.empty(length, np.float32), np.empty(length)
-        self._products = np.empty(sketch.width)
+        self._squares, self._wide = _memory.squares[:length], _memory.wide[:length]
+        self._narrow = _memory.narrow[:length]
+        self._buckets, self._products = _memory.buckets[:width], _memory.products[:width]
 
-    def claim(self, part: Floats, result: Floats, radius: float) -> PartClaim:
-        """See the function `claim`."""
+    def claim(self, part: Floats, result: Floats, radius: float) -> PartClaim | None:
+        """See the function `possible_claims`."""
         self._add_up(part, result)
         norm = math.sqrt(total(self._squares))
         factor = clip_factor(norm, radius)
         sums = [total(np.multiply(each, self._buckets, out=self._products)) for each in self._sketch.coefficients]
-        return PartClaim(tuple(factor * (each / ENTRY_DEVIATION) for each in sums), norm)
+        projections = tuple(factor * (each / ENTRY_DEVIATION) for each in sums)
+        return PartClaim(projections, norm) if max(norm, *map(abs, projections)) <= CLAIM_LIMIT else None
 
     @np.errstate(over="ignore")
     def _add_up(self, part: Floats, result: Floats) -> None:

@@ -48,6 +48,7 @@ ENTRY_DEVIATION: Final = math.sqrt((128**2 - 1) / 3)
 """Standard deviation of an entry: claims are divided by it."""
 
 _WORD: Final = "<u4"
+_TURN: Final = BLOCK**2
 
 
 class Block(NamedTuple):
@@ -108,24 +109,21 @@ class PartSketch:
         self._words = np.frombuffer(expand(key, 0, 4 * blocks), _WORD).tolist() if self._is_long else [0] * blocks
         self._signs = self._table(derive(key, "signs"))
         self.coefficients = self._coefficients(key, directions.count)
-        """float64 [directions, buckets]."""
+        """int8 [directions, buckets]."""
 
     def blocks(self) -> Iterator[Block]:
         """All blocks in their order."""
-        for number, word in enumerate(self._words):
-            start = number * BLOCK
-            part = slice(start, min(start + BLOCK, self.numel))
-            place, bucket, turn = word % BLOCK, word // BLOCK % BLOCK, word // BLOCK**2 % 2
-            yield Block(part, self._signs[place : place + part.stop - start], 1 - 2 * turn, bucket)
+        signs, numel = self._signs, self.numel
+        for start, word in zip(range(0, numel, BLOCK), self._words, strict=True):
+            stop = min(start + BLOCK, numel)
+            place, bucket, turn = word % BLOCK, word // BLOCK % BLOCK, word // _TURN % 2
+            yield Block(slice(start, stop), signs[place : place + stop - start], 1 - 2 * turn, bucket)
 
     def _table(self, key: bytes) -> npt.NDArray[np.float32]:
         length = 2 * BLOCK if self._is_long else self.numel
         bits = np.unpackbits(np.frombuffer(expand(key, 0, -(-length // 8)), np.uint8), count=length)
         return np.float32(1.0) - np.float32(2.0) * bits
 
-    def _coefficients(self, key: bytes, count: int) -> npt.NDArray[np.float64]:
-        coefficients = np.empty((count, self.width))
-        for index in range(count):
-            stream = expand(derive(key, "projection", index), 0, self.width)
-            coefficients[index] = np.frombuffer(stream, np.int8) | np.int8(1)
-        return coefficients
+    def _coefficients(self, key: bytes, count: int) -> npt.NDArray[np.int8]:
+        streams = b"".join(expand(derive(key, "projection", index), 0, self.width) for index in range(count))
+        return (np.frombuffer(streams, np.int8) | np.int8(1)).reshape(count, self.width)

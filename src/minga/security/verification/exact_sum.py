@@ -50,12 +50,12 @@ class LaneSums:
 
 
 def total(values: npt.NDArray[np.float64]) -> float:
-    """The sum of a 1-D array, whose halves are added as a whole until one element is left."""
+    """The sum of a 1-D array, whose halves are added as a whole until one element is left; it is written over."""
     while len(values) > 1:
         half = (len(values) + 1) // 2
-        folded = values[:half].copy()
-        folded[: len(values) - half] += values[half:]
-        values = folded
+        folded = values[: len(values) - half]
+        np.add(folded, values[half:], folded)
+        values = values[:half]
     return float(values[0]) if len(values) else 0.0
 
 

@@ -7,15 +7,16 @@ no reason to. The votes of V3 are the published norms, so a false vote is a fals
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from minga.network.interface import PeerId
 from minga.security.verification.checks import PublishedClaims, check_senders
-from minga.security.verification.claims import claims, residual_norm
+from minga.security.verification.claims import possible_claims, residual_norm
 from minga.security.verification.count_sketch import Directions
 from minga.security.verification.exact_sum import Vector, norm
 from minga.security.verification.findings import Finding, Offence
-from minga.security.verification.tolerance import ResultAccuracy
+from minga.security.verification.tolerance import CLAIM_TOLERANCE, ResultAccuracy
 
 
 def check_averaging(
@@ -25,7 +26,8 @@ def check_averaging(
     directions: Directions,
     accuracy: ResultAccuracy,
 ) -> tuple[Finding, ...]:
-    """Return who did wrong, from the bytes alone, the same for every peer; empty if nobody did.
+    """Return who did wrong, from the bytes alone, the same for every peer; empty if nobody did. Where a part is too far
+    away for any claim, that its sender made one is all that can be told.
 
     `parts`: what each sender committed itself to, decoded; the caller has compared the hashes. `result`: what the
     aggregator committed itself to; `directions` begin at the part's first element.
@@ -34,8 +36,11 @@ def check_averaging(
     if parts.keys() != published.claims.keys():
         raise ValueError(f"part {published.part}: the parts are not those of the senders with claims")
     senders = sorted(parts)
-    own_claims = claims([parts[sender] for sender in senders], result, published.radius, directions)
-    recomputed = dict(zip(senders, own_claims, strict=True))
+    own_claims = possible_claims([parts[sender] for sender in senders], result, published.radius, directions)
+    recomputed = {sender: claim for sender, claim in zip(senders, own_claims, strict=True) if claim is not None}
+    if beyond := [sender for sender in senders if sender not in recomputed]:
+        about = (Offence.FALSE_CLAIM, published.part, math.inf, CLAIM_TOLERANCE)
+        return tuple(Finding(sender, *about) for sender in beyond)
     findings = list(check_senders(published, recomputed))
     norms = {sender: claim.norm for sender, claim in recomputed.items()}
     residual = residual_norm(parts, published.weights, norms, result, published.radius)

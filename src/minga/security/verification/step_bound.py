@@ -7,7 +7,8 @@ steps were: one that is many times longer is shortened. Honest gradients that do
 has no length (everybody's loss was not finite) says nothing about the next, and is not remembered: else a limit of 0
 would hold for ever.
 
-All members remember the same steps and add in a fixed order, so all shorten alike.
+All members remember the same steps and round lengths alike, so all shorten alike. What is rounded is on the safe side:
+what is remembered is rounded down, and what must stay below the limit is rounded up.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Final
 
 import torch
 
-from minga.security.verification.exact_sum import norm
+from minga.security.verification.rounded_length import LENGTH_STEP, rounded_length
 
 STEP_GROWTH: Final = 4.0
 REMEMBERED_STEPS: Final = 32
@@ -36,13 +37,13 @@ class StepBound:
         """Of the aggregates that were applied last."""
         return tuple(self._lengths)
 
-    def shortened(self, aggregate: torch.Tensor, length: float | None = None) -> torch.Tensor:
-        """What is applied of an aggregate (float32), and remembered; nothing limits the first one. Its `length`, by
-        `exact_sum.norm`, may be known already.
+    def shortened(self, aggregate: torch.Tensor, about: float | None = None) -> torch.Tensor:
+        """What is applied of an aggregate (float32), and remembered; nothing limits the first one. About how large the
+        sum of its squares is (`rounded_length.squares`) may be known already.
         """
-        if length is None:
-            length = norm(aggregate.numpy())
-        limit = STEP_GROWTH * statistics.median(self._lengths) if self._lengths else length
-        if length > 0.0:
-            self._lengths.append(min(length, limit))
-        return aggregate if length <= limit else aggregate * (limit / length)
+        least = rounded_length(aggregate, about)
+        most = least * (1.0 + LENGTH_STEP)
+        limit = STEP_GROWTH * statistics.median(self._lengths) if self._lengths else most
+        if least > 0.0:
+            self._lengths.append(min(least, limit))
+        return aggregate if most <= limit else aggregate * (limit / most)
