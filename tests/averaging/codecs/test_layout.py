@@ -74,10 +74,9 @@ def test_one_codec_is_one_segment(name: str) -> None:
 def test_chunks_are_whole_blocks_of_about_the_target() -> None:
     layout = VectorLayout((1_000_000,), "int8")
     chunks = layout.chunks(100, 900_000, 1 << 16)
-    assert {chunk.numel for chunk in chunks[:-1]} == {252 * 256}
-    assert {chunk.upload_bytes for chunk in chunks[:-1]} == {252 * 258}
-    assert 254 * 258 <= 1 << 16 < 255 * 258  # 14 chunks are needed, and these are about equal
-    assert [chunk.numel for chunk in layout.chunks(0, 300 * 256, 1 << 16)] == [300 * 256], "no crumbs"
+    assert {chunk.numel for chunk in chunks[:-1]} == {254 * 256}
+    assert {chunk.upload_bytes for chunk in chunks[:-1]} == {254 * 258}
+    assert 254 * 258 <= 1 << 16 < 255 * 258
     # No bytes are lost to cuts.
     assert sum(chunk.upload_bytes for chunk in chunks) == layout.encoded_bytes(100, 900_000)
     whole = VectorLayout((1 << 20,), "float32").chunks(0, 1 << 20, 1 << 20)
@@ -116,7 +115,7 @@ def test_chunks_tile_every_part(numels: list[int], choice: str, target_bytes: in
                 (chunk.codecs.upload, chunk.upload_bytes),
                 (chunk.codecs.download, chunk.download_bytes),
             ):
-                assert size <= max(5 * target_bytes // 4, used.max_encoded_bytes(block))
+                assert size <= max(target_bytes, used.max_encoded_bytes(block))
             assert not any(chunk.start < border < chunk.stop for border in inner)
             (segment,) = (one for one in layout.segments if one.start <= chunk.start < one.stop)
             assert chunk.codecs.upload is segment.codecs.upload

@@ -144,7 +144,7 @@ def test_small_parts_go_in_smaller_chunks() -> None:
         _, assignments = chunk_table(layout, plan)
         return [len(assignment.chunks) for assignment in assignments]
 
-    assert counts(30.0) == [234, 27, 16, 15], "the last in chunks of 16 KiB"
+    assert counts(30.0) == [234, 28, 16, 15], "the last in chunks of 16 KiB"
     assert counts(1.0) == counts(None) == [117, 14, 8, 8]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minga.security.verification.checks import PublishedClaims, check_norms, check_senders, largest_sum
-from minga.security.verification.claims import PartClaim, claims
+from minga.security.verification.claims import PartClaim, possible_claims
 from minga.security.verification.count_sketch import ENTRY_DEVIATION, Directions
 from minga.security.verification.exact_sum import norm
 from minga.security.verification.findings import Offence
@@ -24,9 +24,13 @@ AGGREGATOR = PEERS[40]
 class Round:
     """One part of one round, as its peers see it, with an aggregator that may be wrong by `shift`."""
 
-    def __init__(self, seed: int, *, numel: int = 200, directions: int = 4, shift: float = 0.0) -> None:
+    def __init__(
+        self, seed: int, *, numel: int = 200, directions: int = 4, shift: float = 0.0, too_far: int | None = None
+    ) -> None:
         rng = np.random.default_rng(seed)
         parts, weights, radius = random_rounds(rng, 1, numel)
+        if too_far is not None:
+            parts[0, too_far] = 3e38
         self.radius = float(radius[0])
         self.parts = {PEERS[index]: part.astype(np.float32) for index, part in enumerate(parts[0])}
         self.weights = {PEERS[index]: int(weight) for index, weight in enumerate(weights[0])}
@@ -34,9 +38,13 @@ class Round:
         wrong_by = shift * direction / np.linalg.norm(direction)
         self.result = (solve(parts, weights, radius)[0] + wrong_by).astype(np.float32)
         self.directions = Directions(rng.bytes(32), directions)
-        self.true_claims = dict(
-            zip(self.parts, claims(list(self.parts.values()), self.result, self.radius, self.directions), strict=True)
-        )
+        self.true_claims = {
+            sender: claim or PartClaim((0.0,) * directions, 1.0)  # of what is too far away nothing true can be claimed
+            for sender, claim in zip(self.parts, self._claims(), strict=True)
+        }
+
+    def _claims(self) -> list[PartClaim | None]:
+        return possible_claims(list(self.parts.values()), self.result, self.radius, self.directions)
 
     def published(self, **lies: PartClaim) -> PublishedClaims:
         return PublishedClaims(3, AGGREGATOR, self.radius, self.weights, self.true_claims | lies)
@@ -151,6 +159,20 @@ def test_a_sender_who_lies_about_its_projection_does_not_get_the_aggregator_bann
     published = round_.published(**{PEERS[2]: lie})
     assert largest_sum(published) > round_.sum_limit
     assert round_.public_check(published) == {PEERS[2]: {Offence.FALSE_CLAIM}}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_part_too_far_away_for_any_claim_shields_nobody(seed: int) -> None:
+    honest = Round(seed, too_far=4)
+    assert honest.public_check(honest.published()) == {PEERS[4]: {Offence.FALSE_CLAIM}}
+    wrong = Round(seed, too_far=4, shift=0.1)
+    true = wrong.true_claims[PEERS[2]]
+    lie = PartClaim(true.projections, 2.0 * true.norm + wrong.radius)
+    assert wrong.public_check(wrong.published(**{PEERS[2]: lie})) == {
+        PEERS[2]: {Offence.FALSE_CLAIM},
+        PEERS[4]: {Offence.FALSE_CLAIM},
+        AGGREGATOR: {Offence.WRONG_RESULT},
+    }
 
 
 @pytest.mark.parametrize("seed", range(5))

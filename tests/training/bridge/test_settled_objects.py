@@ -64,3 +64,30 @@ def test_a_program_that_has_frozen_objects_itself_is_left_alone() -> None:
     assert gc.get_freeze_count() <= before
     assert gc.get_freeze_count() > 1000
     assert len(fresh) == 100
+
+
+def test_what_a_program_freezes_after_a_peer_began_stays_frozen() -> None:
+    end = settle_objects()
+    fresh = [Cycle() for _ in range(1000)]
+    gc.freeze()
+    end()
+    assert gc.get_freeze_count() > 1000
+    assert len(fresh) == 1000
+
+
+def test_garbage_that_closes_another_peer_when_it_is_collected_does_not_block() -> None:
+    class ClosesPeer(Cycle):
+        def __init__(self) -> None:
+            super().__init__()
+            self.end = settle_objects()
+
+        def __del__(self) -> None:
+            self.end()
+            closed.append(1)
+
+    closed: list[int] = []
+    ClosesPeer()
+    gc.unfreeze()
+    end = settle_objects()
+    assert closed == [1]
+    end()

@@ -6,8 +6,7 @@ precision, or others as its settings say, "adaptive(large=int4, from_elements=40
 tensor, never on the part of it that an aggregator holds.
 The mean may travel by another codec than what it is made from: a `CodecPair` names both.
 Neighbours with one pair form a *segment*. A *chunk* is what is sent and reduced at once: it lies in one part and
-one segment and takes about `target_bytes` encoded (or one codec block, where that is larger). Those of one segment are
-about equal: a small one at the end costs as much work as a large one, so the others are a quarter larger instead.
+one segment and takes at most `target_bytes` encoded (or one codec block, where that is larger).
 """
 
 from __future__ import annotations
@@ -189,8 +188,7 @@ class VectorLayout:
         """Cut elements `start` to `stop` into chunks, in order and without gaps; none for an empty range.
 
         Cuts fall on segment boundaries and, within a segment, on whole codec blocks counted from the first element,
-        so that at most the last block of a segment is short. No chunk of several blocks takes more than 5/4 of
-        `target_bytes`.
+        so that at most the last block of a segment is short.
         Raises `ValueError` for a range outside the vector or a `target_bytes` below 1.
         """
         pieces = self._pieces(start, stop)
@@ -310,8 +308,6 @@ def _cut(piece: Segment, target_bytes: int) -> Iterator[tuple[int, int]]:
     codecs = piece.codecs
     block = math.lcm(codecs.upload.block_elements, codecs.download.block_elements)
     largest = max(codecs.upload.max_encoded_bytes(block), codecs.download.max_encoded_bytes(block))
-    usual, blocks = max(1, target_bytes // largest), -(-(piece.stop - piece.start) // block)
-    count = max(1, (4 * blocks + 3 * usual) // (4 * usual))  # a rest of a quarter or less is shared out
-    step = block * max(1, -(-blocks // count))
+    step = block * max(1, target_bytes // largest)
     for start in range(piece.start, piece.stop, step):
         yield start, min(start + step, piece.stop)

@@ -9,12 +9,10 @@ from typing import Any
 async def end(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks and wait until all are over, which costs no turn of the loop where they are already.
 
-    What they raise is dropped: a caller that needs it has asked for it before.
+    What they raise is dropped, also by those that were over (`cancel` says that nobody will ask): a caller that needs
+    it has asked for it before.
     """
     for task in tasks:
         task.cancel()
     if left := [task for task in tasks if not task.done()]:
         await asyncio.gather(*left, return_exceptions=True)
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()  # seen, so that nobody complains

@@ -83,11 +83,7 @@ class PartStore:
     @property
     def vector(self) -> Bytes:
         """All aggregates, of which none may be missing, one after the other; a copy unless all came on their way."""
-        whole = self.in_place(self.values)
         parts = [part for part, size in enumerate(self.value_bytes) if size]
-        return bytearray().join(self.values[part] for part in parts) if whole is None else whole
-
-    def in_place(self, values: Mapping[int, Bytes]) -> memoryview | None:
-        """The memory of all aggregates, one after the other, if `values` has them all and each in its place."""
-        parts = (part for part, size in enumerate(self.value_bytes) if size)
-        return self._whole if all(values.get(part) is self.places[part] for part in parts) else None
+        if all(self.values.get(part) is self.places[part] for part in parts):
+            return self._whole
+        return bytearray().join(self.values[part] for part in parts)

@@ -22,7 +22,7 @@ from minga.security.robust.registry import AGGREGATORS
 from minga.security.verification.gradient_match import GradientTolerance
 
 MAX_TENSORS = 1 << 16
-_LABEL = b"minga secure rules 2"
+_LABEL = b"minga secure rules 1"
 
 Factor = Annotated[float, msgspec.Meta(gt=0.0)]
 Numel = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]

@@ -47,8 +47,9 @@ class PublishedClaims:
         return sum(self.weights.values())
 
 
-def check_senders(published: PublishedClaims, recomputed: Mapping[PeerId, PartClaim]) -> tuple[Finding, ...]:
-    """V1: the aggregator compares each claim with that which it computes from the bytes that it received.
+def check_senders(published: PublishedClaims, recomputed: Mapping[PeerId, PartClaim | None]) -> tuple[Finding, ...]:
+    """V1: the aggregator compares each claim with that which it computes from the bytes that it received, None where no
+    claim can be true.
 
     Raises `ValueError` unless every sender's claim was recomputed.
     """
@@ -56,7 +57,8 @@ def check_senders(published: PublishedClaims, recomputed: Mapping[PeerId, PartCl
         raise ValueError(f"part {published.part}: the claims to compare are not those of the senders")
     findings = []
     for sender, claim in sorted(published.claims.items()):
-        deviation = claim_deviation(claim, recomputed[sender], published.radius)
+        true = recomputed[sender]
+        deviation = math.inf if true is None else claim_deviation(claim, true, published.radius)
         if deviation > CLAIM_TOLERANCE:
             findings.append(Finding(sender, Offence.FALSE_CLAIM, published.part, deviation, CLAIM_TOLERANCE))
     return tuple(findings)

@@ -48,7 +48,7 @@ ENTRY_DEVIATION: Final = math.sqrt((128**2 - 1) / 3)
 """Standard deviation of an entry: claims are divided by it."""
 
 _WORD: Final = "<u4"
-_TURN: Final = BLOCK**2
+_PLACES: Final = BLOCK**2
 
 
 class Block(NamedTuple):
@@ -116,7 +116,7 @@ class PartSketch:
         signs, numel = self._signs, self.numel
         for start, word in zip(range(0, numel, BLOCK), self._words, strict=True):
             stop = min(start + BLOCK, numel)
-            place, bucket, turn = word % BLOCK, word // BLOCK % BLOCK, word // _TURN % 2
+            place, bucket, turn = word % BLOCK, word // BLOCK % BLOCK, word // _PLACES % 2
             yield Block(slice(start, stop), signs[place : place + stop - start], 1 - 2 * turn, bucket)
 
     def _table(self, key: bytes) -> npt.NDArray[np.float32]:

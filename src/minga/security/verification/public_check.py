@@ -7,16 +7,15 @@ no reason to. The votes of V3 are the published norms, so a false vote is a fals
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from minga.network.interface import PeerId
 from minga.security.verification.checks import PublishedClaims, check_senders
 from minga.security.verification.claims import possible_claims, residual_norm
 from minga.security.verification.count_sketch import Directions
-from minga.security.verification.exact_sum import Vector, norm
+from minga.security.verification.exact_sum import Vector, distance, norm
 from minga.security.verification.findings import Finding, Offence
-from minga.security.verification.tolerance import CLAIM_TOLERANCE, ResultAccuracy
+from minga.security.verification.tolerance import ResultAccuracy
 
 
 def check_averaging(
@@ -26,8 +25,7 @@ def check_averaging(
     directions: Directions,
     accuracy: ResultAccuracy,
 ) -> tuple[Finding, ...]:
-    """Return who did wrong, from the bytes alone, the same for every peer; empty if nobody did. Where a part is too far
-    away for any claim, that its sender made one is all that can be told.
+    """Return who did wrong, from the bytes alone, the same for every peer; empty if nobody did.
 
     `parts`: what each sender committed itself to, decoded; the caller has compared the hashes. `result`: what the
     aggregator committed itself to; `directions` begin at the part's first element.
@@ -37,12 +35,11 @@ def check_averaging(
         raise ValueError(f"part {published.part}: the parts are not those of the senders with claims")
     senders = sorted(parts)
     own_claims = possible_claims([parts[sender] for sender in senders], result, published.radius, directions)
-    recomputed = {sender: claim for sender, claim in zip(senders, own_claims, strict=True) if claim is not None}
-    if beyond := [sender for sender in senders if sender not in recomputed]:
-        about = (Offence.FALSE_CLAIM, published.part, math.inf, CLAIM_TOLERANCE)
-        return tuple(Finding(sender, *about) for sender in beyond)
+    recomputed = dict(zip(senders, own_claims, strict=True))
     findings = list(check_senders(published, recomputed))
-    norms = {sender: claim.norm for sender, claim in recomputed.items()}
+    norms = {
+        sender: distance(parts[sender], result) if claim is None else claim.norm for sender, claim in recomputed.items()
+    }
     residual = residual_norm(parts, published.weights, norms, result, published.radius)
     limit = accuracy.residual_limit(published.total_weight, published.radius, norm(result), len(result))
     if residual > limit:

@@ -13,9 +13,9 @@ import gc
 import threading
 from collections.abc import Callable
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # collecting may run what closes another peer
 _owners = 0
-_is_settled_here = False
+_settled_here = 0
 
 
 def settle_objects() -> Callable[[], None]:
@@ -24,13 +24,13 @@ def settle_objects() -> Callable[[], None]:
     Returns the function that ends this, once all who called here have called theirs; it may be called twice. A program
     that has frozen objects by itself is left alone. Any thread may call it.
     """
-    global _owners, _is_settled_here
+    global _owners, _settled_here
     with _lock:
         _owners += 1
         if not gc.get_freeze_count():
             gc.collect()
             gc.freeze()
-            _is_settled_here = True
+            _settled_here = gc.get_freeze_count()
     is_ended = False
 
     def end() -> None:
@@ -43,9 +43,10 @@ def settle_objects() -> Callable[[], None]:
 
 
 def _leave() -> None:
-    global _owners, _is_settled_here
+    global _owners, _settled_here
     with _lock:
         _owners -= 1
-        if not _owners and _is_settled_here:
-            _is_settled_here = False
-            gc.unfreeze()
+        if not _owners and _settled_here:
+            if gc.get_freeze_count() <= _settled_here:  # else the program froze more, and it is not for us to say
+                gc.unfreeze()
+            _settled_here = 0
