@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
-from minga.core.aio.ending import end
 from minga.core.errors import RemoteError
 
 FIRST_PAUSE_S = 0.5
@@ -45,5 +44,7 @@ async def first_in_turn(
                 if not isinstance(error, RemoteError | TimeoutError):
                     raise error
     finally:
-        await end(*asked)
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
     return None

@@ -20,7 +20,6 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
-from minga.core.aio.ending import end
 from minga.core.errors import MingaError, UnreachableError
 from minga.network.interface import Connection, LinkFacts, PeerId, Stream
 from minga.network.interrupt import Interrupt
@@ -145,7 +144,9 @@ class IrohConnection(Connection):
         """Close both lanes; see the interface."""
         self._lose("the connection was closed")
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        await end(*tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # ---- for streams
 
@@ -174,9 +175,9 @@ class IrohConnection(Connection):
         """
 
         async def end_each() -> None:
-            for direction in ends:
+            for end in ends:
                 with contextlib.suppress(*BINDING_ERRORS):
-                    await direction(0)
+                    await end(0)
 
         await asyncio.wait({self._spawn(end_each())})
 

@@ -17,7 +17,6 @@ from typing import Annotated
 
 import msgspec
 
-from minga.core.aio.ending import end
 from minga.core.errors import ProtocolError
 from minga.network.rpc.framing import MessageStream
 
@@ -70,7 +69,8 @@ async def fill(stream: MessageStream, max_bytes: int, check: Callable[[], None],
         if linger:
             await listening
     finally:
-        await end(listening)
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
 
 
 async def _send_for_a_phase(stream: MessageStream, max_bytes: int, check: Callable[[], None]) -> None:

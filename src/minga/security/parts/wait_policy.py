@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from minga.core.aio.ending import end
 from minga.core.aio.signal import Signal
 
 T = TypeVar("T")
@@ -84,4 +83,6 @@ async def wait_for_all(
                     ask_s = min(ask_s, by_s)
             await changed.wait(min(limit_s, ask_s) - now)
     finally:
-        await end(*asking)
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)

@@ -16,7 +16,6 @@ import torch
 
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
-from minga.core.aio.ending import end
 from minga.core.errors import ConfigurationError
 from minga.core.events.averaging import RoundBegun
 from minga.core.events.bus import Event
@@ -228,7 +227,9 @@ class Swarm:
             driver.close()
         for peer in self.peers.values():
             await peer.session.close()
-        await end(*self._tasks)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # ---- inner workings
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from blake3 import blake3
 
-from minga.core.aio.ending import end
 from minga.core.errors import ProtocolError, RemoteError, StateMismatchError, UnreachableError
 from minga.core.events.training import StateDonorDropped
 from minga.network.interface import PeerId
@@ -76,7 +75,9 @@ class Donors:
                 for task in sorted(answered, key=lambda each: asking[each]):
                     self._count(asking[task], task)
         finally:
-            await end(*asking)
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
 
     def leading(self) -> tuple[Description, list[PeerId]] | None:
         """The state that most of the donors not yet dropped have, and which these are; None if there is none."""
