@@ -47,7 +47,12 @@ inner = torch.optim.AdamW(trained.parameters(), lr=0.05)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(inner, 0.9)
 opt = minga.Optimizer(inner, peer, scheduler=scheduler, model=trained, max_grad_norm=1.0)
 if role == "host" and kind == "pair":
-    while not (folder / "joined").exists():  # the first steps are for both
+    def both_see(path):  # follow() is for all ranks alike, and the file may come between their looks
+        seen = torch.tensor(int(path.exists()))
+        torch.distributed.all_reduce(seen, torch.distributed.ReduceOp.MIN)
+        return bool(seen)
+
+    while not both_see(folder / "joined"):  # the first steps are for both
         opt.follow(0.05)
 elif role == "join" or kind == "dead" and rank == 1:
     (folder / "joined").touch()
