@@ -20,6 +20,7 @@ from minga.averaging.link_reporter import LinkReporter
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
 from minga.averaging.strategy_choice import round_batch_range
+from minga.core.aio.ending import end
 from minga.core.errors import ClosedError, ConfigurationError, MingaError, RejectedError, RemoteError, UnreachableError
 from minga.core.events.bus import EventBus
 from minga.core.events.network import PeerNotDialable
@@ -312,8 +313,7 @@ class Session:
         if self.member is not None:
             await self.member.see_off(SEE_OFF_S)
         if self._life is not None:
-            self._life.cancel()
-            await asyncio.gather(self._life, return_exceptions=True)
+            await end(self._life)
         if self.member is not None:
             self.member.close(ClosedError("this peer was closed"))
         with contextlib.suppress(RemoteError, TimeoutError):

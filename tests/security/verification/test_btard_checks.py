@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minga.security.verification.checks import PublishedClaims, check_norms, check_senders, largest_sum
-from minga.security.verification.claims import PartClaim, possible_claims
+from minga.security.verification.claims import PartClaim, claims
 from minga.security.verification.count_sketch import ENTRY_DEVIATION, Directions
 from minga.security.verification.exact_sum import norm
 from minga.security.verification.findings import Offence
@@ -44,7 +44,7 @@ class Round:
         }
 
     def _claims(self) -> list[PartClaim | None]:
-        return possible_claims(list(self.parts.values()), self.result, self.radius, self.directions)
+        return claims(list(self.parts.values()), self.result, self.radius, self.directions)
 
     def published(self, **lies: PartClaim) -> PublishedClaims:
         return PublishedClaims(3, AGGREGATOR, self.radius, self.weights, self.true_claims | lies)

@@ -8,12 +8,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from minga.security.verification.claims import PartClaim, claim, claims, residual_norm
+from minga.security.verification.claims import PartClaim, claims, residual_norm
 from minga.security.verification.count_sketch import BLOCK, ENTRY_DEVIATION, Directions
 from minga.security.verification.exact_sum import distance, norm
 from tests.worlds.btard_rounds import PEERS
 
 RANDOMNESS = bytes(range(32))
+
+
+def claim(part: np.ndarray, result: np.ndarray, radius: float, directions: Directions) -> PartClaim:
+    (each,) = claims([part], result, radius, directions)
+    assert each is not None
+    return each
 
 
 def vectors(*shape: int, seed: int = 0) -> np.ndarray:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 
-async def end(*tasks: asyncio.Task[Any]) -> None:
+async def end(*tasks: asyncio.Future[Any]) -> None:
     """Cancel tasks and wait until all are over, which costs no turn of the loop where they are already.
 
     What they raise is dropped, also by those that were over (`cancel` says that nobody will ask): a caller that needs

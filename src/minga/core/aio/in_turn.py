@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
+from minga.core.aio.ending import end
 from minga.core.errors import RemoteError
 
 FIRST_PAUSE_S = 0.5
@@ -44,7 +45,5 @@ async def first_in_turn(
                 if not isinstance(error, RemoteError | TimeoutError):
                     raise error
     finally:
-        for task in asked:
-            task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await end(*asked)
     return None

@@ -13,7 +13,6 @@ record travels with its age, so that hearsay about a peer that died a minute ago
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Iterator
 from typing import Annotated, NamedTuple
 
@@ -32,7 +31,6 @@ PAGE_BYTES = 200_000
 
 MAX_RECORDS = MAX_OWNERS * 32  # kinds, known and unknown
 _ITEM_BYTES = PREFIX_BYTES + 4
-_VERSION_OF = operator.attrgetter("record.version")
 _OVERHEAD_BYTES = 140  # of a record and its age around the payload, at most
 
 Prefix = Annotated[bytes, msgspec.Meta(min_length=PREFIX_BYTES, max_length=PREFIX_BYTES)]
@@ -171,23 +169,15 @@ def paged(entries: Iterable[StoredRecord], now: float) -> Iterator[list[Aged]]:
     """
     page: list[Aged] = []
     size = 0
-    for entry in _in_order(entries):
-        record = entry.record
-        bytes_needed = len(record.payload) + _OVERHEAD_BYTES
+    for entry in sorted(entries, key=lambda entry: (entry.record.code != ACCESS.code, -entry.record.version)):
+        bytes_needed = len(entry.record.payload) + _OVERHEAD_BYTES
         if page and size + bytes_needed > PAGE_BYTES:
             yield page
             page, size = [], 0
-        age_ms = int((now - entry.arrived) * 1000.0)
-        page.append(Aged(record, max(0, age_ms)))
+        page.append(Aged(entry.record, max(0, int((now - entry.arrived) * 1000.0))))
         size += bytes_needed
     if page:
         yield page
-
-
-def _in_order(entries: Iterable[StoredRecord]) -> list[StoredRecord]:
-    newest_first = sorted(entries, key=_VERSION_OF, reverse=True)
-    first = [entry for entry in newest_first if entry.record.code == ACCESS.code]
-    return first + [entry for entry in newest_first if entry.record.code != ACCESS.code] if first else newest_first
 
 
 def _known(board: Board) -> dict[bytes, PeerRecords]:

@@ -180,8 +180,8 @@ class PeerRecords:
 
     def versions(self) -> list[tuple[int, int]]:
         """Code and version of each record, dropped ones too, in order of codes."""
-        held = [(code, entry.record.version) for code, entry in self.entries.items()]
-        return sorted(held if not self.dropped else (self.dropped | dict(held)).items())
+        held = {code: entry.record.version for code, entry in self.entries.items()}
+        return sorted((self.dropped | held).items())
 
     @property
     def fingerprint(self) -> bytes:

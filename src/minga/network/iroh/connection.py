@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
+from minga.core.aio.ending import end
 from minga.core.errors import MingaError, UnreachableError
 from minga.network.interface import Connection, LinkFacts, PeerId, Stream
 from minga.network.interrupt import Interrupt
@@ -144,9 +145,7 @@ class IrohConnection(Connection):
         """Close both lanes; see the interface."""
         self._lose("the connection was closed")
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*tasks)
 
     # ---- for streams
 
@@ -175,9 +174,9 @@ class IrohConnection(Connection):
         """
 
         async def end_each() -> None:
-            for end in ends:
+            for direction in ends:
                 with contextlib.suppress(*BINDING_ERRORS):
-                    await end(0)
+                    await direction(0)
 
         await asyncio.wait({self._spawn(end_each())})
 

@@ -33,6 +33,7 @@ from typing import Any, TypeVar
 import numpy as np
 from iroh import iroh_ffi
 
+from minga.core.aio.ending import end
 from minga.network.interface import Buffer
 from minga.network.interrupt import Interrupt
 
@@ -185,8 +186,7 @@ async def _interruptible(call: Coroutine[Any, Any, T], interrupt: Interrupt) -> 
         return task.result()
     finally:
         if not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end(task)
 
 
 class _Wait:

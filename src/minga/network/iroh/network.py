@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 from iroh import iroh_ffi
 
+from minga.core.aio.ending import end
 from minga.core.aio.observers import Observers
 from minga.core.errors import ClosedError, ConfigurationError, MingaError, UnreachableError
 from minga.core.urls import is_public
@@ -217,9 +218,7 @@ class IrohNetwork(Network):
 
     async def _close(self) -> None:
         self._interrupt.fire(_closed)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
         await asyncio.gather(*(connection.close() for connection in list(self._connections)))
         self._accepted.clear()
         if self._listener is not None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from minga.core.aio.ending import end
 from minga.core.errors import ClosedError, MingaError, ProtocolError, RemoteError, UnreachableError
 from minga.network.interface import PeerId, Stream
 from minga.network.multiplexing.frames import (
@@ -109,8 +110,7 @@ class Multiplexer:
             raise ProtocolError(str(error), peer=self.peer) from error
         finally:
             self._lose(UnreachableError("the carrier of small messages was closed"))
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
+            await end(writing)
             await self._carrier.reset()
 
     async def _write(self) -> None:

@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from minga.core.aio.ending import end
 from minga.core.errors import RejectedError, RemoteError, UnreachableError
 from minga.core.events.network import LinksProbed
 from minga.core.refusal_code import RefusalCode
@@ -130,9 +131,7 @@ class Prober:
                 tasks += [loop.create_task(self._measure_with(peer, session)) for peer in partners[1:]]
             results = await asyncio.gather(*tasks)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(*tasks)
             self._engaged_with = None
         self._note_unwilling(partners, results, session)
         if results.count(PathOutcome.MEASURED) < session.enough:

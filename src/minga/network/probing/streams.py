@@ -17,6 +17,7 @@ from typing import Annotated
 
 import msgspec
 
+from minga.core.aio.ending import end
 from minga.core.errors import ProtocolError
 from minga.network.rpc.framing import MessageStream
 
@@ -69,8 +70,7 @@ async def fill(stream: MessageStream, max_bytes: int, check: Callable[[], None],
         if linger:
             await listening
     finally:
-        listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
+        await end(listening)
 
 
 async def _send_for_a_phase(stream: MessageStream, max_bytes: int, check: Callable[[], None]) -> None:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from minga.core.aio.ending import end
 from minga.core.aio.observers import Observers
 from minga.core.errors import (
     ClosedError,
@@ -286,9 +287,7 @@ class Node:
         """Stop everything and close the network; may be called twice."""
         self._closed = True
         self.clockwork.close()
-        for task in [*self._tasks, *self._dialling.values()]:
-            task.cancel()
-        await asyncio.gather(*self._tasks, *self._dialling.values(), return_exceptions=True)
+        await end(*self._tasks, *self._dialling.values())
         for peer in self._connections.peers():
             await self.disconnect(peer)
         await self.network.close()

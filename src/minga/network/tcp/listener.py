@@ -17,6 +17,7 @@ import ssl
 from collections.abc import Callable
 from typing import NamedTuple
 
+from minga.core.aio.ending import end
 from minga.network.interface import PeerId
 from minga.network.tcp.certificate import Certificate
 from minga.network.tcp.greeting import TcpGreeting
@@ -86,9 +87,7 @@ class TcpListener:
         """Stop listening and drop what is half open; may be called twice."""
         if self._server is not None:
             self._server.close()
-        for task in (tasks := list(self._tasks)):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*self._tasks)
         if self._server is not None:
             await self._server.wait_closed()
 

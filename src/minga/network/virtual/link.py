@@ -48,9 +48,6 @@ def take_pieces(queue: list[memoryview], room: int) -> tuple[list[memoryview], i
     """Take up to `room` bytes from the front of `queue`; returns them and how many they are."""
     pieces: list[memoryview] = []
     size = 0
-    if (waiting := sum(map(len, queue))) <= room:
-        pieces, queue[:] = queue[:], []
-        return pieces, waiting
     while queue and size < room:
         piece = queue.pop(0)
         if len(piece) > room - size:

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 
 from minga.averaging.codecs.interface import InvalidEncodingError
+from minga.core.aio.ending import end
 from minga.core.aio.hedging import racing
 from minga.core.errors import RemoteError
 from minga.security.messaging.delivery import Deliveries
@@ -128,5 +129,4 @@ async def meanwhile(*doing: Coroutine[None, None, None]) -> AsyncIterator[asynci
     try:
         yield together
     finally:
-        together.cancel()
-        await asyncio.gather(together, return_exceptions=True)
+        await end(together)

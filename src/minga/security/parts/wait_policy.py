@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from minga.core.aio.ending import end
 from minga.core.aio.signal import Signal
 
 T = TypeVar("T")
@@ -83,6 +84,4 @@ async def wait_for_all(
                     ask_s = min(ask_s, by_s)
             await changed.wait(min(limit_s, ask_s) - now)
     finally:
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await end(*asking)

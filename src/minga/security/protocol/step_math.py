@@ -24,7 +24,7 @@ from minga.security.protocol.settings import SecureSettings
 from minga.security.robust.interface import VerifiableAggregate
 from minga.security.robust.registry import verifiable_aggregator
 from minga.security.verification.checks import PublishedClaims, check_norms, check_senders, largest_sum
-from minga.security.verification.claims import PartClaim, possible_claims
+from minga.security.verification.claims import PartClaim, claims
 from minga.security.verification.count_sketch import Directions
 from minga.security.verification.exact_sum import norm
 from minga.security.verification.findings import Offence
@@ -82,7 +82,7 @@ class StepMath:
                     rows[owner] = record.row(owner, part)
         if rows:
             clip, value = record.results[record.terms.members[part]].clip, _array(record.values[part])
-            true = possible_claims(list(map(_array, rows.values())), value, clip, self._directions(record, part))
+            true = claims(list(map(_array, rows.values())), value, clip, self._directions(record, part))
             told = {owner: claim for owner, claim in zip(rows, true, strict=True) if claim is not None}
             found.update(told)
             record.true_claims.update({(owner, part): claim for owner, claim in told.items()})
@@ -96,11 +96,12 @@ class StepMath:
             for owner in owners
             if (owner, part) in store.parts and record.claims[members[owner]].claims[part] is not None
         ]
-        true = {members[owner]: claim for owner, claim in self.true_claims(record, part, claiming).items()}
-        liars = [members[owner] for owner in claiming if members[owner] not in true]  # of nonsense nothing is true
-        if true:
-            liars += [each.accused for each in check_senders(self._published(record, part, true.keys()), true)]
-        return tuple(sorted(liars))
+        if not claiming:
+            return ()
+        true = self.true_claims(record, part, claiming)
+        recomputed = {members[owner]: true.get(owner) for owner in claiming}
+        published = self._published(record, part, recomputed.keys())
+        return tuple(each.accused for each in check_senders(published, recomputed))
 
     def remember(self, record: AttemptRecord) -> None:
         """A step was taken: its distances are what the next ones are compared with."""

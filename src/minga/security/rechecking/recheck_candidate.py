@@ -20,6 +20,7 @@ from collections.abc import Container, Mapping, Sequence
 import torch
 
 from minga.averaging.codecs.interface import InvalidEncodingError
+from minga.core.aio.ending import end
 from minga.network.interface import PeerId
 from minga.security.messaging.gradient_samples import GradientCommitment, GradientPieces, GradientSamples
 from minga.security.parts.transfer_limits import LOOK_S
@@ -99,8 +100,7 @@ class CandidateRecheck:
             await asyncio.wait([fetching], timeout=max(0.0, until_s - loop.time()))
             sent = fetching.result() if fetching.done() else None
         finally:
-            fetching.cancel()
-            await asyncio.gather(fetching, return_exceptions=True)
+            await end(fetching)
         return await asyncio.to_thread(self._compare, sent, own, expected) if sent is not None else None
 
     def _compare(self, sent: GradientPieces, own: GradientCommitment, expected: torch.Tensor) -> float:

@@ -60,27 +60,12 @@ def clip_factor(norm: float, radius: float) -> float:
     return 1.0 if norm <= radius else radius / norm
 
 
-def claim(part: Vector, result: Vector, radius: float, directions: Directions) -> PartClaim:
-    """Return the claim of the sender of `part`, 1-D and finite, about the aggregator's `result` of the same length.
+def claims(parts: Sequence[Vector], result: Vector, radius: float, directions: Directions) -> list[PartClaim | None]:
+    """Return for each of `parts`, 1-D and finite, the claim of its sender about the aggregator's `result` of the same
+    length; None for a part that is too far away: whatever is claimed of that is false.
 
-    Both are float32. `radius` is τ; `directions` are those of the part. Raises `ValueError` where lengths differ, or
-    the part is too far away for any claim.
+    All are float32. `radius` is τ; `directions` are those of the part. Raises `ValueError` where lengths differ.
     """
-    return claims([part], result, radius, directions)[0]
-
-
-def claims(parts: Sequence[Vector], result: Vector, radius: float, directions: Directions) -> list[PartClaim]:
-    """Return for each of `parts` the same claim, to the bit, as `claim`; the directions are made once."""
-    found = [each for each in possible_claims(parts, result, radius, directions) if each is not None]
-    if len(found) < len(parts):
-        raise ValueError("a part is farther from the result than a claim can say")
-    return found
-
-
-def possible_claims(
-    parts: Sequence[Vector], result: Vector, radius: float, directions: Directions
-) -> list[PartClaim | None]:
-    """The same, with None for parts that are too far away: whatever is claimed of these is false."""
     if any(part.shape != result.shape for part in parts):
         raise ValueError(f"a part has another length than the result, which has {len(result)} elements")
     value, summing = _floats(result), _Summing(directions.sketch(len(result)))
@@ -114,7 +99,7 @@ class _Summing:
         self._buckets, self._products = _memory.buckets[:width], _memory.products[:width]
 
     def claim(self, part: Floats, result: Floats, radius: float) -> PartClaim | None:
-        """See the function `possible_claims`."""
+        """See the function `claims`."""
         self._add_up(part, result)
         norm = math.sqrt(total(self._squares))
         factor = clip_factor(norm, radius)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from minga.network.interface import PeerId
 from minga.security.verification.checks import PublishedClaims, check_senders
-from minga.security.verification.claims import possible_claims, residual_norm
+from minga.security.verification.claims import claims, residual_norm
 from minga.security.verification.count_sketch import Directions
 from minga.security.verification.exact_sum import Vector, distance, norm
 from minga.security.verification.findings import Finding, Offence
@@ -34,7 +34,7 @@ def check_averaging(
     if parts.keys() != published.claims.keys():
         raise ValueError(f"part {published.part}: the parts are not those of the senders with claims")
     senders = sorted(parts)
-    own_claims = possible_claims([parts[sender] for sender in senders], result, published.radius, directions)
+    own_claims = claims([parts[sender] for sender in senders], result, published.radius, directions)
     recomputed = dict(zip(senders, own_claims, strict=True))
     findings = list(check_senders(published, recomputed))
     norms = {

@@ -16,6 +16,7 @@ import torch
 
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
+from minga.core.aio.ending import end
 from minga.core.errors import ConfigurationError
 from minga.core.events.averaging import RoundBegun
 from minga.core.events.bus import Event
@@ -227,9 +228,7 @@ class Swarm:
             driver.close()
         for peer in self.peers.values():
             await peer.session.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
 
     # ---- inner workings
 

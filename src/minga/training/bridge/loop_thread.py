@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from minga.core.aio.ending import end
+
 T = TypeVar("T")
 
 
@@ -58,7 +60,5 @@ class LoopThread:
 
 async def _cancel_others() -> None:
     others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    await end(*others)
     await asyncio.get_running_loop().shutdown_default_executor()

@@ -20,6 +20,7 @@ import msgspec
 
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.messages import Plan
+from minga.core.aio.ending import end
 from minga.core.errors import RemoteError
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import Identity
@@ -195,9 +196,7 @@ class Receipts:
         if calls:
             waiting = [asyncio.get_running_loop().create_task(_quietly(call)) for call in calls]
             _, late = await asyncio.wait(waiting, timeout=limit_s)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            await end(*late)
 
     def _is_due(self, step: int, pause_s: float) -> bool:
         """Whether a round of `step` may have a count, so long after the last one."""

@@ -7,8 +7,6 @@ of a layout form few long segments; within each kind the order is that of the op
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from typing import NamedTuple, TypeGuard
 
 import torch
 
@@ -22,15 +20,6 @@ JOINED_ELEMENTS = 1 << 13
 """Neighbours of at most so many elements are joined: to copy one costs less than to look at it and to add it alone."""
 STAGED_ELEMENTS = 1 << 24
 """Gradients on an accelerator come to the CPU in pieces of at most this many elements, or of one tensor."""
-
-
-class _VectorParts(NamedTuple):
-    """Where gradients are added in a vector: small neighbours, the runs that they make up, and all others."""
-
-    vector: torch.Tensor
-    small: list[torch.Tensor]
-    runs: list[torch.Tensor]
-    others: list[torch.Tensor]
 
 
 class ParameterVector:
@@ -65,13 +54,9 @@ class ParameterVector:
         self.numel = self.layout.total
         self.parameters_numel = sum(p.numel() for p in self._parameters)
         self._runs = _runs_of_small([p.numel() for p in self._parameters])
-        self._small = sorted(index for run in self._runs for index in range(*run))
-        self._others = sorted(set(range(len(self._parameters))) - set(self._small))
-        self._parts: list[_VectorParts] = []
 
     def new(self, numel: int | None = None) -> torch.Tensor:
         """A zeroed float32 vector in CPU memory, of `numel` elements if not as long as this one."""
-        self._parts.clear()  # of vectors that may have served their time
         return torch.zeros(self.numel if numel is None else numel, dtype=torch.float32)
 
     def wait(self) -> None:
@@ -90,8 +75,6 @@ class ParameterVector:
 
     def _accumulate(self, vector: torch.Tensor, weight: float) -> bool:
         # This comes with each micro-batch: each tensor is touched in Python as rarely as can be.
-        if self.quick and not self._buffers.averaged and self._add_plainly(vector, weight):
-            return True
         flats, numels = self._joined(self._present())
         if not self._are_finite(flats):
             return False
@@ -107,40 +90,6 @@ class ParameterVector:
         for start, piece in self._fetch(far):
             vector[start : start + piece.numel()].add_(piece, alpha=weight)
         return True
-
-    def _add_plainly(self, vector: torch.Tensor, weight: float) -> bool:
-        """The same by a few calls where all gradients are dense float32 in RAM. False, with `vector` unchanged, if they
-        are not, or one needs a closer look. Of small neighbours the sum shows whether they are finite.
-        """
-        gradients = [gradient for p in self._parameters if _is_plain(gradient := p.grad)]
-        if len(gradients) < len(self._parameters):
-            return False
-        small, others = [gradients[i] for i in self._small], [gradients[i] for i in self._others]
-        if not all_finite([gradient for gradient in others if gradient.numel() <= QUICK_ELEMENTS]):
-            return False
-        parts = self._parts_of(vector)
-        if small:
-            before = [run.clone() for run in parts.runs]
-            torch._foreach_add_(parts.small, small, alpha=weight)
-            if not all(float(torch.dot(run, run)) <= CONTRIBUTION_LIMIT**2 for run in parts.runs):
-                for run, values in zip(parts.runs, before, strict=True):
-                    run.copy_(values)
-                return False
-        if others:
-            torch._foreach_add_(parts.others, others, alpha=weight)
-        return True
-
-    def _parts_of(self, vector: torch.Tensor) -> _VectorParts:
-        """Those of `vector`. Strategies add to two vectors in turns, at most."""
-        for parts in self._parts:
-            if parts.vector is vector:
-                return parts
-        each = [part.view(p.shape) for part, p in zip(self._slices(vector), self._parameters, strict=False)]
-        starts = list(accumulate(self.layout.numels, initial=0))
-        runs = [vector[starts[first] : starts[behind]] for first, behind in self._runs]
-        parts = _VectorParts(vector, [each[i] for i in self._small], runs, [each[i] for i in self._others])
-        self._parts = [*self._parts[-1:], parts]
-        return parts
 
     @torch.no_grad()
     def is_finite(self) -> bool:
@@ -276,12 +225,6 @@ def all_finite(tensors: Sequence[torch.Tensor]) -> bool:
     devices = {bound.device for bound in on_device}
     bounds = [torch.stack([bound for bound in on_device if bound.device == device]).cpu() for device in devices]
     return all(is_finite(each, CONTRIBUTION_LIMIT) for each in bounds)
-
-
-def _is_plain(gradient: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
-    if type(gradient) is not torch.Tensor or gradient.layout is not torch.strided:
-        return False
-    return gradient.is_cpu and gradient.dtype is torch.float32
 
 
 def _runs_of_small(numels: Sequence[int]) -> list[tuple[int, int]]:

@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 
 from minga.averaging.codecs.tensor_bytes import as_bytes
+from minga.core.aio.ending import end
 from minga.core.aio.signal import Signal
 from minga.core.errors import RemoteError, StateMismatchError
 from minga.core.thread_guard import loop_bound
@@ -110,9 +111,7 @@ class ChunkFetch:
                 for task in finished:
                     task.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(*tasks)
 
     async def _serve_from(self, donor: PeerId) -> None:
         try:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from blake3 import blake3
 
+from minga.core.aio.ending import end
 from minga.core.errors import ProtocolError, RemoteError, StateMismatchError, UnreachableError
 from minga.core.events.training import StateDonorDropped
 from minga.network.interface import PeerId
@@ -75,9 +76,7 @@ class Donors:
                 for task in sorted(answered, key=lambda each: asking[each]):
                     self._count(asking[task], task)
         finally:
-            for task in asking:
-                task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+            await end(*asking)
 
     def leading(self) -> tuple[Description, list[PeerId]] | None:
         """The state that most of the donors not yet dropped have, and which these are; None if there is none."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from minga.core.aio.ending import end
 from minga.core.errors import ProtocolError, RemoteError, StorageError, UnreachableError
 from minga.core.spec.sections import FileEntry, check_file_names
 from minga.identity.links.signed_spec import SignedRunSpec
@@ -93,9 +94,7 @@ async def fetch_files(
     except OSError as error:
         raise StorageError(f"the files of the run cannot be stored in {directory}: {error}") from error
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*tasks)
 
 
 def _rotated(peers: Sequence[PeerId], by: int) -> list[PeerId]:
