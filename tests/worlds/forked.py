@@ -72,9 +72,10 @@ def results_of(processes: list[subprocess.Popen[str]], timeout_s: float) -> list
         return results
     finally:
         for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
+            with process:  # which closes its pipes: the next test would be blamed for them
+                if process.poll() is None:
+                    process.kill()
+                    process.communicate()
 
 
 def close_server() -> None:
