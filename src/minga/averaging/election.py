@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from blake3 import blake3
 
 from minga.averaging.messages import Plan
 from minga.network.interface import PeerId
+
+_RANKS_REMEMBERED: Final = 4096
 
 
 def ranking(run_id: str, step: int, candidates: Iterable[PeerId]) -> list[PeerId]:
@@ -18,10 +22,12 @@ def ranking(run_id: str, step: int, candidates: Iterable[PeerId]) -> list[PeerId
     leader is not asked first again in the next step.
     """
 
-    def key(peer: PeerId) -> bytes:
-        return blake3(f"minga leader\n{run_id}\n{step}\n{peer}".encode()).digest()
+    return sorted(set(candidates), key=lambda peer: _rank(run_id, step, peer))
 
-    return sorted(set(candidates), key=key)
+
+@functools.lru_cache(_RANKS_REMEMBERED)  # a step has few candidates, who are ranked many times
+def _rank(run_id: str, step: int, peer: PeerId) -> bytes:
+    return blake3(f"minga leader\n{run_id}\n{step}\n{peer}".encode()).digest()
 
 
 def has_quorum(alive: Collection[PeerId], view: Iterable[PeerId]) -> bool:

@@ -32,8 +32,11 @@ class SwarmView(Protocol):
     def averaging(self, step: int) -> Collection[PeerId]:
         """Other living members whose round of `step` still runs."""
 
+    def eligible(self, step: int) -> Collection[PeerId]:
+        """Those of them that may lead, whether or not they can be reached."""
+
     def current(self, step: int) -> Collection[PeerId]:
-        """Those of them that could lead: they can be dialled, or are connected anyway."""
+        """Those of these that can be dialled, or are connected anyway."""
 
     def ahead(self, step: int) -> Collection[PeerId]:
         """Other living members with a state of their own that are past `step`."""

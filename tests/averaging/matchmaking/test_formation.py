@@ -68,8 +68,11 @@ class Sight:
     def at(self, step: int) -> Collection[PeerId]:
         return [m.party.peer_id for m in self._others() if m.step == step]
 
-    def current(self, step: int) -> Collection[PeerId]:
+    def eligible(self, step: int) -> Collection[PeerId]:
         return [m.party.peer_id for m in self._others() if m.step == step and m.party.network.address.dialable]
+
+    def current(self, step: int) -> Collection[PeerId]:
+        return self.eligible(step)
 
     def ahead(self, step: int) -> list[PeerId]:
         return [m.party.peer_id for m in self._others() if m.step > step]

@@ -30,6 +30,11 @@ def soonest_look_s(members: int) -> float:
     return SOONEST_LOOK_S * (1.0 + members / LOOKED_AT_ONCE)
 
 
+def collect_s(members: int) -> float:
+    """Seconds for which it collects who comes and goes before it looks at all of them again; none in a small group."""
+    return SOONEST_LOOK_S * max(0.0, members / LOOKED_AT_ONCE - 1.0)
+
+
 @loop_bound
 class Limits:
     """The limits of one step, told by its leader `me`: to others by `tell`, to its own trainer by `contributor`. None

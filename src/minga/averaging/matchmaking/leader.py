@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from minga.averaging.clocking.batch_size import BatchSize
-from minga.averaging.clocking.limits import Limits, soonest_look_s
+from minga.averaging.clocking.limits import Limits, collect_s, soonest_look_s
 from minga.averaging.clocking.registration import Registration
 from minga.averaging.clocking.sample_quota import MemberPace, share_out
 from minga.averaging.contracts import Contributor
@@ -95,6 +95,8 @@ class GroupLeader:
     closed: bool = False
     _is_over: bool = False
     _has_news: bool = False
+    _reported: int = 0
+    """The samples of all followers; of those that left meanwhile, too, until `_wait_for_news` counts anew."""
     _begun_s: float = 0.0
     _full_s: float | None = None
     _held_s: float = 0.0
@@ -116,10 +118,12 @@ class GroupLeader:
             raise RejectedError(f"a group has at most {MAX_FOLLOWERS + 1} members", code=RefusalCode.FULL)
         registration = Registration(join, join.report, _now(), stream)
         self.registrations[peer] = registration
+        self._reported += join.report.samples
         self.look_again()
         try:
             while True:
                 update = await stream.receive(Update)
+                self._reported += update.report.samples - registration.report.samples
                 registration.report, registration.reported_at_s = update.report, _now()
                 registration.ballot = max(registration.ballot, update.ballot)
                 self.changed.fire()
@@ -198,15 +202,16 @@ class GroupLeader:
         """Until the samples that were reported may be enough, a member came or left, or limits are compared again.
 
         Other reports change nothing before limits are compared again, and little else: it would cost dear to look at
-        all members with each of them.
+        all members with each of them. So a large group collects its newcomers for a moment.
         """
-        soonest_s = _now() + max(REPORTS_S, soonest_look_s(len(self.registrations)))
-        until_s = _now() + self._limits.pause_s
-        while not self._has_news and (left_s := until_s - _now()) > 0:
+        members, now = len(self.registrations), _now()
+        soonest_s, news_s = now + max(REPORTS_S, soonest_look_s(members)), now + collect_s(members)
+        until_s = now + self._limits.pause_s
+        self._reported = sum(registration.report.samples for registration in self.registrations.values())
+        while (left_s := (min(news_s, until_s) if self._has_news else until_s) - _now()) > 0:
             await self.changed.wait(left_s)
             self._hear_own()
-            reported = sum(registration.report.samples for registration in self.everyone().values())
-            if reported >= self.batch.present or _now() >= soonest_s:
+            if self._reported + self.own.report.samples >= self.batch.present or _now() >= soonest_s:
                 break
         self._has_news = False
 
@@ -280,19 +285,17 @@ class GroupLeader:
         """Ask members that promised a lower number for this attempt's, and give them a moment to answer."""
         ballot, everyone = self.ballot, self.everyone()
         self.own.ballot = self.around.promise(ballot)
-        late = [
-            registration
-            for registration in everyone.values()
+        late = {
+            peer: registration
+            for peer, registration in everyone.items()
             if registration.stream is not None and 0 < registration.ballot < ballot
-        ]
+        }
         if late:
-            await asyncio.gather(*(self._tell(registration, Prepare(ballot)) for registration in late))
+            await asyncio.gather(*(self._tell(registration, Prepare(ballot)) for registration in late.values()))
             deadline = _now() + PROMISE_S
-            while (
-                any(
-                    registration.ballot < ballot for registration in late if registration in self.registrations.values()
-                )
-                and _now() < deadline
+            while _now() < deadline and any(
+                registration.ballot < ballot and self.registrations.get(peer) is registration
+                for peer, registration in late.items()
             ):
                 await self.changed.wait(deadline - _now())
 

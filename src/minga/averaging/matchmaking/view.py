@@ -137,7 +137,7 @@ class MembershipView:
         Raises `RejectedError` if a client finds nobody.
         """
         me = self._node.peer_id
-        candidates = set(self.view) - self._clients or set(self._swarm_view.current(self._step))
+        candidates = set(self.view) - self._clients or set(self._swarm_view.eligible(self._step))
         candidates = candidates & set(self._swarm_view.alive()) or candidates
         if self._settings.aggregates:
             candidates.add(me)

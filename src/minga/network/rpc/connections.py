@@ -36,10 +36,12 @@ class Connections:
 
     def live(self, peer: PeerId) -> Connection | None:
         """The newest open connection to `peer`: of one that was killed and came back, an older one only seems open."""
-        known = self._connections.get(peer, [])
-        if known and not known[-1].is_closed:
+        known = self._connections.get(peer)
+        if not known:
+            return None
+        if not known[-1].is_closed:
             return known[-1]
-        if known and known[-1].has_process_ended:
+        if known[-1].has_process_ended:
             self._ended_s[peer] = asyncio.get_running_loop().time()
         for closed in [connection for connection in known if connection.is_closed]:
             known.remove(closed)

@@ -92,13 +92,13 @@ class BoardView:
         """Other active members whose round of `step` still runs."""
         return [peer for peer, p in self.active().items() if p.step == step and p.status == "averaging"]
 
+    def eligible(self, step: int) -> list[PeerId]:
+        """Other active members at `step` that may lead, whether or not they can be reached."""
+        return [peer for peer, p in self.active().items() if p.step == step and not p.client]
+
     def current(self, step: int) -> list[PeerId]:
-        """Other members at `step` that could lead: they can be dialled, or are connected anyway."""
-        return [
-            peer
-            for peer, progress in self.active().items()
-            if progress.step == step and not progress.client and self._reachable(peer)
-        ]
+        """Those of them that can be dialled, or are connected anyway."""
+        return [peer for peer in self.eligible(step) if self._reachable(peer)]
 
     def syncing(self) -> dict[PeerId, float]:
         """Living newcomers that are fetching state, and for how many seconds each has done so by now."""
