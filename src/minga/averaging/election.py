@@ -21,7 +21,6 @@ def ranking(run_id: str, step: int, candidates: Iterable[PeerId]) -> list[PeerId
     Nobody can choose a peer id that leads often without redoing that work for each step, and a peer that fails as
     leader is not asked first again in the next step.
     """
-
     return sorted(set(candidates), key=lambda peer: _rank(run_id, step, peer))
 
 

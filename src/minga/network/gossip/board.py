@@ -92,6 +92,7 @@ class Board(ChangeCounter):
         self._superseded = False
         self._ttl_s = TTL_S
         self._views: dict[int, dict[PeerId, Payload]] = {}
+        self._unordered: set[int] = set()  # the views that somebody was added to at the end
 
     # ---- reading
 
@@ -123,6 +124,9 @@ class Board(ChangeCounter):
         code = self.kinds.of(payload_type).code
         if code not in self._views:
             self._views[code] = {peer: payload for peer, payload, _ in self.items(payload_type)}
+        elif code in self._unordered:
+            self._views[code] = dict(sorted(self._views[code].items()))
+        self._unordered.discard(code)
         return cast("Mapping[PeerId, P]", self._views[code])
 
     def is_alive(self, peer: PeerId) -> bool:
@@ -170,7 +174,6 @@ class Board(ChangeCounter):
         """Drop all records of another peer until it writes a new one; its old records do not come back."""
         if peer in self.store.owners and peer != self.peer_id:
             self.store.owners[peer].forget()
-            self._views.clear()
             self._detector.forget(peer)
             self._former.pop(peer, None)
             self._review(peer)
@@ -316,7 +319,6 @@ class Board(ChangeCounter):
     def _drop(self, peer: PeerId) -> None:
         if peer in self.store.owners:
             self.store.remove(peer)
-            self._views.clear()
         self._detector.forget(peer)
         self._review(peer)
 
@@ -339,7 +341,8 @@ class Board(ChangeCounter):
                     del self._former[next(iter(self._former))]
         gone = Presence.LEFT if owner is not None and owner.has_left else Presence.LOST
         presence = Presence.JOINED if alive else gone
-        self._views.clear()
+        for code in self._views:
+            self._bring_up_to_date(peer, code)
         self.events.emit(_TOLD[presence](peer=peer))
         self._notify(peer, presence)
 
@@ -349,11 +352,16 @@ class Board(ChangeCounter):
             self._notify(peer, self.kinds.name(code))
 
     def _bring_up_to_date(self, peer: PeerId, code: int) -> None:
-        entry, view = self.store.owners[peer].entries.get(code), self._views.get(code)
-        if view is not None and peer in view and entry is not None and entry.payload is not None:
-            view[peer] = entry.payload
-        else:
-            self._views.pop(code, None)
+        owner, view = self.store.owners.get(peer), self._views.get(code)
+        if view is None:
+            return
+        entry = owner.entries.get(code) if owner is not None and peer in self._alive else None
+        if entry is None or entry.payload is None:
+            view.pop(peer, None)
+            return
+        if peer not in view:
+            self._unordered.add(code)
+        view[peer] = entry.payload
 
     def _report(self, verdict: Verdict, record: Record, sender: PeerId) -> None:
         """Tell of the 1st, 2nd, 4th, 8th, … record that was ignored for one reason."""

@@ -14,7 +14,7 @@ from minga.averaging.link_reporter import links_of
 from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.board import Board
-from minga.network.gossip.changes import Change, Observer, Presence
+from minga.network.gossip.changes import Change, Observer
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node
@@ -156,11 +156,9 @@ class BoardView:
         """This peer's own present rates and caps."""
         return self._node.access_link.rates()
 
-    def _note(self, peer: PeerId, change: Change) -> None:
-        """Something about one peer changed on the board; with who comes or goes, all is looked at anew."""
-        if isinstance(change, Presence):
-            self._changed = None
-        elif self._changed is not None:
+    def _note(self, peer: PeerId, change: Change) -> None:  # noqa: ARG002
+        """Something about one peer changed on the board."""
+        if self._changed is not None:
             self._changed[peer] = None
 
     def _progress(self) -> dict[PeerId, Progress]:
@@ -172,17 +170,18 @@ class BoardView:
         if self._changed:
             changed, self._changed = self._changed, {}
             peers, infos = self._board.payloads(Progress), self._board.payloads(AddressInfo)
-            size, has_syncing = len(self._known), looks_at_all
+            has_more, has_syncing = False, looks_at_all
             for peer in changed:
                 before, now, info = self._known.get(peer), peers.get(peer), infos.get(peer)
                 is_here = info is not None and info.role != "monitor" and (now is None or now.epoch == self._epoch)
                 self._place(peer, is_here=is_here)
                 now = now if is_here and peer != self._node.peer_id else None
                 self._replace(peer, before, now)
+                has_more = has_more or (before is None and now is not None)
                 has_syncing = has_syncing or any(
                     each is not None and each.status == "syncing" for each in (before, now)
                 )
-            if len(self._known) > size:
+            if has_more:
                 self._known = dict(sorted(self._known.items()))
             if has_syncing:
                 self._newcomers.look(self._known)
@@ -211,8 +210,10 @@ class BoardView:
                 del self._steps[before.step, before.client]
 
     def _reachable(self, peer: PeerId) -> bool:
+        if self._node.is_connected(peer):
+            return True
         address = self._board.address_of(peer)
-        return self._node.is_connected(peer) or (address is not None and address.dialable)
+        return address is not None and address.dialable
 
 
 class _LinksOfAll(Mapping[PeerId, Links]):
