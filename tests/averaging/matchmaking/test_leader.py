@@ -251,6 +251,26 @@ async def test_members_of_the_last_round_are_waited_for_a_little() -> None:
 
 
 @virtually
+async def test_a_large_group_collects_its_newcomers_and_is_closed_at_once_when_full() -> None:
+    """To look at all members with each of 600 that join would be 180,000 looks at one, and as many as they report."""
+    scene, looks = Scene(10_000, under_way(0, 50)), list[float]()
+    loop, abdicate = asyncio.get_running_loop(), scene.gathering.around.abdicate
+    scene.gathering.around.abdicate = lambda: (looks.append(loop.time()), abdicate())[1]
+    running = asyncio.ensure_future(scene.gathering.run())
+    lines = []
+    for number in range(1, 601):
+        lines.append(scene.sit(number, under_way(0, 50)))
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(1.0)
+    assert len(scene.gathering.registrations) == 600
+    assert len(looks) < 120  # the first 64 are looked at as they come
+    full_s = loop.time()
+    lines[-1].say(Update(stopped(10_000)))
+    await running
+    assert loop.time() - full_s < 0.1
+
+
+@virtually
 async def test_newcomers_are_held_for_until_they_have_joined() -> None:
     scene = Scene(100, stopped(120))
     newcomer = join_of(1, Report())[0]
