@@ -6,7 +6,9 @@ import asyncio
 import random
 from collections.abc import Mapping
 
-from minga.network.gossip.record_kinds import AddressInfo
+import pytest
+
+from minga.network.gossip.record_kinds import AddressInfo, Left
 from minga.network.interface import PeerId
 from minga.training.life.board_view import BoardView
 from minga.training.record_kinds import Progress
@@ -55,10 +57,13 @@ def expected_alive(view: BoardView) -> list[PeerId]:
     return sorted((others - elsewhere) | {view._node.peer_id})
 
 
-def test_conclusions_follow_every_change() -> None:
+@pytest.mark.parametrize("seed", [5, 18, 25, 28, 33, 35])
+def test_conclusions_follow_every_change(seed: int) -> None:
+    """Those of peers that write again after a goodbye, or after they were forgotten, too."""
+
     @virtually
     async def main() -> None:
-        rng, swarm = random.Random(5), Swarm(seed=5)
+        rng, swarm = random.Random(seed), Swarm(seed=seed)
         await swarm.grow(6)
         view = BoardView(swarm.peers[0].board, swarm.peers[0].node)
         for round_number in range(120):
@@ -73,6 +78,12 @@ def test_conclusions_follow_every_change() -> None:
                 swarm.internet.kill(teller.network)
             if round_number in (55, 110, 115):
                 await swarm.add()
+            if round_number in (60, 90, 105) and not teller.network.state.gone:
+                teller.board.put(Left())
+            if round_number == 65:
+                swarm.peers[0].board.forget(teller.board.peer_id)
+            if round_number == 95:
+                swarm.peers[0].board.expel(teller.board.peer_id)
             if round_number in (85, 100):
                 view.epoch = 1 - view.epoch
             await asyncio.sleep(0.3 * rng.random())

@@ -92,7 +92,7 @@ class Board(ChangeCounter):
         self._superseded = False
         self._ttl_s = TTL_S
         self._views: dict[int, dict[PeerId, Payload]] = {}
-        self._unordered: set[int] = set()  # the views that somebody was added to at the end
+        self._unordered: set[int] = set()  # the views to which a peer was added at the end
 
     # ---- reading
 
@@ -347,8 +347,10 @@ class Board(ChangeCounter):
         self._notify(peer, presence)
 
     def _tell(self, peer: PeerId, code: int, before: StoredRecord | None, record: Record) -> None:
-        if code != BEAT.code and (before is None or before.record.payload != record.payload):
-            self._bring_up_to_date(peer, code)
+        is_known = before is not None and before.passed_on and before.record.payload == record.payload
+        if code != BEAT.code and not is_known:
+            for changed in self._views if code == LEFT else (code,):  # a goodbye voids what was said before it
+                self._bring_up_to_date(peer, changed)
             self._notify(peer, self.kinds.name(code))
 
     def _bring_up_to_date(self, peer: PeerId, code: int) -> None:
