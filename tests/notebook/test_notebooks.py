@@ -58,7 +58,9 @@ def test_a_volunteer_joins_sees_how_it_goes_and_leaves_with_thanks(
         contributed = (
             'while mine.events.get(\\"step.applied\\", {}).get(\\"step\\", 0) < 3: import time; time.sleep(0.1)'
         )
-        text = text.replace('"mine.stop()\\n"', f'"{contributed}\\n", "mine.stop()\\n"')
+        shown = '"!minga status {mine.link}"'
+        assert shown in text
+        text = text.replace(shown, f'"{contributed}\\n", {shown}')  # before that it may say that none computes
         outputs = execute(text, tmp_path, monkeypatch)
         host.wait_for("member.left")
     assert "Thank you!" in outputs
