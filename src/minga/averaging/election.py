@@ -24,7 +24,7 @@ def ranking(run_id: str, step: int, candidates: Iterable[PeerId]) -> list[PeerId
     return sorted(set(candidates), key=lambda peer: _rank(run_id, step, peer))
 
 
-@functools.lru_cache(_RANKS_REMEMBERED)  # a step has few candidates, who are ranked many times
+@functools.lru_cache(_RANKS_REMEMBERED)  # the candidates of a step are ranked many times
 def _rank(run_id: str, step: int, peer: PeerId) -> bytes:
     return blake3(f"minga leader\n{run_id}\n{step}\n{peer}".encode()).digest()
 

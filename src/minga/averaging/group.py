@@ -33,10 +33,10 @@ class SwarmView(Protocol):
         """Other living members whose round of `step` still runs."""
 
     def eligible(self, step: int) -> Collection[PeerId]:
-        """Those of them that may lead, whether or not they can be reached."""
+        """Other members at `step` that may lead, whether or not they can be reached."""
 
     def current(self, step: int) -> Collection[PeerId]:
-        """Those of these that can be dialled, or are connected anyway."""
+        """The eligible that can be dialled, or are connected anyway."""
 
     def ahead(self, step: int) -> Collection[PeerId]:
         """Other living members with a state of their own that are past `step`."""

@@ -31,13 +31,16 @@ def test_running_done_and_failed_tasks_are_over_without_a_complaint() -> None:
             return 3
 
         tasks = [loop.create_task(fail()), loop.create_task(linger()), loop.create_task(be_done())]
+        together = asyncio.gather(fail(), be_done())
         await asyncio.sleep(0)
-        await end(*tasks)
+        await asyncio.sleep(0)
+        assert together.done()
+        await end(*tasks, together)
         assert steps == ["cleaned up"]
         assert [task.done() for task in tasks] == [True] * 3
         assert tasks[1].cancelled()
         assert tasks[2].result() == 3
-        del tasks
+        del tasks, together
         gc.collect()
         assert complaints == []
 

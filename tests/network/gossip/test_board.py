@@ -380,6 +380,22 @@ def test_a_full_board_of_direct_acquaintances_turns_newcomers_away(monkeypatch: 
     assert verdicts == [Verdict.NEW] * 4 + [Verdict.FULL] * 6
 
 
+def test_what_expires_of_a_living_peer_is_gone_for_all_who_ask() -> None:
+    w = World()
+    changes: list[tuple[PeerId, object]] = []
+    w.board.receive(w.record(progress(1), version=1), A)
+    assert list(w.board.payloads(Progress)) == [A]
+    w.board.observe(lambda peer, change: changes.append((peer, change)))
+    for version in range(2, 100):
+        w.run(2.0)
+        w.board.receive(w.record(Beat(), version=version), A)
+        w.board.sweep()
+    assert w.board.is_alive(A)
+    assert w.board.get(A, Progress) is None
+    assert dict(w.board.payloads(Progress)) == {}
+    assert changes == [(A, "progress")]
+
+
 def test_remembered_addresses_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(board, "MAX_FORMER", 3)
     w = World()

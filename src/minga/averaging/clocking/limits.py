@@ -31,7 +31,7 @@ def soonest_look_s(members: int) -> float:
 
 
 def collect_s(members: int) -> float:
-    """Seconds for which it collects who comes and goes before it looks at all of them again; none in a small group."""
+    """Seconds for which it collects news of who comes and goes before it looks at all again; none in a small group."""
     return SOONEST_LOOK_S * max(0.0, members / LOOKED_AT_ONCE - 1.0)
 
 

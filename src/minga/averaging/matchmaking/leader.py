@@ -95,8 +95,6 @@ class GroupLeader:
     closed: bool = False
     _is_over: bool = False
     _has_news: bool = False
-    _reported: int = 0
-    """The samples of all followers; of those that left meanwhile, too, until `_wait_for_news` counts anew."""
     _begun_s: float = 0.0
     _full_s: float | None = None
     _held_s: float = 0.0
@@ -118,12 +116,10 @@ class GroupLeader:
             raise RejectedError(f"a group has at most {MAX_FOLLOWERS + 1} members", code=RefusalCode.FULL)
         registration = Registration(join, join.report, _now(), stream)
         self.registrations[peer] = registration
-        self._reported += join.report.samples
         self.look_again()
         try:
             while True:
                 update = await stream.receive(Update)
-                self._reported += update.report.samples - registration.report.samples
                 registration.report, registration.reported_at_s = update.report, _now()
                 registration.ballot = max(registration.ballot, update.ballot)
                 self.changed.fire()
@@ -202,16 +198,17 @@ class GroupLeader:
         """Until the samples that were reported may be enough, a member came or left, or limits are compared again.
 
         Other reports change nothing before limits are compared again, and little else: it would cost dear to look at
-        all members with each of them. So a large group collects its newcomers for a moment.
+        all members with each of them. For the same reason the leader of a large group waits for a moment after a look:
+        whatever it hears in that moment, of newcomers or of other leaders, counts with the next one.
         """
         members, now = len(self.registrations), _now()
-        soonest_s, news_s = now + max(REPORTS_S, soonest_look_s(members)), now + collect_s(members)
+        reports_count_s, news_count_s = now + max(REPORTS_S, soonest_look_s(members)), now + collect_s(members)
         until_s = now + self._limits.pause_s
-        self._reported = sum(registration.report.samples for registration in self.registrations.values())
-        while (left_s := (min(news_s, until_s) if self._has_news else until_s) - _now()) > 0:
+        while (left_s := (min(news_count_s, until_s) if self._has_news else until_s) - _now()) > 0:
             await self.changed.wait(left_s)
             self._hear_own()
-            if self._reported + self.own.report.samples >= self.batch.present or _now() >= soonest_s:
+            reported = sum(registration.report.samples for registration in self.everyone().values())
+            if reported >= self.batch.present or _now() >= reports_count_s:
                 break
         self._has_news = False
 

@@ -116,21 +116,23 @@ class DirectionMeter:
     def add(self, peer: PeerId, span: Span, use: BulkUse, *, in_total: bool = False) -> None:
         """Count bytes moved to or from `peer`. With `in_total` they are counted as by `add_total`, too."""
         in_total = in_total and use is not BulkUse.PROBED
-        key, flow = (peer, use), Flow()
         whole_s, is_open = max(span.end_s - span.begin_s, SHORTEST_S), span.loaded and span.room
         for number, seconds in self._cover(span):
-            if seconds != flow.moving_s:
-                flow = Flow(span.size * seconds / whole_s, seconds, seconds if is_open else 0.0)
-            bucket = self._bucket(number)
-            bucket.count(key, flow)
+            bucket, size = self._bucket(number), span.size * seconds / whole_s
+            if (flow := bucket.get((peer, use))) is None:
+                flow = bucket[peer, use] = Flow()
+            flow.size += size
+            flow.moving_s += seconds
+            if is_open:
+                flow.open_s += seconds
             if in_total:
-                bucket.total += flow.size
+                bucket.total += size
 
     def note(self, peer: PeerId, size: int) -> None:
         """Count bytes that were moved lately, too few to tell how fast."""
         number = math.floor(self._clock() / BUCKET_S)
         if size and number > self._settled:
-            self._bucket(number).count((peer, BulkUse.WORK), Flow(untimed=size))
+            self._bucket(number).setdefault((peer, BulkUse.WORK), Flow()).untimed += size
 
     def settle(self, *, all_of_them: bool = False) -> None:
         """Evaluate the buckets that are complete, or (after a busy period) all that there are."""
@@ -181,12 +183,8 @@ class DirectionMeter:
         if not (math.isfinite(begin_s) and begin_s <= end_s <= self._clock() + BUCKET_S):
             return []
         begin_s = max(min(begin_s, end_s - SHORTEST_S), end_s - LONGEST_SPAN_S)
-        first, last = math.floor(begin_s / BUCKET_S), math.floor(end_s / BUCKET_S)
-        cover = [(number, BUCKET_S) for number in range(first, last + 1) if number > self._settled]
-        if cover and cover[0][0] == first:
-            cover[0] = first, min(end_s, (first + 1) * BUCKET_S) - begin_s
-        if len(cover) > 1 or (cover and first < last):
-            cover[-1] = last, end_s - last * BUCKET_S
+        buckets = range(math.floor(begin_s / BUCKET_S), math.floor(end_s / BUCKET_S) + 1)
+        cover = [(n, min(end_s, (n + 1) * BUCKET_S) - max(begin_s, n * BUCKET_S)) for n in buckets if n > self._settled]
         return [(number, seconds) for number, seconds in cover if seconds > 0.0]
 
     def _evaluate(self, bucket: TimeBucket, number: int) -> None:

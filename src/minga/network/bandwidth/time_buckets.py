@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from minga.network.bandwidth.delivery_reports import BulkUse
@@ -24,26 +25,16 @@ BUSY_S = 0.5
 LONGEST_BUSY_PERIOD_S = 30.0
 
 
-class Flow(NamedTuple):
+@dataclass
+class Flow:
     """What one peer moved in a bucket. `size` are bytes; `moving_s` seconds of moving, and `open_s` those that were
     loaded with room on the other side. `untimed` are further bytes whose time is not known.
-
-    It never changes, so all buckets that a long span fills share one: a hub of a large group has thousands of them.
     """
 
     size: float = 0.0
+    untimed: float = 0.0
     moving_s: float = 0.0
     open_s: float = 0.0
-    untimed: float = 0.0
-
-    def plus(self, other: Flow) -> Flow:
-        """Both together."""
-        return Flow(
-            self.size + other.size,
-            self.moving_s + other.moving_s,
-            self.open_s + other.open_s,
-            self.untimed + other.untimed,
-        )
 
     @property
     def fills(self) -> bool:
@@ -59,16 +50,7 @@ class Flow(NamedTuple):
 class TimeBucket(dict[tuple[PeerId, BulkUse], Flow]):
     """What each peer moved, and `total`, the bytes that count for the link."""
 
-    __slots__ = ("total",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = 0.0
-
-    def count(self, key: tuple[PeerId, BulkUse], flow: Flow) -> None:
-        """Add what a peer moved."""
-        before = self.get(key)
-        self[key] = flow if before is None else before.plus(flow)
+    total = 0.0
 
 
 class Use(enum.IntEnum):

@@ -92,7 +92,7 @@ class Board(ChangeCounter):
         self._superseded = False
         self._ttl_s = TTL_S
         self._views: dict[int, dict[PeerId, Payload]] = {}
-        self._unordered: set[int] = set()  # the views to which a peer was added at the end
+        self._unsorted: set[int] = set()  # the views to which a peer was added at the end
 
     # ---- reading
 
@@ -119,14 +119,15 @@ class Board(ChangeCounter):
     def payloads(self, payload_type: type[P]) -> Mapping[PeerId, P]:
         """The payloads of all living peers' records of this type, in order of their ids.
 
-        It is kept and brought up to date with each change, so that asking costs nothing; copy it to keep it.
+        It is kept and brought up to date with each change, peers that come and go included, so that asking costs
+        nothing; copy it to keep it beyond this turn of the loop, or for another thread.
         """
         code = self.kinds.of(payload_type).code
         if code not in self._views:
             self._views[code] = {peer: payload for peer, payload, _ in self.items(payload_type)}
-        elif code in self._unordered:
+        elif code in self._unsorted:
             self._views[code] = dict(sorted(self._views[code].items()))
-        self._unordered.discard(code)
+        self._unsorted.discard(code)
         return cast("Mapping[PeerId, P]", self._views[code])
 
     def is_alive(self, peer: PeerId) -> bool:
@@ -255,8 +256,13 @@ class Board(ChangeCounter):
     def sweep(self) -> None:
         """Drop what expired; call it every few seconds."""
         now = self.now()
-        for peer in self.store.sweep(self._wall_time(), lambda peer: self._detector.silence_s(peer, now) > DEAD_KEPT_S):
+        gone, expired = self.store.sweep(
+            self._wall_time(), lambda peer: self._detector.silence_s(peer, now) > DEAD_KEPT_S
+        )
+        for peer in gone:
             self._drop(peer)
+        for peer, code in expired:
+            self._tell(peer, code)
 
     # ---- inner workings
 
@@ -291,11 +297,12 @@ class Board(ChangeCounter):
         version = max(own.newest + 1, wall_ms)
         expires = wall_ms + int(self._ttl_s * 1000.0)
         record = records.make_record(self._signer, self.run_id, code, version, expires, encoded)
-        before = own.entries.get(code)
         self._last_signed = self.now()
-        own.store(StoredRecord(record, payload, self._last_signed, before))
+        entry = StoredRecord(record, payload, self._last_signed, own.entries.get(code))
+        own.store(entry)
         self.on_signed.tell(record)
-        self._tell(self.peer_id, code, before, record)
+        if not entry.is_renewal:
+            self._tell(self.peer_id, code)
         self._review(self.peer_id)
 
     def _accept(
@@ -309,10 +316,11 @@ class Board(ChangeCounter):
             self._drop(evicted)
         if record.version > owner.newest:
             self._detector.heard(peer, now, age_s)
-        before = owner.entries.get(record.code)
         arrived = now - min(max(age_s, 0.0), MAX_TTL_S)
-        is_kept = self.store.keep(owner, StoredRecord(record, payload, arrived, before, is_opaque=is_opaque))
-        self._tell(peer, record.code, before, record)
+        entry = StoredRecord(record, payload, arrived, owner.entries.get(record.code), is_opaque=is_opaque)
+        is_kept = self.store.keep(owner, entry)
+        if not entry.is_renewal:
+            self._tell(peer, record.code)
         self._review(peer)
         return is_kept
 
@@ -342,18 +350,18 @@ class Board(ChangeCounter):
         gone = Presence.LEFT if owner is not None and owner.has_left else Presence.LOST
         presence = Presence.JOINED if alive else gone
         for code in self._views:
-            self._bring_up_to_date(peer, code)
+            self._update_view(peer, code)
         self.events.emit(_TOLD[presence](peer=peer))
         self._notify(peer, presence)
 
-    def _tell(self, peer: PeerId, code: int, before: StoredRecord | None, record: Record) -> None:
-        is_known = before is not None and before.passed_on and before.record.payload == record.payload
-        if code != BEAT.code and not is_known:
+    def _tell(self, peer: PeerId, code: int) -> None:
+        """The content of this record is another one, or gone."""
+        if code != BEAT.code:
             for changed in self._views if code == LEFT else (code,):  # a goodbye voids what was said before it
-                self._bring_up_to_date(peer, changed)
+                self._update_view(peer, changed)
             self._notify(peer, self.kinds.name(code))
 
-    def _bring_up_to_date(self, peer: PeerId, code: int) -> None:
+    def _update_view(self, peer: PeerId, code: int) -> None:
         owner, view = self.store.owners.get(peer), self._views.get(code)
         if view is None:
             return
@@ -362,7 +370,7 @@ class Board(ChangeCounter):
             view.pop(peer, None)
             return
         if peer not in view:
-            self._unordered.add(code)
+            self._unsorted.add(code)
         view[peer] = entry.payload
 
     def _report(self, verdict: Verdict, record: Record, sender: PeerId) -> None:

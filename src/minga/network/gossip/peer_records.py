@@ -25,8 +25,8 @@ class StoredRecord:
     """The newest record of one name: as it came, its content, and when it came (awake clock, seconds).
 
     `payload` is None for a retraction and once the record was forgotten (then it is not `passed_on` any more); the
-    version still guards against replays. `is_renewal`: the version before had the same content. `is_opaque`: this peer
-    cannot read it, so its payload is None, too.
+    version still guards against replays. `is_renewal`: the version before had the same content and was not forgotten.
+    `is_opaque`: this peer cannot read it, so its payload is None, too.
     """
 
     __slots__ = ("arrived", "is_opaque", "is_renewal", "passed_on", "payload", "record")
@@ -41,8 +41,8 @@ class StoredRecord:
         is_opaque: bool = False,
     ) -> None:
         self.record, self.payload, self.arrived = record, payload, arrived
-        self.is_renewal = before is not None and before.record.payload == record.payload
         self.passed_on, self.is_opaque = True, is_opaque
+        self.is_renewal = before is not None and before.passed_on and before.record.payload == record.payload
 
 
 class PeerRecords:
@@ -168,15 +168,17 @@ class PeerRecords:
         newest = max((entry.record.expires for entry in self.entries.values()), default=0)
         return max(newest, self._dropped_expires) < before_ms
 
-    def expire(self, before_ms: float) -> None:
-        """Drop the records that expired before `before_ms` (Unix milliseconds)."""
+    def expire(self, before_ms: float) -> list[int]:
+        """Drop the records that expired before `before_ms` (Unix milliseconds); returns their codes."""
         kept = {code: entry for code, entry in self.entries.items() if entry.record.expires >= before_ms}
-        if len(kept) < len(self.entries):
+        expired = [code for code in self.entries if code not in kept]
+        if expired:
             self.entries, self._fingerprint = kept, None
         if self.dropped and self._dropped_expires < before_ms:
             self.dropped, self._fingerprint = {}, None
         if not self.dropped:
             self._soonest_expiry = min((entry.record.expires for entry in kept.values()), default=math.inf)
+        return expired
 
     def versions(self) -> list[tuple[int, int]]:
         """Code and version of each record, dropped ones too, in order of codes."""

@@ -95,14 +95,17 @@ class RecordStore:
             if not self._introduced[introducer]:
                 del self._introduced[introducer]
 
-    def sweep(self, wall_time_s: float, is_long_dead: Callable[[PeerId], bool]) -> list[PeerId]:
-        """Drop expired records, and from a store more than half full the owners that `is_long_dead`.
+    def sweep(
+        self, wall_time_s: float, is_long_dead: Callable[[PeerId], bool]
+    ) -> tuple[list[PeerId], list[tuple[PeerId, int]]]:
+        """Drop expired records; from a store more than half full the owners that `is_long_dead` are to go, too.
 
-        Returns the owners that have no record left; the caller removes them.
+        Returns the owners that have no record left, which the caller removes, and the expired records of others, by
+        owner and code.
         """
         before_ms = (wall_time_s - CLOCK_SKEW_S) * 1000.0
         crowded = len(self.owners) > MAX_OWNERS // 2
-        gone = []
+        gone, expired = list[PeerId](), list[tuple[PeerId, int]]()
         for owner_id, owner in self.owners.items():
             if not crowded and owner.entries and owner.is_fresh(before_ms):
                 continue
@@ -110,8 +113,8 @@ class RecordStore:
             if dispensable and owner is not self.own:
                 gone.append(owner_id)
             else:
-                owner.expire(before_ms)
-        return gone
+                expired += [(owner_id, code) for code in owner.expire(before_ms)]
+        return gone, expired
 
     def _judge_stale(self, owner: PeerRecords, record: Record, now: float) -> Verdict:
         """Remember what there is no room for, so that it is not sent again."""

@@ -174,9 +174,9 @@ class IrohConnection(Connection):
         """
 
         async def end_each() -> None:
-            for direction in ends:
+            for end_one in ends:
                 with contextlib.suppress(*BINDING_ERRORS):
-                    await direction(0)
+                    await end_one(0)
 
         await asyncio.wait({self._spawn(end_each())})
 

@@ -342,7 +342,9 @@ class MessageStream:
 
     async def _read_exactly(self, size: int) -> bytearray:
         """Announced bytes get memory piece by piece, as they arrive."""
-        body = bytearray()
+        body = bytearray(min(PIECE_BYTES, size))
+        if size:
+            await self._stream.read_into(memoryview(body), self._moved)
         while len(body) < size:
             piece = bytearray(min(PIECE_BYTES, size - len(body)))
             await self._stream.read_into(memoryview(piece), self._moved)

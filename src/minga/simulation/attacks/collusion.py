@@ -115,6 +115,7 @@ def _sums(part: int, known: AttemptRecord, record: AttemptRecord, count: int) ->
     directions = Directions(record.randomness, count).of_part(terms.division.starts[part])
     rows = [known.row(owner, part).numpy() for owner in terms.contributors]
     true = true_claims(rows, record.values[part].numpy(), record.results[aggregator].clip, directions)
-    return [
-        math.fsum(column) for column in zip(*(claim.projections for claim in true if claim is not None), strict=True)
-    ]
+    told = [claim.projections for claim in true if claim is not None]
+    if len(told) < len(rows):
+        raise ValueError("of a contribution that is too far away nothing is true: it has no part in a sum")
+    return [math.fsum(column) for column in zip(*told, strict=True)]

@@ -97,7 +97,7 @@ class BoardView:
         return [peer for peer, p in self.active().items() if p.step == step and not p.client]
 
     def current(self, step: int) -> list[PeerId]:
-        """Those of them that can be dialled, or are connected anyway."""
+        """The eligible that can be dialled, or are connected anyway."""
         return [peer for peer in self.eligible(step) if self._reachable(peer)]
 
     def syncing(self) -> dict[PeerId, float]:
@@ -170,18 +170,18 @@ class BoardView:
         if self._changed:
             changed, self._changed = self._changed, {}
             peers, infos = self._board.payloads(Progress), self._board.payloads(AddressInfo)
-            has_more, has_syncing = False, looks_at_all
+            has_newcomer, has_syncing = False, looks_at_all
             for peer in changed:
                 before, now, info = self._known.get(peer), peers.get(peer), infos.get(peer)
                 is_here = info is not None and info.role != "monitor" and (now is None or now.epoch == self._epoch)
                 self._place(peer, is_here=is_here)
                 now = now if is_here and peer != self._node.peer_id else None
                 self._replace(peer, before, now)
-                has_more = has_more or (before is None and now is not None)
+                has_newcomer = has_newcomer or (before is None and now is not None)
                 has_syncing = has_syncing or any(
                     each is not None and each.status == "syncing" for each in (before, now)
                 )
-            if has_more:
+            if has_newcomer:
                 self._known = dict(sorted(self._known.items()))
             if has_syncing:
                 self._newcomers.look(self._known)
