@@ -13,8 +13,8 @@ from tests.worlds.swarm_tools import later, virtually
 
 SILENCE_S, QUICK_S = 2.0, 0.5
 """Until a peer counts as gone: by its silence, and by the end of its process."""
-REPAIR_S = 1.2
-"""A repair over these links, with the half second in which the accused may answer the coordinator."""
+REPAIR_S = 1.3
+"""A repair over these links and sites, with the half second in which the accused may answer the coordinator."""
 
 
 @pytest.mark.parametrize("seed", [0, *(soaked(seed) for seed in range(1, 20))])

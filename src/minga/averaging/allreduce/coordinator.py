@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from minga.averaging.allreduce.messages import Alive, Assignment, ChunkMap, Done, Freeze, Lost, Repair, RoundState
 from minga.averaging.allreduce.round import Round, unpack_bitmap
+from minga.averaging.allreduce.routes import RepairWay, is_way, repair_ways
 from minga.averaging.allreduce.sender import fetch
 from minga.averaging.allreduce.stragglers import StragglerDetector
 from minga.averaging.messages import MAX_TERM
@@ -188,9 +189,10 @@ class Coordinator:
             else:
                 held.setdefault(min(holders_of, key=lambda i: (i in round.revoked, i)), []).append(index)
         aggregators = [i for i in sorted(holdings) if round.plan.members[i].aggregates]
-        workers = [i for i in aggregators if i not in round.revoked] or aggregators or [round.me]
-        shares = [(worker, tuple(orphans[k :: len(workers)])) for k, worker in enumerate(workers)]
-        fresh = [Assignment((term, k), worker, share) for k, (worker, share) in enumerate(shares) if share]
+        workers = [i for i in aggregators if i not in round.revoked] or aggregators
+        ways = repair_ways(round.plan, workers) or [RepairWay(round.me)]
+        shares = [(way, tuple(orphans[k :: len(ways)])) for k, way in enumerate(ways)]
+        fresh = [Assignment((term, k), way.root, share, way.relays) for k, (way, share) in enumerate(shares) if share]
         added = [known[key] for key in sorted(known) if key[0] > 0] + fresh
         holders = tuple((holder, tuple(chunks)) for holder, chunks in sorted(held.items()))
         for holder, chunks in holders:
@@ -222,8 +224,10 @@ def responsible(assignments: Mapping[tuple[int, int], Assignment]) -> dict[int, 
 
 def is_valid(round: Round, assignment: Assignment, last_term: int) -> bool:
     """Whether an assignment can come out of a repair of at most that term: the plan's own ones are never replaced."""
-    worker = assignment.aggregator
-    if not 0 < assignment.key[0] <= last_term or worker >= len(round.members) or assignment.relays:
+    worker, known = assignment.aggregator, range(len(round.members))
+    if not 0 < assignment.key[0] <= last_term or not all(hop in known for hop in (worker, *assignment.relays)):
+        return False
+    if not is_way(round.plan, RepairWay(worker, assignment.relays)):
         return False
     if not assignment.chunks:  # nobody is given nothing to do
         return False

@@ -81,7 +81,8 @@ class RoundState(msgspec.Struct, frozen=True):
 
 class Assignment(msgspec.Struct, frozen=True):
     """Chunks (global numbers) of which member `aggregator` makes the result; `key` = (repair term, position) is unique
-    in it. `relays` are those of the plan's part, repairs have none.
+    in it. `relays` has a member for each of the plan's sites, as those of a part; none if all members send to the
+    aggregator. In a repair it is the aggregator where a site has no relay left.
     """
 
     key: AssignmentKey

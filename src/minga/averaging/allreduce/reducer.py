@@ -53,8 +53,11 @@ class Reducer:
         self._round, self._assignment = round, assignment
         self._is_relay = assignment.aggregator != round.me
         children = round.routes.children(assignment, round.me, range(len(round.members)))
-        # Who was given up here in this round is not waited for again in a repair.
-        self._away = {child for child in children if child in round.dead or child in round.unheard}
+        # Who was given up here in this round is not waited for again in a repair, but without a relay nothing goes on.
+        gone = {child for child in children if child in round.dead or child in round.unheard}
+        self.useless_relays = {child for child in gone if round.routes.is_relay(assignment, child)}
+        """Relays from which nothing more comes although they may live; the coordinator should hear of them."""
+        self._away = gone - self.useless_relays
         self._absent = children - self._away
         self._streams: dict[int, MessageStream] = {}
         self._pending = {index: set(self._absent) for index in assignment.chunks}
@@ -67,8 +70,6 @@ class Reducer:
         self._cut_off_s: float | None = None  # since when too few are heard
         self._taken = {round.me}  # who has all results of this assignment
         self._left: dict[int, tuple[float, str]] = {}  # relays and others that ended their streams: when, and why
-        self.useless_relays: set[int] = set()
-        """Relays from which nothing more comes although they may live; the coordinator should hear of them."""
         self._fan_in = len(self._absent) + 1
         self._ready = round.signal()
         self._notice_cut_off()

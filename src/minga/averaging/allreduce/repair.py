@@ -7,7 +7,7 @@ reduced chunks. One living member coordinates, the first in the order of the pla
     coordinator  ── alive? ─────▶ the accused       still in this round? If it answers, only a link is broken
     coordinator  ── Freeze ─────▶ every member      take no more from it; which chunks do you have?
     coordinator  ── Repair ─────▶ every member      chunks that someone has are fetched from there,
-                                                    the others are reduced again by other members, without relays
+                                                    the others are reduced again by other members, see `routes.py`
 
 Freezing before deciding makes it impossible that one member applies a chunk of the lost aggregator while the others
 reduce it anew. Repairs add up: each carries all assignments made so far and a higher term, so a coordinator that dies

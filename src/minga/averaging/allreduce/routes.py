@@ -1,10 +1,21 @@
-"""Which way an assignment's chunks take: from the members over the relays of their sites to the root, and back."""
+"""Which way an assignment's chunks take: from the members over the relays of their sites to the root, and back.
+
+So it is in repairs, too. Without sites each helper is the root of some of the lost chunks, and all members send to it.
+In a plan with sites that would be a stream of each member to each helper, most of them over new connections: hundreds
+for each member of a large group. But the plan's parts take several ways, each with its root and a relay on each site,
+and members that send to one relay of their site send to the others, too. So lost chunks are spread over these ways.
+Where a relay is lost, another one of the site takes its place, or any other member there; members of a site that has
+nobody left for that send to the root. A way that lost its root is not used, unless all did: then one of its relays is
+the root, and connects to the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from minga.averaging.allreduce.messages import Assignment
+from minga.averaging.messages import Part, Plan
 
 
 class Routes:
@@ -41,3 +52,53 @@ class Routes:
     def _relay(self, assignment: Assignment, member: int) -> int | None:
         site = self._site_of.get(member)
         return assignment.relays[site] if site is not None and assignment.relays else None
+
+
+class RepairWay(NamedTuple):
+    """The root of some chunks, and a relay for each of the plan's sites: the root itself where a site has none. A way
+    without relays goes from every member to the root.
+    """
+
+    root: int
+    relays: tuple[int, ...] = ()
+
+
+def repair_ways(plan: Plan, workers: Collection[int]) -> list[RepairWay]:
+    """The ways over which to spread lost chunks, through `workers` alone; none without workers. Deterministic."""
+    if not plan.sites:
+        return [RepairWay(worker) for worker in workers]
+    able = frozenset(workers)
+    spares = [_spares(plan, number, able) for number in range(len(plan.sites))]
+    parts = [part for part in plan.parts if part.root in able] or plan.parts
+    mended = (_mended(part, turn, spares, able) for turn, part in enumerate(parts))
+    # Of the sites nobody may be left, only members without one.
+    return list(dict.fromkeys(way for way in mended if way)) or [RepairWay(worker) for worker in sorted(able)]
+
+
+def _spares(plan: Plan, number: int, able: frozenset[int]) -> list[int]:
+    """Who can be a relay of a site: those that are already, or else any member."""
+    relays = dict.fromkeys(part.relays[number] for part in plan.parts if part.relays[number] in able)
+    return list(relays) or [member for member in plan.sites[number] if member in able]
+
+
+def _mended(part: Part, turn: int, spares: list[list[int]], able: frozenset[int]) -> RepairWay | None:
+    """The way of a part around those that are not able; None if nobody is left to be its root."""
+    relays = [
+        relay if relay in able else spare[turn % len(spare)] if spare else None
+        for relay, spare in zip(part.relays, spares, strict=True)
+    ]
+    roots = [part.root] if part.root in able else [relay for relay in relays if relay is not None]
+    if not roots:
+        return None
+    root = roots[turn % len(roots)]
+    return RepairWay(root, tuple(root if relay is None else relay for relay in relays))
+
+
+def is_way(plan: Plan, way: RepairWay) -> bool:
+    """Whether members can go this way: each relay is of its site, can aggregate, and does not stand beside the root."""
+    if not way.relays:
+        return True
+    return len(way.relays) == len(plan.sites) and all(
+        relay == way.root or (relay in site and way.root not in site and plan.members[relay].aggregates)
+        for site, relay in zip(plan.sites, way.relays, strict=True)
+    )

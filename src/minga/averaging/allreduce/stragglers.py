@@ -8,9 +8,7 @@ long the same bytes would take there, after a repair. Moving pays if
 
 A plan that expected the round to take this long is not overruled: slow links are in its reckoning. A silent member is
 not slow: either it is heard again soon, or it is given up, and until then others may have to wait for it. So no member
-is called slow meanwhile, and what was delivered before a repair, and the time that it took, do not count after it. In a
-plan with sites a repair takes longer by `WITHOUT_SITES_S` for each member, because it goes without sites: every member
-opens streams to peers that it was not connected with.
+is called slow meanwhile, and what was delivered before a repair, and the time that it took, do not count after it.
 """
 
 from __future__ import annotations
@@ -23,9 +21,6 @@ from minga.averaging.allreduce.round import Round
 from minga.core.thread_guard import loop_bound
 
 REPAIR_S: Final = 0.5
-WITHOUT_SITES_S: Final = 0.03
-"""Of 150 members at home (`minga sim home-150`) the repair of one part took more than four seconds."""
-
 LEAST_GAIN_S: Final = 2.0
 LOOK_PERIOD_S: Final = 0.5
 LOOK_SHARE: Final = 0.05
@@ -88,12 +83,11 @@ class StragglerDetector:
         if too_early or not done or 2 * len(done) < len(total):
             return ()
         others_rate = sum(total[member] for member in done) / max(self._done_s[member] for member in done)
-        repair_s = REPAIR_S + (WITHOUT_SITES_S * len(round.members) if round.plan.sites else 0.0)
         slow = []
         for member in sorted(total.keys() - set(done)):
             delivered = (self._left_then or total)[member] - left[member]
             remaining_s = left[member] * elapsed_s / max(1, delivered)
-            moved_s = repair_s + left[member] / others_rate
+            moved_s = REPAIR_S + left[member] / others_rate
             if remaining_s > 2.0 * moved_s and remaining_s - moved_s > LEAST_GAIN_S:
                 slow.append(member)
         return tuple(slow)
