@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from weakref import WeakMethod
 
@@ -22,6 +23,10 @@ from minga.core.thread_guard import loop_bound
 
 LOST, ALIVE, FREEZE, REPAIR = "round.lost", "round.alive", "round.freeze", "round.repair"
 ALIVE_PATIENCE_S = 0.5
+FREEZE_TIMEOUT_S = 10.0
+TERMS_AHEAD = 64
+"""By how much a coordinator's term may exceed what a member has seen. So often it asks again, with a higher one, if a
+member says that it has promised itself to another repair; then it goes on without that one."""
 
 
 @loop_bound
@@ -85,14 +90,14 @@ class Coordinator:
             self._repaired |= lost
 
     async def _repair(self) -> None:
-        round = self._round
+        round, refusals = self._round, Counter[int]()
         while not round.aborted:
             term = round.next_term
             if term > MAX_TERM:
                 round.abort("it took too many repairs")
                 return
             given_up = round.dead.keys() | round.revoked  # if more are lost meanwhile, all have to freeze for these too
-            holdings = await self._freeze_everyone(term)
+            holdings = await self._freeze_everyone(term, refusals)
             if not round.electorate.is_quorum(holdings):
                 round.abort("too few members of the group are left")
             elif set(holdings) == set(round.alive()) and given_up == round.dead.keys() | round.revoked:
@@ -142,7 +147,7 @@ class Coordinator:
         gone = await asyncio.gather(*(is_gone(member) for member in asked))
         return lost - {member for member, is_lost in zip(asked, gone, strict=True) if not is_lost}
 
-    async def _freeze_everyone(self, term: int) -> dict[int, ChunkMap]:
+    async def _freeze_everyone(self, term: int, refusals: Counter[int]) -> dict[int, ChunkMap]:
         round = self._round
         request = Freeze(round.plan.round_id, term, tuple(sorted(round.dead)), tuple(sorted(round.revoked)))
         added = tuple(a for key, a in round.assignments.items() if key[0] > 0)
@@ -154,9 +159,13 @@ class Coordinator:
 
         async def ask(member: int) -> None:
             try:
-                holding = await round.node.call(round.members[member], FREEZE, request, ChunkMap)
+                holding = await round.node.call(
+                    round.members[member], FREEZE, request, ChunkMap, timeout_s=FREEZE_TIMEOUT_S
+                )
             except RemoteError as error:
-                if isinstance(error, RejectedError) and error.code == RefusalCode.TERM:
+                is_promised = isinstance(error, RejectedError) and error.code == RefusalCode.TERM
+                if is_promised and refusals[member] < TERMS_AHEAD:
+                    refusals[member] += 1
                     await asyncio.sleep(0.05)  # another coordinator is at work; ask again with a higher term
                     return
                 round.mark_dead(member, error.message)

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from weakref import WeakMethod
 
 from minga.averaging.allreduce.commit import QuorumCommit
-from minga.averaging.allreduce.coordinator import LOST, Coordinator, exist, is_valid, responsible
+from minga.averaging.allreduce.coordinator import LOST, TERMS_AHEAD, Coordinator, exist, is_valid, responsible
 from minga.averaging.allreduce.messages import Assignment, ChunkMap, Done, Freeze, Lost, Repair
 from minga.averaging.allreduce.reducer import Reducer
 from minga.averaging.allreduce.round import Round
@@ -41,14 +41,13 @@ from minga.network.rpc.node import CALL_TIMEOUT_S
 REPAIR_TIMEOUT_S = 4.0 * CALL_TIMEOUT_S
 """Seconds for a coordinator to mend the round: it asks and tells all members, some of whom may not answer in time."""
 REPORT_PAUSE_S = 0.25
-FROZEN_S = 1.0
-"""Seconds that a frozen member waits for the repair before it asks the coordinator whether that lives."""
+FROZEN_S, LONGEST_FROZEN_S = 1.0, 20.0
+"""Seconds that a frozen member waits for the repair before it asks the coordinator whether that lives, and at most: a
+coordinator that freezes a round and does not mend it is none. It has to wait for members that do not answer it itself.
+"""
 COORDINATORS = 3
 """Of so many members, the first in the order of the plan, each may soon have to mend the round. A client connects to
 them when it begins: they could not dial it, and it may notice later than they do that it should report to them."""
-
-TERMS_AHEAD = 64
-"""By how much a coordinator's term may exceed what a member has seen: it asks again after each refusal."""
 
 
 @loop_bound
@@ -101,6 +100,8 @@ class Repairer:
                 round.bury_idle()
                 if round.promised > round.term and self._frozen_s() > FROZEN_S:
                     await self._report(())  # if the coordinator of the repair is gone, another one has to begin anew
+                    if self._frozen_s() > LONGEST_FROZEN_S and round.alive()[0] != round.me:
+                        round.mark_dead(round.alive()[0], "it froze the round, and does not mend it")
 
     # ---- any member
 
@@ -228,5 +229,6 @@ class Repairer:
     def _check_order(self, sender: int, term: int, dead: Iterable[int]) -> None:
         """The coordinator is the first of the living in the order of the plan, and counts its repairs one by one."""
         round = self._round
-        if sender > round.me or round.me in dead or term >= round.next_term + TERMS_AHEAD:
+        is_first = set(range(sender)) <= set(dead)
+        if sender > round.me or not is_first or round.me in dead or term >= round.next_term + TERMS_AHEAD:
             raise ProtocolError("it is not for it to repair this round", peer=round.members[sender], phase="repair")

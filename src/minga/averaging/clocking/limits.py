@@ -13,7 +13,7 @@ from minga.averaging.clocking.batch_size import BatchSize
 from minga.averaging.clocking.registration import UPDATE_PERIOD_S, Registration
 from minga.averaging.clocking.sample_quota import SURPLUS, seconds_as_is, share_out
 from minga.averaging.contracts import Contributor
-from minga.averaging.messages import Limit
+from minga.averaging.messages import MAX_SAMPLES, Limit
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 
@@ -78,6 +78,7 @@ class Limits:
         step_s = now - begun_s + best.seconds
         limits = {peer: max(each, self._least) for peer, each in zip(paces, best.samples, strict=True)}
         limits |= {peer: paces[peer].samples + 1 for peer in self._unknown}
+        limits = {peer: min(each, MAX_SAMPLES) for peer, each in limits.items()}  # whatever is made of a report
         is_late = as_is_s > best.seconds + max(GAIN_S, GAIN_SHARE * step_s)
         is_much = (
             sum(registration.limit or 0 for registration in everyone.values()) > (1.0 + SURPLUS) * self._batch.present

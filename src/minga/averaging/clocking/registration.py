@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from minga.averaging.clocking.sample_quota import MemberPace
-from minga.averaging.messages import Join, PeerScore, Report
+from minga.averaging.clocking.sample_quota import SHORTEST_S, MemberPace
+from minga.averaging.messages import MAX_SAMPLES, Join, PeerScore, Report
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.keepalive import LEAST_TICKS, PULSE_S
 
@@ -81,8 +81,8 @@ class Registration:
 
         What is overdue by some time is expected to take as long again: without that it would be due for ever.
         """
-        report, each_s = self.report, self.report.micro_batch_s
-        if not report.micro_batch or each_s <= 0:
+        report, each_s = self.report, max(self.report.micro_batch_s, SHORTEST_S)
+        if not report.micro_batch or report.micro_batch_s <= 0:
             return MemberPace(report.samples, limit=self.limit)
         if report.parked:
             is_told = self.limit is not None and self.limit > report.samples
@@ -92,7 +92,7 @@ class Registration:
         if busy_s > 3 * each_s + AWAY_S + self._longer_pause_s:  # it does something else at the moment
             return MemberPace(report.samples, limit=self.limit)
         unheard = self._unheard(busy_s, each_s)
-        samples = report.samples + unheard * report.micro_batch
+        samples = min(report.samples + unheard * report.micro_batch, MAX_SAMPLES)
         return MemberPace(samples, report.micro_batch, abs((unheard + 1) * each_s - busy_s), each_s, self.limit)
 
     def pace_of_the_next(self) -> MemberPace:

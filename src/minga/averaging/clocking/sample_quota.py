@@ -102,15 +102,23 @@ def _until(target: int, paces: Sequence[MemberPace], most: Sequence[float]) -> t
     heapq.heapify(coming)
     until_s = max(_last_s(paces[index], counts[index]) for index in able)
     while coming and (lacking > 0 or coming[0][0] <= until_s * (1.0 + SAME)):
-        ends_s, index = coming[0]
-        until_s = max(until_s, ends_s)
-        counts[index] += 1
-        lacking -= paces[index].micro_batch
+        _, index = coming[0]
+        more = _at_once(paces[index], counts[index], most[index], lacking, coming)
+        counts[index] += more
+        lacking -= paces[index].micro_batch * more
+        until_s = max(until_s, _last_s(paces[index], counts[index]))
         if counts[index] < most[index]:
             heapq.heapreplace(coming, (_last_s(paces[index], counts[index] + 1), index))
         else:
             heapq.heappop(coming)
     return counts, max(0.0, until_s)  # what is overdue is as good as there
+
+
+def _at_once(pace: MemberPace, count: int, most: float, lacking: int, coming: Sequence[tuple[float, int]]) -> int:
+    """How many micro-batches of the member that comes first are needed and end before one of any other."""
+    others_s = min((ends_s for ends_s, _ in coming[1:3]), default=math.inf)
+    before_others = (others_s - _last_s(pace, count + 1)) / max(pace.micro_batch_s, SHORTEST_S)
+    return max(1, math.floor(min(before_others, most - count, -(-lacking // pace.micro_batch))))
 
 
 def _soonest_s(lacking: int, able: Sequence[tuple[MemberPace, float]]) -> float:

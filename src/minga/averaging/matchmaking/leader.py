@@ -27,7 +27,7 @@ from minga.averaging.clocking.sample_quota import MemberPace, share_out
 from minga.averaging.contracts import Contributor
 from minga.averaging.matchmaking.acceptor import MOST_RAISED
 from minga.averaging.matchmaking.join_window import hold_s, waited_for
-from minga.averaging.messages import FromLeader, Join, Prepare, Redirect, SignedPlan, Update
+from minga.averaging.messages import MAX_SAMPLES, FromLeader, Join, Prepare, Redirect, SignedPlan, Update
 from minga.core.aio.signal import Signal
 from minga.core.errors import RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
@@ -98,9 +98,13 @@ class GroupLeader:
     _begun_s: float = 0.0
     _full_s: float | None = None
     _held_s: float = 0.0
+    _asked: int | None = None
+    """The number that was asked for last: one that names a higher one meanwhile is only asked for if it is needed."""
+    _joined: int = 0
     _limits: Limits = field(init=False)
 
     def __post_init__(self) -> None:
+        self._joined = self.own.ballot
         self._limits = Limits(self.me, self.contributor, self.batch, self._tell, self.least_limit)
 
     # ---- members
@@ -173,9 +177,13 @@ class GroupLeader:
 
     @property
     def ballot(self) -> int:
-        """The number of this attempt: the highest that one of its members promised, but for those out of all bounds."""
-        most = self.own.ballot + MOST_RAISED
-        return max(registration.ballot for registration in self.everyone().values() if registration.ballot <= most)
+        """The number of this attempt: that for which all were asked last; before, the highest that one promised."""
+        return self._highest() if self._asked is None else self._asked
+
+    def _highest(self) -> int:
+        """The highest number that a member promised, but for those that not all others could be raised to."""
+        most = self._joined + MOST_RAISED // 2
+        return max(r.ballot for r in self.everyone().values() if r.ballot <= max(most, self.own.ballot))
 
     def voters(self) -> set[PeerId]:
         """The members that promised this attempt's number."""
@@ -189,7 +197,7 @@ class GroupLeader:
         of one, after its first micro-batch. `registrations` are those of the closed group: some may have left since.
         """
         paces = [registrations[peer].pace_of_the_next() for peer in members]
-        best = [max(each, self.least_limit) for each in share_out(batch, paces).samples]
+        best = [min(max(each, self.least_limit), MAX_SAMPLES) for each in share_out(batch, paces).samples]
         return tuple(limit if registrations[peer].report.rate else 1 for peer, limit in zip(members, best, strict=True))
 
     # ---- inner workings
@@ -280,7 +288,8 @@ class GroupLeader:
 
     async def _ask_for_promises(self) -> None:
         """Ask members that promised a lower number for this attempt's, and give them a moment to answer."""
-        ballot, everyone = self.ballot, self.everyone()
+        ballot, everyone = self._highest(), self.everyone()
+        self._asked = ballot
         self.own.ballot = self.around.promise(ballot)
         late = {
             peer: registration
@@ -342,8 +351,12 @@ class GroupLeader:
             await self.changed.wait(HOLD_CHECK_S)
 
     async def _hear_from_everybody(self) -> None:
-        """Wait until those that fell quiet are heard again or given up: found out in a round it costs more time."""
-        while any(registration.is_quiet for registration in self.registrations.values()):
+        """Wait until those that fell quiet are heard again or given up: found out in a round it costs more time.
+
+        Who falls quiet meanwhile is not waited for: of many members, or of some that do so by turns, one always is.
+        """
+        quiet = list(self.registrations.items())
+        while quiet := [(peer, r) for peer, r in quiet if r.is_quiet and self.registrations.get(peer) is r]:
             await self.changed.wait(0.05)
 
     async def _tell_all(self, message: FromLeader, members: Collection[PeerId] | None = None) -> None:

@@ -13,6 +13,9 @@ from minga.network.meta_bytes import byte_view, fill
 from minga.network.multiplexing.frames import CREDIT, CREDIT_BYTES, DATA, LAST, PIECE_BYTES, RESET, WINDOW_BYTES, pack
 from minga.network.multiplexing.outbox import Outbox
 
+SMALL_BYTES = PIECE_BYTES // 4
+"""Unread pieces of fewer bytes are copied together."""
+
 MakeError = Callable[[], MingaError]
 
 
@@ -127,7 +130,7 @@ class Substream(Stream):
         if self._ended or self._unread_bytes > WINDOW_BYTES:
             raise ValueError("more bytes on a carrier than its stream may carry")
         if body:
-            self._pieces.append(body)
+            self._keep(body)
         self._ended = is_last
         _wake(self._reader)
         self._end_if_over()
@@ -149,6 +152,17 @@ class Substream(Stream):
             self._over()
 
     # ---- inner workings
+
+    def _keep(self, body: memoryview) -> None:
+        """Hold what was not read yet. A small piece is copied, to the end of the small ones before it: else it would
+        cost an object of its own, and keep alive all that came with it.
+        """
+        if len(body) >= SMALL_BYTES:
+            self._pieces.append(body)
+        elif self._pieces and len(self._pieces[-1]) < PIECE_BYTES:
+            self._pieces[-1] = memoryview(b"".join((self._pieces[-1], body)))
+        else:
+            self._pieces.append(memoryview(bytes(body)))
 
     def _check(self) -> None:
         if self._error is not None:

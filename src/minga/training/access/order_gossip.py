@@ -121,7 +121,7 @@ class OrderExchange:
 
     async def _receive(self, stream: MessageStream) -> list[PublicOrder]:
         orders: list[PublicOrder] = []
-        changes = 0
+        changes = transfers = 0
         while True:
             page = await stream.receive(OrderPage)
             found: list[PublicOrder] = [
@@ -132,9 +132,11 @@ class OrderExchange:
                 *page.regroups,
             ]
             orders += found
+            transfers += len(page.transfers)
             changes += len(page.amendments) + len(page.regroups)
             empty = page.more and not found
-            if empty or len(orders) > MAX_ORDERS or changes > MAX_AMENDMENTS + MAX_REGROUPS:
+            is_over = transfers > MAX_TERMS or changes > MAX_AMENDMENTS + MAX_REGROUPS
+            if empty or len(orders) > MAX_ORDERS or is_over:
                 raise ProtocolError("orders without end", peer=stream.peer)
             if not page.more:
                 return orders

@@ -51,7 +51,7 @@ MIN_HELD_S = 120.0
 MAX_DOWNLOADS = 8
 """Downloads served at once; each has one chunk of 1 MiB in flight, and what the transport buffers."""
 
-MAX_WAITING = 64
+MAX_WAITING, MAX_WAITING_PER_PEER = 64, 4
 
 
 @dataclass(eq=False)
@@ -72,8 +72,8 @@ class StateServer:
         self._node, self._max_downloads, self._idle_s = node, max_downloads, idle_s
         self._loop = asyncio.get_running_loop()
         self._held: tuple[_Held, ...] = ()  # newest first; replaced as a whole, for other threads read it
-        self._published_step = -1
-        self._waiting: list[int] = []
+        self._published_step = self._admitted_step = -1  # the second is older while a copy is hashed
+        self._waiting: list[tuple[int, PeerId]] = []  # the least step that each wants, and who
         self._is_fetching = False
         self._changed = Signal()
         self._downloads: dict[PeerId, int] = {}
@@ -86,7 +86,9 @@ class StateServer:
     @any_thread
     def wants(self, step: int) -> bool:
         """Whether to call `publish` with the state after `step`, which is how it is right now; any thread, cheap."""
-        if not self._waiting or step <= self._published_step:
+        if step <= self._published_step or self._admitted_step < self._published_step:
+            return False  # one copy at a time: it may be what they wait for
+        if not any(least <= step for least, _ in tuple(self._waiting)):
             return False
         oldest = self._held[-1] if len(self._held) >= MAX_HELD else None
         return oldest is None or not oldest.downloads or self._loop.time() - oldest.since >= MIN_HELD_S
@@ -133,8 +135,11 @@ class StateServer:
     # ---- inner workings, on the loop
 
     async def _admit(self, snapshot: StateSnapshot, manifest: Manifest | None, *, stays: bool) -> None:
-        if manifest is None:
-            manifest = await self._loop.run_in_executor(None, build_manifest, snapshot)
+        try:
+            if manifest is None:
+                manifest = await self._loop.run_in_executor(None, build_manifest, snapshot)
+        finally:
+            self._admitted_step = max(self._admitted_step, snapshot.step)
         now = self._loop.time()
         if all(held.manifest.digest != manifest.digest for held in self._held):
             held = [*self._held]
@@ -168,7 +173,8 @@ class StateServer:
 
     async def _describe(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(DescribeRequest)
-        if len(self._waiting) >= MAX_WAITING:
+        of_peer = sum(each == peer for _, each in self._waiting)
+        if len(self._waiting) >= MAX_WAITING or of_peer >= MAX_WAITING_PER_PEER:
             raise RejectedError("too many peers are waiting for the state here", code=RefusalCode.BUSY, peer=peer)
         deadline = self._loop.time() + BOUNDARY_WAIT_S
         while not (ready := [held for held in self._held if held.snapshot.step >= request.minimum_step]):
@@ -177,11 +183,12 @@ class StateServer:
                 raise RejectedError(
                     f"no state of step {request.minimum_step} or later here", code=RefusalCode.NOT_READY
                 )
-            self._waiting.append(request.minimum_step)
+            entry = request.minimum_step, peer
+            self._waiting.append(entry)
             try:
                 await self._changed.wait(left_s)
             finally:
-                self._waiting.remove(request.minimum_step)
+                self._waiting.remove(entry)
         for held in ready:
             self._use(held.manifest.digest)
         found = (Description(h.snapshot.step, h.manifest.digest) for h in ready)

@@ -1,0 +1,186 @@
+"""Members and strangers that misbehave while a group forms: no step is stopped, and no leader ends.
+
+Each has the control beside it in which the same peers behave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+from minga.averaging.clocking import sample_quota
+from minga.averaging.clocking.sample_quota import MemberPace, share_out
+from minga.averaging.matchmaking.follower import JOIN, PROBE
+from minga.averaging.messages import FromLeader, Join, Redirect, Report, SignedPlan, Update
+from minga.core.aio.ending import end
+from minga.core.errors import RemoteError
+from minga.network.interface import PeerId
+from minga.network.rpc.framing import MessageStream
+from minga.network.virtual.internet import HostSettings
+from tests.averaging.matchmaking.test_formation import Camp, Member, Party, join_of
+from tests.worlds.swarm_tools import virtually
+
+Act = tuple[Party, Coroutine[Any, Any, None]]
+
+
+def strangers(camp: Camp, count: int) -> list[Party]:
+    """More parties, without a vote."""
+    more = [Party(camp.internet.host(HostSettings()), camp.book) for _ in range(count)]
+    for party in more:
+        camp.book[party.peer_id] = party.network.address
+        camp.parties.append(party)
+    return more
+
+
+async def sit_in(guest: Party, victim: Member, make: Callable[[], Join]) -> None:
+    """Be in each group that the victim leads, with such a join."""
+    while True:
+        await asyncio.sleep(0.1)
+        with contextlib.suppress(RemoteError):
+            async with guest.node.open(victim.party.peer_id, JOIN) as stream:
+                await stream.send(make())
+                while not isinstance(await stream.receive_one_of(FromLeader), Redirect | SignedPlan):
+                    pass
+
+
+async def steps_of(
+    camp: Camp, misbehave: Callable[[Member], list[Act]], until_then: Sequence[asyncio.Task[None]] = ()
+) -> list[int]:
+    """How many steps the members take in 300 s, while what `misbehave` returns for each of them runs."""
+    await camp.begin()
+    await camp.until_step(1)
+    for member in camp.members:
+        for party, act in misbehave(member):
+            party.network.process.run(act)
+    await asyncio.sleep(300.0)
+    steps = [member.step for member in camp.members]
+    await end(*until_then)
+    await camp.close()
+    return steps
+
+
+@pytest.mark.parametrize("above", [(0, 0), (900, 1800)])
+def test_numbers_that_nobody_can_be_raised_to_stop_no_step(above: tuple[int, int]) -> None:
+    """The first raises the leader's own promise by 900: the second one's 1,800 must not count for that."""
+
+    @virtually
+    async def main() -> None:
+        camp = Camp(5, batch=100)
+        liars = strangers(camp, 2)
+
+        def join(liar: Party, victim: Member, more: int) -> Join:
+            promised = victim.formation._acceptor._promised  # `Prepare` tells it to members with a low number
+            return join_of(liar, step=victim.step, ballot=promised + more if more else 0)
+
+        def misbehave(member: Member) -> list[Act]:
+            pairs = zip(liars, above, strict=True)
+            return [(liar, sit_in(liar, member, partial(join, liar, member, more))) for liar, more in pairs]
+
+        assert min(await steps_of(camp, misbehave)) > 100
+
+    main()
+
+
+@pytest.mark.parametrize("stalled_s", [0.0, 1.1])
+def test_machines_that_stall_by_turns_do_not_stop_the_others(stalled_s: float) -> None:
+    """At each moment one of them is quiet, as among many overloaded machines one always may be."""
+
+    @virtually
+    async def main() -> None:
+        camp = Camp(5, batch=100)
+        guests = strangers(camp, 3)
+
+        async def stall(guest: Party, first_s: float) -> None:
+            await asyncio.sleep(first_s)
+            try:
+                while True:
+                    camp.internet.stall(guest.network)
+                    await asyncio.sleep(stalled_s)
+                    camp.internet.resume(guest.network)
+                    await asyncio.sleep(1.5 - stalled_s)
+            finally:
+                camp.internet.resume(guest.network)
+
+        def misbehave(member: Member) -> list[Act]:
+            return [(guest, sit_in(guest, member, lambda g=guest: join_of(g, step=member.step))) for guest in guests]
+
+        turns = enumerate(guests if stalled_s else [])
+        stalling = [asyncio.ensure_future(stall(guest, 5.0 + 0.5 * number)) for number, guest in turns]
+        steps = await steps_of(camp, misbehave, stalling)
+        assert min(steps) > 50, steps
+
+    main()
+
+
+async def take_in(_: PeerId, stream: MessageStream) -> None:
+    await stream.receive(Join)
+    while True:
+        await stream.receive(Update)
+
+
+async def call_away(liar: Party, victim: Member, seats: int) -> None:
+    while True:
+        await asyncio.sleep(0.1)
+        with contextlib.suppress(RemoteError):
+            await liar.node.call(victim.party.peer_id, PROBE, join_of(liar, step=victim.step, seats=seats), Redirect)
+
+
+@pytest.mark.parametrize("seats", [-1, 999])
+def test_a_stranger_that_says_it_leads_many_stops_no_step(seats: int) -> None:
+    """It takes all in that are sent to it, lives, and closes no group."""
+
+    @virtually
+    async def main() -> None:
+        camp = Camp(5, batch=100)
+        (liar,) = strangers(camp, 1)
+        liar.node.serve(JOIN, take_in)
+        steps = await steps_of(camp, lambda member: [(liar, call_away(liar, member, seats))])
+        assert min(steps) > 100, steps
+
+    main()
+
+
+@pytest.mark.parametrize("micro_batch_s", [1.0, 1e-300, 5e-324])
+def test_no_report_ends_a_leader(micro_batch_s: float) -> None:
+    """Micro-batches that take no time made numbers that have no floor, or that no message can hold."""
+    report = Report(samples=1, rate=1.0, micro_batch=1000, busy_s=0.1, micro_batch_s=micro_batch_s)
+
+    @virtually
+    async def main() -> None:
+        camp = Camp(3, batch=60)
+        (liar,) = strangers(camp, 1)
+        await camp.start()
+        lives = []
+        for member in camp.members:
+            member.party.network.process.run(member.train())
+            lives.append(member.party.network.process.run(member.live()))
+        await camp.until_step(1)
+        for member in camp.members:
+            make = partial(lambda m: join_of(liar, step=m.step, report=report), member)
+            liar.network.process.run(sit_in(liar, member, make))
+        await asyncio.sleep(60.0)
+        ended = [repr(life.exception()) for life in lives if life.done()]
+        await camp.close()
+        assert not ended, ended
+
+    main()
+
+
+def test_short_micro_batches_are_not_counted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one sample and a microsecond, with B = 2**20: that took 1.5 s of the leader's time for each look."""
+    taken, real = 0, sample_quota.heapq.heapreplace
+
+    def count(*arguments: Any) -> object:
+        nonlocal taken
+        taken += 1
+        return real(*arguments)
+
+    monkeypatch.setattr(sample_quota.heapq, "heapreplace", count)
+    honest = [MemberPace(0, 1 << 17, 10.0 + i / 10, 10.0) for i in range(8)]
+    share_out(1 << 20, [*honest, MemberPace(0, 1, 5.0, 1e-300)])
+    assert taken < 10_000, f"{taken} micro-batches were taken one by one"
