@@ -18,6 +18,8 @@ from torch.optim import lr_scheduler
 
 import minga
 from minga.core.events.bus import Event
+from minga.training.access.standing_orders import PAUSED, STOP
+from minga.training.organiser import desk_in
 from minga.training.replica.buffers import SharedBuffers, averaged_buffers
 from minga.training.replica.flat_vector import ParameterVector
 
@@ -721,6 +723,21 @@ def test_the_end_of_the_run_leaves_a_checkpoint(host: MakePeer) -> None:
     checkpoint = peer.newest_checkpoint()
     assert checkpoint is not None
     assert checkpoint.step == STEPS
+
+
+def test_an_end_that_the_organisers_order_leaves_a_checkpoint(host: MakePeer) -> None:
+    model = small_model()
+    peer = host(stop_after_steps=None, checkpoint_every=4)
+    opt = minga.Optimizer(torch.optim.AdamW(model.parameters(), lr=0.1), peer, model=model)
+    train(opt, model, steps=2)
+    desk = desk_in(peer, None)
+    assert desk.put_in_force(desk.amend({STOP: 6, PAUSED: False}, 0))[1]
+    train(opt, model)
+    assert opt.finished
+    peer.close()
+    checkpoint = peer.newest_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.step == opt.global_step == 6
 
 
 def test_a_checkpoint_is_where_the_next_peer_goes_on(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ class Optimizer(torch.optim.Optimizer):
         """Micro-batches that did not count: not finite, or too late for their step. Known to rank 0 only."""
         self.last_samples = 0
         """Samples of the last micro-batch, in all processes of this peer; known to rank 0."""
-        self._last_step = spec.training.stop_after_steps
+        self._kept_step: int | None = None  # of the last checkpoint
         self._port: GradientPort | AssignedPort | None = None
         if peer is not None:
             with self._failing_together():
@@ -277,6 +277,7 @@ class Optimizer(torch.optim.Optimizer):
         checkpoint = peer.newest_checkpoint()
         if checkpoint is not None:
             self._replica.restore(checkpoint)
+            self._kept_step = checkpoint.step
         elif isinstance(self._replica, LeaderReplica):
             self._replica.share()
         self._seen_step = self._replica.step
@@ -330,6 +331,8 @@ class Optimizer(torch.optim.Optimizer):
             self._serve(is_done, math.inf if seconds is None else time.monotonic() + seconds)
         except RunFinishedError:
             self.finished = True
+            if self._kept_step != self._replica.step:  # others took the last step, and this peer fetched the state
+                self._keep()
         except BaseException as error:
             self._replica.fail(error)
             raise
@@ -351,7 +354,8 @@ class Optimizer(torch.optim.Optimizer):
                 self._port.wait(IDLE_S)
 
     def _is_complete(self) -> bool:
-        return self._last_step is not None and self._replica.step >= self._last_step
+        last = None if self.peer is None else self.peer.last_step
+        return last is not None and self._replica.step >= last
 
     def _after_step(self) -> None:
         step, peer = self._replica.step, self.peer
@@ -360,7 +364,12 @@ class Optimizer(torch.optim.Optimizer):
         self._seen_step = step
         peer.publish_metrics(step, every_s=0.0 if self._is_complete() else METRICS_PERIOD_S)
         if self._is_complete() or peer.is_checkpoint_due(step):
-            peer.save_checkpoint(self._replica.capture())
+            self._keep()
+
+    def _keep(self) -> None:
+        if self.peer is not None:
+            self._kept_step = self._replica.step
+            self.peer.save_checkpoint(self._replica.capture())
 
 
 def _spec(ranks: ProcessGroup | None, peer: Peer | None) -> RunSpec:

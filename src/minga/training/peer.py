@@ -341,6 +341,11 @@ class Peer:
         """The step of the newest checkpoint of this run on this machine; None if there is none."""
         return max(self._checkpoints.steps(), default=None)
 
+    @property
+    def last_step(self) -> int | None:
+        """The step after which the run ends, as the organisers amended it; None if no end is set."""
+        return self._amended.training.stop_after_steps
+
     def is_checkpoint_due(self, step: int) -> bool:
         """Whether the run spec asks for a checkpoint after `step`, and the last one is written."""
         every = self._amended.checkpoints.every_steps
@@ -414,8 +419,8 @@ class Peer:
             self.note(CheckpointFailed(step=state.step, why=str(error)))
 
     def _keep_for_good(self, path: Path, manifest: Manifest) -> None:
-        step, last = manifest.step, self._amended.training.stop_after_steps
-        if self._archiver is None or not (self._archiver.is_due(step) or step == last):
+        step = manifest.step
+        if self._archiver is None or not (self._archiver.is_due(step) or step == self.last_step):
             return
         loss: float | None = None
         with contextlib.suppress(ClosedError, RuntimeError):  # closed meanwhile: the checkpoint counts, not its loss
