@@ -216,6 +216,13 @@ class Organiser:
         time.sleep(GOSSIP_S)
         return step_after(self._peer.status(), seconds)
 
+    def completed_step(self) -> int | None:
+        """The run's last step if a peer that is in sight has taken it, else None; ask after `step_ahead`."""
+        if self._peer is None:
+            return None
+        status = self._peer.status()
+        return status.step if status.is_complete else None
+
     def progress(self) -> tuple[int, int]:
         """The step that the run is at, and how many peers train in it, as far as this peer knows."""
         if self._peer is None:

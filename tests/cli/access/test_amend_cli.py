@@ -107,6 +107,24 @@ def test_a_stop_waits_only_while_a_peer_trains_and_not_for_ever(
     assert now[0] <= stop.WAIT_S + 1.0
 
 
+def test_a_run_that_is_complete_is_not_stopped_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Desk(Organiser):
+        def step_ahead(self, seconds: float = 0.0) -> int:
+            return 33
+
+        def completed_step(self) -> int | None:
+            return 30
+
+    desk, ledger = desk_of(RunSpec.from_mapping({"name": "complete", "training": {"stop_after_steps": 30}}), Desk)
+    monkeypatch.setattr(amend, "_enter", lambda *_: contextlib.nullcontext(desk))
+    lines, last = list[str](), dict[str, object]()
+    context = cast(Any, SimpleNamespace(output=SimpleNamespace(say=lines.append, summary=last.update)))
+    amend.run_stop("", amend.AmendOptions(), cast(Any, None), context)
+    assert lines == ["The run is complete: it has taken its last step, 30. There is nothing to stop."]
+    assert last == {"ok": True, "step": 30, "ended": True}
+    assert not list(ledger.amendments)
+
+
 def test_changes_are_read_as_toml_or_as_words() -> None:
     found = parse_changes(["training.target_batch_size=512", "optimizer.max_grad_norm = off", "paused=true"])
     assert found == {"training.target_batch_size": 512, "optimizer.max_grad_norm": "off", "paused": True}

@@ -129,6 +129,31 @@ def test_a_goodbye_is_noticed_at_once() -> None:
     assert losses(in_swarm(8, scenario)) == []
 
 
+def test_what_a_peer_says_just_before_its_goodbye_is_heard_by_all() -> None:
+    async def scenario(swarm: Swarm) -> None:
+        leaver, *rest = swarm.peers
+        heard: dict[str, int] = {}
+
+        def listen(peer: Peer) -> None:
+            def note(owner: PeerId, _: object) -> None:
+                if (said := peer.board.get(owner, Progress)) is not None:
+                    heard[peer.peer_id] = said.step
+
+            peer.board.observe(note)
+
+        for peer in rest:
+            listen(peer)
+        leaver.board.put(progress(29))
+        await asyncio.sleep(5.0)
+        leaver.board.put(progress(30))
+        await leaver.gossip.leave()
+        await leaver.node.close()
+        assert await swarm.until(lambda: everyone_sees(rest, rest)) < 0.2
+        assert heard == {peer.peer_id: 30 for peer in rest}
+
+    in_swarm(4, scenario)
+
+
 def test_a_stopped_peer_is_dropped_accuses_nobody_and_comes_back() -> None:
     async def scenario(swarm: Swarm) -> None:
         await asyncio.sleep(15.0)

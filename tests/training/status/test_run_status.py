@@ -16,6 +16,7 @@ from minga.cli.taking_part.status_view import (
     MAX_ROWS,
     RESTED,
     RESTING,
+    CompletionNotice,
     PlainTrouble,
     amendment_lines,
     headline,
@@ -25,6 +26,7 @@ from minga.cli.taking_part.status_view import (
     volunteer_lines,
     volunteer_view,
 )
+from minga.cli.terminal.output import Output
 from minga.core.events.averaging import PlanResting
 from minga.core.events.bus import EventBus, EventData
 from minga.core.events.catalogue import CATALOGUE, fields_of
@@ -34,7 +36,7 @@ from minga.identity.keys.keys import Identity
 from minga.monitor.history import History
 from minga.monitor.watcher import Watcher
 from minga.network.gossip.board import Board
-from minga.network.gossip.record_kinds import AddressInfo, Payload
+from minga.network.gossip.record_kinds import AddressInfo, Left, Payload
 from minga.network.interface import LinkFacts
 from minga.network.rpc.node import Node
 from minga.training.peer import Peer
@@ -149,6 +151,42 @@ def test_a_run_that_has_ended_is_complete_also_when_all_members_have_left() -> N
         assert headline(reader.look().status) == "step 9 of 9 · no loss yet · the run is complete · 0 peers here"
 
     asyncio.run(main())
+
+
+def test_the_last_step_is_known_also_if_its_members_leave_before_the_next_look() -> None:
+    async def main() -> None:
+        swarm = Swarm()
+        _, watcher = watched(swarm, training={"stop_after_steps": 9})
+        output = Said()
+        notice = CompletionNotice(cast(Output, output))
+        watcher.listeners.append(lambda look: notice.look(look.status))
+        trainer = Identity.generate()
+        theirs = swarm.make(trainer)
+        theirs.on_signed.add(lambda record: swarm.board.receive(record, record.owner))
+        theirs.put(AddressInfo("trainer"))
+        theirs.put(progress(8))
+        assert headline(watcher.look()).startswith("step 8 of 9")
+        assert not output.lines
+        theirs.put(progress(9, status="finished"))
+        theirs.put(Left())
+        assert headline(watcher.look()) == "step 9 of 9 · no loss yet · the run is complete · 0 peers here"
+        watcher.look()
+        assert [line.split(". ")[0] for line in output.lines] == ["The run is complete after 9 steps"]
+
+    asyncio.run(main())
+
+
+class Said:
+    """Remembers what is said on a terminal."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    def event(self, kind: str, **fields: object) -> None:
+        """What programs hear."""
 
 
 def test_agreement_needs_two_digests_of_one_step() -> None:

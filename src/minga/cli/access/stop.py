@@ -11,8 +11,8 @@ from minga.training.organiser import Organiser
 WAIT_S: Final = 120.0
 POLL_S: Final = 0.5
 NOBODY_TRAINS: Final = (
-    "No peer trains now, so this step is not taken before one joins. To end the run without it, end each `minga host` "
-    "by Ctrl-C."
+    "No peer trains now. If the run is complete, nothing is left to stop; if not, this step is not taken before a peer "
+    "joins. To end the run without it, end each `minga host` by Ctrl-C."
 )
 
 

@@ -17,7 +17,13 @@ from minga.cli.taking_part.graceful_leave import GracefulLeave
 from minga.cli.taking_part.landing_page import write_landing_page
 from minga.cli.taking_part.link_view import LinkWatch, reach_lines, relay_line, who_can_join
 from minga.cli.taking_part.prepared_files import prepared_files
-from minga.cli.taking_part.status_view import PlainTrouble, organiser_lines, organiser_view, run_figures
+from minga.cli.taking_part.status_view import (
+    CompletionNotice,
+    PlainTrouble,
+    organiser_lines,
+    organiser_view,
+    run_figures,
+)
 from minga.cli.terminal.cautions import tell_cautions
 from minga.cli.terminal.context import Context, collect_again
 from minga.cli.terminal.exit_codes import done_so_far
@@ -208,11 +214,17 @@ class _Hosting:
             collect_again()
             self._announce()
             with Ticker(self.output, self.watcher.look, self._view, self._lines, run_figures) as ticker:
-                while not self._is_over(0):
-                    ticker.check()
-                    time.sleep(0.2)
+                self._watch(ticker.check)
             return
         self._run_replica()
+
+    def _watch(self, between: Callable[[], None]) -> None:
+        """As a monitor: say once that the run is complete, and stay, so that others can look at it, until Ctrl-C."""
+        said = CompletionNotice(self.output)
+        self.watcher.listeners.append(lambda look: said.look(look.status))
+        while not self._is_over(0):
+            between()
+            time.sleep(0.2)
 
     def _run_replica(self) -> None:
         from minga.cli.taking_part.held_out import HeldOut

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from minga.cli.terminal.output import plain_table
+from minga.cli.terminal.output import Output, plain_table
 from minga.core.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -213,6 +213,23 @@ class PlainTrouble:
         if status.trouble is not None and status.trouble.number > self._said:
             self._said = status.trouble.number
             yield f"trouble: {escape(status.trouble.text)}"
+
+
+class CompletionNotice:
+    """Says once that a run is complete, where this machine only watches it."""
+
+    def __init__(self, output: Output) -> None:
+        self._output, self._said = output, False
+
+    def look(self, status: RunStatus) -> None:
+        """Say it if it is so now, and was not said."""
+        if status.is_complete and not self._said:
+            self._said = True
+            self._output.event("complete", step=status.step)
+            self._output.say(
+                f"The run is complete after {status.step} steps. The peers that trained have its state; Ctrl-C ends "
+                "this host, which is safe now."
+            )
 
 
 def _trouble(status: RunStatus) -> list[Text]:

@@ -21,7 +21,7 @@ import msgspec
 from minga.core.errors import ProtocolError
 from minga.network.gossip.board import Board
 from minga.network.gossip.peer_records import PREFIX_BYTES, PeerRecords, StoredRecord
-from minga.network.gossip.record_kinds import ACCESS, MAX_CODE
+from minga.network.gossip.record_kinds import ACCESS, LEFT, MAX_CODE
 from minga.network.gossip.record_store import MAX_OWNERS
 from minga.network.gossip.records import Record
 from minga.network.interface import PeerId
@@ -165,11 +165,13 @@ def paged(entries: Iterable[StoredRecord], now: float) -> Iterator[list[Aged]]:
     """The entries with their ages at awake time `now`, in lists of at most about `PAGE_BYTES`.
 
     What says that an owner is admitted comes first, else its other records would be turned away; then the newest, so
-    that older ones of the same owner are not taken for earlier beats.
+    that older ones of the same owner are not taken for earlier beats. A goodbye, which voids what was said before it,
+    comes last.
     """
     page: list[Aged] = []
     size = 0
-    for entry in sorted(entries, key=lambda entry: (entry.record.code != ACCESS.code, -entry.record.version)):
+    ranks = {ACCESS.code: 0, LEFT.code: 2}
+    for entry in sorted(entries, key=lambda entry: (ranks.get(entry.record.code, 1), -entry.record.version)):
         bytes_needed = len(entry.record.payload) + _OVERHEAD_BYTES
         if page and size + bytes_needed > PAGE_BYTES:
             yield page

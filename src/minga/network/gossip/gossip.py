@@ -142,9 +142,13 @@ class Gossip:
             await stream.receive_end()
 
     async def leave(self, reason: str = "") -> None:
-        """Say goodbye to all neighbours, who tell the others; takes at most half a second. Then close the node."""
+        """Say goodbye to all neighbours, who tell the others; takes at most half a second. Then close the node.
+
+        A goodbye voids what this peer said before: what rumours may not have brought yet goes with it.
+        """
+        last_words = self._pusher.own_news()
         self._board.put(Left(reason[:200]))
-        await self._pusher.push_to_all(LEAVE_S)
+        await self._pusher.push_to_all(last_words, LEAVE_S)
 
     # ---- serving
 

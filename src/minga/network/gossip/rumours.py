@@ -130,12 +130,18 @@ class RumourSpreader:
             if rumour.at_once == 1:
                 rumour.left -= 1
 
-    async def push_to_all(self, timeout_s: float) -> None:
-        """Send all news to every neighbour now, taking at most `timeout_s`."""
+    def own_news(self) -> list[StoredRecord]:
+        """The own records that may not be everywhere yet."""
+        since = self._board.now() - self.settled_s
+        own = self._board.store.own.entries.values()
+        return [entry for entry in own if entry.arrived >= since and not entry.is_renewal]
+
+    async def push_to_all(self, last_words: list[StoredRecord], timeout_s: float) -> None:
+        """Send all news, and these records, to every neighbour now, taking at most `timeout_s`."""
         rumours, self._rumours = self._rumours, {}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                entries = self._entries(rumours)
+                entries = [*last_words, *self._entries(rumours)]
                 pushes = (self._push(peer, entries) for peer in self._node.connected())
                 await asyncio.gather(*pushes, return_exceptions=True)
 

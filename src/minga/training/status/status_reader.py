@@ -12,9 +12,11 @@ from minga.core.events.bus import Event
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import AccessLedger
 from minga.network.gossip.board import Board
+from minga.network.gossip.changes import Change
+from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.training.access.standing_orders import StandingOrders
-from minga.training.record_kinds import Metrics
+from minga.training.record_kinds import Metrics, Progress
 from minga.training.status.last_problem import LastTrouble
 from minga.training.status.live_rates import LiveRates, live_rates
 from minga.training.status.losses import LossMeter, LossSample
@@ -79,6 +81,7 @@ class StatusReader:
         self._peer, self._losses = peer, LossMeter(from_start=from_start)
         self._resting = False
         self._step = 0
+        self._watched: Board | None = None
         self._trouble, self._plan, self._split = LastTrouble(), PlanWatch(), SplitMeter()
         peer.subscribe(self._on_event)
 
@@ -96,8 +99,21 @@ class StatusReader:
         if isinstance(event.data, PlanResting):
             self._resting = event.data.resting
 
+    def _listen_to(self, board: Board) -> None:
+        """Hear of steps between two looks, too: after the last one members leave sooner than another look comes."""
+        if board is self._watched:
+            return
+        self._watched = board
+
+        def note(peer: PeerId, _: Change) -> None:
+            if (progress := board.get(peer, Progress)) is not None:
+                self._step = max(self._step, progress.step)
+
+        board.observe(note)
+
     def _read(self) -> tuple[Look, LiveRates]:
         session = self._peer.session
+        self._listen_to(session.board)
         sample = self._losses.update({item.owner: item.payload for item in session.board.items(Metrics)})
         usual = read_status(session.board, session.node, self._peer.spec, self._losses)
         self._step = usual.step or self._step  # once all members have left, none tells of it any more
