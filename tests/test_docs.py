@@ -67,6 +67,11 @@ def blocks(page: Path) -> list[Block]:
     return [Block(*found.groups()) for found in FENCE.finditer(page.read_text("utf-8"))]
 
 
+def shortened(program: str) -> str:
+    """A program that lasts long enough to be joined by hand, without its pauses and with few steps."""
+    return re.sub(r"time\.sleep\(\S+\)", "time.sleep(0)", re.sub(r"(\"stop_after_steps\": )\d+", r"\g<1>5", program))
+
+
 def environment(folder: Path) -> dict[str, str]:
     home = {"HOME": str(folder), "XDG_DATA_HOME": str(folder / "data"), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -144,7 +149,7 @@ def run_shell(block: Block, folder: Path, link: str) -> None:
 
 
 def run_python(block: Block, namespace: dict[str, object]) -> None:
-    exec(compile(block.text, "documentation", "exec"), namespace)
+    exec(compile(shortened(block.text), "documentation", "exec"), namespace)
 
 
 @pytest.mark.timeout(120)
@@ -158,7 +163,8 @@ def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
             assert block.language in ("sh", "toml", "python"), f"{page.name}: a block of {block.language!r}"
             if block.language == "toml" or (block.language == "python" and block.how):
                 (tmp_path / block.how).parent.mkdir(parents=True, exist_ok=True)
-                (tmp_path / block.how).write_text(block.text, "utf-8")
+                is_program = block.language == "python"
+                (tmp_path / block.how).write_text(shortened(block.text) if is_program else block.text, "utf-8")
             elif block.language == "python":
                 run_python(block, namespace)
             elif block.how == "background":
@@ -171,6 +177,46 @@ def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         for value in namespace.values():
             if isinstance(value, minga.Peer):
                 value.close()
+
+
+def programs_that_print_a_link() -> list[str]:
+    found = [block.text for page in PAGES for block in blocks(page) if block.language == "python"]
+    return [text for text in found if "peer.link" in text and "optimizer.finished" in text]
+
+
+def test_programs_that_print_a_link_last_until_a_person_has_joined() -> None:
+    programs = programs_that_print_a_link()
+    assert len(programs) == 3
+    for program in programs:
+        steps, batch, micro_batch, pause_s = (
+            float(re.search(pattern, program)[1])  # type: ignore[index]
+            for pattern in (
+                r"\"stop_after_steps\": (\d+)",
+                r"\"target_batch_size\": (\d+)",
+                r"torch\.randn\((\d+)",
+                r"time\.sleep\((\S+)\)",
+            )
+        )
+        ranks = 2 if "torch.distributed" in program else 1
+        assert 90.0 <= steps * batch / micro_batch / ranks * pause_s <= 180.0, program
+
+
+def test_programs_that_come_after_the_last_step_end_without_a_mistake() -> None:
+    """What only the loop gives a value is not read behind it: for a late one the loop never begins."""
+    for program in programs_that_print_a_link():
+        tree = ast.parse(program)
+        bodies = [tree.body, *(node.body for node in ast.walk(tree) if isinstance(node, ast.With))]
+        body = next(body for body in bodies if any(isinstance(each, ast.While) for each in body))
+        at = next(number for number, each in enumerate(body) if isinstance(each, ast.While))
+        before, inside, after = (names_in(part) for part in (body[:at], body[at : at + 1], body[at + 1 :]))
+        assert not (inside[0] - before[0]) & after[1]
+
+
+def names_in(statements: list[ast.stmt]) -> tuple[set[str], set[str]]:
+    """The names to which these statements give a value, and those that they read."""
+    names = [node for each in statements for node in ast.walk(each) if isinstance(node, ast.Name)]
+    stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    return stored, {node.id for node in names if isinstance(node.ctx, ast.Load)}
 
 
 def texts_in_code() -> list[str]:
