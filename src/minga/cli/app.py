@@ -33,6 +33,7 @@ from minga.cli.terminal.options import (
     Threads,
     Upload,
     Voucher,
+    own_run,
 )
 from minga.cli.watching import watching_app
 from minga.recipes.registry import USUAL_RECIPE
@@ -140,12 +141,12 @@ def host(
     ephemeral: Ephemeral = False,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Go on with the run in this folder, in the place of RUN.TOML.", show_default=False),
+        typer.Option(help="Go on with the run in this folder, or of this id, instead of RUN.TOML.", show_default=False),
     ] = None,
     begin_from: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="RUN", help="Begin with the parameters of this run's folder; see model.init_from."
+            "--from", metavar="RUN", help="Begin with the parameters of this run, by folder or id; see model.init_from."
         ),
     ] = None,
     peers: Annotated[
@@ -183,7 +184,7 @@ def host(
         raise typer.BadParameter("--peers decides with which strategy a run begins: name its run spec, too")
     if spec is None:
         resume = resume or run_folder_here()
-    path = spec or resume
+    path = spec or (resume and Path(own_run(str(resume), directory)))
     if path is None:
         raise typer.BadParameter("name a run spec, such as run.toml; `minga new albert > run.toml` makes one")
     ready = make_context(json_output=json_output, parent_watch=parent_watch, slow_imports=True)
@@ -225,7 +226,7 @@ def host(
         ready,
         links,
         resume=spec is None,
-        begin_from=begin_from,
+        begin_from=begin_from and own_run(begin_from, directory),
         expected_peers=peers,
         log_to=loggers,
         shown=shown,

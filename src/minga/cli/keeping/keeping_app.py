@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from minga.cli.terminal.context import make_context
-from minga.cli.terminal.options import Bind, Directory, IdentityFile, Json, OptionalLink, Threads, Voucher
+from minga.cli.terminal.options import Bind, Directory, IdentityFile, Json, OptionalLink, Threads, Voucher, own_run
 
 PassphraseFile = Annotated[
     Path | None, typer.Option("--passphrase-file", help="File with the passphrase; without it you are asked.")
@@ -37,7 +37,7 @@ def runs(
 
 def backup(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The run's folder, which `minga host` and `minga runs` show.")
+        Path, typer.Argument(metavar="RUN", help="The run's folder or id, which `minga host` and `minga runs` show.")
     ],
     out: Annotated[Path, typer.Option(help="The file to write, which must not be there.", show_default=False)],
     identity: IdentityFile = None,
@@ -48,7 +48,7 @@ def backup(
     ready = make_context(json_output=json_output)
     from minga.cli.keeping.backup import run_backup
 
-    run_backup(run, out, identity, passphrase_file, ready)
+    run_backup(Path(own_run(str(run))), out, identity, passphrase_file, ready)
 
 
 def restore(
@@ -71,7 +71,7 @@ def export(
     out: Annotated[Path, typer.Option(help="New or empty directory for the model.", show_default=False)],
     link: OptionalLink = None,
     directory: Annotated[
-        Path | None, typer.Option(help="Instead of a LINK: the folder of a run on this machine.")
+        Path | None, typer.Option(help="Instead of a LINK: the folder, or id, of a run on this machine.")
     ] = None,
     identity: Voucher = None,
     bind: Bind = None,
@@ -83,12 +83,12 @@ def export(
     from minga.cli.terminal.peer_options import peer_options
 
     peer = peer_options("monitor", identity=None, ephemeral=True, voucher=identity, directory=None, host=bind)
-    run_export(link, directory, out, peer, ready)
+    run_export(link, directory and Path(own_run(str(directory))), out, peer, ready)
 
 
 def sample(
     source: Annotated[
-        str, typer.Argument(metavar="RUN", help="The link of a run, or its folder on this machine.", show_default=False)
+        str, typer.Argument(metavar="RUN", help="The link of a run, or its folder or id here.", show_default=False)
     ],
     prompts: Annotated[
         list[str], typer.Argument(metavar="PROMPT...", help="What the model goes by.", show_default=False)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.markup import escape
+
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import plain_table
-from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration, format_size
-from minga.training.run_folder.known_runs import KnownRun, known_runs, runs_folder
+from minga.training.run_folder.known_runs import KnownRun, known_runs, run_with_id, runs_folder
 
 
 def run_runs(directory: Path | None, remove: str | None, context: Context) -> None:
@@ -17,30 +18,24 @@ def run_runs(directory: Path | None, remove: str | None, context: Context) -> No
     Raises `ConfigurationError` if that is no run, more than one, or one that this machine hosts at present.
     """
     base, output = runs_folder(directory), context.output
-    runs = known_runs(base)
     if remove is not None:
-        run = _named(remove, runs, base)
+        run = run_with_id(remove, base)
         run.remove()
         output.say(f"{run.directory} is removed: {run.spec.name}, {run.progress}.")
         output.summary(ok=True, removed=run.signed.run_id)
         return
-    table = plain_table("run", "name", "step", "age", "size", "folder", left=["name", "folder"], wraps="folder")
+    runs = known_runs(base)
+    table = plain_table("run", "name", "step", "age", "size", left=["name"], wraps="name")
     for run in runs:
         step = "" if run.step is None else str(run.step)
         size = format_size(run.size_bytes())
-        table.add_row(run.directory.name, run.spec.name, step, format_duration(run.age_s), size, str(run.directory))
+        table.add_row(run.directory.name, run.spec.name, step, format_duration(run.age_s), size)
     output.say(table if runs else f"No run lies in {base}.")
+    if runs:  # on lines of their own: in a narrow terminal a column would break them
+        output.say("\nTheir folders; where a command takes such a FOLDER, it takes the word under run as well:\n")
+        for run in runs:
+            output.say(escape(str(run.directory)))
     output.summary(ok=True, directory=str(base), runs=[_as_json(run) for run in runs])
-
-
-def _named(text: str, runs: list[KnownRun], base: Path) -> KnownRun:
-    found = [run for run in runs if text and run.signed.run_id.startswith(text)]
-    if len(found) == 1:
-        return found[0]
-    how_many = "no run" if not found else f"{len(found)} runs"
-    raise ConfigurationError(
-        f"{text!r}: {how_many} in {base} with an id that begins like this; `minga runs` lists them"
-    )
 
 
 def _as_json(run: KnownRun) -> dict[str, object]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from minga.identity.links.links import Link
+
+RUN_ID: Final = re.compile("[0-9a-f]{4,64}")
+"""How the id of a run may begin."""
 
 
 def checked_link(text: str | None) -> str | None:
@@ -22,13 +26,26 @@ def checked_link(text: str | None) -> str | None:
 
 
 def folder_or_link(text: str) -> Path | None:
-    """The folder that `text` names; None if it is a link. Raises `LinkError` if it is neither."""
+    """The folder that `text` names, or whose run it does; None if it is a link. Raises `LinkError` if it is neither."""
     with contextlib.suppress(OSError):  # a link is longer than the name of a file may be
-        folder = Path(text).expanduser()
+        folder = Path(own_run(text)).expanduser()
         if folder.is_dir():
             return folder
     Link.parse(text)
     return None
+
+
+def own_run(named: str, directory: Path | None = None) -> str:
+    """The folder of a run that a person names by how its id begins, as `minga runs` shows it; else `named` as it is.
+
+    Runs lie below `directory` (None: the user's data folder). Raises `ConfigurationError` if no run, or more than one,
+    has such an id.
+    """
+    if not RUN_ID.fullmatch(named) or Path(named).exists():
+        return named
+    from minga.training.run_folder.known_runs import run_with_id, runs_folder
+
+    return str(run_with_id(named, runs_folder(directory)).directory)
 
 
 _LINK_HELP = "The word that begins with minga1, or the address with it behind #."

@@ -70,6 +70,17 @@ def known_runs(base: Path) -> list[KnownRun]:
     return sorted(found, key=lambda run: run.age_s)
 
 
+def run_with_id(text: str, base: Path) -> KnownRun:
+    """The run below `base` whose id begins with `text`. Raises `ConfigurationError` if that is none, or several."""
+    found = [run for run in known_runs(base) if text and run.signed.run_id.startswith(text)]
+    if len(found) == 1:
+        return found[0]
+    how_many = "no run" if not found else f"{len(found)} runs"
+    raise ConfigurationError(
+        f"{text!r}: {how_many} in {base} with an id that begins like this; `minga runs` lists them"
+    )
+
+
 def known_run(folder: Path) -> KnownRun:
     """The run whose folder this is. Raises `ConfigurationError`, see `signed_spec`."""
     signed, spec = signed_spec(folder)

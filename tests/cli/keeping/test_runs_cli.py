@@ -1,0 +1,67 @@
+"""The list of the runs of a machine, and the names by which commands find them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minga.cli.terminal.options import folder_or_link, own_run
+from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.keys.keys import Identity
+from minga.identity.links.signed_spec import SignedRunSpec
+from minga.training.run_folder.known_runs import FOLDER_DIGITS, runs_folder
+from minga.training.run_folder.rejoin import SPEC_FILE
+from tests.worlds.cli_run import run
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Those of two runs in this user's data folder, whose name is long."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / ("long" * 30)))
+    found = []
+    for name in ("one", "two"):
+        spec = RunSpec.from_mapping({"name": name, "model": {"recipe": "custom"}}).published({})
+        signed = SignedRunSpec.sign(spec, Identity.from_seed(name.encode().ljust(32)))
+        found.append(runs_folder(None) / signed.run_id[:FOLDER_DIGITS])
+        found[-1].mkdir(parents=True)
+        (found[-1] / SPEC_FILE).write_bytes(signed.encode())
+    return found
+
+
+def test_folders_are_shown_whole_also_in_a_narrow_terminal(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = run("runs").stdout.splitlines()
+    assert all(str(folder) in lines for folder in folders)
+
+
+def test_a_run_is_found_by_how_its_id_begins(folders: list[Path], tmp_path: Path) -> None:
+    first = folders[0]
+    assert own_run(first.name[:8]) == str(first)
+    assert own_run(first.name, first.parent) == str(first)
+    assert folder_or_link(first.name) == first
+    assert own_run(str(first)) == str(first)
+    assert own_run("owner/name") == "owner/name"
+    with pytest.raises(ConfigurationError, match=r"no run in .* with an id that begins like this"):
+        own_run(first.name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("backup", "ID", "--out", "OUT"),
+        ("export", "--directory", "ID", "--out", "OUT"),
+        ("host", "--resume", "ID", "--role", "trainer"),
+    ],
+)
+def test_commands_take_the_id_of_a_run(folders: list[Path], tmp_path: Path, command: tuple[str, ...]) -> None:
+    words = {"ID": folders[1].name[:12], "OUT": str(tmp_path / "out")}
+    by_id = run(*(words.get(word, word) for word in command))
+    words["ID"] = str(folders[1])
+    by_folder = run(*(words.get(word, word) for word in command))
+    assert by_id.stderr == by_folder.stderr
+    assert by_id.returncode != 0, "none of them has a checkpoint, or a key here"
+    assert "an id that begins like this" not in by_id.stderr
