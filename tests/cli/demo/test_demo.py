@@ -104,6 +104,15 @@ def test_each_bound_is_checked(changes: dict[str, Any], failed: str, tmp_path: P
     assert failed in "\n".join(in_words(facts(**changes), summary, tmp_path))
 
 
+def test_a_missed_time_is_said_with_its_limit(tmp_path: Path) -> None:
+    late = facts(survivors=[FakeChild("a", late_s=3.5)])
+    text = "\n".join(in_words(late, check(late, 3.0, 3), tmp_path))
+    assert "Not as promised: recovery_s: 3.5 s, at most 3 s were promised." in text
+    summary = {**check(facts(), 3.0, 3), "late_join_s": 18.25, "steps": 9, "failed": ["steps", "late_join_s"]}
+    text = "\n".join(in_words(facts(), summary, tmp_path))
+    assert "steps: 9, at least 20 were promised; late_join_s: 18.25 s, at most 15 s were promised." in text
+
+
 def test_children_without_any_event(tmp_path: Path) -> None:
     silent = FakeChild("x")
     silent.events = []

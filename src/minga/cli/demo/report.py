@@ -90,7 +90,7 @@ def check(facts: DemoFacts, minutes: float, peers: int) -> dict[str, Any]:
         "samples": sum(c.summary.get("samples", 0) for c in facts.survivors),
     }
     bounds = {
-        "steps": figures["steps"] >= MIN_STEPS_PER_MINUTE * min(minutes, 2.0),
+        "steps": figures["steps"] >= least_steps(minutes),
         "headline_first": first is not None,
         "headline_last": improvement is not None and improvement > 0 and _reaches(facts.recipe, last, minutes),
         "killed": figures["killed"] == 1,
@@ -102,6 +102,11 @@ def check(facts: DemoFacts, minutes: float, peers: int) -> dict[str, Any]:
     }
     failed = [name for name, holds in bounds.items() if not holds]
     return {"ok": not failed, **figures, "failed": failed}
+
+
+def least_steps(minutes: float) -> float:
+    """The steps that a demo of so many minutes takes at least."""
+    return MIN_STEPS_PER_MINUTE * min(minutes, 2.0)
 
 
 def _reaches(recipe: type[Recipe[Any]], last: float, minutes: float) -> bool:
@@ -137,9 +142,21 @@ def in_words(facts: DemoFacts, summary: dict[str, Any], directory: Path) -> Iter
     yield f"Results: {directory} ({shown})"
     yield f"The model for other programs: minga export --directory {directory / RUN_FOLDER} --out model"
     if summary["failed"]:
-        yield f"Not as promised: {', '.join(summary['failed'])}."
+        yield f"Not as promised: {'; '.join(_missed(name, summary) for name in summary['failed'])}."
         if not {"steps", "recovery_s", "late_join_s"}.isdisjoint(summary["failed"]):
             yield "Times depend on what else this machine does; try again when it is idle."
+
+
+def _missed(name: str, summary: dict[str, Any]) -> str:
+    """What did not hold, and, where it is a matter of time, by how much."""
+    value = summary[name]
+    seconds = "unknown" if value is None else f"{value} s"
+    promised = {
+        "steps": f"{value}, at least {least_steps(summary['minutes']):.0f} were promised",
+        "recovery_s": f"{seconds}, at most {MAX_RECOVERY_S:.0f} s were promised",
+        "late_join_s": f"{seconds}, at most {MAX_LATE_JOIN_S:.0f} s were promised",
+    }
+    return f"{name}: {promised[name]}" if name in promised else name
 
 
 def _rounded(value: Any) -> str:
