@@ -13,9 +13,11 @@ import msgspec
 import pytest
 
 from minga import cli
+from minga.cli.taking_part.graceful_leave import farewell_of_host, farewell_of_volunteer
 from minga.cli.terminal import exit_codes
 from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
+from minga.training.join import PeerOptions
 from minga.training.run_folder.rejoin import KnownAddresses
 from tests.worlds import installed_wheel
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
@@ -228,6 +230,33 @@ def test_an_interrupted_command_says_what_it_had_done(
     assert last_json(told.out)["samples"] == 320
 
 
+def test_a_command_that_usually_ends_by_an_interrupt_says_goodbye(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = {"step": 26, "steps_contributed": 20, "samples": 7072}
+    monkeypatch.setattr(exit_codes, "done_so_far", [lambda: done])
+    monkeypatch.setattr(exit_codes, "farewells", [farewell_of_volunteer])
+    assert exit_codes.report_interrupt(json_output=False) == exit_codes.INTERRUPTED
+    told = capsys.readouterr()
+    assert told.err == ""
+    assert told.out == (
+        "Stopped at step 26. This machine took part in 20 steps with 7072 samples. Thank you! To come back, type the "
+        "same command again.\n"
+    )
+
+
+def test_a_host_that_leaves_says_how_to_go_on_with_its_run(tmp_path: Path) -> None:
+    folder, done = tmp_path / "a run", {"step": 26, "checkpoint": 20}
+    said = farewell_of_host(folder, PeerOptions(identity="key.json"), done)
+    assert said == (
+        f"This host has left at step 26; the newest checkpoint is of step 20. The run lies in {folder}. To go on with "
+        f"it:\nminga host --resume '{folder}' --identity key.json"
+    )
+    assert farewell_of_host(folder, PeerOptions(ephemeral=True), {}) == (
+        f"This host has left. The run lies in {folder}."
+    )
+
+
 def test_a_child_with_a_parent_watch_ends_with_its_parent(spec: str, tmp_path: Path) -> None:
     # The parent starts a peer as the demo does, tells its id, and is then killed without any chance to tidy up.
     parent_code = (
@@ -299,5 +328,6 @@ def test_an_error_that_an_interrupt_turned_into_is_an_interrupt(
     with pytest.raises(ImportError):
         cli._run([])
     monkeypatch.setattr(exit_codes, "interrupts", [int(signal.SIGINT)])
+    monkeypatch.setattr(exit_codes, "farewells", [])
     assert cli._run([]) == exit_codes.INTERRUPTED
     assert "interrupted" in capsys.readouterr().err

@@ -1,16 +1,43 @@
-"""How a peer leaves a run whose members check each other: between two steps.
+"""How a peer leaves a run by Ctrl-C, and what is said then.
 
-There silence after a commitment costs the key its place for a while. So the first Ctrl-C only asks to leave when the
-step is taken; the second one leaves at once.
+In a run whose members check each other it is between two steps. There silence after a commitment costs the key its
+place for a while. So the first Ctrl-C only asks to leave when the step is taken; the second one leaves at once.
 """
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
 from minga.cli.terminal.context import Context
+from minga.training.join import PeerOptions
 from minga.training.life.verified_member import VerifiedMember
 from minga.training.peer import Peer
 
 ASKED = "Leaving when this step is taken. Ctrl-C again leaves at once, and may suspend this key for some steps."
+
+
+def thanks(ended: str, contributed: int, samples: int) -> str:
+    """The last words to a volunteer."""
+    return f"{ended}. This machine took part in {contributed} steps with {samples} samples. Thank you!"
+
+
+def farewell_of_volunteer(done: Mapping[str, int]) -> str:
+    """What a volunteer reads who left by Ctrl-C."""
+    said = thanks(f"Stopped at step {done['step']}", done["steps_contributed"], done["samples"])
+    return f"{said} To come back, type the same command again."
+
+
+def farewell_of_host(folder: Path, options: PeerOptions, done: Mapping[str, int]) -> str:
+    """What an organiser reads who ended `minga host` by Ctrl-C; a key for one time only cannot go on with the run."""
+    at = f" at step {done['step']}" if "step" in done else ""
+    kept = f"; the newest checkpoint is of step {done['checkpoint']}" if "checkpoint" in done else ""
+    said = f"This host has left{at}{kept}. The run lies in {folder}"
+    if options.ephemeral:
+        return f"{said}."
+    key = "" if options.identity is None else f" --identity {shlex.quote(str(options.identity))}"
+    return f"{said}. To go on with it:\nminga host --resume {shlex.quote(str(folder))}{key}"
 
 
 class GracefulLeave:

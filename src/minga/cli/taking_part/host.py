@@ -7,13 +7,14 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
 from minga.cli.taking_part.first_screen import require_whole_model
-from minga.cli.taking_part.graceful_leave import GracefulLeave
+from minga.cli.taking_part.graceful_leave import GracefulLeave, farewell_of_host
 from minga.cli.taking_part.landing_page import write_landing_page
 from minga.cli.taking_part.link_view import LinkWatch, reach_lines, relay_line, who_can_join
 from minga.cli.taking_part.prepared_files import prepared_files
@@ -26,7 +27,7 @@ from minga.cli.taking_part.status_view import (
 )
 from minga.cli.terminal.cautions import tell_cautions
 from minga.cli.terminal.context import Context, collect_again
-from minga.cli.terminal.exit_codes import done_so_far
+from minga.cli.terminal.exit_codes import done_so_far, farewells
 from minga.cli.terminal.last_checkpoint import LastCheckpoint
 from minga.cli.terminal.peer_options import WorkOptions, apply_threads, wire
 from minga.core.errors import ConfigurationError
@@ -129,6 +130,7 @@ def run_host(
         wire(context, hosted)
         if chosen is not None:
             chosen.write(hosted.directory)
+        farewells.append(partial(farewell_of_host, hosted.directory, peer))
         tell_cautions(hosted.spec, output)
         watch = LinkWatch(hosted, output, lambda link: show_link(hosted, link, output, links))
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from minga.cli.taking_part.first_screen import require_recipe, show_and_ask
-from minga.cli.taking_part.graceful_leave import GracefulLeave
+from minga.cli.taking_part.graceful_leave import GracefulLeave, farewell_of_volunteer, thanks
 from minga.cli.taking_part.login import LoginOptions, PersonAtTerminal
 from minga.cli.taking_part.status_view import OwnPart, PlainTrouble, volunteer_figures, volunteer_lines, volunteer_view
 from minga.cli.terminal.cautions import tell_cautions
 from minga.cli.terminal.context import Context, collect_again
-from minga.cli.terminal.exit_codes import done_so_far
+from minga.cli.terminal.exit_codes import done_so_far, farewells
 from minga.cli.terminal.peer_options import WorkOptions, apply_threads, wire
 from minga.core.errors import ConfigurationError, MingaError
 from minga.core.events.bus import Event
@@ -172,6 +172,7 @@ class _Joining:
         self._shares: deque[float] = deque(maxlen=SHARE_STEPS)
         self._sync = (0, 0)
         peer.subscribe(self._on_event)
+        farewells.append(farewell_of_volunteer)
         done_so_far.append(lambda: {"step": self._step, "steps_contributed": done.contributed, "samples": done.samples})
 
     def run(self) -> bool:
@@ -278,10 +279,8 @@ class _Joining:
 
     def _summarise(self, run: Any) -> None:
         seconds = time.monotonic() - self._begun
-        self.output.say(
-            f"{'The run is complete' if run.finished else 'Stopped'} at step {run.step}. This machine took part in "
-            f"{self._done.contributed} steps with {self._done.samples} samples. Thank you!"
-        )
+        ended = "The run is complete" if run.finished else "Stopped"
+        self.output.say(thanks(f"{ended} at step {run.step}", self._done.contributed, self._done.samples))
         self.output.summary(
             ok=True,
             step=run.step,

@@ -49,6 +49,10 @@ done_so_far: list[Callable[[], dict[str, int]]] = []
 newest `checkpoint`."""
 
 
+farewells: list[Callable[[dict[str, int]], str]] = []
+"""What a command of which Ctrl-C is the usual end says then, by what it has done; the last one counts."""
+
+
 def code_of(error: BaseException) -> int:
     """The exit code that belongs to an error."""
     if isinstance(error, ConfigurationError | LinkError):
@@ -114,6 +118,9 @@ def report_interrupt(*, json_output: bool) -> int:
     if interrupts_told:
         return INTERRUPTED
     done = {name: value for tell in done_so_far for name, value in tell().items()}
+    if farewells and not json_output:
+        print(farewells[-1](done), flush=True)
+        return INTERRUPTED
     where = f" at step {done['step']}" if "step" in done else ""
     what = f", with {done['samples']} samples of this machine" if "samples" in done else ""
     kept = f"; the newest checkpoint is of step {done['checkpoint']}" if "checkpoint" in done else ""
