@@ -36,7 +36,7 @@ from minga.identity.keys.keys import Identity
 from minga.monitor.history import History
 from minga.monitor.watcher import Watcher
 from minga.network.gossip.board import Board
-from minga.network.gossip.record_kinds import AddressInfo, Left, Payload
+from minga.network.gossip.record_kinds import AddressInfo, Beat, Left, Payload
 from minga.network.interface import LinkFacts
 from minga.network.rpc.node import Node
 from minga.training.peer import Peer
@@ -61,6 +61,7 @@ class Swarm:
             SimpleNamespace(
                 peer_id=self.own.peer_id,
                 run_id=RUN_ID,
+                role="monitor",
                 traffic=lambda: (10, 20),
                 facts=lambda peer: None if peer == self.own.peer_id else facts,
             ),
@@ -124,8 +125,10 @@ def test_a_swarm_is_summed_up() -> None:
 
 def test_an_organiser_without_trainers_sees_that_none_computes() -> None:
     def check(swarm: Swarm) -> None:
-        swarm.board.put(AddressInfo("monitor"))
+        swarm.board.put(Beat())  # no address, as of one who watches a run for members
+        swarm.peer(Beat())  # a volunteer who is being asked whether to take part
         swarm.peer(AddressInfo("auxiliary"), progress(0, 0))
+        assert peers_by_kind(swarm.status()) == "1 auxiliary helping, 1 monitor watching, 1 unknown watching"
         assert headline(swarm.status()).endswith("1 peer here, none computes gradients")
         swarm.peer(AddressInfo("client"), progress(0))
         assert headline(swarm.status()).endswith("2 peers training together")

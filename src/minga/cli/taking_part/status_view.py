@@ -90,7 +90,7 @@ def _members(status: RunStatus) -> str:
             return f"{here}, no server is here: clients wait for it"
         return f"{here}, {servers} server{'' if servers == 1 else 's'}"
     peers = "1 peer" if status.members == 1 else f"{status.members} peers"
-    is_idle = all(peer.role in ("auxiliary", "monitor") for peer in status.peers)
+    is_idle = all(peer.role in ("auxiliary", "monitor") or peer.status is None for peer in status.peers)
     if status.is_complete:
         return f"{peers} here"
     return f"{peers} here, none computes gradients" if is_idle and status.peers else f"{peers} training together"
@@ -98,7 +98,7 @@ def _members(status: RunStatus) -> str:
 
 def peers_by_kind(status: RunStatus) -> str:
     """How many peers there are of each role and state."""
-    kinds = Counter(peer.part or f"{peer.role} {peer.status or 'watching'}" for peer in status.peers)
+    kinds = Counter(peer.part or f"{peer.role} {_state(peer)}" for peer in status.peers)
     return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
 
 
@@ -258,12 +258,19 @@ def _figures(figures: dict[str, float]) -> str:
     return f"held out at step {figures['step']:.0f}: {shown}"
 
 
+def _state(peer: PeerStatus) -> str:
+    """What a peer does; an auxiliary takes part in steps, but computes nothing for them."""
+    if peer.role == "auxiliary" and peer.status == "training":
+        return "helping"
+    return peer.status or "watching"
+
+
 def _cells(peer: PeerStatus) -> tuple[str, ...]:
     trip = f" {peer.round_trip_s * 1000:.0f} ms" if peer.round_trip_s is not None else ""
     return (
         "this one" if peer.is_self else peer.peer_id[:10],
         peer.role,
-        peer.status or peer.part or "watching",
+        _state(peer) if peer.status else peer.part or "watching",
         str(peer.step),
         f"{peer.samples_per_second:.1f}",
         str(peer.total_samples),

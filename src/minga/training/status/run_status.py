@@ -199,10 +199,11 @@ def _peer_status(board: Board, node: Node, peer: PeerId, age_s: float) -> PeerSt
     info, progress = board.get(peer, AddressInfo), board.get(peer, Progress)
     metrics, facts = board.get(peer, Metrics), node.facts(peer)
     own = node.traffic() if peer == node.peer_id else None
+    told = info.role if info else "unknown"  # in runs for members, who only watches publishes no address
     sent, received = own or ((metrics.bytes_sent, metrics.bytes_received) if metrics else (0, 0))
     return PeerStatus(
         peer_id=peer,
-        role=info.role if info else "unknown",
+        role=told if own is None else node.role,
         status=progress.status if progress else None,
         step=progress.step if progress else 0,
         samples=progress.samples if progress else 0,
