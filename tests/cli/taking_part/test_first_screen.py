@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -47,6 +48,23 @@ def test_costs_are_those_of_the_plan_with_this_machine_in_it() -> None:
     text = "\n".join(lines(costs))
     assert "organiser cdcdcdcdcdcdcdcd; 2 peers take part now" in text
     assert "with your limit, 8 Mbit/s up" in text
+
+
+def test_a_disk_with_too_little_room_is_said_before_the_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, asked = tmp_path / "small", list[Path]()
+
+    def usage(folder: Path) -> SimpleNamespace:
+        asked.append(folder)
+        return SimpleNamespace(free=1000 if folder == tmp_path else 1 << 40)
+
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    text = "\n".join(lines(costs_of(prospect(), minga.PeerOptions(directory=small), WORK)))
+    assert asked == [tmp_path], "the disk of the folder that is named"
+    assert "checkpoints will fail" in text
+    assert "--directory" in text
+    assert "checkpoints will fail" not in "\n".join(lines(costs_of(prospect(), minga.PeerOptions(), WORK)))
 
 
 def test_what_is_not_known_yet_is_not_made_up() -> None:

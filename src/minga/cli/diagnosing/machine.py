@@ -109,9 +109,9 @@ def room(memory: int, disk: int, total_memory: int | None, free_disk: int) -> Fi
     return True, detail, ""
 
 
-def data_folder() -> Path:
-    """The folder of runs, or the nearest one above it that exists."""
-    folder = platformdirs.user_data_path("minga")
+def data_folder(directory: Path | None = None) -> Path:
+    """The folder of runs (`directory`; None: the user's data folder), or the nearest one above it that exists."""
+    folder = (directory or platformdirs.user_data_path("minga")).absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder

@@ -94,7 +94,7 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: Tr
         memory_bytes=None if needed is None else needed[0],
         memory_here=total_memory(),
         disk_bytes=None if needed is None else needed[1],
-        disk_free=shutil.disk_usage(data_folder()).free,
+        disk_free=shutil.disk_usage(data_folder(peer.runs_directory)).free,
         files_bytes=files,
         download_bytes=at_start,
         peers=len(prospect.live.peers),
@@ -174,6 +174,11 @@ def lines(costs: Costs) -> list[str]:
         told.append(
             f"Memory at least {format_size(costs.memory_bytes)}{here}; disk {format_size(costs.disk_bytes)}, with "
             f"{format_size(costs.disk_free)} free; {format_size(costs.download_bytes or 0)} to download at the start"
+        )
+    if costs.disk_bytes is not None and costs.disk_bytes + costs.files_bytes > costs.disk_free:
+        told.append(
+            "That disk has too little room: files of the run may not come, and checkpoints will fail. Free some, or "
+            "name a folder on another disk with --directory"
         )
     line = f"{costs.upload * 8 / 1e6:.3g} Mbit/s up and {costs.download * 8 / 1e6:.3g} down"
     basis = f"with your limit, {line}" if costs.capped else f"on a line of {line} (yours is measured later)"
