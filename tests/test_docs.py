@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -217,6 +218,17 @@ def names_in(statements: list[ast.stmt]) -> tuple[set[str], set[str]]:
     names = [node for each in statements for node in ast.walk(each) if isinstance(node, ast.Name)]
     stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
     return stored, {node.id for node in names if isinstance(node.ctx, ast.Load)}
+
+
+def test_models_of_scenarios_that_have_numbers_learn_within_their_few_steps() -> None:
+    """By default the rate rises for thousands of steps, in which a small classifier stays where it begins."""
+    texts = [block.text for block in blocks(ROOT / "docs" / "simulation.md") if block.how.endswith(".toml")]
+    texts += [path.read_text("utf-8") for path in (ROOT / "src/minga/simulation/scenarios").glob("*.toml")]
+    scenarios = [values for values in map(tomllib.loads, texts) if "peers" in values]
+    learning = [values for values in scenarios if values.get("model", {}).get("kind", "classifier") == "classifier"]
+    assert len(learning) >= 3
+    for values in learning:
+        assert values.get("optimizer", {}).get("warmup_steps") == 0, values
 
 
 def texts_in_code() -> list[str]:
