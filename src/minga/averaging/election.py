@@ -41,6 +41,17 @@ def has_quorum(alive: Collection[PeerId], view: Iterable[PeerId]) -> bool:
     return _is_enough(present, len(members), breaks_tie=bool(members) and members[0] in alive)
 
 
+def may_be_committed(view: Sequence[PeerId], lacking: Collection[PeerId]) -> bool:
+    """Whether a result may be committed in the name of `view`, its tie-breaker first, though the members `lacking`,
+    which are here, never held it: the others have to be a quorum.
+
+    Among the others are members that said goodbye, for they may have held it before. So this is right whichever
+    goodbyes the leader of that round knew: without these members, its quorum was no smaller than the rest of its
+    electorate, which has all of `lacking`. With them the others are half of the view or more.
+    """
+    return has_quorum(set(view) - set(lacking), view)
+
+
 def is_majority(group: Collection[PeerId], living: Sequence[PeerId]) -> bool:
     """Whether `group` has more than half of `living`, or half of them and the first: of two groups at most one has."""
     present = sum(1 for peer in living if peer in group)

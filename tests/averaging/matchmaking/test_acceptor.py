@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from minga.averaging.election import Electorate, has_quorum
+from minga.averaging.election import Electorate, has_quorum, may_be_committed
 from minga.averaging.matchmaking.acceptor import MOST_RAISED, Acceptor
 from minga.averaging.messages import MAX_BALLOT, Accepted, GroupMember, Part, Plan
 from minga.core.errors import ProtocolError
@@ -168,6 +168,7 @@ class Play:
         self.in_round: dict[PeerId, Round] = {}
         self.values: dict[str, str] = {}  # round id -> what came of it
         self.committed: set[str] = set()
+        self.left_out = 0  # what members held and none can have committed
 
     def act(self) -> None:
         peer = self.rng.choice(self.peers)
@@ -209,8 +210,7 @@ class Play:
         voters = [peer for peer, (promised, _) in attempt.joined.items() if promised == ballot]
         if not has_quorum(voters, self.peers) or leader not in voters:
             return
-        accepted = [held for _, held in attempt.joined.values() if held is not None]
-        newest = max(accepted, key=lambda one: one.order, default=None)
+        newest = self.newest(attempt, voters)
         members = [leader, *(peer for peer in attempt.joined if peer != leader)]
         holders = [peer for peer, (_, held) in attempt.joined.items() if held and newest and is_same(held, newest)]
         plan = plan_of(ballot, members, voters, len(self.peers), newest.round_id if newest else "", holders)
@@ -227,6 +227,18 @@ class Play:
                 self.in_round[who] = round
             if self.with_leader.get(who) == leader:
                 del self.with_leader[who]
+
+    def newest(self, attempt: Attempt, voters: list[PeerId]) -> Accepted | None:
+        """The latest result that may be committed, by what the members of an attempt say."""
+
+        def may_be(one: Accepted) -> bool:
+            held = {peer for peer, (_, held) in attempt.joined.items() if held and is_same(held, one)}
+            return may_be_committed(self.peers, set(voters) - held)
+
+        accepted = [held for _, held in attempt.joined.values() if held is not None]
+        counted = [one for one in accepted if may_be(one)]
+        self.left_out += len(accepted) - len(counted)
+        return max(counted, key=lambda one: one.order, default=None)
 
     def hold(self, peer: PeerId) -> None:
         round = self.in_round[peer]
@@ -258,3 +270,4 @@ def test_the_random_acts_get_to_results_and_to_second_attempts() -> None:
             play.act()
     assert sum(bool(play.committed) for play in plays) > 20
     assert any(len(play.rounds) > 3 and any(round.plan.adopts for round in play.rounds) for play in plays)
+    assert any(play.left_out for play in plays)
