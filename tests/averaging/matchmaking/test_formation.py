@@ -129,16 +129,21 @@ class Member:
                 _, samples = await self.port.seal()
                 self.plans.append((plan, samples))
                 await asyncio.sleep(0.3)
-                self.formation.commit(plan)
-                self.port.absorb(self.step + 1, torch.zeros(2), ContributionFate.COUNTED)
-                self.port.reopen()
-                self.step += 1
+                await self.end_round(plan)
         except (MinorityError, OutOfSyncError) as error:
             self.error = error
+
+    async def end_round(self, plan: Plan) -> None:
+        self.formation.commit(plan)
+        self.port.absorb(self.step + 1, torch.zeros(2), ContributionFate.COUNTED)
+        self.port.reopen()
+        self.step += 1
 
 
 class Camp(World):
     """Members of a `World` that form groups."""
+
+    kind = Member
 
     def __init__(
         self, count: int, *, batch: int, wait_in_minority: bool = True, vector_bytes: int = 4 * NUMEL, **options: Any
@@ -148,7 +153,9 @@ class Camp(World):
         self.vector_bytes = vector_bytes
         speeds = options.pop("speeds", [(4, 0.2)] * count)
         super().__init__(count, **options)
-        self.members = [Member(self, party, batch, *speed) for party, speed in zip(self.parties, speeds, strict=True)]
+        self.members = [
+            self.kind(self, party, batch, *speed) for party, speed in zip(self.parties, speeds, strict=True)
+        ]
 
     def tell_rates(self, upload: Sequence[float], download: Sequence[float]) -> None:
         """What everybody has measured, and confirms of everybody else."""

@@ -94,7 +94,7 @@ class Scene:
             lambda: self.syncing,
             self._may_close,
             lambda ballot: 0,
-            lambda registrations: False,
+            lambda registrations, voters: False,
             lambda: self.other,
         )
         registration = Registration(join_of(0, own, around.get("previous", ""))[1], own, 0.0)

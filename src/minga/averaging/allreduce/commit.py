@@ -30,9 +30,10 @@ instance for each step, and these parts:
 3. A later ballot has the result of an earlier one that a quorum held. By 1 the quorum that promised the later ballot
    has a member of the one that held. It held first: after its promise it holds nothing lower. So the one who decides on
    the later ballot hears of what is held. A leader then lets the round adopt the latest that its voters held, which
-   is that result, by induction over the ballots between. A coordinator of a repair finds every chunk with a member that
-   is not given up, so no chunk is made anew; and what a member holds that earlier repairs went on without is not asked
-   for, since each frozen member tells who these are.
+   is that result, by induction over the ballots between. It leaves out what no quorum can have held, because the
+   voters that lack it are a quorum (`may_be_committed` in `averaging/election.py`): by 1 that is another result. A
+   coordinator of a repair finds every chunk with a member that is not given up, so no chunk is made anew; and what a
+   member holds that earlier repairs went on without is not asked for, since each frozen member tells who these are.
 4. A member applies a result only after a quorum held it. By 2 and 3 it is the only one of its step. So all who apply
    step s agree on the electorate of step s + 1, and any two histories that both advance from there would need two
    quorums that share a member which held both results: there is none.

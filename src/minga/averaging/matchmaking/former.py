@@ -261,7 +261,7 @@ class GroupFormation:
             self._swarm_view.syncing,
             self._succession.may_close,
             lambda ballot: self._acceptor.raise_to(me, ballot),
-            lambda registrations: self._succession.newest_held(registrations) is not None,
+            self._succession.is_in_doubt,
             self._abdicate,
             self._membership.at_work,
         )
@@ -278,12 +278,13 @@ class GroupFormation:
             leader = await group.run()
             if leader is not None:
                 return leader
-            registrations, ballot = group.everyone(), group.ballot
+            registrations, voters, ballot = group.everyone(), group.voters(), group.ballot
             self._membership.gave_up_waiting(registrations)
             plan = await self._plan_maker.plan(self._step, registrations)
             every = self._settings.averages_every(self._step)
-            plan = msgspec.structs.replace(plan, orders=self._settings.orders.due(self._step), averages_every=every)
-            plan = await self._succession.decide(plan, registrations, ballot)
+            due = self._settings.orders.due(self._step)
+            plan = msgspec.structs.replace(plan, ballot=ballot, orders=due, averages_every=every)
+            plan = await self._succession.decide(plan, registrations, voters)
             next_batch = self.batch.next(registrations.values(), plan.orders)
             limits = group.limits_of_the_next(plan.ids, registrations, next_batch)
             plan = msgspec.structs.replace(plan, limits=limits, next_batch=next_batch)

@@ -69,8 +69,8 @@ class Surroundings:
     """Whether a group may take the step: given those of it who promised this attempt's number, and all of it."""
     promise: Callable[[int], int]
     """The leader itself promises a number, and says what it promised by now (0: it has no vote)."""
-    is_in_doubt: Callable[[Mapping[PeerId, Registration]], bool]
-    """Whether a member with a vote holds a result of the step already."""
+    is_in_doubt: Callable[[Mapping[PeerId, Registration], Collection[PeerId]], bool]
+    """Whether the step may have a committed result already: given all of the group, and those of it who promised."""
     abdicate: Callable[[], Address | None]
     """Another peer that leads this step after all, or None."""
     at_work: Callable[[], Collection[PeerId]] = tuple
@@ -242,9 +242,15 @@ class GroupLeader:
         return sum(registration.report.samples for registration in self._heard().values())
 
     def _is_full(self) -> bool:
-        """Whether there are samples enough; none are needed for a result that one of the members holds already."""
+        """Whether there are samples enough; none are needed for a result that may be committed already."""
         self._refresh()
-        return self.around.is_in_doubt(self.everyone()) or self._samples() >= self.batch.present
+        return self._is_in_doubt() or self._samples() >= self.batch.present
+
+    def _is_in_doubt(self) -> bool:
+        everyone = self.everyone()
+        if all(registration.join.accepted is None for registration in everyone.values()):
+            return False  # asked with each report of a member
+        return self.around.is_in_doubt(everyone, self.voters())
 
     async def _direct(self) -> None:
         """Tell the members where to stop, once those are here that are about to come: all limits count on them."""
@@ -253,12 +259,16 @@ class GroupLeader:
             await self._limits.direct(self._heard(), self._begun_s)
 
     async def _everyone_present(self) -> bool:
-        """Wait a little for members of the last round that live but have not joined; False if the step emptied."""
+        """Wait a little for members of the last round that live but have not joined; False if the step emptied, or if
+        the promises of all show that a result which one of them held was not committed.
+        """
         deadline = _now() + JOIN_GRACE_S
         while (missing := set(self.around.expected()) - set(self.everyone())) and _now() < deadline:
             if missing.intersection(self.around.at_work()):
                 deadline = _now() + JOIN_GRACE_S
             await self.changed.wait(min(0.1, deadline - _now()))
+        if self._is_in_doubt():
+            await self._ask_for_promises()
         return self._is_full()
 
     async def _close(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 
-from minga.averaging.election import by_tie_breaker, has_quorum, is_majority
+from minga.averaging.election import by_tie_breaker, has_quorum, is_majority, may_be_committed
 from minga.averaging.group import GroupSettings, SwarmView
 from minga.averaging.matchmaking.leader import OutOfSyncError
 from minga.core.errors import MinorityError
@@ -36,19 +36,37 @@ class QuorumRule:
         self._node, self._swarm_view = node, swarm_view
         self._wait_in_minority, self._organiser = settings.wait_in_minority, settings.organiser
         self._departed: set[PeerId] = set()
+        self._departed_before: set[PeerId] = set()
+        """Members that are gone since before this step or said goodbye in it, even if they are back."""
+        self._step = -1
         self._in_minority = False
         self._apart_since_s: float | None = None
         self._overtaken_since_s: float | None = None
         swarm_view.observe(self._note_departures)
 
-    def begin_step(self, view: Collection[PeerId]) -> None:
+    def begin_step(self, step: int, view: Collection[PeerId]) -> None:
         """Forget for how long the group of the last step was in doubt, and who left before the members of `view`."""
         self._departed.intersection_update(view)
+        if step != self._step:
+            self._departed_before = set(self._departed)
+        self._step = step
         self._in_minority, self._apart_since_s, self._overtaken_since_s = False, None, None
 
     def electorate(self, view: Sequence[PeerId]) -> tuple[PeerId, ...]:
         """The members of the last round that have not said goodbye, the tie-breaker first."""
         return by_tie_breaker([peer for peer in view if peer not in self._departed], self._organiser)
+
+    def may_be_committed(self, view: Sequence[PeerId], lacking: Collection[PeerId]) -> bool:
+        """Whether a result of the step after the round of `view` may be committed, although these never held it."""
+        return may_be_committed(by_tie_breaker(view, self._organiser), lacking)
+
+    def has_decided(self, view: Sequence[PeerId], makers: Collection[PeerId]) -> bool:
+        """Whether the `makers` of a result may have decided the step after the round of `view`: a quorum of that is
+        among them. Members that said goodbye in this step do not count, whether they are back or not, unless they are
+        among the makers: the leader may have known less than this peer does.
+        """
+        gone = self._departed_before - set(makers)
+        return has_quorum(makers, by_tie_breaker([peer for peer in view if peer not in gone], self._organiser))
 
     def may_close(
         self, step: int, view: Sequence[PeerId], voters: Collection[PeerId], seen: Collection[PeerId]
@@ -99,6 +117,7 @@ class QuorumRule:
     def _note_departures(self, peer: PeerId, change: Change) -> None:
         if change is Presence.LEFT:
             self._departed.add(peer)
+            self._departed_before.add(peer)
         elif change is Presence.JOINED:
             self._departed.discard(peer)
 

@@ -5,6 +5,18 @@ attempt (`quorum.py`)? Has one of them held a result in an earlier attempt? Then
 and the plan adopts it instead of reducing anew. And whose result is it? Its members are the next step's electorate. A
 leader that fetched its state did not see the last round; one that did not hold the result does not know its members:
 both ask a member that does. `averaging/allreduce/commit.py` has the whole protocol.
+
+A member may say that it holds a result that nobody made, so its word alone counts for nothing. A committed result was
+held by a quorum, which shares a member with each other quorum. If the members that promised this attempt and do not
+hold the result are a quorum, it was not committed and never will be: the plan reduces anew. For that no leader has to
+find out who lies, and no member is left out of anything, because a true holder must not be.
+
+Where too few members are here to tell, the result may be committed. Then it is adopted, or the step waits for a holder
+that tells whose it is, however long that takes: a timeout proves no lie. So lies cost time only where the liars and the
+members that are away could be a quorum together. There, by staying away, the liars could stop the step as well (unless
+many members said goodbye in that very step). A result is adopted only if a quorum may have made it, as far as the
+leader and each member know. But where the liars name members that are away, and serve a made-up vector, nothing tells
+it from a true one; runs that have to bear that need secure steps (`minga/security`).
 """
 
 from __future__ import annotations
@@ -49,7 +61,7 @@ class Succession:
     def begin_step(self, step: int) -> None:
         """An attempt at `step` begins."""
         self._step = step
-        self._quorum.begin_step(self._membership.everyone)
+        self._quorum.begin_step(step, self._membership.everyone)
         self._acceptor.begin_step(step)
 
     # ---- the leader
@@ -74,40 +86,44 @@ class Succession:
                     self._viewless.add(peer)
             await group.changed.wait(CLOSE_CHECK_S)
 
-    def newest_held(self, registrations: Mapping[PeerId, Registration]) -> Accepted | None:
-        """The latest result that a member with a vote held in an earlier attempt at the step: one with a number that
-        this member promised to go beyond.
-        """
-        held = {
-            p: registration.join.accepted
-            for p, registration in registrations.items()
-            if registration.join.accepted is not None
-        }
-        if not held:  # asked with each report of a member
-            return None
-        electorate = self._quorum.electorate(self._membership.view)
-        counted = [one for peer, one in held.items() if peer in electorate and one.ballot < registrations[peer].ballot]
-        return max(counted, key=lambda accepted: accepted.order, default=None)
+    def is_in_doubt(self, registrations: Mapping[PeerId, Registration], voters: Collection[PeerId]) -> bool:
+        """Whether the step may have a committed result already; see `newest_held`."""
+        return self.newest_held(registrations, voters) is not None
 
-    async def decide(self, plan: Plan, registrations: Mapping[PeerId, Registration], ballot: int) -> Plan:
-        """The plan and its voters, in the attempt with number `ballot`; it adopts the latest held result.
+    def newest_held(self, registrations: Mapping[PeerId, Registration], voters: Collection[PeerId]) -> Accepted | None:
+        """The latest result that a member with a vote held in an earlier attempt at the step (one with a number that
+        this member promised to go beyond), and that may be committed by what the `voters` of this attempt say.
+        """
+        view, electorate = self._membership.view, self._quorum.electorate(self._membership.view)
+        held = {peer: registration.join.accepted for peer, registration in registrations.items()}
+        counted = [
+            accepted
+            for peer, accepted in held.items()
+            if accepted is not None and peer in electorate and accepted.ballot < registrations[peer].ballot
+        ]
+        for newest in sorted(counted, key=lambda accepted: accepted.order, reverse=True):
+            lacking = {peer for peer in voters if not _is_same(held.get(peer), newest)}
+            if self._quorum.may_be_committed(view, lacking):
+                return newest
+        return None
+
+    async def decide(
+        self, plan: Plan, registrations: Mapping[PeerId, Registration], voters: Collection[PeerId]
+    ) -> Plan:
+        """The plan with its voters, the members that promised its number; it adopts the latest held result.
 
         Raises `RejectedError` if it cannot be found out whose result that is.
         """
-        newest, electorate = self.newest_held(registrations), self._quorum.electorate(self._membership.view)
-        if electorate and not has_quorum(
-            [p for p, registration in registrations.items() if registration.ballot == ballot], electorate
-        ):
+        newest, electorate = self.newest_held(registrations, voters), self._quorum.electorate(self._membership.view)
+        if electorate and not has_quorum(voters, electorate):
             raise RejectedError("a member came back or left while the plan was made", code=RefusalCode.STAND_BY)
-        plan = _with_electorate(
-            plan, electorate, {peer: registration.ballot for peer, registration in registrations.items()}, ballot
-        )
+        plan = _with_electorate(plan, electorate, voters)
         if newest is None:
             return plan
         held = [registrations[member.peer_id].join.accepted for member in plan.members]
         holders = [index for index, accepted in enumerate(held) if _is_same(accepted, newest)]
-        members = await self._members_of(newest, [plan.members[holder].peer_id for holder in holders])
-        await self._obtain(newest.orders, plan.members[holders[0]].peer_id, self._step)
+        holder, members = await self._makers_of(newest, [plan.members[holder].peer_id for holder in holders])
+        await self._obtain(newest.orders, holder, self._step)
         return replace(
             plan,
             adopts=newest.round_id,
@@ -117,12 +133,14 @@ class Succession:
             predicted_s=None,
         )
 
-    async def _members_of(self, result: Accepted, holders: Sequence[PeerId]) -> tuple[str, ...]:
-        if _is_same(self._acceptor.accepted, result):
-            return self._acceptor.succession
+    async def _makers_of(self, result: Accepted, holders: Sequence[PeerId]) -> tuple[PeerId, tuple[str, ...]]:
+        """A holder of a result that names members of its round with which it may be committed, and these."""
         for holder in holders:
             with contextlib.suppress(RemoteError):
-                return (await self._ask(holder, result.round_id)).members
+                is_own = holder == self._node.peer_id
+                members = self._acceptor.succession if is_own else (await self._ask(holder, result.round_id)).members
+                if self._quorum.has_decided(self._membership.view, set(map(PeerId, members))):
+                    return holder, members
         raise RejectedError("no holder tells whose result it has", code=RefusalCode.STAND_BY)
 
     async def _ask(self, peer: PeerId, round_id: str = "") -> View:
@@ -134,7 +152,7 @@ class Succession:
         """This peer takes part in the round of a plan.
 
         Raises `ProtocolError` if others decide on it than the members of the last round, as far as this peer knows
-        these, or if it does not fit to what this peer promised and holds.
+        these, or decided on the result that it adopts, or if it does not fit to what this peer promised and holds.
         """
         leader, members = plan.members[0].peer_id, plan.ids
         view = self._membership.view
@@ -142,6 +160,8 @@ class Succession:
             raise ProtocolError("it begins anew although there was a last round", peer=leader, phase="group")
         if view and (plan.electorate > len(view) or any(members[voter] not in view for voter in plan.voters)):
             raise ProtocolError("it lets others decide than the last round's members", peer=leader, phase="group")
+        if view and plan.adopts and not self._quorum.has_decided(view, set(plan.succession)):
+            raise ProtocolError("it adopts what no quorum of the last round can have made", peer=leader, phase="group")
         self._acceptor.enter(plan)
 
     async def _serve_view(self, _peer: PeerId, stream: MessageStream) -> None:
@@ -155,20 +175,19 @@ class Succession:
         await stream.send(View(tuple(members)))
 
 
-def _with_electorate(plan: Plan, electorate: Sequence[PeerId], ballots: Mapping[PeerId, int], ballot: int) -> Plan:
+def _with_electorate(plan: Plan, electorate: Sequence[PeerId], voters: Collection[PeerId]) -> Plan:
     """The plan, decided by the `electorate`, whose first breaks ties; that of a first group is empty."""
     if not electorate:
-        return replace(plan, ballot=max(1, ballot))
+        return replace(plan, ballot=max(1, plan.ballot))
     places = {member.peer_id: index for index, member in enumerate(plan.members)}
-    voters = [places[peer] for peer in electorate if ballots.get(peer) == ballot]
     return replace(
         plan,
-        ballot=ballot,
-        voters=tuple(sorted(voters)),
+        voters=tuple(sorted(places[peer] for peer in electorate if peer in voters)),
         electorate=len(electorate),
         tie_breaker=places.get(electorate[0]),
     )
 
 
 def _is_same(one: Accepted | None, other: Accepted) -> bool:
-    return one is not None and (one.round_id, one.fingerprint) == (other.round_id, other.fingerprint)
+    """Whether two members hold the same result, in whichever attempts."""
+    return one is not None and replace(one, ballot=other.ballot, leader=other.leader, term=other.term) == other
