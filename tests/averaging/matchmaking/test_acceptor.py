@@ -106,6 +106,18 @@ def test_a_leader_that_asks_again_and_again_raises_a_promise_no_further() -> Non
     assert acceptor.promise(PEERS[2]) == 2 + MOST_RAISED
 
 
+def test_what_counts_in_a_group_that_one_leads_can_be_promised_and_is_raised_by_no_promise() -> None:
+    leader, member = voter(PEERS[0]), voter(PEERS[1])
+    for _ in range(20):
+        member.promise(PEERS[2])
+        member.promise(PEERS[0])
+    leader.promise(PEERS[0])
+    highest = leader.highest_led
+    assert leader.raise_to(PEERS[0], highest) == member.raise_to(PEERS[0], highest) == highest
+    assert leader.promise(PEERS[0]) == highest
+    assert leader.highest_led == highest
+
+
 @pytest.mark.parametrize("ballot", [1 << 21, MAX_BALLOT])
 @pytest.mark.parametrize("is_first_group", [False, True])
 def test_a_plan_with_a_number_near_the_last_one_is_refused(ballot: int, is_first_group: bool) -> None:

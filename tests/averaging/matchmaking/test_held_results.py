@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from minga.averaging.election import has_quorum, may_be_committed, ranking
+from minga.averaging.matchmaking.acceptor import MOST_RAISED
 from minga.averaging.matchmaking.follower import JOIN
 from minga.averaging.matchmaking.succession import VIEW
 from minga.averaging.messages import Accepted, AskView, FromLeader, Plan, Redirect, SignedPlan, View
@@ -83,6 +84,39 @@ def test_liars_that_say_that_they_hold_a_result_cost_no_attempt(liars: int, name
             assert [plan.step for plan in plans] == list(range(len(plans))), "one attempt each"
             assert not any(plan.adopts for plan in plans)
             assert sum(plan.electorate == 5 + liars for plan in plans) > 60, "the liars have votes"
+        await camp.close()
+
+    main()
+
+
+def test_numbers_that_no_member_can_promise_stop_no_step() -> None:
+    """The leader promised what the liar named, and then took twice as much for possible."""
+
+    @virtually
+    async def main() -> None:
+        camp = Camp(5, batch=100)
+        liar = Party(camp.internet.host(HostSettings()), camp.book)
+        camp.book[liar.peer_id] = liar.network.address
+        camp.parties.append(liar)
+        await camp.begin()
+        await camp.until_step(1)
+
+        async def climb(victim: Member) -> None:
+            for again in itertools.count():
+                held = Accepted(1, liar.peer_id, 0, MADE_UP, MADE_UP)
+                ballot = 1 + (1 + again % 3) * MOST_RAISED // 2
+                patience_s = 0.2 if again % 3 < 2 else 50.0
+                with contextlib.suppress(RemoteError, TimeoutError):
+                    async with asyncio.timeout(patience_s), liar.node.open(victim.party.peer_id, JOIN) as stream:
+                        await stream.send(join_of(liar, step=victim.step, ballot=ballot, accepted=held))
+                        while not isinstance(await stream.receive_one_of(FromLeader), Redirect | SignedPlan):
+                            pass
+                await asyncio.sleep(0.01)
+
+        for member in camp.members:
+            liar.network.process.run(climb(member))
+        await asyncio.sleep(50.0)
+        assert min(member.step for member in camp.members) > 30
         await camp.close()
 
     main()

@@ -59,6 +59,13 @@ class Acceptor:
             self._joined = self._promised
         return self._promised
 
+    @property
+    def highest_led(self) -> int:
+        """The highest number that counts in a group which this peer leads. It stays the same however often the members
+        promise anew, and those that joined with about the same number as this peer may all promise it.
+        """
+        return self._joined + MOST_RAISED // 2
+
     def raise_to(self, leader: PeerId, ballot: int) -> int:
         """Promise `leader`, which was joined, a higher number; returns what is promised to it now."""
         if self.has_vote and leader == self._leader and not self._is_used:

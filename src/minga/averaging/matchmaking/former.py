@@ -263,6 +263,7 @@ class GroupFormation:
             lambda ballot: self._acceptor.raise_to(me, ballot),
             self._succession.is_in_doubt,
             self._abdicate,
+            lambda: self._acceptor.highest_led,
             self._membership.at_work,
         )
         group = GroupLeader(

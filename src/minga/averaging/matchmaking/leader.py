@@ -73,6 +73,8 @@ class Surroundings:
     """Whether the step may have a committed result already: given all of the group, and those of it who promised."""
     abdicate: Callable[[], Address | None]
     """Another peer that leads this step after all, or None."""
+    highest_ballot: Callable[[], int] = lambda: MOST_RAISED
+    """The highest number that this attempt may have: a liar could else name one that the others cannot promise."""
     at_work: Callable[[], Collection[PeerId]] = tuple
     """Those of the expected whose last round still runs: they are waited for as long as that was foreseen."""
 
@@ -98,13 +100,9 @@ class GroupLeader:
     _begun_s: float = 0.0
     _full_s: float | None = None
     _held_s: float = 0.0
-    _asked: int | None = None
-    """The number that was asked for last: one that names a higher one meanwhile is only asked for if it is needed."""
-    _joined: int = 0
     _limits: Limits = field(init=False)
 
     def __post_init__(self) -> None:
-        self._joined = self.own.ballot
         self._limits = Limits(self.me, self.contributor, self.batch, self._tell, self.least_limit)
 
     # ---- members
@@ -177,13 +175,9 @@ class GroupLeader:
 
     @property
     def ballot(self) -> int:
-        """The number of this attempt: that for which all were asked last; before, the highest that one promised."""
-        return self._highest() if self._asked is None else self._asked
-
-    def _highest(self) -> int:
-        """The highest number that a member promised, but for those that not all others could be raised to."""
-        most = self._joined + MOST_RAISED // 2
-        return max(r.ballot for r in self.everyone().values() if r.ballot <= max(most, self.own.ballot))
+        """The number of this attempt: the highest that one of its members promised, but for those out of all bounds."""
+        most = max(self.around.highest_ballot(), self.own.ballot)
+        return max(registration.ballot for registration in self.everyone().values() if registration.ballot <= most)
 
     def voters(self) -> set[PeerId]:
         """The members that promised this attempt's number."""
@@ -298,8 +292,7 @@ class GroupLeader:
 
     async def _ask_for_promises(self) -> None:
         """Ask members that promised a lower number for this attempt's, and give them a moment to answer."""
-        ballot, everyone = self._highest(), self.everyone()
-        self._asked = ballot
+        ballot, everyone = self.ballot, self.everyone()
         self.own.ballot = self.around.promise(ballot)
         late = {
             peer: registration
