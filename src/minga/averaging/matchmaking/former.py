@@ -358,16 +358,15 @@ class GroupFormation:
                         found = await self._node.call(
                             leader, PROBE, self._join_message(members=len(group.registrations)), Redirect
                         )
-                    if found.leader.peer_id != self._node.peer_id and self._may_lead_us(found.leader.peer_id, group):
+                    if found.leader.peer_id != self._node.peer_id and self._may_lead_us(found.leader.peer_id):
                         self._merge_into = found.leader
                         group.look_again()
 
-    def _may_lead_us(self, peer: PeerId, group: GroupLeader) -> bool:
-        """Whether this peer's group may go to that leader, whatever it says of its own one: after a common round only
-        its members lead, and a group that can decide the step goes nowhere.
+    def _may_lead_us(self, peer: PeerId) -> bool:
+        """Whether this peer's group may go to that leader: after a common round only its members lead, or a stranger
+        that says to have a large group could call all others away.
         """
-        view = self.view
-        return not view or (peer in view and not has_quorum(group.voters(), view))
+        return not self.view or peer in self.view
 
     async def _serve_probe(self, peer: PeerId, stream: MessageStream) -> None:
         join = await stream.receive(Join)
@@ -379,7 +378,7 @@ class GroupFormation:
             if leader is None:
                 raise RejectedError("not leading and not following at the moment", code=RefusalCode.STAND_BY)
             await stream.send(Redirect(leader))
-        elif not self._may_lead_us(peer, group) or (len(group.registrations), self._node.peer_id) > (join.seats, peer):
+        elif not self._may_lead_us(peer) or (len(group.registrations), self._node.peer_id) > (join.seats, peer):
             await stream.send(Redirect(self._node.address))
         else:
             self._merge_into = join.address
