@@ -251,6 +251,14 @@ def test_any_rows(values: np.ndarray, radius: float) -> None:
     assert bool(((found.value >= low - slack) & (found.value <= high + slack)).all())
 
 
+def test_far_rows_that_pull_against_each_other_do_not_end_the_iteration() -> None:
+    """Their pulls cancel in single precision: the iteration took its start for the fixed point."""
+    rows = torch.tensor([[-222317.0, 0.0], [0.03125, 0.0], [0.0, 0.0], [2837.0, 0.0]])
+    found = CenteredClip(108.0).aggregate(rows)
+    assert found.value[0] == 0.015625
+    assert float(residual(rows, found.value, 108.0).norm()) <= 1e-9 * 108.0
+
+
 def test_residual_is_what_it_says() -> None:
     rows, weights = attacked(70_001 * 2, hostile=3, length=5.0), [1.0 + index % 2 for index in range(16)]
     value = normal(1, rows.shape[1], seed=5)[0] * 1e-3

@@ -38,7 +38,7 @@ class Location:
     distances: Numbers
     """||x_i - v||, [n]."""
     residual_norm: float
-    """||sum_i w_i min(1, r / ||x_i - v||) (x_i - v)|| for weights that add up to 1."""
+    """||sum_i w_i min(1, r / ||x_i - v||) (x_i - v)|| for weights that add up to 1, at most."""
     iterations: int
 
 
@@ -51,13 +51,16 @@ def huber_location(
     """
     products, coefficients = gram.products, start
     squared_norms = np.diag(products)
+    norms = np.sqrt(squared_norms)
     for iteration in range(MOST_ITERATIONS + 1):
         mixed = products @ coefficients
         distances = np.sqrt(np.maximum(squared_norms - 2 * mixed + coefficients @ mixed, 0.0))
         pulls = weights * (radius / np.maximum(distances, radius))
         total = pulls.sum()
         residual = pulls - total * coefficients
-        residual_norm = float(np.sqrt(max(0.0, residual @ products @ residual)))
+        # Far rows that pull against each other cancel, and then the products are not exact enough to tell.
+        inexactness = gram.error * (np.abs(residual) @ norms) ** 2
+        residual_norm = float(np.sqrt(max(0.0, residual @ products @ residual) + inexactness))
         if residual_norm <= tolerance * radius or iteration == MOST_ITERATIONS:
             break
         coefficients = pulls / total
