@@ -6,6 +6,7 @@ member that is listed twice) is checked where the message is used.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -246,6 +247,12 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     def rank_of(self, peer: PeerId) -> int:
         """The place of a member among the members. Raises `ValueError` for another peer."""
         return self.ids.index(peer)
+
+    def may_relay(self, relay: int, site: Sequence[int], root: int) -> bool:
+        """Whether a member can reduce for a site on the way to `root`: it is of that site, can aggregate, and does not
+        stand beside the root there.
+        """
+        return relay in site and self.members[relay].aggregates and (relay == root or root not in site)
 
     @property
     def result_id(self) -> str:

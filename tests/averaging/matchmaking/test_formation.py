@@ -168,6 +168,12 @@ class Camp(World):
             )
             self.links[peer] = Links(int(upload[me]), int(download[me]), rows=rows)
 
+    def stranger(self) -> Party:
+        """One more party, which forms no groups of its own and was in no round."""
+        self.parties.append(Party(self.internet.host(HostSettings()), self.book))
+        self.book[self.parties[-1].peer_id] = self.parties[-1].network.address
+        return self.parties[-1]
+
     async def begin(self) -> None:
         await self.start()
         for member in self.members:
@@ -366,9 +372,7 @@ def test_those_who_said_goodbye_are_not_missed() -> None:
 async def one_and_a_liar(batch: int = 40) -> tuple[Camp, Member, Party]:
     """A group of three, and a party that forms no groups of its own."""
     camp = Camp(3, batch=batch)
-    liar = Party(camp.internet.host(HostSettings()), camp.book)
-    camp.book[liar.peer_id] = liar.network.address
-    camp.parties.append(liar)
+    liar = camp.stranger()
     await camp.begin()
     await camp.until_step(1)
     return camp, camp.members[0], liar
@@ -469,9 +473,7 @@ def test_forged_and_broken_plans_are_refused_and_their_leader_named(kind: str) -
     async def main() -> None:
         camp = Camp(1, batch=1000)
         victim = camp.members[0]
-        liar = Party(camp.internet.host(HostSettings()), camp.book)
-        camp.book[liar.peer_id] = liar.network.address
-        camp.parties.append(liar)
+        liar = camp.stranger()
         await camp.start()
 
         async def lead(peer: PeerId, stream: MessageStream) -> None:

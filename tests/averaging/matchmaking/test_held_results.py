@@ -22,7 +22,6 @@ from minga.core.refusal_code import RefusalCode
 from minga.network.gossip.changes import Presence
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
-from minga.network.virtual.internet import HostSettings
 from tests.averaging.matchmaking.test_formation import Camp, Member, Party, join_of
 from tests.worlds.seeds import seeds
 from tests.worlds.swarm_tools import later, virtually
@@ -67,12 +66,10 @@ def test_liars_that_say_that_they_hold_a_result_cost_no_attempt(liars: int, name
             await stream.receive(AskView)
             await stream.send(View(GHOSTS if named == "ghosts" else everyone))
 
-        hostile = [Party(camp.internet.host(HostSettings()), camp.book) for _ in range(liars)]
+        hostile = [camp.stranger() for _ in range(liars)]
         for liar in hostile:
-            camp.book[liar.peer_id] = liar.network.address
             if named != "nobody":
                 liar.node.serve(VIEW, name)
-        camp.parties.extend(hostile)
         await camp.begin()
         await camp.until_step(1)
         for liar, member in itertools.product(hostile, camp.members):
@@ -95,9 +92,7 @@ def test_numbers_that_no_member_can_promise_stop_no_step() -> None:
     @virtually
     async def main() -> None:
         camp = Camp(5, batch=100)
-        liar = Party(camp.internet.host(HostSettings()), camp.book)
-        camp.book[liar.peer_id] = liar.network.address
-        camp.parties.append(liar)
+        liar = camp.stranger()
         await camp.begin()
         await camp.until_step(1)
 

@@ -21,20 +21,10 @@ from minga.core.aio.ending import end
 from minga.core.errors import RemoteError
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
-from minga.network.virtual.internet import HostSettings
 from tests.averaging.matchmaking.test_formation import Camp, Member, Party, join_of
 from tests.worlds.swarm_tools import virtually
 
 Act = tuple[Party, Coroutine[Any, Any, None]]
-
-
-def strangers(camp: Camp, count: int) -> list[Party]:
-    """More parties, without a vote."""
-    more = [Party(camp.internet.host(HostSettings()), camp.book) for _ in range(count)]
-    for party in more:
-        camp.book[party.peer_id] = party.network.address
-        camp.parties.append(party)
-    return more
 
 
 async def sit_in(guest: Party, victim: Member, make: Callable[[], Join]) -> None:
@@ -71,7 +61,7 @@ def test_numbers_that_nobody_can_be_raised_to_stop_no_step(above: tuple[int, int
     @virtually
     async def main() -> None:
         camp = Camp(5, batch=100)
-        liars = strangers(camp, 2)
+        liars = [camp.stranger() for _ in above]
 
         def join(liar: Party, victim: Member, more: int) -> Join:
             promised = victim.formation._acceptor._promised  # `Prepare` tells it to members with a low number
@@ -93,7 +83,7 @@ def test_machines_that_stall_by_turns_do_not_stop_the_others(stalled_s: float) -
     @virtually
     async def main() -> None:
         camp = Camp(5, batch=100)
-        guests = strangers(camp, 3)
+        guests = [camp.stranger() for _ in range(3)]
 
         async def stall(guest: Party, first_s: float) -> None:
             await asyncio.sleep(first_s)
@@ -137,7 +127,7 @@ def test_a_stranger_that_says_it_leads_many_stops_no_step(seats: int) -> None:
     @virtually
     async def main() -> None:
         camp = Camp(5, batch=100)
-        (liar,) = strangers(camp, 1)
+        liar = camp.stranger()
         liar.node.serve(JOIN, take_in)
         steps = await steps_of(camp, lambda member: [(liar, call_away(liar, member, seats))])
         assert min(steps) > 100, steps
@@ -153,7 +143,7 @@ def test_no_report_ends_a_leader(micro_batch_s: float) -> None:
     @virtually
     async def main() -> None:
         camp = Camp(3, batch=60)
-        (liar,) = strangers(camp, 1)
+        liar = camp.stranger()
         await camp.start()
         lives = []
         for member in camp.members:

@@ -12,6 +12,7 @@ from minga.averaging.clocking.batch_size import BatchSize
 from minga.averaging.clocking.registration import UPDATE_PERIOD_S, Registration
 from minga.averaging.clocking.sample_quota import MemberPace
 from minga.averaging.group import GroupSettings
+from minga.averaging.matchmaking.acceptor import MOST_RAISED
 from minga.averaging.matchmaking.join_window import LEAST_S, hold_s, waited_for
 from minga.averaging.matchmaking.leader import JOIN_GRACE_S, GroupLeader, OutOfSyncError, Surroundings
 from minga.averaging.messages import FromLeader, Join, Limit, Redirect, Report, Update
@@ -96,6 +97,7 @@ class Scene:
             lambda ballot: 0,
             lambda registrations, voters: False,
             lambda: self.other,
+            lambda: MOST_RAISED,
         )
         registration = Registration(join_of(0, own, around.get("previous", ""))[1], own, 0.0)
         self.gathering = GroupLeader(

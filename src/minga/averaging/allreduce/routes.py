@@ -95,10 +95,10 @@ def _mended(part: Part, turn: int, spares: list[list[int]], able: frozenset[int]
 
 
 def is_way(plan: Plan, way: RepairWay) -> bool:
-    """Whether members can go this way: each relay is of its site, can aggregate, and does not stand beside the root."""
+    """Whether members can go this way: it has no relays, or for each site one that can be it there, or the root."""
     if not way.relays:
         return True
     return len(way.relays) == len(plan.sites) and all(
-        relay == way.root or (relay in site and way.root not in site and plan.members[relay].aggregates)
+        relay == way.root or plan.may_relay(relay, site, way.root)
         for site, relay in zip(plan.sites, way.relays, strict=True)
     )

@@ -25,7 +25,6 @@ from minga.averaging.clocking.limits import Limits, collect_s, soonest_look_s
 from minga.averaging.clocking.registration import Registration
 from minga.averaging.clocking.sample_quota import MemberPace, share_out
 from minga.averaging.contracts import Contributor
-from minga.averaging.matchmaking.acceptor import MOST_RAISED
 from minga.averaging.matchmaking.join_window import hold_s, waited_for
 from minga.averaging.messages import MAX_SAMPLES, FromLeader, Join, Prepare, Redirect, SignedPlan, Update
 from minga.core.aio.signal import Signal
@@ -73,7 +72,7 @@ class Surroundings:
     """Whether the step may have a committed result already: given all of the group, and those of it who promised."""
     abdicate: Callable[[], Address | None]
     """Another peer that leads this step after all, or None."""
-    highest_ballot: Callable[[], int] = lambda: MOST_RAISED
+    highest_ballot: Callable[[], int]
     """The highest number that this attempt may have: a liar could else name one that the others cannot promise."""
     at_work: Callable[[], Collection[PeerId]] = tuple
     """Those of the expected whose last round still runs: they are waited for as long as that was foreseen."""

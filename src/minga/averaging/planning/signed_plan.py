@@ -202,7 +202,6 @@ def _flaws_of_roles(plan: Plan) -> Iterator[str]:
         if len(part.relays) != len(plan.sites):
             yield "a part has not one relay for each site"
             return
-        for site, relay in zip(plan.sites, part.relays, strict=True):
-            if relay not in site or not plan.members[relay].aggregates or (part.root in site and relay != part.root):
-                yield "a relay is not of its site, cannot aggregate, or stands beside the root"
-                return
+        if not all(plan.may_relay(relay, site, part.root) for site, relay in zip(plan.sites, part.relays, strict=True)):
+            yield "a relay is not of its site, cannot aggregate, or stands beside the root"
+            return

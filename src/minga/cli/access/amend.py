@@ -93,12 +93,15 @@ def run_regroup(link: str, options: AmendOptions, desk: OrganiserOptions, contex
 def run_stop(link: str, options: AmendOptions, desk: OrganiserOptions, context: Context) -> None:
     """End the run soon, or after the step that is named, at one step for all."""
     with _enter(link, desk, context) as organiser:
-        last = organiser.step_ahead(PAUSE_LEAD_S) if options.at_step is None else options.at_step
-        step = organiser.completed_step() if options.at_step is None else None
-        if step is not None:
-            context.output.say(f"The run is complete: it has taken its last step, {step}. There is nothing to stop.")
-            context.output.summary(ok=True, step=step, ended=True)
-            return
+        last = options.at_step
+        if last is None:
+            last = organiser.step_ahead(PAUSE_LEAD_S)
+            if (step := organiser.completed_step()) is not None:
+                context.output.say(
+                    f"The run is complete: it has taken its last step, {step}. There is nothing to stop."
+                )
+                context.output.summary(ok=True, step=step, ended=True)
+                return
         last = max(1, last)
         effect = f"The run ends when its trainers have taken step {last}."
 
