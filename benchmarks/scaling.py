@@ -179,8 +179,11 @@ def _home(generator: random.Random, index: int) -> PeerRates:
 
 
 def _member(index: int, aggregates: bool) -> GroupMember:
-    peer = PeerId(index.to_bytes(32, "big").hex())
-    return GroupMember(Address(peer, (f"192.0.2.{index % 250}:4433", f"198.51.100.{index % 250}:4433")), aggregates)
+    """With an id and endpoints that compress as badly as those of the world."""
+    generator = random.Random(index)
+    network, host, port = (generator.randrange(1, limit) for limit in (1 << 24, 250, 1 << 16))
+    public = f"{network >> 16}.{network >> 8 & 255}.{network & 255}.{host}:{port}"
+    return GroupMember(Address(PeerId(generator.randbytes(32).hex()), (public, f"192.168.1.{host}:{port}")), aggregates)
 
 
 def _flat(rates: SwarmRates) -> Division:

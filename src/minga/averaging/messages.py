@@ -24,6 +24,7 @@ MAX_TERM = 1000
 MAX_BALLOT = 1 << 32
 MAX_INTERVAL = 1 << 30
 MAX_SCORE = 1e30
+MAX_PLAN_BYTES = 1 << 20
 MAX_JOIN_NOTE_BYTES, MAX_PLAN_NOTE_BYTES = 1 << 10, 1 << 15
 LONGEST_S = 1e9
 
@@ -266,14 +267,16 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
 
 
 class SignedPlan(msgspec.Struct, frozen=True, tag="signed_plan", omit_defaults=True):
-    """Leader to member: the group is closed. `plan` is the msgpack of a `Plan`, `signature` the leader's.
+    """Leader to member: the group is closed. `plan` is the msgpack of a `Plan`, which `signature` signs.
 
-    The `note` is no part of what it signs: `minga.averaging.contracts.RoundNotes` says what it is.
+    The plan of a large group is `packed`: compressed by zlib, from `MAX_PLAN_BYTES` at most. The `note` is no part of
+    what the leader signs: `minga.averaging.contracts.RoundNotes` says what it is.
     """
 
-    plan: Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
+    plan: Annotated[bytes, msgspec.Meta(max_length=MAX_PLAN_BYTES)]
     signature: Annotated[bytes, msgspec.Meta(max_length=64)]
     note: Annotated[bytes, msgspec.Meta(max_length=MAX_PLAN_NOTE_BYTES)] = b""
+    packed: bool = False
 
 
 FromLeader = Limit | Redirect | SignedPlan | Prepare

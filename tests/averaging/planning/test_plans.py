@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 from minga.averaging.allreduce.round import chunk_table
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.matchmaking.suspects import Suspects
-from minga.averaging.messages import MAX_CHUNKS, GroupMember, Part, Plan, SignedPlan
+from minga.averaging.messages import MAX_CHUNKS, MAX_PLAN_BYTES, GroupMember, Part, Plan, SignedPlan
 from minga.averaging.planning.signed_plan import CONTEXT, PlanNeeds, accept_plan, make_plan, sign_plan
 from minga.averaging.solver.division import Division, PartShare, PeerRates, SwarmRates
 from minga.averaging.solver.planner import divide
@@ -108,6 +109,39 @@ def test_a_later_leaders_plan_is_checked_as_it_was_sent() -> None:
     plan = msgspec.msgpack.encode({**fields, "advice": [1]})
     signed = SignedPlan(plan, LEADER.sign(plan, context=CONTEXT))
     assert accept_plan(signed, **ARGUMENTS) == plan_of()
+
+
+def large_plan() -> Plan:
+    """With 1,000 members, each with two endpoints and a relay."""
+    ids = [LEADER.peer_id, *(PeerId(f"{5**n % 2**256:064x}") for n in range(1, 1000))]
+    members = [
+        GroupMember(Address(peer, (f"203.0.113.{n % 256}:{n + 4000}", f"192.168.0.{n % 256}:{n + 9000}")), True)
+        for n, peer in enumerate(ids)
+    ]
+    return plan_of(members=tuple(members), voters=tuple(range(1000)), electorate=1000)
+
+
+def test_the_plan_of_a_large_group_goes_packed_and_takes_less_than_half() -> None:
+    plan = large_plan()
+    signed = sign_plan(plan, LEADER)
+    assert 2 * len(signed.plan) < len(msgspec.msgpack.encode(plan))
+    assert accept_plan(signed, **{**ARGUMENTS, "me": plan.ids[-1]}) == plan
+    assert not sign_plan(plan_of(), LEADER).packed, "builds before this one read the plans of small groups"
+
+
+@pytest.mark.parametrize("flaw", ["cut off", "more after it", "too long", "not packed", "packed twice"])
+def test_a_plan_that_is_not_packed_rightly_blames_the_leader(flaw: str) -> None:
+    encoded = msgspec.msgpack.encode(large_plan())
+    packed = {
+        "cut off": zlib.compress(encoded)[:-1],
+        "more after it": zlib.compress(encoded) + b"more",
+        "too long": zlib.compress(msgspec.msgpack.encode({"more": bytes(MAX_PLAN_BYTES)})),
+        "not packed": encoded,
+        "packed twice": zlib.compress(zlib.compress(encoded)),
+    }[flaw]
+    signed = SignedPlan(packed, LEADER.sign(packed, context=CONTEXT), packed=True)
+    with pytest.raises(ProtocolError, match="malformed plan"):
+        accept_plan(signed, **ARGUMENTS)
 
 
 def test_text_that_is_no_utf8_blames_the_leader() -> None:
