@@ -24,7 +24,7 @@ def results_of(script: str, folder: Path, members: Sequence[tuple[str, str, tupl
     try:
         for name, width, arguments in members:
             command = [sys.executable, "-c", script, str(folder), name, *arguments]
-            environment = {**os.environ, "ATEN_CPU_CAPABILITY": width}
+            environment = {**os.environ, "ATEN_CPU_CAPABILITY": width, "OMP_WAIT_POLICY": "passive"}
             processes.append(subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True))
             while not (folder / "link").exists():
                 assert processes[0].poll() is None, processes[0].communicate()[1]
