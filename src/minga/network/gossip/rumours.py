@@ -72,6 +72,7 @@ class RumourSpreader:
 
     def __init__(self, board: Board, node: Node, generator: random.Random) -> None:
         self._board, self._node, self._generator = board, node, generator
+        self._loop = asyncio.get_running_loop()  # asked for with each record, which in Python 3.11 is a system call
         self._rumours: dict[Key, _Rumour] = {}
         self._outboxes: dict[PeerId, dict[Key, None]] = {}
         self._pushed_s: dict[PeerId, float] = {}  # when the push began that is under way
@@ -146,12 +147,12 @@ class RumourSpreader:
                 await asyncio.gather(*pushes, return_exceptions=True)
 
     def _flush_within(self, seconds: float) -> None:
-        due = asyncio.get_running_loop().time() + seconds
+        due = self._loop.time() + seconds
         if self._flush_at is None or due < self._flush_at - 0.001:
             if self._timer is not None:
                 self._timer.cancel()
             self._flush_at = due
-            self._timer = asyncio.get_running_loop().call_at(due, self._flush)
+            self._timer = self._loop.call_at(due, self._flush)
 
     def _flush(self) -> None:
         """Tell the next neighbour, or all that have to be told at once."""
@@ -198,7 +199,7 @@ class RumourSpreader:
         board = self._board
         if board.alive_count > TELLS_ALL:
             return False
-        slow_since_s = asyncio.get_running_loop().time() - SLOW_S
+        slow_since_s = self._loop.time() - SLOW_S
         return all(
             self._node.is_connected(peer) and self._pushed_s.get(peer, slow_since_s) >= slow_since_s
             for peer in board.owners()
@@ -209,7 +210,7 @@ class RumourSpreader:
         try:
             while keys := self._outboxes[peer]:
                 self._outboxes[peer] = {}
-                self._pushed_s[peer] = asyncio.get_running_loop().time()
+                self._pushed_s[peer] = self._loop.time()
                 await self._push(peer, self._entries(keys))
         except (RemoteError, TimeoutError):
             pass  # the exchanges will bring what is missing, if the peer still lives
