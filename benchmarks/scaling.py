@@ -179,11 +179,13 @@ def _home(generator: random.Random, index: int) -> PeerRates:
 
 
 def _member(index: int, aggregates: bool) -> GroupMember:
-    """With an id and endpoints that compress as badly as those of the world."""
-    generator = random.Random(index)
-    network, host, port = (generator.randrange(1, limit) for limit in (1 << 24, 250, 1 << 16))
-    public = f"{network >> 16}.{network >> 8 & 255}.{network & 255}.{host}:{port}"
-    return GroupMember(Address(PeerId(generator.randbytes(32).hex()), (public, f"192.168.1.{host}:{port}")), aggregates)
+    """With an id and two endpoints that compress as badly as those of the world."""
+    drawn = random.Random(index)
+    network, hosts = drawn.randrange(1 << 24), [drawn.randrange(1, 255) for _ in range(2)]
+    ports = [drawn.randrange(1024, 1 << 16) for _ in range(2)]
+    public = f"{network >> 16}.{network >> 8 & 255}.{network & 255}.{hosts[0]}:{ports[0]}"
+    endpoints = (public, f"192.168.1.{hosts[1]}:{ports[1]}")
+    return GroupMember(Address(PeerId(drawn.randbytes(32).hex()), endpoints), aggregates)
 
 
 def _flat(rates: SwarmRates) -> Division:

@@ -24,6 +24,7 @@ def results_of(script: str, folder: Path, members: Sequence[tuple[str, str, tupl
     try:
         for name, width, arguments in members:
             command = [sys.executable, "-c", script, str(folder), name, *arguments]
+            # Threads that wait must not spin: there are more of them than cores.
             environment = {**os.environ, "ATEN_CPU_CAPABILITY": width, "OMP_WAIT_POLICY": "passive"}
             processes.append(subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True))
             while not (folder / "link").exists():

@@ -267,10 +267,10 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
 
 
 class SignedPlan(msgspec.Struct, frozen=True, tag="signed_plan", omit_defaults=True):
-    """Leader to member: the group is closed. `plan` is the msgpack of a `Plan`, which `signature` signs.
+    """Leader to member: the group is closed. `signature` is the leader's, of the bytes of `plan`.
 
-    The plan of a large group is `packed`: compressed by zlib, from `MAX_PLAN_BYTES` at most. The `note` is no part of
-    what the leader signs: `minga.averaging.contracts.RoundNotes` says what it is.
+    These are the msgpack of a `Plan`, of a large group `packed`: compressed by zlib, from `MAX_PLAN_BYTES` or fewer. The
+    `note` is no part of what the leader signs: `minga.averaging.contracts.RoundNotes` says what it is.
     """
 
     plan: Annotated[bytes, msgspec.Meta(max_length=MAX_PLAN_BYTES)]

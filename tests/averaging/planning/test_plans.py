@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import zlib
 from typing import Any
 
@@ -111,14 +112,16 @@ def test_a_later_leaders_plan_is_checked_as_it_was_sent() -> None:
     assert accept_plan(signed, **ARGUMENTS) == plan_of()
 
 
-def large_plan() -> Plan:
-    """With 1,000 members, each with two endpoints and a relay."""
-    ids = [LEADER.peer_id, *(PeerId(f"{5**n % 2**256:064x}") for n in range(1, 1000))]
-    members = [
-        GroupMember(Address(peer, (f"203.0.113.{n % 256}:{n + 4000}", f"192.168.0.{n % 256}:{n + 9000}")), True)
-        for n, peer in enumerate(ids)
-    ]
-    return plan_of(members=tuple(members), voters=tuple(range(1000)), electorate=1000)
+def large_plan(count: int = 1000) -> Plan:
+    """With so many members, each with two endpoints and a relay."""
+    drawn = random.Random(count)
+
+    def address(n: int) -> Address:
+        endpoints = (f"203.0.{drawn.randrange(256)}.{n % 256}:{n + 4000}", f"192.168.0.{n % 256}:{n + 9000}")
+        return Address(PEERS[0] if n == 0 else PeerId(drawn.randbytes(32).hex()), endpoints, "https://relay.example./")
+
+    members = tuple(GroupMember(address(n), True) for n in range(count))
+    return plan_of(members=members, voters=tuple(range(count)), electorate=count)
 
 
 def test_the_plan_of_a_large_group_goes_packed_and_takes_less_than_half() -> None:
@@ -126,22 +129,29 @@ def test_the_plan_of_a_large_group_goes_packed_and_takes_less_than_half() -> Non
     signed = sign_plan(plan, LEADER)
     assert 2 * len(signed.plan) < len(msgspec.msgpack.encode(plan))
     assert accept_plan(signed, **{**ARGUMENTS, "me": plan.ids[-1]}) == plan
-    assert not sign_plan(plan_of(), LEADER).packed, "builds before this one read the plans of small groups"
+
+
+def test_builds_before_this_one_read_the_plans_of_groups_up_to_64() -> None:
+    assert not sign_plan(large_plan(64), LEADER).packed
+    assert sign_plan(large_plan(65), LEADER).packed
 
 
 @pytest.mark.parametrize("flaw", ["cut off", "more after it", "too long", "not packed", "packed twice"])
 def test_a_plan_that_is_not_packed_rightly_blames_the_leader(flaw: str) -> None:
-    encoded = msgspec.msgpack.encode(large_plan())
+    plan = large_plan()
+    encoded = msgspec.msgpack.encode(plan)
     packed = {
         "cut off": zlib.compress(encoded)[:-1],
         "more after it": zlib.compress(encoded) + b"more",
-        "too long": zlib.compress(msgspec.msgpack.encode({"more": bytes(MAX_PLAN_BYTES)})),
+        "too long": zlib.compress(
+            msgspec.msgpack.encode({**msgspec.to_builtins(plan), "later": bytes(MAX_PLAN_BYTES)})
+        ),
         "not packed": encoded,
         "packed twice": zlib.compress(zlib.compress(encoded)),
     }[flaw]
     signed = SignedPlan(packed, LEADER.sign(packed, context=CONTEXT), packed=True)
     with pytest.raises(ProtocolError, match="malformed plan"):
-        accept_plan(signed, **ARGUMENTS)
+        accept_plan(signed, **{**ARGUMENTS, "me": plan.ids[-1]})
 
 
 def test_text_that_is_no_utf8_blames_the_leader() -> None:

@@ -1,8 +1,7 @@
 """Plans: made by a leader from a division, signed, and checked by everybody who gets one.
 
 A leader sends a plan to each of the members that it names, so what it uploads grows with their number squared. Most of
-a plan are ids and addresses in text. Those of large groups go compressed: with 1,000 members that takes the upload of a
-home line half a minute less (`docs/scaling.md`).
+a plan is ids and addresses in text, so those of large groups go compressed (`docs/scaling.md` has the figures).
 """
 
 from __future__ import annotations
