@@ -269,7 +269,7 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
 class SignedPlan(msgspec.Struct, frozen=True, tag="signed_plan", omit_defaults=True):
     """Leader to member: the group is closed. `signature` is the leader's, of the bytes of `plan`.
 
-    These are the msgpack of a `Plan`, of a large group `packed`: compressed by zlib, from `MAX_PLAN_BYTES` or fewer. The
+    These are the msgpack of a `Plan`, of a large group `packed`: compressed by zlib, from at most `MAX_PLAN_BYTES`. The
     `note` is no part of what the leader signs: `minga.averaging.contracts.RoundNotes` says what it is.
     """
 
