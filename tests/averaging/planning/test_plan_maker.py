@@ -123,6 +123,35 @@ async def test_a_plan_is_solved_once_while_nothing_moves() -> None:
     assert plan_maker.solved == 3
 
 
+@pytest.mark.parametrize("at_least", [None, 1e6])
+def test_a_plan_has_the_rates_that_members_found_out_since_they_joined(at_least: float | None) -> None:
+    """They join as their step begins: the first round of a run was planned as if nothing were known of anybody."""
+
+    @virtually
+    async def main() -> None:
+        rates = {peer: 8e6 if number % 3 == 0 else 1e6 for number, peer in enumerate(PEERS)}
+        plan_maker = Desk(PEERS[0], rates)
+        joined = registrations(rates)
+        known = await plan_maker.plan(3, joined)
+        for registration in joined.values():
+            registration.join = msgspec.structs.replace(
+                registration.join, upload=at_least, download=at_least, upload_shown=False, download_shown=False
+            )
+        assert (await plan_maker.plan(3, joined)).parts == known.parts
+        plan_maker.board._upload.clear()
+        assert (await plan_maker.plan(3, joined)).parts != known.parts, "nobody found anything out"
+
+    main()
+
+
+@virtually
+async def test_a_rate_that_a_member_showed_when_it_joined_counts() -> None:
+    rates = {peer: 8e6 if number % 3 == 0 else 1e6 for number, peer in enumerate(PEERS)}
+    plan_maker = Desk(PEERS[0], dict.fromkeys(PEERS, 1e6))
+    before = await plan_maker.plan(3, registrations(rates))
+    assert before.parts != (await plan_maker.plan(3, registrations(dict.fromkeys(PEERS, 1e6)))).parts
+
+
 @virtually
 async def test_who_is_to_do_it_all_refuses() -> None:
     upload = dict.fromkeys(PEERS, 1e6)  # alone it takes 44 s, equal parts 7 s

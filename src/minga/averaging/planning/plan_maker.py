@@ -21,6 +21,7 @@ from msgspec.structs import replace as with_fields
 from minga.averaging.clocking.registration import Registration
 from minga.averaging.election import ranking
 from minga.averaging.group import GroupSettings, SwarmView
+from minga.averaging.link_record import Links
 from minga.averaging.messages import PeerScore, Plan
 from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
 from minga.averaging.planning.best_contributor import best_contributor, wrong_choice
@@ -42,6 +43,8 @@ FEW: Final = 16
 """Rates of so many members are put together here: to ask another thread takes longer."""
 REGROUPED_S: Final = 10.0
 """Seconds after which that is asked anew for a group that has other members."""
+
+_NOTHING: Final = Links()
 
 Result = TypeVar("Result")
 Divide = Callable[[SwarmRates, float], Division]
@@ -152,8 +155,8 @@ class PlanMaker:
         self, order: Sequence[PeerId], registrations: Mapping[PeerId, Registration], *, able: bool = False
     ) -> SwarmRates:
         gives = order if able else self._contributors(registrations)
-        claims = [_claim(registrations[peer], able=able, gives=peer in gives) for peer in order]
         links = dict(self._swarm_view.links())
+        claims = [_claim(registrations[peer], links.get(peer, _NOTHING), able, peer in gives) for peer in order]
         if len(order) <= FEW:
             return swarm_rates(order, claims, links)
         return await _aside(swarm_rates, order, claims, links)
@@ -201,20 +204,29 @@ def _who_rests(rates: SwarmRates, work: StepWork) -> tuple[int, ...]:
     return resting(rates, work) if known else ()
 
 
-def _claim(registration: Registration, *, able: bool, gives: bool) -> RateClaim:
-    """What a member says of itself. It sends what it `gives` to the round, or if only that counts, what it is `able`
-    to.
+def _claim(registration: Registration, links: Links, able: bool, gives: bool) -> RateClaim:
+    """What a member says of itself: of its line when it joined, or by its record `links` if it found out since then. It
+    sends what it `gives` to the round, or if only that counts, what it is `able` to.
     """
     join, report = registration.join, registration.report
+    upload, upload_shown = _latest(join.upload, join.upload_shown, links.upload, links.upload_shown)
+    download, download_shown = _latest(join.download, join.download_shown, links.download, links.download_shown)
     return RateClaim(
-        upload=join.upload,
-        download=join.download,
+        upload=upload,
+        download=download,
         samples_per_second=report.rate,
         sends=gives and (registration.gives or (able and join.computes and bool(report.rate))),
         aggregates=join.aggregates,
-        upload_shown=join.upload_shown,
-        download_shown=join.download_shown,
+        upload_shown=upload_shown,
+        download_shown=download_shown,
     )
+
+
+def _latest(joined: float | None, was_shown: bool, published: int, is_shown: bool) -> tuple[float | None, bool]:
+    """A rate, and whether it was shown. Members join as their step begins, and in a long one they learn more."""
+    if published and (joined is None or (is_shown and not was_shown)):
+        return float(published), is_shown
+    return joined, was_shown
 
 
 def _has_moved(before: SwarmRates, after: SwarmRates) -> bool:
