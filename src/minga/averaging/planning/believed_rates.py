@@ -44,8 +44,8 @@ ALIKE = 0.5
 
 @dataclass(frozen=True)
 class RateClaim:
-    """What a peer tells of itself when it joins a group: rates in bytes per second, None where unknown, and the least
-    that they can be where they were not `shown`.
+    """What a peer tells of itself, when it joins a group or since then on the board: rates in bytes per second, None
+    where unknown, and the least that they can be where they were not `shown`.
     """
 
     upload: float | None = None

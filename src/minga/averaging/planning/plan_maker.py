@@ -45,6 +45,7 @@ REGROUPED_S: Final = 10.0
 """Seconds after which that is asked anew for a group that has other members."""
 
 _NOTHING: Final = Links()
+"""What a peer says of its line that has no record on the board."""
 
 Result = TypeVar("Result")
 Divide = Callable[[SwarmRates, float], Division]
@@ -156,7 +157,9 @@ class PlanMaker:
     ) -> SwarmRates:
         gives = order if able else self._contributors(registrations)
         links = dict(self._swarm_view.links())
-        claims = [_claim(registrations[peer], links.get(peer, _NOTHING), able, peer in gives) for peer in order]
+        claims = [
+            _claim(registrations[peer], links.get(peer, _NOTHING), able=able, gives=peer in gives) for peer in order
+        ]
         if len(order) <= FEW:
             return swarm_rates(order, claims, links)
         return await _aside(swarm_rates, order, claims, links)
@@ -204,7 +207,7 @@ def _who_rests(rates: SwarmRates, work: StepWork) -> tuple[int, ...]:
     return resting(rates, work) if known else ()
 
 
-def _claim(registration: Registration, links: Links, able: bool, gives: bool) -> RateClaim:
+def _claim(registration: Registration, links: Links, *, able: bool, gives: bool) -> RateClaim:
     """What a member says of itself: of its line when it joined, or by its record `links` if it found out since then. It
     sends what it `gives` to the round, or if only that counts, what it is `able` to.
     """
