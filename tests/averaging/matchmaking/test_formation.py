@@ -543,6 +543,30 @@ def test_a_leader_that_stops_its_members_and_then_says_nothing_is_given_up(monke
     main()
 
 
+def test_who_comes_late_into_a_long_step_stays_with_its_leader() -> None:
+    """It stops after one micro-batch, and took its leader for lost half a minute later, again and again."""
+
+    @virtually
+    async def main() -> None:
+        camp = Camp(30, batch=6000, speeds=[(4, 2.0)] * 30, seed=3)
+        await camp.begin()
+        await asyncio.sleep(10.0)
+        newcomer = Member(camp, Party(camp.internet.host(HostSettings()), camp.book), 6000, 4, 2.0)
+        camp.parties.append(newcomer.party)
+        camp.members.append(newcomer)
+        newcomer.party.node.start()
+        for work in (newcomer.train(), newcomer.live()):
+            newcomer.party.network.process.run(work)
+        await camp.until_step(1)
+        assert asyncio.get_running_loop().time() > 90.0
+        plan, samples = newcomer.plans[0]
+        assert (len(plan.members), samples) == (31, 4)
+        assert "group.leader_lost" not in [event.kind for event in newcomer.party.log]
+        await camp.close()
+
+    main()
+
+
 def test_a_leader_that_keeps_a_member_while_the_swarm_goes_on_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """One with nothing to give is in no hurry: a newcomer followed for ever what led no more, or one that lied."""
 

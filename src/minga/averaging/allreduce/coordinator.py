@@ -87,7 +87,6 @@ class Coordinator:
             for member in sorted(revoked):
                 round.revoke(member, round.next_term)
             await self._repair()
-            self._repaired |= lost
 
     async def _repair(self) -> None:
         round, refusals = self._round, Counter[int]()
@@ -101,7 +100,9 @@ class Coordinator:
             if not round.electorate.is_quorum(holdings):
                 round.abort("too few members of the group are left")
             elif set(holdings) == set(round.alive()) and given_up == round.dead.keys() | round.revoked:
-                await self._announce(self._decide(term, holdings), holdings)
+                repair = self._decide(term, holdings)
+                self._repaired.update(repair.dead)
+                await self._announce(repair, holdings)
                 return
 
     def _to_revoke(self, sender: int, answering: set[int], slow: set[int]) -> set[int]:
@@ -196,7 +197,7 @@ class Coordinator:
             if not holders_of:
                 orphans.append(index)
             else:
-                held.setdefault(min(holders_of, key=lambda i: (i in round.revoked, i)), []).append(index)
+                held.setdefault(self._holder(index, holders_of), []).append(index)
         aggregators = [i for i in sorted(holdings) if round.plan.members[i].aggregates]
         workers = [i for i in aggregators if i not in round.revoked] or aggregators
         ways = repair_ways(round.plan, workers) or [RepairWay(round.me)]
@@ -210,6 +211,16 @@ class Coordinator:
         holders = tuple((round.me if holder in round.revoked else holder, chunks) for holder, chunks in holders)
         dead, revoked = tuple(sorted(round.dead)), tuple(sorted(round.revoked))
         return Repair(round.plan.round_id, term, dead, revoked, tuple(added), holders)
+
+    def _holder(self, index: int, holders: list[int]) -> int:
+        """Who of those that have a chunk gives it to the others: by turns, or one line would carry all of them."""
+
+        def reluctance(member: int) -> tuple[bool, bool]:
+            return member in self._round.revoked, not self._round.plan.members[member].aggregates
+
+        least = min(map(reluctance, holders))
+        willing = [member for member in holders if reluctance(member) == least]
+        return willing[index % len(willing)]
 
     async def _announce(self, repair: Repair, holdings: dict[int, ChunkMap]) -> None:
         round = self._round

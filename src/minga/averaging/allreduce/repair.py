@@ -6,8 +6,8 @@ reduced chunks. One living member coordinates, the first in the order of the pla
     member       ── Lost{who} ──▶ coordinator       I hear nothing more from this one, or it holds all others up
     coordinator  ── alive? ─────▶ the accused       still in this round? If it answers, only a link is broken
     coordinator  ── Freeze ─────▶ every member      take no more from it; which chunks do you have?
-    coordinator  ── Repair ─────▶ every member      chunks that someone has are fetched from there,
-                                                    the others are reduced again by other members, see `routes.py`
+    coordinator  ── Repair ─────▶ every member      chunks that a member has are fetched from it, the others are
+                                                    reduced again by other members, both as `routes.py` says
 
 Freezing before deciding makes it impossible that one member applies a chunk of the lost aggregator while the others
 reduce it anew. Repairs add up: each carries all assignments made so far and a higher term, so a coordinator that dies
@@ -30,6 +30,7 @@ from minga.averaging.allreduce.coordinator import LOST, TERMS_AHEAD, Coordinator
 from minga.averaging.allreduce.messages import Assignment, ChunkMap, Done, Freeze, Lost, Repair
 from minga.averaging.allreduce.reducer import Reducer
 from minga.averaging.allreduce.round import Round
+from minga.averaging.allreduce.routes import FetchWays
 from minga.averaging.allreduce.sender import exchange, fetch
 from minga.averaging.allreduce.stragglers import StragglerDetector
 from minga.core.aio.hedging import racing
@@ -215,9 +216,21 @@ class Repairer:
         fresh = [a for a in repair.assignments if a.key not in round.assignments and is_valid(round, a, repair.term)]
         round.assignments.update({a.key: a for a in fresh})
         self._begin(fresh)
+        for source, chunks in self._sources(repair).items():
+            round.spawn(fetch(round, source, tuple(chunks)), frozenset({source}))
+
+    def _sources(self, repair: Repair) -> dict[int, list[int]]:
+        """Whom this member asks for which of the chunks that a repair found; see `routes.py`."""
+        round, sources = self._round, dict[int, list[int]]()
+        idle = {*repair.dead, *repair.revoked}
+        able = {i for i, member in enumerate(round.plan.members) if member.aggregates and i not in idle}
+        ways = FetchWays(round.plan, round.me, able)
         for holder, chunks in repair.holders:
-            if holder != round.me and holder < len(round.members) and exist(round, chunks):
-                round.spawn(fetch(round, holder, chunks), frozenset({holder}))
+            if holder < len(round.members) and exist(round, chunks):
+                for chunk in chunks:
+                    sources.setdefault(ways.source(holder, chunk), []).append(chunk)
+        sources.pop(round.me, None)
+        return sources
 
     def _give_up(self, dead: Iterable[int], revoked: Iterable[int], term: int) -> None:
         known = range(len(self._round.members))

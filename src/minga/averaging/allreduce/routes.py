@@ -7,6 +7,9 @@ and members that send to one relay of their site send to the others, too. So los
 Where a relay is lost, another one of the site takes its place, or any other member there; members of a site that has
 nobody left for that send to the root. A way that lost its root is not used, unless all did: then one of its relays is
 the root, and connects to the others.
+
+A lost chunk that a living member has is fetched. One line would be long in giving it to hundreds: so in each site one
+member fetches it from the holder, and the others from that one.
 """
 
 from __future__ import annotations
@@ -73,6 +76,28 @@ def repair_ways(plan: Plan, workers: Collection[int]) -> list[RepairWay]:
     mended = (_mended(part, turn, spares, able) for turn, part in enumerate(parts))
     # Of the sites nobody may be left, only members without one.
     return list(dict.fromkeys(way for way in mended if way)) or [RepairWay(worker) for worker in sorted(able)]
+
+
+class FetchWays:
+    """From whom `member` fetches chunks that others have, if those in `able` live and can be dialled."""
+
+    def __init__(self, plan: Plan, member: int, able: Collection[int]) -> None:
+        self._member, self._able = member, able
+        self._groups: list[list[int]] = []
+        for number, site in enumerate(plan.sites):
+            if member in site:
+                relays = dict.fromkeys(part.relays[number] for part in plan.parts)
+                self._groups = [[relay for relay in relays if relay in site], list(site)]
+
+    def source(self, holder: int, chunk: int) -> int:
+        """Whom to ask for a chunk of `holder`'s; the member itself if that is the one.
+
+        It is the first of the able in an order that is fixed for each site and chunk. So what one repair says stays
+        true in later ones, which know fewer members that are able, and no two members ever wait for each other.
+        """
+        turned = (group[(chunk + turn) % len(group)] for group in self._groups for turn in range(len(group)))
+        first = next((member for member in turned if member in self._able), self._member)
+        return holder if self._member in (first, holder) else first
 
 
 def _spares(plan: Plan, number: int, able: frozenset[int]) -> list[int]:

@@ -38,8 +38,9 @@ JOIN, PROBE = "group.join", "group.probe"
 LEAST_PAUSE_S = LEAST_TICKS * PULSE_S
 WATCH_PERIOD_S = 1.0
 LATE_S = 30.0
-"""Seconds after which a plan that is due is overdue, and twice the time of the step so far: a leader may hold a full
-step for newcomers as long as the step took, before and after it waited for the permission to close."""
+"""Seconds after which a plan that is due is overdue, and twice the time of the step so far, or of a usual one if that is
+longer: a leader may hold a full step for newcomers as long as the step took, before and after it waited for the
+permission to close. Who came late stops after one micro-batch, and the others may need minutes for theirs."""
 LEFT_BEHIND_S = 5.0
 """Who sees twice, so many seconds apart, that the swarm is past the step has been forgotten by its leader."""
 
@@ -79,12 +80,14 @@ async def follow(
     join: Join,
     numel: int,
     is_due: Callable[[Report], bool],
+    usual_s: Callable[[Report], float],
     is_behind: Callable[[], bool],
 ) -> FollowedPlan | Address:
     """Join `leader`, stop the trainer where it says, and return its plan over `numel` elements.
 
     Returns an address instead if it says that another peer leads. A leader that gives signs of life but no plan
-    although `is_due(own report)` says that there should be one counts as silent, see `LATE_S`. Raises
+    although `is_due(own report)` says that there should be one counts as silent, see `LATE_S`; `usual_s(own report)` are
+    the seconds that such a step takes as a rule, as far as this peer can tell. Raises
     `OutOfSyncError` if the leader is at a later step or in another state, or if `is_behind()` says for a while that the
     swarm is, and other `RemoteError`s if the leader cannot be reached, falls silent, or breaks the protocol.
     """
@@ -97,7 +100,7 @@ async def follow(
         told.tell(join.report.score, loop.time())
         updates = loop.create_task(_send_updates(stream, contributor, told))
         listening = loop.create_task(_listen(stream, contributor, acceptor, told))
-        watching = loop.create_task(_watch(stream, contributor, is_due, is_behind))
+        watching = loop.create_task(_watch(stream, contributor, is_due, usual_s, is_behind))
         try:
             await asyncio.wait({listening, watching}, return_when=asyncio.FIRST_COMPLETED)
             if not listening.done():
@@ -131,11 +134,15 @@ async def _listen(
 
 
 async def _watch(
-    stream: MessageStream, contributor: Contributor, is_due: Callable[[Report], bool], is_behind: Callable[[], bool]
+    stream: MessageStream,
+    contributor: Contributor,
+    is_due: Callable[[Report], bool],
+    usual_s: Callable[[Report], float],
+    is_behind: Callable[[], bool],
 ) -> None:
     worked_s = due_s = 0.0
     was_behind = False
-    while due_s < LATE_S + 2.0 * worked_s:
+    while due_s < LATE_S + 2.0 * worked_s or due_s < LATE_S + 2.0 * usual_s(contributor.report()):
         await asyncio.sleep(WATCH_PERIOD_S)
         if is_due(contributor.report()):
             due_s += WATCH_PERIOD_S

@@ -204,6 +204,11 @@ class GroupFormation:
         waits = report.parked and (report.samples > 0 or self._standby.is_far_longer)
         return waits and has_quorum(set(self._swarm_view.alive()), self._membership.everyone)
 
+    def _usual_s(self, report: Report) -> float:
+        """How many seconds the step takes if all who are in it compute like this peer; 0 as long as it cannot tell."""
+        members = max(1, len(self._swarm_view.at(self._step)))
+        return self.batch.present / (members * report.rate) if report.rate else 0.0
+
     # ---- following
 
     async def _follow(self, leader: Address) -> Plan | Address:
@@ -211,7 +216,9 @@ class GroupFormation:
         try:
             join, numel = self._join_message(leader.peer_id), self._settings.vectors(self._step).numel
             due, behind = self._is_due, self._membership.is_behind
-            outcome = await follow(self._node, self._contributor, self._acceptor, leader, join, numel, due, behind)
+            outcome = await follow(
+                self._node, self._contributor, self._acceptor, leader, join, numel, due, self._usual_s, behind
+            )
         finally:
             self._following = None
         if not isinstance(outcome, Address):
