@@ -123,10 +123,13 @@ class Repair(msgspec.Struct, frozen=True):
 
 
 class FetchChunks(msgspec.Struct, frozen=True):
-    """Ask a member for reduced chunks, as float32; it answers each as soon as it has it."""
+    """Ask a member for reduced chunks; it answers each as soon as it has it: as float32, or if `encoded` and their
+    codec allows it as the root sent them.
+    """
 
     round_id: RoundId
     chunks: Annotated[tuple[Offset, ...], msgspec.Meta(max_length=MAX_CHUNKS)]
+    encoded: bool = False
 
 
 class Hold(msgspec.Struct, frozen=True):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import torch
 
 from minga.averaging.allreduce.messages import Assignment, ChunkWeight, CountedMembers, FetchChunks, PartHello
 from minga.averaging.allreduce.round import Round, pack_bitmap, unpack_bitmap
-from minga.averaging.codecs.dense import Codec, is_finite
+from minga.averaging.codecs.dense import Codec, codec, is_finite
 from minga.averaging.codecs.encoded_chunks import receive_encoded
 from minga.averaging.codecs.residual import Encoder
 from minga.averaging.codecs.tensor_bytes import as_bytes
@@ -26,6 +26,9 @@ MOST_SHARED_BYTES = 1 << 14
 
 LAST_WORDS_S = 1.0
 """Seconds that a send may still take to return when the result of what it sent has already come."""
+
+
+_PLAIN: Final = codec("float32")
 
 
 class Reduced(NamedTuple):
@@ -109,7 +112,7 @@ def _abort_if_local(round: Round, sending: asyncio.Task[None]) -> None:
 
 
 async def fetch(round: Round, holder: int, chunks: tuple[int, ...]) -> None:
-    """Fetch reduced chunks from a member that has or will have them, as float32; a failure buries the holder."""
+    """Fetch reduced chunks from a member that has or will have them; a failure buries the holder."""
     wanted = tuple(i for i in chunks if not round.have[i] and i not in round.fetching)
     if not wanted:
         return
@@ -127,13 +130,10 @@ async def fetch(round: Round, holder: int, chunks: tuple[int, ...]) -> None:
 
 
 async def _receive_fetched(round: Round, wanted: tuple[int, ...], stream: MessageStream) -> None:
-    await stream.send(FetchChunks(round.plan.round_id, wanted))
+    await stream.send(FetchChunks(round.plan.round_id, wanted, encoded=True))
     for index in wanted:
         values = torch.empty_like(round.reduced[index])
-        view = as_bytes(values)
-        await stream.receive_bulk_into(view)
-        round.bytes_received += view.nbytes
-        _require_finite(values, stream)
+        await _receive_values(round, index, values, stream)
         if not round.have[index]:
             round.reduced[index].copy_(values)
             round.got(index)
@@ -150,9 +150,32 @@ async def serve_fetch(round: Round, stream: MessageStream, request: FetchChunks)
             if round.aborted:
                 raise RejectedError(round.aborted, code=RefusalCode.ABORTED)
             await round.came.wait()
-        view = as_bytes(round.reduced[index])
-        await stream.send_bulk(view)
-        round.bytes_sent += view.nbytes
+        codec = _fetch_codec(round, index) if request.encoded else _PLAIN
+        body = as_bytes(round.reduced[index])
+        if not codec.is_identity:
+            body = round.buffer(round.chunks[index].download_bytes)
+            codec.encode(round.reduced[index], body)
+        await stream.send_bulk(body)
+        round.bytes_sent += body.nbytes
+
+
+async def _receive_values(round: Round, index: int, values: torch.Tensor, stream: MessageStream) -> None:
+    """Fill `values` with a chunk as its holder sends it: one of an earlier build sends float32 in any case."""
+    codec, room = _fetch_codec(round, index), round.buffer(4 * values.numel())
+    body = room[: await stream.receive_bulk_up_to(room)]
+    _decode(_PLAIN if len(body) == len(room) else codec, body, values, stream)
+    _require_finite(values, stream)
+    round.bytes_received += len(body)
+
+
+def _fetch_codec(round: Round, index: int) -> Codec:
+    """That of the chunk's mean, if it gives fewer bytes, whose number says that it is it, and encoding what it decoded
+    to gives the same values again. That is not so if it draws, or in a round that adopts what another one cut.
+    """
+    chunk = round.chunks[index]
+    codec = chunk.codecs.download
+    is_shorter = codec.has_fixed_size and chunk.download_bytes < 4 * chunk.numel
+    return codec if is_shorter and not (codec.draws or round.plan.adopts) else _PLAIN
 
 
 # ---- sending

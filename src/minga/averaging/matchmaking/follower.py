@@ -38,9 +38,9 @@ JOIN, PROBE = "group.join", "group.probe"
 LEAST_PAUSE_S = LEAST_TICKS * PULSE_S
 WATCH_PERIOD_S = 1.0
 LATE_S = 30.0
-"""Seconds after which a plan that is due is overdue, and twice the time of the step so far, or of a usual one if that is
-longer: a leader may hold a full step for newcomers as long as the step took, before and after it waited for the
-permission to close. Who came late stops after one micro-batch, and the others may need minutes for theirs."""
+"""Seconds after which a plan that is due is overdue, and twice the time of the step so far, or of a usual one if that
+is longer: a leader may hold a full step for newcomers as long as the step took, before and after it waited for the
+permission to close. A peer that came late stops after one micro-batch, and the others may need minutes for theirs."""
 LEFT_BEHIND_S = 5.0
 """Who sees twice, so many seconds apart, that the swarm is past the step has been forgotten by its leader."""
 
@@ -86,10 +86,10 @@ async def follow(
     """Join `leader`, stop the trainer where it says, and return its plan over `numel` elements.
 
     Returns an address instead if it says that another peer leads. A leader that gives signs of life but no plan
-    although `is_due(own report)` says that there should be one counts as silent, see `LATE_S`; `usual_s(own report)` are
-    the seconds that such a step takes as a rule, as far as this peer can tell. Raises
-    `OutOfSyncError` if the leader is at a later step or in another state, or if `is_behind()` says for a while that the
-    swarm is, and other `RemoteError`s if the leader cannot be reached, falls silent, or breaks the protocol.
+    although `is_due(own report)` says that there should be one counts as silent, see `LATE_S`; a usual step takes
+    `usual_s(own report)` seconds, as far as this peer can tell. Raises `OutOfSyncError` if the leader is at a later
+    step or in another state, or if `is_behind()` says for a while that the swarm is, and other `RemoteError`s if the
+    leader cannot be reached, falls silent, or breaks the protocol.
     """
     peer = leader.peer_id
     if not node.is_connected(peer) and leader.dialable:
