@@ -123,8 +123,8 @@ class Repair(msgspec.Struct, frozen=True):
 
 
 class FetchChunks(msgspec.Struct, frozen=True):
-    """Ask a member for reduced chunks; it answers each as soon as it has it: as float32, or if `encoded` and their
-    codec allows it as the root sent them.
+    """Ask a member for reduced chunks; it answers each as soon as it has it: as float32, or if `encoded` and that is
+    shorter as its codec has it.
     """
 
     round_id: RoundId

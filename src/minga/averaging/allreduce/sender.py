@@ -150,32 +150,39 @@ async def serve_fetch(round: Round, stream: MessageStream, request: FetchChunks)
             if round.aborted:
                 raise RejectedError(round.aborted, code=RefusalCode.ABORTED)
             await round.came.wait()
-        codec = _fetch_codec(round, index) if request.encoded else _PLAIN
-        body = as_bytes(round.reduced[index])
-        if not codec.is_identity:
-            body = round.buffer(round.chunks[index].download_bytes)
-            codec.encode(round.reduced[index], body)
+        encoded = _encoded(round, index) if request.encoded else None
+        body = as_bytes(round.reduced[index]) if encoded is None else encoded
         await stream.send_bulk(body)
         round.bytes_sent += body.nbytes
 
 
+def _encoded(round: Round, index: int) -> memoryview | None:
+    """A reduced chunk as its codec has it, if that is shorter than float32 and decodes to the same values bit for bit.
+
+    As a rule it does, for the values are what it decoded to before: not if it draws, or in a round that adopts the
+    result of another one, which was cut into other chunks.
+    """
+    chunk, values = round.chunks[index], round.reduced[index]
+    codec = chunk.codecs.download
+    if codec.is_identity or codec.draws:
+        return None
+    room = round.buffer(chunk.download_bytes)
+    body = room[: codec.encode(values, room)]
+    if body.nbytes >= 4 * chunk.numel:
+        return None
+    again = torch.empty_like(values)
+    codec.decode(body, again)
+    is_same = values.is_meta or torch.equal(again.view(torch.int32), values.view(torch.int32))
+    return body if is_same else None
+
+
 async def _receive_values(round: Round, index: int, values: torch.Tensor, stream: MessageStream) -> None:
-    """Fill `values` with a chunk as its holder sends it: one of an earlier build sends float32 in any case."""
-    codec, room = _fetch_codec(round, index), round.buffer(4 * values.numel())
+    """Fill `values` with a chunk as its holder sends it: as float32, or in fewer bytes as its codec has it."""
+    room = round.buffer(4 * values.numel())
     body = room[: await stream.receive_bulk_up_to(room)]
-    _decode(_PLAIN if len(body) == len(room) else codec, body, values, stream)
+    _decode(_PLAIN if len(body) == len(room) else round.chunks[index].codecs.download, body, values, stream)
     _require_finite(values, stream)
     round.bytes_received += len(body)
-
-
-def _fetch_codec(round: Round, index: int) -> Codec:
-    """That of the chunk's mean, if it gives fewer bytes, whose number says that it is it, and encoding what it decoded
-    to gives the same values again. That is not so if it draws, or in a round that adopts what another one cut.
-    """
-    chunk = round.chunks[index]
-    codec = chunk.codecs.download
-    is_shorter = codec.has_fixed_size and chunk.download_bytes < 4 * chunk.numel
-    return codec if is_shorter and not (codec.draws or round.plan.adopts) else _PLAIN
 
 
 # ---- sending
