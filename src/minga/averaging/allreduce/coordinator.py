@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from minga.averaging.allreduce.messages import Alive, Assignment, ChunkMap, Done, Freeze, Lost, Repair, RoundState
 from minga.averaging.allreduce.round import Round, unpack_bitmap
 from minga.averaging.allreduce.routes import RepairWay, is_way, repair_ways
-from minga.averaging.allreduce.sender import fetch
 from minga.averaging.allreduce.stragglers import StragglerDetector
 from minga.averaging.messages import MAX_TERM
 from minga.core.aio.hedging import racing
@@ -205,10 +204,6 @@ class Coordinator:
         fresh = [Assignment((term, k), way.root, share, way.relays) for k, (way, share) in enumerate(shares) if share]
         added = [known[key] for key in sorted(known) if key[0] > 0] + fresh
         holders = tuple((holder, tuple(chunks)) for holder, chunks in sorted(held.items()))
-        for holder, chunks in holders:
-            if holder in round.revoked and holder != round.me:  # it is slow: once is enough, the others ask here
-                round.spawn(fetch(round, holder, chunks), frozenset({holder}))
-        holders = tuple((round.me if holder in round.revoked else holder, chunks) for holder, chunks in holders)
         dead, revoked = tuple(sorted(round.dead)), tuple(sorted(round.revoked))
         return Repair(round.plan.round_id, term, dead, revoked, tuple(added), holders)
 
@@ -234,6 +229,9 @@ class Coordinator:
 
         if (apply := self._apply()) is not None:
             apply(round.me, repair)
+        # A revoked holder is slow: giving it once is enough, the others ask here.
+        sources = ((round.me if holder in round.revoked else holder, chunks) for holder, chunks in repair.holders)
+        repair = replace(repair, holders=tuple(sources))
         await asyncio.gather(*(tell(i) for i in holdings if i != round.me))
 
 

@@ -22,14 +22,14 @@ the link between a root and a relay is broken, for then nobody else can help.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from weakref import WeakMethod
 
 from minga.averaging.allreduce.commit import QuorumCommit
 from minga.averaging.allreduce.coordinator import LOST, TERMS_AHEAD, Coordinator, exist, is_valid, responsible
 from minga.averaging.allreduce.messages import Assignment, ChunkMap, Done, Freeze, Lost, Repair
 from minga.averaging.allreduce.reducer import Reducer
-from minga.averaging.allreduce.round import Round
+from minga.averaging.allreduce.round import IDLE_S, Round
 from minga.averaging.allreduce.routes import FetchWays
 from minga.averaging.allreduce.sender import exchange, fetch
 from minga.averaging.allreduce.stragglers import StragglerDetector
@@ -46,6 +46,10 @@ FROZEN_S, LONGEST_FROZEN_S = 1.0, 20.0
 """Seconds that a frozen member waits for the repair before it asks the coordinator whether that lives, and at most: a
 coordinator that freezes a round and does not mend it is none. It has to wait for members that do not answer it itself.
 """
+HOLDER_PATIENCE_S, RELAY_PATIENCE_S = 10.0, 30.0
+"""Seconds in which nothing comes from a member that is to give a chunk, after which that is asked of another one: of
+one that has the chunk, and of one that fetches it itself, which may wait as long for the holder and then turn to the
+coordinator."""
 COORDINATORS = 3
 """Of so many members, the first in the order of the plan, each may soon have to mend the round. A client connects to
 them when it begins: they could not dial it, and it may notice later than they do that it should report to them."""
@@ -58,6 +62,7 @@ class Repairer:
     def __init__(self, round: Round) -> None:
         self._round = round
         self._reducers: dict[tuple[int, int], Reducer] = {}
+        self._fetches: dict[asyncio.Task[None], tuple[int, tuple[int, ...]]] = {}  # from whom, and which chunks
         self._frozen = 0, 0.0  # a promised term, and since when this member waits for its repair
         self._stragglers = StragglerDetector(round)
         self.coordinator = Coordinator(round, self._stragglers, WeakMethod(self.apply))
@@ -216,21 +221,47 @@ class Repairer:
         fresh = [a for a in repair.assignments if a.key not in round.assignments and is_valid(round, a, repair.term)]
         round.assignments.update({a.key: a for a in fresh})
         self._begin(fresh)
-        for source, chunks in self._sources(repair).items():
-            round.spawn(fetch(round, source, tuple(chunks)), frozenset({source}))
+        self._fetch(self._sources(sender, repair))
 
-    def _sources(self, repair: Repair) -> dict[int, list[int]]:
-        """Whom this member asks for which of the chunks that a repair found; see `routes.py`."""
-        round, sources = self._round, dict[int, list[int]]()
+    def _sources(self, sender: int, repair: Repair) -> dict[int, tuple[int, float]]:
+        """Whom this member asks for each of the chunks that a repair found, and how many seconds it waits for nothing.
+
+        The coordinator asks the holders themselves: it is who gives a chunk to all that cannot get it elsewhere, so it
+        must not wait for any of them.
+        """
+        round, sources = self._round, dict[int, tuple[int, float]]()
         idle = {*repair.dead, *repair.revoked}
         able = {i for i, member in enumerate(round.plan.members) if member.aggregates and i not in idle}
         ways = FetchWays(round.plan, round.me, able)
         for holder, chunks in repair.holders:
             if holder < len(round.members) and exist(round, chunks):
                 for chunk in chunks:
-                    sources.setdefault(ways.source(holder, chunk), []).append(chunk)
-        sources.pop(round.me, None)
+                    source = holder if sender == round.me else ways.source(holder, chunk)
+                    patience_s = HOLDER_PATIENCE_S if source == holder else RELAY_PATIENCE_S
+                    if source == sender or source in round.dead:
+                        source, patience_s = sender, IDLE_S
+                    if source != round.me and not round.have[chunk]:
+                        sources[chunk] = source, patience_s
         return sources
+
+    def _fetch(self, sources: Mapping[int, tuple[int, float]]) -> None:
+        """Ask for chunks where a repair says, and no more where an earlier one said something else.
+
+        Each member answers in the order of the chunks. So members that go by one repair, and ask for chunks in one
+        order, never wait for each other in a circle.
+        """
+        round = self._round
+        for task, (source, chunks) in list(self._fetches.items()):
+            if any(sources.get(chunk, ())[:1] != (source,) for chunk in chunks if not round.have[chunk]):
+                task.cancel()
+                for chunk in chunks:
+                    round.fetching.pop(chunk, None)
+        for source, patience_s in sorted(set(sources.values())):
+            chunks = tuple(chunk for chunk in sorted(sources) if sources[chunk] == (source, patience_s))
+            begun = round.spawn(fetch(round, source, chunks, patience_s), frozenset({source}))
+            if begun is not None:
+                self._fetches[begun] = source, chunks
+                begun.add_done_callback(lambda ended: self._fetches.pop(ended, None))
 
     def _give_up(self, dead: Iterable[int], revoked: Iterable[int], term: int) -> None:
         known = range(len(self._round.members))

@@ -9,7 +9,8 @@ nobody left for that send to the root. A way that lost its root is not used, unl
 the root, and connects to the others.
 
 A lost chunk that a living member has is fetched. One line would be long in giving it to hundreds: so in each site one
-member fetches it from the holder, and the others from that one.
+member that can be dialled fetches it from the holder, and the others from that one. Members without a site, or without
+such a mate, ask the holder.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ class FetchWays:
     def source(self, holder: int, chunk: int) -> int:
         """Whom to ask for a chunk of `holder`'s; the member itself if that is the one.
 
-        It is the first of the able in an order that is fixed for each site and chunk. So what one repair says stays
-        true in later ones, which know fewer members that are able, and no two members ever wait for each other.
+        It is the first of the able in an order that is fixed for each site and chunk: later repairs, which know fewer
+        members that are able, mostly say the same.
         """
         turned = (group[(chunk + turn) % len(group)] for group in self._groups for turn in range(len(group)))
         first = next((member for member in turned if member in self._able), self._member)

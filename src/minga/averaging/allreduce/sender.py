@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, Protocol
 import torch
 
 from minga.averaging.allreduce.messages import Assignment, ChunkWeight, CountedMembers, FetchChunks, PartHello
-from minga.averaging.allreduce.round import Round, pack_bitmap, unpack_bitmap
+from minga.averaging.allreduce.round import IDLE_S, Round, pack_bitmap, unpack_bitmap
 from minga.averaging.codecs.dense import Codec, codec, is_finite
 from minga.averaging.codecs.encoded_chunks import receive_encoded
 from minga.averaging.codecs.residual import Encoder
@@ -111,21 +111,26 @@ def _abort_if_local(round: Round, sending: asyncio.Task[None]) -> None:
         round.abort(f"this member's part cannot be sent: {error}")
 
 
-async def fetch(round: Round, holder: int, chunks: tuple[int, ...]) -> None:
-    """Fetch reduced chunks from a member that has or will have them; a failure buries the holder."""
+async def fetch(round: Round, holder: int, chunks: tuple[int, ...], patience_s: float = IDLE_S) -> None:
+    """Fetch reduced chunks from a member that has or will have them; a failure buries the holder, and so do
+    `patience_s` seconds in which nothing comes.
+    """
     wanted = tuple(i for i in chunks if not round.have[i] and i not in round.fetching)
-    if not wanted:
+    if not wanted or holder in round.dead:
         return
-    round.fetching.update(wanted)
+    request = object()
+    round.fetching.update(dict.fromkeys(wanted, request))
     try:
         async with round.node.open(round.members[holder], FETCH, bulk=True) as stream:
-            with round.expecting(holder, stream):
+            with round.expecting(holder, stream, patience_s):
                 await _receive_fetched(round, wanted, stream)
     except RemoteError as error:
         if any(not round.have[i] for i in wanted):
             round.mark_dead(holder, error.message)
     finally:
-        round.fetching.difference_update(wanted)
+        for index in wanted:
+            if round.fetching.get(index) is request:
+                del round.fetching[index]
         round.changed.fire()
 
 

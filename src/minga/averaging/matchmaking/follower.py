@@ -142,6 +142,7 @@ async def _watch(
 ) -> None:
     worked_s = due_s = 0.0
     was_behind = False
+    # What is usual is asked only when it matters: that looks through all the swarm.
     while due_s < LATE_S + 2.0 * worked_s or due_s < LATE_S + 2.0 * usual_s(contributor.report()):
         await asyncio.sleep(WATCH_PERIOD_S)
         if is_due(contributor.report()):

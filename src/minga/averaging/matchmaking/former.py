@@ -62,6 +62,8 @@ ENVELOPE_BYTES = 256
 """What a signed plan takes besides the plan itself and its note, at most."""
 PATIENT_TRIES = 20
 """A peer that should lead and neither takes us nor refuses us for good, so many times in a step, is no leader."""
+MOST_USUAL_S = 600.0
+"""A newcomer does not reckon with longer steps, however slow it is itself: its leader may be a liar."""
 _NO_LEADER_FOR_US = (RefusalCode.AHEAD, RefusalCode.LAYOUT, RefusalCode.FULL, RefusalCode.UNFAIR)
 """Refusals after which this peer looks for another leader."""
 
@@ -205,9 +207,13 @@ class GroupFormation:
         return waits and has_quorum(set(self._swarm_view.alive()), self._membership.everyone)
 
     def _usual_s(self, report: Report) -> float:
-        """How many seconds the step takes if all who are in it compute like this peer; 0 as long as it cannot tell."""
-        members = max(1, len(self._swarm_view.at(self._step)))
-        return self.batch.present / (members * report.rate) if report.rate else 0.0
+        """How many seconds the step takes if all others that are in it compute like this peer; 0 if it cannot tell, or
+        need not, since it is one of those that saw the step begin.
+        """
+        if self.view or not report.rate:
+            return 0.0
+        members = 1 + len(self._swarm_view.at(self._step))
+        return min(self.batch.present / (members * report.rate), MOST_USUAL_S)
 
     # ---- following
 

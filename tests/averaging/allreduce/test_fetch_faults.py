@@ -1,0 +1,139 @@
+"""Members that fetch from each other after a loss, when holders, relays or links fail as well, or lie."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import torch
+
+from minga.averaging.allreduce import sender, service
+from minga.averaging.allreduce.coordinator import LOST, Coordinator
+from minga.averaging.allreduce.messages import ChunkMap, Done, FetchChunks, Lost, Repair
+from minga.averaging.allreduce.round import Round, RoundOutcome
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.solver.division import Division, PartShare, PeerRates, SwarmRates
+from minga.averaging.solver.planner import divide
+from minga.network.rpc.framing import MessageStream
+from tests.averaging.allreduce.test_two_level import connect_all
+from tests.worlds.reduce_world import World
+from tests.worlds.swarm_tools import later, virtually
+
+COUNT, LOST_ROOT, HOLDER, RELAY = 70, 15, 20, 16
+"""When the root dies, this holder has a chunk that others lack, which the relay of the leader's site asks it for."""
+
+
+async def mended(prepare: Callable[[World], None] = lambda _: None) -> list[RoundOutcome]:
+    """How a round of seventy went for those who live, one root of which dies; all have the same result."""
+    layout = VectorLayout((400_000,), "float32")
+    world = World(COUNT, up_bytes_per_s=2e6, down_bytes_per_s=1e7)
+    await world.start()
+    vectors = [torch.full((layout.total,), float(2 ** (index % 20))) for index in range(COUNT)]
+    plan = world.divide(layout, divide(SwarmRates((PeerRates(2e6, 1e7),) * COUNT), 4.0 * layout.total))
+    prepare(world)
+    later(1.0, lambda: world.internet.kill(world.parties[LOST_ROOT].network))
+    results, outcomes = await world.reduce(plan, layout, vectors, [1] * COUNT)
+    await world.close()
+    kept = [index for index in range(COUNT) if index != LOST_ROOT]
+    whole = [outcome for index in kept if isinstance(outcome := outcomes[index], RoundOutcome)]
+    assert len(whole) == len(kept), outcomes
+    assert all(torch.equal(results[index], results[kept[0]]) for index in kept)
+    assert all(party.offences() == [] for party in world.parties)
+    return whole
+
+
+def test_a_broken_link_to_the_holder_costs_seconds() -> None:
+    """The coordinator waited for the relay of its site, which turned to the coordinator: for 300 s."""
+
+    @virtually
+    async def main() -> None:
+        whole = await mended(lambda w: w.internet.cut(w.parties[RELAY].network, w.parties[HOLDER].network))
+        assert 6.0 < max(outcome.seconds for outcome in whole) < 12.0
+        assert all(len(outcome.lost) == 1 for outcome in whole if outcome.seconds < 5.0)
+
+    main()
+
+
+@pytest.mark.parametrize(("silent", "most_s"), [(HOLDER, 20.0), (RELAY, 45.0)])
+def test_who_says_nothing_when_it_is_asked_costs_seconds_and_nobody_else(
+    silent: int, most_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pulses go on, so it is alive. Members waited 300 s for it, and took honest ones that wait for it for lost."""
+
+    async def serve(round: Round, stream: MessageStream, request: FetchChunks) -> None:
+        if round.me == silent:
+            await asyncio.Event().wait()
+        await sender.serve_fetch(round, stream, request)
+
+    monkeypatch.setattr(service, "serve_fetch", serve)
+
+    @virtually
+    async def main() -> None:
+        whole = await mended()
+        assert 8.0 < max(outcome.seconds for outcome in whole) < most_s
+        allowed = {whole[0].plan.ids[index] for index in (LOST_ROOT, silent)}
+        assert all(outcome.lost.keys() <= allowed for outcome in whole)
+
+    main()
+
+
+def test_a_coordinator_that_names_chunks_again_and_again_makes_nobody_offend(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Coordinator._decide
+
+    def decide(coordinator: Coordinator, term: int, holdings: dict[int, ChunkMap]) -> Repair:
+        repair = original(coordinator, term, holdings)
+        return msgspec.structs.replace(repair, holders=repair.holders * 8)
+
+    monkeypatch.setattr(Coordinator, "_decide", decide)
+
+    @virtually
+    async def main() -> None:
+        assert max(outcome.seconds for outcome in await mended()) < 6.0
+
+    main()
+
+
+@pytest.mark.parametrize("revoked_s", [3.0, 4.0])
+def test_who_stands_in_for_a_slow_holder_waits_for_nobody_else(
+    revoked_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A root is slow, so others take over; the one that has its last chunk dies, and only the root has it then. The
+    coordinator, which asks it for all, still waited for the relay of its site, and that one for the coordinator.
+    """
+    layout, world_of = VectorLayout((60_000,), "float32"), list[World]()
+    original = Coordinator._decide
+
+    def decide(coordinator: Coordinator, term: int, holdings: dict[int, ChunkMap]) -> Repair:
+        if world_of:  # in the first repair
+            world = world_of.pop()
+            later(0.3, lambda: world.internet.kill(world.parties[5].network))
+        return original(coordinator, term, holdings)
+
+    monkeypatch.setattr(Coordinator, "_decide", decide)
+
+    @virtually
+    async def main() -> None:
+        world = World(6, up_bytes_per_s=4e5, down_bytes_per_s=4e6)
+        world_of.append(world)
+        await connect_all(world)
+        parties = world.parties
+        for index in (0, 1, 2, 4):
+            world.internet.set_latency(parties[3].network, parties[index].network, 0.25)
+        world.internet.set_rate(parties[5].network, up_bytes_per_s=6e4, down_bytes_per_s=4e6)
+        plan = world.divide(layout, Division((PartShare(1.0, 3, (1, 3)),), ((0, 1, 2), (3, 4, 5))))
+        vectors = [torch.full((layout.total,), float(2**index)) for index in range(6)]
+
+        async def ask_for_help() -> None:
+            await parties[3].node.call(plan.ids[0], LOST, Lost(plan.round_id, (), (3,)), Done)
+
+        later(revoked_s, lambda: parties[3].network.process.run(ask_for_help()))
+        results, outcomes = await world.reduce(plan, layout, vectors, [1] * 6)
+        await world.close()
+        whole = [outcome for outcome in outcomes[:5] if isinstance(outcome, RoundOutcome)]
+        assert len(whole) == 5, outcomes
+        assert max(outcome.seconds for outcome in whole) < 12.0
+        assert all(torch.equal(results[index], results[0]) for index in range(5))
+
+    main()
