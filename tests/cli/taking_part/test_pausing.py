@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from minga.cli.taking_part.join import _Joining
-from minga.training.availability.availability import Availability, AvailabilityRules
+import minga.authority
+from minga.cli.taking_part import join as joining
+from minga.cli.taking_part.join import JoinOptions, _Joining
+from minga.cli.taking_part.login import LoginOptions
+from minga.cli.terminal.peer_options import WorkOptions
+from minga.identity.links.links import EntryPoint, Link
+from minga.integrations.loggers import RunLog
+from minga.training.availability.availability import Availability, AvailabilityRules, Pause
 from minga.training.availability.traffic_budget import TrafficLimit
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
 
+LINK = Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",)),))
 WORK = (*LOCAL, "--device", "cpu", "--threads", "1")
 
 
@@ -66,3 +76,38 @@ def test_traffic_before_the_first_step_counts_though_the_session_is_broken_off(
     with pytest.raises(KeyboardInterrupt):
         session.run()
     assert json.loads((tmp_path / "traffic.json").read_bytes())["used_bytes"] == 501_000
+
+
+@pytest.mark.parametrize("yes", [False, True])
+def test_the_owner_is_asked_while_it_is_there_not_when_the_pause_ends(
+    yes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --only or a spent budget, the question came hours later, on a terminal that nobody looked at."""
+    said: list[str] = []
+    pauses = [Pause("outside of the hours of --only", 3600.0)]
+    monkeypatch.setattr(Availability, "pause", lambda _: pauses[0] if pauses else None)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+
+    def wait(*_: object) -> None:
+        if pauses:
+            pauses.clear()
+            said.append("waited")
+
+    @contextmanager
+    def join(*_: object, consider: Callable[[object], None]) -> Iterator[object]:
+        consider(SimpleNamespace(spec=None))
+        said.append("joined")
+        yield SimpleNamespace(spec=None, directory=tmp_path)
+
+    monkeypatch.setattr(minga.authority, "join", join)
+    monkeypatch.setattr(joining, "wait_until_available", wait)
+    monkeypatch.setattr(joining, "show_and_ask", lambda *_, **__: said.append("asked"))
+    monkeypatch.setattr(joining, "_Joining", lambda *_: SimpleNamespace(run=lambda: False))
+    for name in ("require_recipe", "tell_cautions", "wire"):
+        monkeypatch.setattr(joining, name, lambda *_: None)
+    monkeypatch.setattr(RunLog, "begin", lambda *_: None)
+    context = cast(Any, SimpleNamespace(output=SimpleNamespace(interactive=True, say=lambda _: None)))
+    options = JoinOptions(LoginOptions(), yes=yes)
+    peer = minga.PeerOptions(directory=tmp_path)
+    joining.run_join(str(LINK), peer, WorkOptions(), options, context)
+    assert said == (["waited", "asked", "joined"] if yes else ["asked", "waited", "joined"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import threading
 import time
 from collections import deque
@@ -78,10 +79,12 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
     availability = Availability(options.rules, peer.run_directory(parsed.run_id), time.time)
     done, log = SessionsDone(), RunLog(options.log_to)
 
+    will_ask = context.output.interactive and not options.yes and sys.stdin.isatty()
+
     def consider(prospect: Prospect) -> None:
         if peer.role != "monitor":
             require_recipe(prospect.spec)
-        if not done.sessions:  # the owner of this machine is asked once
+        if not done.is_agreed:  # the owner of this machine is asked once
             if peer.role != "monitor":
                 tell_cautions(prospect.spec, context.output)
             show_and_ask(
@@ -93,15 +96,23 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
                 max_files=options.max_files,
                 limit=options.rules.traffic,
             )
+            done.is_agreed = True
+            if will_ask and availability.pause() is not None:
+                raise _LaterError
 
     is_paused = True
     with contextlib.closing(log):
         while is_paused:
-            wait_until_available(availability, context)
-            with join(parsed, peer, person, consider=consider) as joined:
+            if done.is_agreed or not will_ask:  # else its owner, who is there now, is asked first
+                wait_until_available(availability, context)
+            with contextlib.suppress(_LaterError), join(parsed, peer, person, consider=consider) as joined:
                 wire(context, joined)
                 log.begin(joined.spec, joined.directory)
                 is_paused = _Joining(joined, work, context, options, availability, done, log).run()
+
+
+class _LaterError(Exception):
+    """The owner of this machine agreed, and its rules keep it out of the run for now."""
 
 
 def wait_until_available(availability: Availability, context: Context) -> None:
@@ -118,14 +129,15 @@ def wait_until_available(availability: Availability, context: Context) -> None:
         time.sleep(POLL_S)
     if said:
         context.output.event("resumed")
-        context.output.say("This machine takes part again.")
+        context.output.say("This machine takes part from now on.")
 
 
 @dataclass
 class SessionsDone:
     """What this command has done so far, in all its sessions between pauses."""
 
-    sessions: int = 0
+    is_agreed: bool = False
+    """Whether the owner of this machine has seen the costs, and agreed if that was asked."""
     samples: int = 0
     contributed: int = 0
 
@@ -157,7 +169,6 @@ class _Joining:
         self.evaluate, self._last_step = options.evaluate, options.leave_after_step
         self._availability, self._done, self._is_pausing, self._checked_at = availability, done, False, 0.0
         availability.begin_session()
-        done.sessions += 1
         self._leaving = GracefulLeave(peer, context)
         self.held_out: HeldOut | None = None
         self._run: RecipeRun | None = None

@@ -91,7 +91,7 @@ def _watch(watcher: Watcher, options: StatusOptions, output: Output) -> RunStatu
             output.say("No client trains at this moment.")
     elif all(peer.status is None for peer in status.peers):
         output.say("No peer that trains is here to tell its step and loss: the figures above begin at 0.")
-    elif status.split is None and not status.averages:
+    elif status.split is None and not status.averages and not status.is_complete:
         output.say("Fewer than two peers are training: a healthy run averages with at least one other.")
     return status
 

@@ -69,8 +69,9 @@ def check_changes(spec: RunSpec, changes: dict[str, Any]) -> None:
     for key in changes:
         if key != PAUSED and key not in AMENDABLE:
             because = _why_not(key)
+            stop = "" if because.endswith("?") else "."
             raise ConfigurationError(
-                f"{key} cannot change in a running run{because}. These can: {', '.join(AMENDABLE)}"
+                f"{key} cannot change in a running run{because}{stop} These can: {', '.join(AMENDABLE)}"
             )
     if isinstance(spec.training.target_batch_size, int) != isinstance(
         changes.get(BATCH, spec.training.target_batch_size), int
