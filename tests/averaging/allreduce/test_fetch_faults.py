@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -12,6 +13,7 @@ import torch
 from minga.averaging.allreduce import sender, service
 from minga.averaging.allreduce.coordinator import LOST, Coordinator
 from minga.averaging.allreduce.messages import ChunkMap, Done, FetchChunks, Lost, Repair
+from minga.averaging.allreduce.repair import COORDINATORS
 from minga.averaging.allreduce.round import Round, RoundOutcome
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.solver.division import Division, PartShare, PeerRates, SwarmRates
@@ -56,8 +58,29 @@ def test_a_broken_link_to_the_holder_costs_seconds() -> None:
     main()
 
 
-@pytest.mark.parametrize(("silent", "most_s"), [(HOLDER, 20.0), (RELAY, 45.0)])
-def test_who_says_nothing_when_it_is_asked_costs_seconds_and_nobody_else(
+def test_those_to_whom_others_turn_ask_only_members_that_have_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator, and whom members take for it that cannot reach that one: they must not wait for these."""
+    asked = Counter[tuple[int, bool]]()
+
+    async def serve(round: Round, stream: MessageStream, request: FetchChunks) -> None:
+        is_there = all(round.have[index] for index in request.chunks)
+        asked[round.members.index(stream.peer), is_there] += 1
+        await sender.serve_fetch(round, stream, request)
+
+    monkeypatch.setattr(service, "serve_fetch", serve)
+
+    @virtually
+    async def main() -> None:
+        await mended()
+        first = {key for key in asked if key[0] < COORDINATORS}
+        assert {is_there for _, is_there in first} == {True}
+        assert any(not is_there for _, is_there in asked), "nobody waited for a relay"
+
+    main()
+
+
+@pytest.mark.parametrize(("silent", "most_s"), [(HOLDER, 45.0), (RELAY, 45.0)])
+def test_who_says_nothing_when_it_is_asked_costs_half_a_minute_and_nobody_else(
     silent: int, most_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pulses go on, so it is alive. Members waited 300 s for it, and took honest ones that wait for it for lost."""

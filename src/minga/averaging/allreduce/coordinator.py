@@ -42,6 +42,7 @@ class Coordinator:
         self._round, self._stragglers, self._apply = round, stragglers, apply
         self._lock = asyncio.Lock()
         self._repaired: set[int] = set()
+        self._holders: dict[int, int] = {}  # who gives a chunk to the others
 
     async def hear(self, sender: int, request: Lost) -> None:
         """A member reports. If it should have told another one, which it may not reach, that one is told."""
@@ -215,7 +216,9 @@ class Coordinator:
 
         least = min(map(reluctance, holders))
         willing = [member for member in holders if reluctance(member) == least]
-        return willing[index % len(willing)]
+        if self._holders.get(index) not in willing:  # the one that is asked already stays it
+            self._holders[index] = willing[index % len(willing)]
+        return self._holders[index]
 
     async def _announce(self, repair: Repair, holdings: dict[int, ChunkMap]) -> None:
         round = self._round

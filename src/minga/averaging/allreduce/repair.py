@@ -22,14 +22,14 @@ the link between a root and a relay is broken, for then nobody else can help.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from weakref import WeakMethod
 
 from minga.averaging.allreduce.commit import QuorumCommit
 from minga.averaging.allreduce.coordinator import LOST, TERMS_AHEAD, Coordinator, exist, is_valid, responsible
 from minga.averaging.allreduce.messages import Assignment, ChunkMap, Done, Freeze, Lost, Repair
 from minga.averaging.allreduce.reducer import Reducer
-from minga.averaging.allreduce.round import IDLE_S, Round
+from minga.averaging.allreduce.round import Round
 from minga.averaging.allreduce.routes import FetchWays
 from minga.averaging.allreduce.sender import exchange, fetch
 from minga.averaging.allreduce.stragglers import StragglerDetector
@@ -46,10 +46,9 @@ FROZEN_S, LONGEST_FROZEN_S = 1.0, 20.0
 """Seconds that a frozen member waits for the repair before it asks the coordinator whether that lives, and at most: a
 coordinator that freezes a round and does not mend it is none. It has to wait for members that do not answer it itself.
 """
-HOLDER_PATIENCE_S, RELAY_PATIENCE_S = 10.0, 30.0
-"""Seconds in which nothing comes from a member that is to give a chunk, after which that is asked of another one: of
-one that has the chunk, and of one that fetches it itself, which may wait as long for the holder and then turn to the
-coordinator."""
+PATIENCE_S = 30.0
+"""Seconds in which nothing of a chunk comes from the member that is to give it, after which it is asked of another one.
+A member that fetches it itself first has as long again as the round was foreseen to take."""
 COORDINATORS = 3
 """Of so many members, the first in the order of the plan, each may soon have to mend the round. A client connects to
 them when it begins: they could not dial it, and it may notice later than they do that it should report to them."""
@@ -123,8 +122,9 @@ class Repairer:
         round, everything = self._round, tuple(range(len(self._round.chunks)))
         holders = round.plan.holders
         for turn in range(len(holders)):
-            if not round.is_complete:
-                await fetch(round, holders[(round.me + turn) % len(holders)], everything)
+            fetching = fetch(round, holders[(round.me + turn) % len(holders)], everything)
+            if fetching is not None:
+                await asyncio.wait([fetching])
         if not round.is_complete:
             round.abort("no member that holds the adopted result could be reached")
 
@@ -190,8 +190,7 @@ class Repairer:
             else:  # it cannot be reached, never got the plan, or gave the round up for itself: the next in order can
                 round.mark_dead(coordinator, error.message)
         else:
-            if orphans := self._orphans():
-                await fetch(round, coordinator, orphans)
+            self._ask(coordinator, self._orphans(), is_last_resort=True)
 
     def freeze(self, sender: int, request: Freeze) -> ChunkMap:
         """Take no more from the dead, and say what is here.
@@ -221,47 +220,56 @@ class Repairer:
         fresh = [a for a in repair.assignments if a.key not in round.assignments and is_valid(round, a, repair.term)]
         round.assignments.update({a.key: a for a in fresh})
         self._begin(fresh)
-        self._fetch(self._sources(sender, repair))
+        self._fetch(sender, repair)
 
-    def _sources(self, sender: int, repair: Repair) -> dict[int, tuple[int, float]]:
-        """Whom this member asks for each of the chunks that a repair found, and how many seconds it waits for nothing.
+    def _fetch(self, sender: int, repair: Repair) -> None:
+        """Ask for the chunks that a repair found, and no more where an earlier one said something else.
 
-        The coordinator asks the holders themselves: it is who gives a chunk to all that cannot get it elsewhere, so it
-        must not wait for any of them.
+        The first in the order of the plan ask the holders themselves: the others turn to them for what they cannot get
+        elsewhere, so they must not wait for any of those. All members answer in the order of the chunks. So members
+        that go by one repair, and ask for chunks in one order, never wait for each other in a circle.
         """
-        round, sources = self._round, dict[int, tuple[int, float]]()
+        round, first = self._round, self._round.alive()[:COORDINATORS]
         idle = {*repair.dead, *repair.revoked}
         able = {i for i, member in enumerate(round.plan.members) if member.aggregates and i not in idle}
         ways = FetchWays(round.plan, round.me, able)
-        for holder, chunks in repair.holders:
-            if holder < len(round.members) and exist(round, chunks):
-                for chunk in chunks:
-                    source = holder if sender == round.me else ways.source(holder, chunk)
-                    patience_s = HOLDER_PATIENCE_S if source == holder else RELAY_PATIENCE_S
-                    if source == sender or source in round.dead:
-                        source, patience_s = sender, IDLE_S
-                    if source != round.me and not round.have[chunk]:
-                        sources[chunk] = source, patience_s
-        return sources
-
-    def _fetch(self, sources: Mapping[int, tuple[int, float]]) -> None:
-        """Ask for chunks where a repair says, and no more where an earlier one said something else.
-
-        Each member answers in the order of the chunks. So members that go by one repair, and ask for chunks in one
-        order, never wait for each other in a circle.
-        """
-        round = self._round
+        known = {
+            chunk: holder
+            for holder, chunks in repair.holders
+            if holder < len(round.members) and exist(round, chunks)
+            for chunk in chunks
+        }
+        sources = dict[int, list[int]]()
+        for chunk in sorted(known):
+            source = known[chunk] if round.me in first else ways.source(known[chunk], chunk)
+            sources.setdefault(sender if source in round.dead else source, []).append(chunk)
+        asked = {chunk: source for source, chunks in sources.items() for chunk in chunks}
         for task, (source, chunks) in list(self._fetches.items()):
-            if any(sources.get(chunk, ())[:1] != (source,) for chunk in chunks if not round.have[chunk]):
+            lacking = [chunk for chunk in chunks if not round.have[chunk]]
+            if any(source not in (sender, asked.get(chunk), known.get(chunk)) for chunk in lacking):
                 task.cancel()
                 for chunk in chunks:
                     round.fetching.pop(chunk, None)
-        for source, patience_s in sorted(set(sources.values())):
-            chunks = tuple(chunk for chunk in sorted(sources) if sources[chunk] == (source, patience_s))
-            begun = round.spawn(fetch(round, source, chunks, patience_s), frozenset({source}))
-            if begun is not None:
-                self._fetches[begun] = source, chunks
-                begun.add_done_callback(lambda ended: self._fetches.pop(ended, None))
+        for source, listed in sources.items():
+            self._ask(source, tuple(listed))
+
+    def _ask(self, source: int, chunks: tuple[int, ...], *, is_last_resort: bool = False) -> None:
+        """Ask a member for chunks. Only a coordinator takes one that says nothing for lost, or a member the one to whom
+        it turns as the last resort; others turn to the coordinator then.
+        """
+        round = self._round
+        coordinator = round.alive()[0]
+        if source == round.me:
+            return
+        if is_last_resort or source == coordinator:
+            task = fetch(round, source, chunks)
+        elif round.me == coordinator:
+            task = fetch(round, source, chunks, PATIENCE_S)
+        else:
+            task = fetch(round, source, chunks, PATIENCE_S + round.expected_s, buries=False)
+        if task is not None:
+            self._fetches[task] = source, chunks
+            task.add_done_callback(lambda ended: self._fetches.pop(ended, None))
 
     def _give_up(self, dead: Iterable[int], revoked: Iterable[int], term: int) -> None:
         known = range(len(self._round.members))

@@ -160,7 +160,7 @@ class Round:
         self.turns = SendOrder(asyncio.get_running_loop().time, self.expected_s)
         self.started_s = asyncio.get_running_loop().time()
         self._tasks: dict[asyncio.Task[None], frozenset[int]] = {}
-        self._streams: dict[MessageStream, tuple[int, float]] = {}
+        self._streams: dict[MessageStream, int] = {}
 
     @property
     def next_term(self) -> int:
@@ -307,9 +307,9 @@ class Round:
         return [i for i in range(len(self.members)) if i not in self.dead]
 
     @contextlib.contextmanager
-    def expecting(self, member: int, stream: MessageStream, patience_s: float = IDLE_S) -> Iterator[None]:
+    def expecting(self, member: int, stream: MessageStream) -> Iterator[None]:
         """Something is to come from `member` over this stream: see `bury_idle`."""
-        self._streams[stream] = member, patience_s
+        self._streams[stream] = member
         try:
             yield
         finally:
@@ -317,13 +317,13 @@ class Round:
 
     def silent(self) -> set[int]:
         """Those of whom not even the signs of life come that are due."""
-        return {member for stream, (member, _) in self._streams.items() if stream.quiet_s > stream.pause_s + PULSE_S}
+        return {member for stream, member in self._streams.items() if stream.quiet_s > stream.pause_s + PULSE_S}
 
     def bury_idle(self) -> None:
         """Regard those as gone who give signs of life, but nothing that is expected of them."""
-        for stream, (member, patience_s) in list(self._streams.items()):
-            if stream.idle_s > patience_s:
-                self.mark_dead(member, f"it is alive, but nothing came from it for {patience_s:.0f} s")
+        for stream, member in list(self._streams.items()):
+            if stream.idle_s > IDLE_S:
+                self.mark_dead(member, f"it is alive, but nothing came from it for {IDLE_S:.0f} s")
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], needs: frozenset[int]) -> asyncio.Task[None] | None:
         """Run a task that ends with the round, or when one of the members that it `needs` is buried or revoked.

@@ -8,9 +8,9 @@ Where a relay is lost, another one of the site takes its place, or any other mem
 nobody left for that send to the root. A way that lost its root is not used, unless all did: then one of its relays is
 the root, and connects to the others.
 
-A lost chunk that a living member has is fetched. One line would be long in giving it to hundreds: so in each site one
-member that can be dialled fetches it from the holder, and the others from that one. Members without a site, or without
-such a mate, ask the holder.
+A lost chunk that a living member has is fetched. One line would be long in giving it to hundreds: so for each chunk one
+member of each site that can be dialled fetches it from the holder, and the others from that one. Members without a site
+or such a mate ask the holder, and so do those to whom others turn who get nothing, see `repair.py`.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from minga.averaging.codecs.encoded_chunks import receive_encoded
 from minga.averaging.codecs.residual import Encoder
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.aio.ending import end
+from minga.core.aio.hedging import racing
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import Buffer
@@ -24,6 +25,7 @@ PART, FETCH = "round.part", "round.fetch"
 MOST_SHARED_BYTES = 1 << 14
 """Parts of at most so many bytes each way go with the small messages of the connection: they cost no stream."""
 
+IDLE_LOOK_S = 1.0
 LAST_WORDS_S = 1.0
 """Seconds that a send may still take to return when the result of what it sent has already come."""
 
@@ -111,27 +113,49 @@ def _abort_if_local(round: Round, sending: asyncio.Task[None]) -> None:
         round.abort(f"this member's part cannot be sent: {error}")
 
 
-async def fetch(round: Round, holder: int, chunks: tuple[int, ...], patience_s: float = IDLE_S) -> None:
-    """Fetch reduced chunks from a member that has or will have them; a failure buries the holder, and so do
-    `patience_s` seconds in which nothing comes.
+def fetch(
+    round: Round, holder: int, chunks: tuple[int, ...], patience_s: float = IDLE_S, *, buries: bool = True
+) -> asyncio.Task[None] | None:
+    """Begin to fetch reduced chunks from a member that has or will have them, those that are not being fetched yet.
+
+    A failure buries the holder. If nothing comes for `patience_s` seconds the request ends, and with `buries` that
+    buries it, too. Returns None if there is nothing to do, or it is gone.
     """
     wanted = tuple(i for i in chunks if not round.have[i] and i not in round.fetching)
     if not wanted or holder in round.dead:
-        return
+        return None
     request = object()
-    round.fetching.update(dict.fromkeys(wanted, request))
-    try:
-        async with round.node.open(round.members[holder], FETCH, bulk=True) as stream:
-            with round.expecting(holder, stream, patience_s):
-                await _receive_fetched(round, wanted, stream)
-    except RemoteError as error:
-        if any(not round.have[i] for i in wanted):
-            round.mark_dead(holder, error.message)
-    finally:
+
+    def release(_: object) -> None:
         for index in wanted:
             if round.fetching.get(index) is request:
                 del round.fetching[index]
         round.changed.fire()
+
+    task = round.spawn(_fetch(round, holder, wanted, patience_s, buries=buries), frozenset({holder}))
+    if task is not None:
+        round.fetching.update(dict.fromkeys(wanted, request))
+        task.add_done_callback(release)
+    return task
+
+
+async def _fetch(round: Round, holder: int, wanted: tuple[int, ...], patience_s: float, *, buries: bool) -> None:
+    try:
+        async with round.node.open(round.members[holder], FETCH, bulk=True) as stream:
+            with round.expecting(holder, stream):
+                async with racing([_receive_fetched(round, wanted, stream), _idle(stream, patience_s)]) as ends:
+                    await next(ends)
+        lacks = any(not round.have[i] for i in wanted)
+        why = f"it is alive, but nothing came from it for {patience_s:.0f} s" if lacks and buries else ""
+    except RemoteError as error:
+        why = error.message if any(not round.have[i] for i in wanted) else ""
+    if why:
+        round.mark_dead(holder, why)
+
+
+async def _idle(stream: MessageStream, patience_s: float) -> None:
+    while stream.idle_s <= patience_s:
+        await asyncio.sleep(IDLE_LOOK_S)
 
 
 async def _receive_fetched(round: Round, wanted: tuple[int, ...], stream: MessageStream) -> None:
