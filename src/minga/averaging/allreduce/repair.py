@@ -47,8 +47,8 @@ FROZEN_S, LONGEST_FROZEN_S = 1.0, 20.0
 coordinator that freezes a round and does not mend it is none. It has to wait for members that do not answer it itself.
 """
 PATIENCE_S = 30.0
-"""Seconds in which nothing of a chunk comes from the member that is to give it, after which it is asked of another one.
-A member that fetches it itself first has as long again as the round was foreseen to take."""
+"""Seconds in which nothing of a chunk comes from the member that is to give it, after which a coordinator asks another
+one. Others wait as much longer as the round was foreseen to take, for whom they ask may have to fetch it first."""
 COORDINATORS = 3
 """Of so many members, the first in the order of the plan, each may soon have to mend the round. A client connects to
 them when it begins: they could not dial it, and it may notice later than they do that it should report to them."""

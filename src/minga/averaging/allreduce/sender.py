@@ -118,8 +118,8 @@ def fetch(
 ) -> asyncio.Task[None] | None:
     """Begin to fetch reduced chunks from a member that has or will have them, those that are not being fetched yet.
 
-    A failure buries the holder. If nothing comes for `patience_s` seconds the request ends, and with `buries` that
-    buries it, too. Returns None if there is nothing to do, or it is gone.
+    A failure buries the holder. If nothing comes for `patience_s` seconds the request ends, and if it `buries` the
+    holder is buried for that, too. Returns None if there is nothing to do, or the holder is gone.
     """
     wanted = tuple(i for i in chunks if not round.have[i] and i not in round.fetching)
     if not wanted or holder in round.dead:
