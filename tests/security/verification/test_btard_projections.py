@@ -11,6 +11,7 @@ import pytest
 from minga.security.verification.claims import PartClaim, claims, residual_norm
 from minga.security.verification.count_sketch import BLOCK, ENTRY_DEVIATION, Directions
 from minga.security.verification.exact_sum import distance, norm
+from minga.security.verification.tolerance import CLAIM_TOLERANCE, claim_deviation
 from tests.worlds.btard_rounds import PEERS
 
 RANDOMNESS = bytes(range(32))
@@ -30,7 +31,7 @@ def test_entries_and_claims_have_the_same_bits_everywhere() -> None:
     assert Directions(RANDOMNESS, 2).entries(4).tolist() == [[9, -121, 33, -45], [-23, 105, -99, -113]]
     part = (np.arange(50_000) % 997).astype(np.float32) / np.float32(7)
     found = claim(part, np.full_like(part, 0.1), 100.0, Directions(RANDOMNESS, 1))
-    assert (found.projections[0].hex(), found.norm.hex()) == ("-0x1.1690e5d782042p+6", "0x1.1e5d473f697efp+14")
+    assert (found.projections[0].hex(), found.norm.hex()) == ("-0x1.1690e501457b5p+6", "0x1.1e5d474011bb5p+14")
 
 
 def test_entries_are_odd_even_handed_and_independent() -> None:
@@ -81,6 +82,27 @@ def test_claims_are_what_the_definition_says_and_alike_for_sender_and_aggregator
         assert each.projections == pytest.approx((entries @ clipped).tolist(), abs=1e-6 * radius)
     assert together[0].norm == 0.0
     assert together[0].projections == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("scale", [2.0**-140, 1e-30, 1e-16, 1e-3, 1e15, 2.0**70, 2.0**90])
+@pytest.mark.parametrize("shape", ["normal", "even", "one far place", "tiny but for one place"])
+def test_single_precision_costs_claims_less_than_a_quarter_of_what_may_be_apart(shape: str, scale: float) -> None:
+    """Also where squares leave the range of single precision; an element of a part is up to 2**96."""
+    numel = 40 * BLOCK + 9
+    part, result = vectors(numel), np.zeros(numel, np.float32)
+    if shape == "even":
+        part[:] = 1.0
+    elif shape == "one far place":
+        part[5] = 1e4
+    elif shape == "tiny but for one place":
+        part *= np.float32(1e-12)
+        part[-1] = 1.0
+    part = (part * scale).astype(np.float32)
+    directions = Directions(RANDOMNESS, 3)
+    wide = part.astype(np.float64)
+    length = float(np.linalg.norm(wide))
+    exact = PartClaim(tuple((directions.entries(numel) @ wide / ENTRY_DEVIATION).tolist()), length)
+    assert claim_deviation(claim(part, result, math.inf, directions), exact, math.inf) < CLAIM_TOLERANCE / 4
 
 
 def test_claims_depend_on_the_values_and_not_on_how_they_lie_in_memory() -> None:

@@ -18,7 +18,7 @@ from tests.worlds.btard_rounds import PEERS
 def test_the_tolerance_of_v2() -> None:
     accuracy = ResultAccuracy(1e-6)
     limit = accuracy.sum_limit(16, 1.0, 0.0, 100)
-    assert limit == pytest.approx(KAPPA * 16 * (1e-6 + 5 * 2.0**-24), rel=1e-6)
+    assert limit == pytest.approx(KAPPA * 16 * (1e-6 + 6 * 2.0**-24), rel=1e-6)
     assert accuracy.sum_limit(32, 1.0, 0.0, 100) == pytest.approx(2 * limit)
     # Rounding of a very long result outweighs all else.
     assert accuracy.residual_limit(16, 1.0, 1e6, 100) == pytest.approx(16 * 1e6 * 2.0**-24, rel=1e-4)

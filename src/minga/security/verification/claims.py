@@ -10,10 +10,11 @@ s_i = <z, D_i> for q random directions z that were drawn after v was fixed, and 
 neither is Σ w_i s_i = <z, R>, which everybody can add up (BTARD section 4.3).
 
 The x_i is what the receivers decode from the wire, not what it was before it was encoded: only of that there is a hash.
-Everybody who has the same x_i and v gets the same bits, and needs memory for a block only. Differences are rounded to
-float32, so that their squares, and their products with signs, are exact in float64, whether or not a machine rounds
-between multiplying and adding; sums are float64 and in a fixed order. Clipping scales the whole difference, so one pass
-suffices: the sum over z · (x_i - v) is scaled once N_i is known.
+Everybody who has the same x_i and v gets the same bits, and needs memory for a block only: sums are in a fixed order,
+and each operation is an IEEE 754 one on its own, so that no machine multiplies and adds without rounding between them.
+Differences are float32, and so are the sums over a few blocks; those over all blocks are float64. Where squares leave
+the range of float32 all sums are float64. Clipping scales the whole difference, so one pass suffices: the sum over
+z · (x_i - v) is scaled once N_i is known.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ from minga.security.verification.exact_sum import LaneSums, Vector, blocks, diff
 
 CLAIM_LIMIT: Final = 2.0**128
 """Larger than any claim about elements that averaging accepts; keeps weighted sums of claims finite."""
+
+_AT_ONCE: Final = 16
+"""Blocks that are added up in single precision: twice as many save next to nothing, and lose a bit."""
+_LEAST_SQUARE: Final = 2.0**-100
+"""The least mean of squares of which float32 loses nothing that counts."""
 
 Floats = npt.NDArray[np.float32]
 
@@ -72,12 +78,19 @@ def claims(parts: Sequence[Vector], result: Vector, radius: float, directions: D
     return [summing.claim(_floats(part), value, radius) for part in parts]
 
 
+class _Precision:
+    """Memory for the differences of a block, and for the sums over some blocks, in one precision."""
+
+    def __init__(self, dtype: type[np.floating]) -> None:
+        self.sums, self.values = np.empty(3 * BLOCK, dtype), np.empty(BLOCK, dtype)
+
+
 class _BlockMemory(threading.local):
     """Of one thread, for one part after the other: to get fresh memory takes longer than to fill it."""
 
     def __init__(self) -> None:
-        self.squares, self.wide, self.narrow = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK, np.float32)
-        self.buckets, self.products = np.empty(2 * BLOCK), np.empty(2 * BLOCK)
+        self.single, self.double = _Precision(np.float32), _Precision(np.float64)
+        self.sums, self.products = np.empty(3 * BLOCK), np.empty(2 * BLOCK)
 
 
 _memory = _BlockMemory()
@@ -86,45 +99,52 @@ _memory = _BlockMemory()
 class _Summing:
     """Makes claims about parts by one sketch.
 
-    Every element passes here twice in each step, at its sender and at its aggregator. Signs are given in single
-    precision, while an element is half as wide, and go into the squares as well, which do not tell. Views cost less
-    in numpy; only torch squares and adds in one go.
+    Every element passes here twice in each step, at its sender and at its aggregator, and bytes that leave the cache of
+    the core are what that costs. So up to `_AT_ONCE` blocks are added up in single precision. The signs go into the
+    squares as well, which do not tell.
     """
 
     def __init__(self, sketch: PartSketch) -> None:
-        length, width = min(sketch.numel, BLOCK), sketch.width
         self._sketch, self._blocks = sketch, list(sketch.blocks())
-        self._squares, self._wide = _memory.squares[:length], _memory.wide[:length]
-        self._narrow = _memory.narrow[:length]
-        self._buckets, self._products = _memory.buckets[:width], _memory.products[:width]
+        self._squares = min(sketch.numel, BLOCK)
+        self._sums = _memory.sums[: self._squares + sketch.width]
+        self._products = _memory.products[: sketch.width]
 
     def claim(self, part: Floats, result: Floats, radius: float) -> PartClaim | None:
         """See the function `claims`."""
-        self._add_up(part, result)
-        norm = math.sqrt(total(self._squares))
+        squared = self._add_up(part, result, _memory.single)
+        if not _LEAST_SQUARE * len(part) <= squared < math.inf:
+            squared = self._add_up(part, result, _memory.double)
+        norm, buckets = math.sqrt(squared), self._sums[self._squares :]
         factor = clip_factor(norm, radius)
-        sums = [total(np.multiply(each, self._buckets, out=self._products)) for each in self._sketch.coefficients]
+        sums = [total(np.multiply(each, buckets, out=self._products)) for each in self._sketch.coefficients]
         projections = tuple(factor * (each / ENTRY_DEVIATION) for each in sums)
         return PartClaim(projections, norm) if max(norm, *map(abs, projections)) <= CLAIM_LIMIT else None
 
-    @np.errstate(over="ignore")
-    def _add_up(self, part: Floats, result: Floats) -> None:
-        """Add up the squares of the differences by place in the block, and the sketch of the differences."""
-        squares, buckets, narrow, wide = self._squares, self._buckets, self._narrow, self._wide
-        squares.fill(0.0)
-        buckets.fill(0.0)
-        add_squares, torch_wide = torch.from_numpy(squares).addcmul_, torch.from_numpy(wide)
-        for place, signs, turn, bucket in self._blocks:
+    @np.errstate(over="ignore", under="ignore", invalid="ignore")
+    def _add_up(self, part: Floats, result: Floats, precision: _Precision) -> float:
+        """Add up the squares of the differences by place in the block, and behind them the sketch of the differences.
+
+        Return the sum of the squares, of which there is nothing left.
+        """
+        some, narrow, values = precision.sums[: len(self._sums)], _memory.single.values, precision.values
+        squares, buckets = some[: self._squares], some[self._squares :]
+        self._sums.fill(0.0)
+        some.fill(0.0)
+        for count, (place, signs, turn, bucket) in enumerate(self._blocks, 1):
             size = len(signs)
-            if size < len(wide):
-                narrow, wide = narrow[:size], wide[:size]
-                add_squares, torch_wide = torch.from_numpy(squares[:size]).addcmul_, torch_wide[:size]
+            if size < len(narrow):
+                squares, narrow, values = squares[:size], narrow[:size], values[:size]
             np.subtract(part[place], result[place], narrow)
-            np.multiply(narrow, signs, narrow)
-            np.copyto(wide, narrow)
-            add_squares(torch_wide, torch_wide)
+            np.multiply(narrow, signs, values)
             met = buckets[bucket : bucket + size]
-            (np.add if turn > 0 else np.subtract)(met, wide, met)
+            (np.add if turn > 0 else np.subtract)(met, values, met)
+            np.multiply(values, values, values)
+            np.add(squares, values, squares)
+            if count % _AT_ONCE == 0 or count == len(self._blocks):
+                np.add(self._sums, some, self._sums)
+                some.fill(0.0)
+        return total(self._sums[: self._squares])
 
 
 def _floats(vector: Vector) -> Floats:

@@ -2,8 +2,8 @@
 
 **The fixed point (V2).** An honest aggregator stops when ‖Σ w_i D_i‖ ≤ W · ε, W being the sum of the weights. Two
 things are added to that before the others see the result v. The solver's arithmetic may be float32, which costs a few
-units of 2⁻²⁴ τ for each sender, and so are the differences in claims: one unit more. And v is rounded to float32, in
-which it travels, which moves it by some e. Clipping to a ball never lengthens distances, so each D_i moves by at most
+units of 2⁻²⁴ τ for each sender, and so are the differences in claims and their sums over some blocks: two units more.
+And v is rounded to float32, in which it travels, which moves it by some e. Clipping to a ball never lengthens distances, so each D_i moves by at most
 e, and
 
     ‖Σ w_i D_i‖  ≤  W · (ε + ε_fp + e).
@@ -14,8 +14,8 @@ Every term is known to everybody: the others compute e from the norm of the v th
 they received. A v that is far too long therefore buys its aggregator a tolerance that is longer by 2⁻²⁴ of that only.
 
 **Claims (V1).** Two peers with the same bytes get the same claim to the last bit on IEEE 754 hardware;
-`CLAIM_TOLERANCE` leaves room for other orders of summation in float64, and is a thousand times below ε: liars who stay
-within it cannot hide anything from V2.
+`CLAIM_TOLERANCE` leaves room for other orders of summation (earlier builds had all sums in float64, and their
+evidence stands), and is a sixteenth of ε: liars who stay within it cannot hide anything from V2.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from minga.security.verification.claims import PartClaim
 
 KAPPA: Final = 8.0
 """A projection longer than this many times its deviation does not happen by chance."""
-CLAIM_TOLERANCE: Final = 1e-9
+CLAIM_TOLERANCE: Final = 2.0**-20
 """Largest deviation of a claim, relative to the length of what it is about."""
-_SOLVER_ROUNDING: Final = 5 * 2.0**-24
+_ARITHMETIC: Final = 6 * 2.0**-24
 _ROUNDING, _LEAST_ROUNDING = 2.0**-24, 2.0**-150
 """By how much an element changes when it is rounded to float32: relative, and at least."""
 
@@ -55,7 +55,7 @@ class ResultAccuracy:
         `radius` is τ; `result_norm` the norm of the result as it was received, of `numel` elements.
         """
         rounding = _ROUNDING * result_norm + _LEAST_ROUNDING * math.sqrt(numel)
-        return total_weight * ((self.stop + _SOLVER_ROUNDING) * radius + rounding)
+        return total_weight * ((self.stop + _ARITHMETIC) * radius + rounding)
 
     def sum_limit(self, total_weight: int, radius: float, result_norm: float, numel: int) -> float:
         """Return the largest |Σ w_i s_i| that V2 lets pass, κ times `residual_limit`."""
