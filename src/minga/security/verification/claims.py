@@ -27,7 +27,6 @@ from typing import Annotated, Final
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from minga.network.interface import PeerId
 from minga.security.verification.count_sketch import BLOCK, ENTRY_DEVIATION, MAX_DIRECTIONS, Directions, PartSketch

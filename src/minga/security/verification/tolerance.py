@@ -3,8 +3,8 @@
 **The fixed point (V2).** An honest aggregator stops when ‖Σ w_i D_i‖ ≤ W · ε, W being the sum of the weights. Two
 things are added to that before the others see the result v. The solver's arithmetic may be float32, which costs a few
 units of 2⁻²⁴ τ for each sender, and so are the differences in claims and their sums over some blocks: two units more.
-And v is rounded to float32, in which it travels, which moves it by some e. Clipping to a ball never lengthens distances, so each D_i moves by at most
-e, and
+And v is rounded to float32, in which it travels, which moves it by some e. Clipping to a ball never lengthens
+distances, so each D_i moves by at most e, and
 
     ‖Σ w_i D_i‖  ≤  W · (ε + ε_fp + e).
 
