@@ -139,6 +139,13 @@ def test_texts_name_the_peer_that_acts(room: str) -> None:
         assert not (found := NO_ACTOR.search(path.read_text("utf-8"))), f"{where(path)} says {found.group()!r}"
 
 
+def test_decoders_are_made_in_one_place() -> None:
+    """See `minga.core.decoding`: two threads that make decoders at once end the process."""
+    makers = re.compile(r"msgspec\.(?:(?:msgpack|json)\.(?:decode|Decoder)|convert)\b")
+    found = [where(path) for path in modules() if makers.search(path.read_text("utf-8"))]
+    assert found == ["core/decoding.py"]
+
+
 def test_no_module_hides_behind_an_underscore() -> None:
     assert not [where(path) for path in modules() if path.name.startswith("_") and path.name != "__main__.py"]
 

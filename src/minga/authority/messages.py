@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.identity.access.orders import Key, SignatureBytes, UnixSeconds
 from minga.identity.access.token import MAX_TOKEN_BYTES
 from minga.identity.keys.keys import Identity, verify
@@ -144,6 +144,6 @@ def decode(body: bytes, kind: type[T]) -> T:
     if len(body) > MAX_BODY_BYTES:
         raise ValueError(f"more than {MAX_BODY_BYTES} bytes")
     try:
-        return msgspec.json.decode(body, type=kind)
+        return decode_json(body, kind)
     except DECODING_ERRORS as error:
         raise ValueError(f"malformed: {error}") from error

@@ -1,10 +1,52 @@
-"""What decoding bytes from elsewhere may raise."""
+"""Decoding bytes from elsewhere, in any thread.
+
+msgspec learns the fields of a struct when it decodes the first one, and a thread that decodes another one meanwhile
+reads what is half learnt: the process ends with a segmentation fault, or the message is refused (seen with msgspec
+0.22). Two peers in one process come to that, as their event loops run in threads of their own, and so does a peer whose
+program reads files meanwhile. So one thread at a time makes decoders here, and all decoding is done by these.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import threading
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 import msgspec
 
+if TYPE_CHECKING:
+    from minga.core.buffer_pool import Bytes
+
 DECODING_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 """Of msgspec's decoders: invalid UTF-8 and deep nesting surface as errors that are none of msgspec's own."""
+
+T = TypeVar("T")
+
+_learning = threading.Lock()
+_msgpack: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+_json: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+@overload
+def decode_msgpack(data: Bytes, kind: type[T]) -> T: ...
+@overload
+def decode_msgpack(data: Bytes, kind: Any) -> Any: ...
+def decode_msgpack(data: Bytes, kind: Any) -> Any:
+    """The `kind`, a type, that these bytes are in MessagePack; raises `DECODING_ERRORS`."""
+    decoder = _msgpack.get(kind)
+    if decoder is None:
+        with _learning:
+            decoder = _msgpack.setdefault(kind, msgspec.msgpack.Decoder(kind))
+    return decoder.decode(data)
+
+
+@overload
+def decode_json(data: Bytes | str, kind: type[T]) -> T: ...
+@overload
+def decode_json(data: Bytes | str, kind: Any) -> Any: ...
+def decode_json(data: Bytes | str, kind: Any) -> Any:
+    """The `kind`, a type, that this text is in JSON; raises `DECODING_ERRORS`."""
+    decoder = _json.get(kind)
+    if decoder is None:
+        with _learning:
+            decoder = _json.setdefault(kind, msgspec.json.Decoder(kind))
+    return decoder.decode(data)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from pydantic import ValidationError
 
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Section, without_private
 from minga.core.spec.problems import explain
@@ -48,7 +48,7 @@ def read_provenance(folder: Path) -> Provenance | None:
             body = file.read(MAX_BYTES + 1)
         if len(body) > MAX_BYTES:
             raise ConfigurationError(f"{path}: larger than {MAX_BYTES >> 10} KiB")
-        return msgspec.json.decode(body, type=Provenance)
+        return decode_json(body, Provenance)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -79,6 +79,52 @@ def test_a_slow_peer_counts_again_when_steps_become_long_enough() -> None:
     assert all(step["slow"] >= 4 for step in steps.values())
 
 
+def _with_slow_times(seconds: dict[int, float], steps: int) -> list[int]:
+    """Four alike, but that some micro-batches, by number, take the last so many seconds: its samples in each step."""
+
+    @virtually
+    async def main() -> Swarm:
+        swarm = Swarm(make_spec(128), seed=5)
+        for _ in range(3):
+            swarm.add(NEAR, TrainerSettings(4, 0.25))
+        odd = swarm.add(NEAR, TrainerSettings(4, 0.25), name="odd")
+        done, compute = 0, odd.compute
+
+        async def uneven(settings: TrainerSettings, usual_s: float) -> None:
+            nonlocal done
+            done += 1
+            await compute(settings, seconds.get(done, usual_s))
+
+        odd.compute = uneven  # type: ignore[method-assign]
+        await swarm.run_until_step(steps, limit_s=6000)
+        await swarm.close()
+        return swarm
+
+    found = batches(main(), 1, steps)
+    return [found[step].get("odd", 0) for step in range(1, steps)]
+
+
+def test_a_peer_whose_first_micro_batch_took_very_long_counts_soon() -> None:
+    """It waited for data, or compiled its model; then it is as fast as the others."""
+    given = _with_slow_times({1: 40.0}, 40)
+    assert given[0] == 0, "the others do not wait"
+    assert sum(given[-10:]) >= 10 * 24
+
+
+def test_a_peer_that_did_something_else_for_a_while_goes_on_as_before() -> None:
+    given = _with_slow_times({40: 60.0}, 60)
+    missed = given.index(0)
+    assert sum(given[missed:]) >= 0.5 * 24 * len(given[missed:])
+    assert all(given[-10:])
+
+
+def test_a_peer_that_was_slow_for_a_while_is_tried_again() -> None:
+    slow_s = 8.0
+    given = _with_slow_times(dict.fromkeys(range(40, 45), slow_s), 150)
+    assert any(not any(given[step : step + 10]) for step in range(len(given) - 10)), "too slow for a while"
+    assert all(given[-10:])
+
+
 def test_newcomers_make_the_next_step() -> None:
     @virtually
     async def main() -> tuple[Swarm, list[int]]:

@@ -25,7 +25,7 @@ from minga.authority.messages import ByAccessToken, ByDevice, DeviceCode, LoginW
 from minga.authority.server.allow_list import AllowFile, Provider
 from minga.authority.server.providers import FileProvider, IdentityProvider, Person, refused_way
 from minga.authority.server.refusals import Refused, provider_down, wrong_login
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.urls import is_safe_url
 from minga.identity.access.token import LOGIN_NAME
 
@@ -206,7 +206,7 @@ class OAuthProvider:
 
     def _read(self, answer: HttpAnswer, kind: type[T]) -> T:
         try:
-            return msgspec.json.decode(answer.body, type=kind)
+            return decode_json(answer.body, kind)
         except DECODING_ERRORS as error:
             raise provider_down(f"{self.label} answers something else than expected") from error
 

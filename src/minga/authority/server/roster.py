@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from minga.authority.server.refusals import Refused, not_allowed
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically
 from minga.identity.access.ledger import CLOCK_SKEW_S
@@ -124,7 +124,7 @@ class RosterFile:
         except OSError as error:
             raise StorageError(f"{self._path} cannot be read: {error.strerror}") from error
         try:
-            roster = msgspec.json.decode(body, type=Roster)
+            roster = decode_json(body, Roster)
         except DECODING_ERRORS as error:
             raise ConfigurationError(
                 f"{self._path}: not the file in which an authority keeps its peers, or damaged: {error}"

@@ -21,7 +21,7 @@ from minga.averaging.messages import LONGEST_S, MAX_CHUNKS, MAX_PLAN_BYTES, Grou
 from minga.averaging.solver.division import Division
 from minga.averaging.solver.large_groups import LARGE
 from minga.averaging.solver.two_level import most_ways
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import ProtocolError
 from minga.identity.keys.keys import Identity, verify
 from minga.network.interface import PeerId
@@ -156,7 +156,7 @@ def _decoded(encoded: bytes, *, packed: bool) -> Plan:
         encoded = unpacking.decompress(encoded, MAX_PLAN_BYTES)
         if not unpacking.eof or unpacking.unused_data:
             raise zlib.error("cut off, too long, or followed by something")
-    return msgspec.msgpack.decode(encoded, type=Plan)
+    return decode_msgpack(encoded, Plan)
 
 
 def _flaws(plan: Plan, leader: PeerId, step: int, numel: int, me: PeerId) -> Iterator[str]:

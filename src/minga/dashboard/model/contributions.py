@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from minga.core.decoding import decode_json
 from minga.training.receipts.tally import PeerTotals
 from minga.training.status.run_status import PeerStatus, RunStatus
 
@@ -96,7 +97,7 @@ class Contributions:
     def decode(self, data: bytes) -> bool:
         """Take up what `encode` made; False if the data is of no use."""
         try:
-            kept = msgspec.json.decode(data, type=_Leaderboard)
+            kept = decode_json(data, _Leaderboard)
         except (msgspec.MsgspecError, ValueError):
             return False
         if kept.version != 1:

@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from minga.core.decoding import decode_json
 from minga.core.errors import ConfigurationError, MingaError
 from minga.core.toml_file import parse_value, split_setting
 from minga.dashboard.server.guard import refusal
@@ -58,7 +59,7 @@ class OrderDesk:
             if len(body) > MOST_BYTES:
                 return refusal(413, f"an order has at most {MOST_BYTES} bytes")
         try:
-            order = msgspec.json.decode(body, type=OrderRequest)
+            order = decode_json(body, OrderRequest)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             return refusal(400, str(error)[:200])
         try:

@@ -16,6 +16,7 @@ from typing import Annotated, ClassVar, Self
 
 import msgspec
 
+from minga.core.decoding import decode_msgpack
 from minga.core.spec.sections import MAX_ORGANISERS
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
 
@@ -151,4 +152,4 @@ class Transfer(Order, frozen=True):
     def statement(self) -> bytes:
         """What the signatures cover; without `standing` where that is empty, as transfers were before it."""
         statement = super().statement()
-        return statement if self.standing else msgspec.msgpack.encode(msgspec.msgpack.decode(statement)[:-1])
+        return statement if self.standing else msgspec.msgpack.encode(decode_msgpack(statement, list)[:-1])

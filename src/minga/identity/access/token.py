@@ -25,7 +25,7 @@ from typing import Annotated
 
 import msgspec
 
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.identity.access.orders import Grant, Key, SignatureBytes, UnixSeconds
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
 
@@ -89,7 +89,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         if len(data) > MAX_TOKEN_BYTES:
             raise ValueError(f"an access token has at most {MAX_TOKEN_BYTES} bytes, not {len(data)}")
         try:
-            token = msgspec.msgpack.decode(data, type=cls)
+            token = decode_msgpack(data, cls)
         except DECODING_ERRORS as error:
             raise ValueError(f"no access token: {error}") from error
         if token.encode() != data:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import LinkError
 from minga.identity.access.orders import Grant
 from minga.identity.access.token import Token
@@ -29,7 +29,7 @@ class LinkAccess(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     def decode(cls, data: bytes) -> LinkAccess:
         """Read what `encode` wrote. Raises `ValueError` for anything else, also for a secret of another key."""
         try:
-            access = msgspec.msgpack.decode(data, type=cls)
+            access = decode_msgpack(data, cls)
         except DECODING_ERRORS as error:
             raise ValueError(f"no grant: {error}") from error
         if access.encode() != data or bool(access.secret) != bool(access.grant.uses):

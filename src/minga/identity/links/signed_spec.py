@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import ConfigurationError, ProtocolError
 from minga.core.spec.run_spec import MAX_SPEC_BYTES, RunSpec, run_id_of
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
@@ -42,7 +42,7 @@ class SignedRunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if len(data) > MAX_SIGNED_SPEC_BYTES:
             raise ProtocolError(f"a signed run spec of {len(data)} bytes exceeds {MAX_SIGNED_SPEC_BYTES}", peer=peer)
         try:
-            return msgspec.msgpack.decode(data, type=cls)
+            return decode_msgpack(data, cls)
         except DECODING_ERRORS as error:
             raise ProtocolError(f"malformed signed run spec: {error}", peer=peer) from error
 

@@ -16,7 +16,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import ConfigurationError
 from minga.network.authorizer import MAX_CREDENTIAL_BYTES
 from minga.network.interface import Endpoints, RelayUrl
@@ -138,7 +138,7 @@ class RecordKinds:
         kind = self.of(type(payload))
         try:
             # Decoding checks the bounds, and turns an integer that was put where a float belongs into one.
-            encoded = msgspec.msgpack.encode(msgspec.msgpack.decode(msgspec.msgpack.encode(payload), type=kind.type))
+            encoded = msgspec.msgpack.encode(decode_msgpack(msgspec.msgpack.encode(payload), kind.type))
         except (*DECODING_ERRORS, TypeError, OverflowError) as error:
             raise ConfigurationError(f"record {kind.name!r}: {error}") from error
         if len(encoded) > kind.max_bytes:
@@ -163,7 +163,7 @@ def _opened(kind: Kind, payload: bytes) -> Payload | None:
     if not payload and not kind.is_basic:
         return None
     try:
-        return msgspec.msgpack.decode(payload, type=kind.type)
+        return decode_msgpack(payload, kind.type)
     except DECODING_ERRORS as error:
         raise ValueError(f"record {kind.name!r}: {error}") from error
 

@@ -23,7 +23,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import ProtocolError, RejectedError, RemoteError, SilentError, UnreachableError
 from minga.core.refusal_code import RefusalCode
 from minga.network.bandwidth.access_link import AccessLink
@@ -418,6 +418,6 @@ class MessageStream:
 
     def _decode(self, body: bytearray | memoryview, message_type: type[T]) -> T:
         try:
-            return msgspec.msgpack.decode(body, type=message_type)
+            return decode_msgpack(body, message_type)
         except DECODING_ERRORS as error:
             raise ProtocolError(f"malformed message: {error}", peer=self.peer) from error

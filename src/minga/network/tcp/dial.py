@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import ProtocolError
 from minga.network.interface import PeerId
 from minga.network.tcp.certificate import MAX_CERTIFICATE_BYTES
@@ -51,7 +51,7 @@ def encode(message: Control) -> bytes:
 def decode(body: bytes, peer: PeerId) -> Control:
     """The message in `body`. Raises `ProtocolError` if there is none."""
     try:
-        message: Any = msgspec.msgpack.decode(body, type=Control)
+        message: Any = decode_msgpack(body, Control)
     except DECODING_ERRORS as error:
         raise ProtocolError(f"malformed message about TCP: {error}", peer=peer) from error
     return message  # type: ignore[no-any-return]

@@ -7,10 +7,10 @@ import sys
 import threading
 from pathlib import Path
 
-import msgspec
 import torch
 import torch.distributed as dist
 
+from minga.core.decoding import decode_json
 from minga.core.errors import MingaError
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.running.local_ranks import READY, Job, meet
@@ -21,7 +21,7 @@ FAILED = 1
 
 def main() -> int:
     """Compute beside rank 0 until the run is finished or standard input ends; the exit code."""
-    job = msgspec.json.decode(_first_line(), type=Job)
+    job = decode_json(_first_line(), Job)
     threading.Thread(target=_end_with_input, name="minga-rank-leash", daemon=True).start()
     try:
         _compute(job)

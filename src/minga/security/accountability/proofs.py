@@ -37,7 +37,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import RemoteError
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
@@ -282,7 +282,7 @@ class Evidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
     def from_bytes(cls, data: bytes) -> Evidence:
         """Undo `to_bytes`. Raises `EvidenceError` if it is malformed."""
         try:
-            return msgspec.msgpack.decode(data, type=cls)
+            return decode_msgpack(data, cls)
         except DECODING_ERRORS as error:
             raise EvidenceError(f"malformed evidence: {error}") from error
 

@@ -15,7 +15,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from blake3 import blake3
 
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import ProtocolError
 from minga.identity.keys.keys import Identity, verify
 from minga.network.interface import PeerId
@@ -285,7 +285,7 @@ def is_genuine(statement: Statement, run_id: str) -> bool:
 def read(statement: Statement, body_type: type[T]) -> T:
     """The body of a statement. Raises `ProtocolError`, in the author's name, if it is malformed."""
     try:
-        return msgspec.msgpack.decode(statement.body, type=body_type)
+        return decode_msgpack(statement.body, body_type)
     except DECODING_ERRORS as error:
         raise ProtocolError(
             f"malformed: {error}", peer=statement.author, round=statement.slot.step, phase=statement.slot.phase.name

@@ -19,6 +19,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from minga.core.decoding import decode_json
+
 Basis = Literal["reference", "measured", "literature"]
 REFERENCE: Final = ("synchronous", "float16")
 _ORDER: Final[tuple[Basis, ...]] = ("reference", "measured", "literature")
@@ -117,4 +119,4 @@ def _between(rows: Sequence[_GapRow], batches: int) -> Gap | None:
 @lru_cache(maxsize=1)
 def _table() -> _GapTable:
     data = files("minga.simulation.forecast").joinpath("strategy_gaps.json").read_bytes()
-    return msgspec.json.decode(data, type=_GapTable)
+    return decode_json(data, _GapTable)

@@ -25,6 +25,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 import platformdirs
 
+from minga.core.decoding import decode_json
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically
 
@@ -128,7 +129,7 @@ def read_measurements(path: Path | None = None) -> list[Measurement]:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
-        return msgspec.json.decode(data[:MAX_FILE_BYTES], type=_Table).measurements
+        return decode_json(data[:MAX_FILE_BYTES], _Table).measurements
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically
 from minga.core.spec.sections import MAX_ORGANISERS
@@ -105,7 +105,7 @@ class AccessFiles:
     def _read(self, name: str, kind: type[T], missing: T) -> T:
         try:
             with (self._directory / name).open("rb") as file:
-                return msgspec.msgpack.decode(file.read(MAX_FILE_BYTES), type=kind)
+                return decode_msgpack(file.read(MAX_FILE_BYTES), kind)
         except (OSError, *DECODING_ERRORS):
             return missing
 
@@ -121,7 +121,7 @@ def read_order(path: Path, kind: type[Passed]) -> Passed:
     """An order that organisers pass around to sign. Raises `ConfigurationError` for any other file."""
     try:
         with path.open("rb") as file:
-            return msgspec.msgpack.decode(file.read(MAX_FILE_BYTES), type=kind)
+            return decode_msgpack(file.read(MAX_FILE_BYTES), kind)
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
     except DECODING_ERRORS as error:

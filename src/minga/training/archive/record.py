@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError
 from minga.identity.keys.keys import Identity, verify
 
@@ -57,7 +57,7 @@ def read_record(folder: Path) -> ArchiveRecord:
     path = folder / RECORD_FILE
     try:
         with path.open("rb") as file:
-            signed = msgspec.json.decode(file.read(MAX_RECORD_BYTES), type=_Signed)
+            signed = decode_json(file.read(MAX_RECORD_BYTES), _Signed)
     except (OSError, *DECODING_ERRORS) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from error
     record = signed.record

@@ -20,7 +20,7 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
 from minga.core.units import format_size, parse_size
@@ -146,7 +146,7 @@ class TrafficBudget:
         """What was kept, unless it is of another kind of period."""
         try:
             with self._path.open("rb") as file:
-                kept = msgspec.json.decode(file.read(_MAX_FILE_BYTES), type=_Kept)
+                kept = decode_json(file.read(_MAX_FILE_BYTES), _Kept)
         except (OSError, *DECODING_ERRORS):
             return None
         return kept if kept.period == self.limit.period and kept.since < kept.ends < math.inf else None

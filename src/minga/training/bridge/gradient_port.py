@@ -39,7 +39,7 @@ from minga.averaging.messages import Report
 from minga.averaging.strategy_choice import StrategyChoice, StrategyFacts
 from minga.core.aio.offload import offload
 from minga.core.errors import ConfigurationError, NonFiniteError
-from minga.training.bridge.moving_average import MovingAverage
+from minga.training.bridge.micro_batch_times import MicroBatchTimes
 from minga.training.bridge.thread_bridge import TrainingThread
 from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
 from minga.training.replica.interface import ReplicaInterface
@@ -97,8 +97,7 @@ class GradientPort(TrainingThread):
         self._reopened_s: float | None = None  # loop time at which a step began, until the thread comes by again
         self._paused = self._resting = self._held = False
         self._last_samples = 0
-        self._speed = MovingAverage()
-        self._batch_time = MovingAverage()
+        self._times = MicroBatchTimes()
 
     @property
     def facts(self) -> StrategyFacts:
@@ -135,8 +134,7 @@ class GradientPort(TrainingThread):
             with self.lock:
                 now = self._loop.time()
                 if began_s is not None and samples:
-                    self._speed.add((now - began_s) / samples)
-                    self._batch_time.add(now - began_s)
+                    self._times.add(samples, now - began_s, now)
                 self._last_samples, self._boundary_s = samples, now
                 if taken:
                     self._strategy.count(samples)
@@ -165,6 +163,8 @@ class GradientPort(TrainingThread):
             self._park_here()
         with self.lock:
             self._reopened_s = None
+            if self._tries_again():
+                self._phase = PortPhase.OPEN
             if self._has_to_wait():
                 self._boundary_s = None
                 return WAIT
@@ -193,14 +193,14 @@ class GradientPort(TrainingThread):
         with self.lock:
             parked = self._phase in (PortPhase.PARKED, PortPhase.SEALED)
             samples = self._strategy.complete_samples if parked else self._strategy.samples
-            rate = 1.0 / self._speed.value if self._speed.value else 0.0
+            rate = self._times.samples_per_s
             since_s = self._reopened_s if self._boundary_s is None else self._boundary_s
             is_idle = self._paused or self._stands or (since_s is None and not parked)
             score = self._strategy.score
             if is_idle:
                 return Report(samples, rate, parked=parked, limit=self._limit, score=score)
             busy_s = 0.0 if parked or since_s is None else max(0.0, self._loop.time() - since_s)
-            last, each_s = self._last_samples, self._batch_time.value
+            last, each_s = self._last_samples, self._times.each_s
             return Report(samples, rate, last, busy_s, each_s, parked=parked, limit=self._limit, score=score)
 
     def limit(self, samples: int | None) -> None:
@@ -239,7 +239,7 @@ class GradientPort(TrainingThread):
     def micro_batch_s(self) -> float:
         """Seconds that a micro-batch takes as a rule, 0 before the first."""
         with self.lock:
-            return self._batch_time.value or 0.0
+            return self._times.each_s
 
     async def seal(self) -> tuple[torch.Tensor | None, int]:
         """The mean gradient so far and its samples; see `Contributor.seal`."""
@@ -358,6 +358,17 @@ class GradientPort(TrainingThread):
         if not self._parks:
             return self._stands or (self._phase is not PortPhase.OPEN and self._is_ahead())
         return self._stands or self._phase is not PortPhase.OPEN
+
+    def _tries_again(self) -> bool:
+        """Whether the thread, which is told to compute nothing, should see how long a micro-batch takes now."""
+        return (
+            self._limit == 0
+            and self._phase is PortPhase.PARKED
+            and not self._strategy.samples
+            and not self._stands
+            and not self._paused
+            and self._times.is_time_to_try(self._loop.time())
+        )
 
     def _is_ahead(self) -> bool:
         """Whether there is enough for the next step already, as far as one knows."""

@@ -23,7 +23,7 @@ from typing import Annotated
 import msgspec
 
 from minga.core.aio.hedging import racing
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import ProtocolError, RemoteError, StorageError
 from minga.core.events.security import SecureFounded, SecureWaiting
 from minga.core.files import write_atomically
@@ -67,7 +67,7 @@ class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error}") from error
         with contextlib.suppress(*DECODING_ERRORS):
-            genesis = msgspec.msgpack.decode(data, type=cls)
+            genesis = decode_msgpack(data, cls)
             return genesis if genesis.holds(run_id, organiser) else None
         return None
 

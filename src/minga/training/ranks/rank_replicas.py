@@ -29,6 +29,7 @@ import msgspec
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from minga.core.decoding import decode_json
 from minga.core.errors import ClosedError, MingaError
 from minga.core.spec.run_spec import RunSpec
 from minga.training.ranks.process_group import (
@@ -190,7 +191,7 @@ class FollowerReplica(RankReplica):
                 vector = self._receive_vector(vector)
                 self._act_on(header, vector)
             elif header.kind == AMEND:
-                self.amend(msgspec.json.decode(self._ranks.share_bytes(), type=dict[str, Any]))
+                self.amend(decode_json(self._ranks.share_bytes(), dict[str, Any]))
             elif header.kind == RESTORE:
                 self.restore(self._receive(header))
                 self.strategy_tensors()  # rank 0 alone has a strategy
@@ -224,7 +225,7 @@ class FollowerReplica(RankReplica):
         return vector
 
     def _receive(self, header: Header) -> StateSnapshot:
-        head = msgspec.json.decode(self._ranks.share_bytes(), type=_StateHead)
+        head = decode_json(self._ranks.share_bytes(), _StateHead)
         scalars: dict[str, Json] = head.scalars
         return StateSnapshot(head.step, head.tensors, scalars, self._receive_bytes(header.size))
 

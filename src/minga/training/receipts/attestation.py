@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from minga.averaging.messages import MAX_MEMBERS, MAX_STEP, Epoch
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
 from minga.network.interface import PeerId
 from minga.training.receipts.claims import Count, Key, Place
@@ -82,7 +82,7 @@ class Compact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         if len(data) > MAX_COMPACT_BYTES:
             return None
         try:
-            found = msgspec.msgpack.decode(data, type=cls)
+            found = decode_msgpack(data, cls)
         except DECODING_ERRORS:
             return None
         return found if found.steps[-1] <= MAX_STEP else None

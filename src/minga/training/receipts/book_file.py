@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 
 from minga.averaging.messages import Epoch, Step
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
 from minga.identity.access.token import MAX_TOKEN_BYTES
@@ -156,7 +156,7 @@ def _restore(data: bytes, book: ReceiptBook) -> int:
         if size > MAX_ENTRY_BYTES or stop > len(data):
             break
         try:
-            _enter(msgspec.msgpack.decode(data[start + _LENGTH.size : stop], type=Kept), book)
+            _enter(decode_msgpack(data[start + _LENGTH.size : stop], Kept), book)
         except DECODING_ERRORS:
             break
         start = stop
@@ -181,7 +181,7 @@ def _newer_half(data: bytes) -> bytes:
         stop = start + _LENGTH.size + size
         if start >= len(data) // 2:
             newer += data[start:stop]
-        elif isinstance(msgspec.msgpack.decode(data[start + _LENGTH.size : stop], type=Kept), KeptToken):
+        elif isinstance(decode_msgpack(data[start + _LENGTH.size : stop], Kept), KeptToken):
             tokens += data[start:stop]
         start = stop
     return bytes(tokens + newer)

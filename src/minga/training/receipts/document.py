@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 
 from minga.averaging.messages import MAX_MEMBERS, Epoch, Step
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import ConfigurationError, ProtocolError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import AccessLedger, NoAccessError
@@ -199,7 +199,7 @@ def _read(data: bytes) -> ReceiptDocument:
         body = unpacking.decompress(data[len(MAGIC) :], MAX_UNPACKED_BYTES)
         if not unpacking.eof or unpacking.unused_data:
             raise ReceiptError("it is cut off, or too large")
-        document = msgspec.msgpack.decode(body, type=ReceiptDocument)
+        document = decode_msgpack(body, ReceiptDocument)
     except (zlib.error, *DECODING_ERRORS) as error:
         raise ReceiptError(f"it is damaged: {error}") from error
     if document.subject is not None and document.subject >= len(document.peers):

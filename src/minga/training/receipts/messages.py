@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from minga.averaging.messages import MAX_MEMBERS, Epoch, Step
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.network.interface import PeerId
 from minga.training.receipts.attestation import MAX_COMPACT_BYTES, MAX_ENTRIES, Compact
 from minga.training.receipts.claims import Claim
@@ -31,7 +31,7 @@ class JoinNote(msgspec.Struct, frozen=True, array_like=True):
     def decode(cls, note: bytes) -> JoinNote:
         """Read it; one that cannot be read says nothing."""
         try:
-            return msgspec.msgpack.decode(note, type=cls) if note else cls()
+            return decode_msgpack(note, cls) if note else cls()
         except DECODING_ERRORS:
             return cls()
 
@@ -46,7 +46,7 @@ class PlanNote(msgspec.Struct, frozen=True, array_like=True):
     def decode(cls, note: bytes) -> PlanNote:
         """Read it; one that cannot be read says nothing."""
         try:
-            return msgspec.msgpack.decode(note, type=cls) if note else cls()
+            return decode_msgpack(note, cls) if note else cls()
         except DECODING_ERRORS:
             return cls()
 

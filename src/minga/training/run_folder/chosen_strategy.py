@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import StorageError
 from minga.core.files import write_atomically
 
@@ -33,7 +33,7 @@ class ChosenStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         path = folder / CHOSEN_STRATEGY_FILE
         try:
             with path.open("rb") as file:
-                return msgspec.json.decode(file.read(_MAX_BYTES), type=cls)
+                return decode_json(file.read(_MAX_BYTES), cls)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, *DECODING_ERRORS) as error:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically
 from minga.core.spec.run_spec import RunSpec
@@ -40,7 +40,7 @@ class OwnSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         path = folder / OWN_SETTINGS_FILE
         try:
             with path.open("rb") as file:
-                return msgspec.json.decode(file.read(_MAX_BYTES), type=cls)
+                return decode_json(file.read(_MAX_BYTES), cls)
         except FileNotFoundError:
             return cls()
         except (OSError, *DECODING_ERRORS) as error:

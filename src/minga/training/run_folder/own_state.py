@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from minga.averaging.codecs.interface import is_finite
 from minga.averaging.codecs.residual import KeptResidual
 from minga.averaging.codecs.tensor_bytes import as_bytes
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import StorageError
 from minga.core.files import replacing
 from minga.core.spec.run_spec import RunSpec
@@ -123,7 +123,7 @@ class OwnStateFile:
         if self.path.stat().st_size > limit_bytes + MAX_HEADER_BYTES:
             raise ValueError("it is impossibly large")
         with safe_open(self.path, framework="pt", device="cpu") as file:
-            header = msgspec.json.decode((file.metadata() or {}).get("minga", ""), type=_Header)
+            header = decode_json((file.metadata() or {}).get("minga", ""), _Header)
             if header.format != FORMAT or header.owner != f"{self._owner} {strategy}":
                 raise ValueError("it is of another run, another model or another strategy")
             if header.step != step:

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import msgspec
 
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import ConfigurationError, ProtocolError
 from minga.core.files import write_atomically
 from minga.core.spec.run_spec import RunSpec
@@ -62,7 +62,7 @@ class RejoinFile:
         """The addresses that were known last."""
         try:
             with (self._directory / self._places_file).open("rb") as file:
-                return msgspec.msgpack.decode(file.read(MAX_PLACES_BYTES), type=KnownAddresses)
+                return decode_msgpack(file.read(MAX_PLACES_BYTES), KnownAddresses)
         except (OSError, *DECODING_ERRORS):
             return KnownAddresses()
 

@@ -25,7 +25,7 @@ from blake3 import blake3
 from msgspec.structs import replace
 from safetensors import SafetensorError, safe_open
 
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.training.state.manifest import FORMAT, MAX_MANIFEST_BYTES, Manifest, build_manifest
 from minga.training.state.scalars import Json, canonical_json
 from minga.training.state.snapshot import DTYPE_NAMES, DTYPES, StateSnapshot, TensorEntry, layout_bytes
@@ -152,7 +152,7 @@ def _read_manifest(folder: Path) -> _ManifestFile:
     if path.stat().st_size > 4 * MAX_MANIFEST_BYTES:
         raise ValueError(f"{MANIFEST_NAME} is impossibly large")
     try:
-        written = msgspec.json.decode(path.read_bytes(), type=_ManifestFile)
+        written = decode_json(path.read_bytes(), _ManifestFile)
     except DECODING_ERRORS as error:
         raise ValueError(f"{MANIFEST_NAME} is malformed: {error}") from error
     if any(Path(name).name != name for name in written.files):

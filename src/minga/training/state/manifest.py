@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 from blake3 import blake3
 
-from minga.core.decoding import DECODING_ERRORS
+from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.network.meta_bytes import is_meta
 from minga.training.state.scalars import Json, canonical_json, parse_canonical_json
 from minga.training.state.snapshot import DTYPES, StateSnapshot, TensorEntry, layout_bytes
@@ -126,7 +126,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
         if len(data) > MAX_MANIFEST_BYTES:
             raise ValueError(f"a manifest of {len(data)} bytes exceeds {MAX_MANIFEST_BYTES}")
         try:
-            manifest = msgspec.msgpack.decode(data, type=cls)
+            manifest = decode_msgpack(data, cls)
         except DECODING_ERRORS as error:
             raise ValueError(f"malformed manifest: {error}") from error
         manifest.check()
