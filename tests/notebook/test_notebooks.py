@@ -5,8 +5,12 @@ from __future__ import annotations
 import ast
 import json
 import os
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import nbformat
 import pytest
@@ -16,6 +20,7 @@ from minga.core.errors import LinkError, LocalError
 from minga.notebook import host, join
 from minga.notebook.cells import ANY_LINK, DEFAULT_SOURCE, organiser_cells, volunteer_cells
 from minga.notebook.notebook_file import to_ipynb
+from tests.worlds import forked
 from tests.worlds.cli_run import Running, last_json, run
 
 ROOT = Path(__file__).parent.parent.parent
@@ -85,13 +90,25 @@ def test_an_organiser_describes_plans_hosts_and_watches_a_run(tmp_path: Path, mo
     assert "training together" in outputs
 
 
-def test_a_run_that_cannot_begin_says_why(tmp_path: Path) -> None:
+@pytest.fixture
+def forked_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command behind a notebook need not import torch again."""
+
+    def start(words: Sequence[str], *, text: bool, encoding: str, **options: Any) -> subprocess.Popen[str]:
+        assert (words[0], text, encoding) == (sys.executable, True, "utf-8")
+        return forked.start(*words[1:], **options)
+
+    names = {name: getattr(subprocess, name) for name in ("PIPE", "TimeoutExpired")}
+    monkeypatch.setattr("minga.notebook.command.subprocess", SimpleNamespace(Popen=start, **names))
+
+
+def test_a_run_that_cannot_begin_says_why(tmp_path: Path, forked_command: None) -> None:
     (tmp_path / "run.toml").write_text("name = 3")
     with pytest.raises(LocalError, match="name"):
         host(tmp_path / "run.toml")
 
 
-def test_a_notebook_whose_time_is_up_leaves(tmp_path: Path) -> None:
+def test_a_notebook_whose_time_is_up_leaves(tmp_path: Path, forked_command: None) -> None:
     (tmp_path / "run.toml").write_text(SPEC)
     options = ("--host", "127.0.0.1", "--directory", str(tmp_path / "run"))
     hosted = host(tmp_path / "run.toml", hours=12.0 / 3600.0, options=options)
