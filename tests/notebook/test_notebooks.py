@@ -22,6 +22,7 @@ from minga.notebook.cells import ANY_LINK, DEFAULT_SOURCE, organiser_cells, volu
 from minga.notebook.notebook_file import to_ipynb
 from tests.worlds import forked
 from tests.worlds.cli_run import Running, last_json, run
+from tests.worlds.forked_command import forked_commands
 
 ROOT = Path(__file__).parent.parent.parent
 SPEC = """
@@ -40,12 +41,18 @@ relay = "none"
 
 
 def execute(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run a notebook in a kernel of this environment; all that its cells put out."""
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    """Run a notebook in a kernel of this environment; all that its cells put out. What it starts is forked."""
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     notebook = nbformat.reads(text, as_version=4)
     nbformat.validate(notebook)
-    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
+    with forked_commands(folder) as commands:
+        monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
+        python = str(commands / Path(sys.executable).name)
+        first = f"--IPKernelApp.exec_lines=import sys; sys.executable = {python!r}"
+        resources = {"metadata": {"path": folder}}
+        NotebookClient(
+            notebook, timeout=120, kernel_name="python3", resources=resources, extra_arguments=[first]
+        ).execute()
     return json.dumps([cell.get("outputs", []) for cell in notebook.cells])
 
 
