@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from typing import NoReturn
 
 import pytest
 import torch
@@ -34,6 +35,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         gc.enable()
         if not torch.cuda.is_available():  # a process that was forked cannot use CUDA
             forked.open_server()
+        gc.unfreeze = _refuse_to_thaw  # after the server, whose processes may
+
+
+def _refuse_to_thaw() -> NoReturn:
+    raise AssertionError("thaw in a process of your own: here each later collection would look at a million objects")
 
 
 def pytest_unconfigure() -> None:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +32,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 QUICK = ("doctor", "export", "plan", "replay", "sample", "sim", "status", "version")
 """Commands that run in the process of the test, to which another import of torch would be most of the work."""
+FORKED = {"minga": ("-m", "minga"), "python": (), "torchrun": ("-m", "torch.distributed.run")}
+"""Programs of Python, which are processes of their own, without another import of torch."""
 PROSE = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 """Pages whose lines are wrapped."""
 WIDEST = 120
@@ -127,13 +130,21 @@ class Background:
         self.process.stdout.close()
 
 
-def run_shell(block: Block, folder: Path, link: str) -> None:
+@cache
+def first_page_with(line: str) -> Path:
+    """What installs into a folder of its own does the same on each page: the first one shows it."""
+    return next(page for page in PAGES if any(line in block.text.splitlines() for block in blocks(page)))
+
+
+def run_shell(page: Path, block: Block, folder: Path, link: str) -> None:
     for line in block.text.strip().splitlines():
         words = shlex.split(line.replace("LINK", link))
         if block.how == "make":
             words[1:1] = ["--dry-run", "-C", str(ROOT)]
         elif block.how == "install":
             assert words[0] == "python"
+            if first_page_with(line) != page:
+                continue
             source = [re.sub(r"^\.(?=\[|$)", lambda _: str(ROOT), word) for word in words[1:]]
             words = [sys.executable, *source, "--no-deps", "--quiet", "--target", str(folder / "installed")]
         if words[0] == "minga" and words[1] in QUICK:
@@ -142,8 +153,8 @@ def run_shell(block: Block, folder: Path, link: str) -> None:
                 for name, value in environment(folder).items():
                     patch.setenv(name, value)
                 done = run(*words[1:])
-        elif words[0] == "minga":
-            done = forked.run("-m", *words, timeout_s=100.0, cwd=folder, env=environment(folder))
+        elif program := FORKED.get(words[0]) if block.how != "install" else None:
+            done = forked.run(*program, *words[1:], timeout_s=100.0, cwd=folder, env=environment(folder))
         else:
             done = subprocess.run(words, cwd=folder, env=environment(folder), capture_output=True, text=True)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
@@ -171,7 +182,7 @@ def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
             elif block.how == "background":
                 running.append(Background(block.text.strip(), tmp_path))
             else:
-                run_shell(block, tmp_path, running[-1].wait_for_link() if "LINK" in block.text else "")
+                run_shell(page, block, tmp_path, running[-1].wait_for_link() if "LINK" in block.text else "")
     finally:
         for background in running:
             background.stop()

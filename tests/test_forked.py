@@ -70,3 +70,12 @@ def test_what_waits_for_the_end_is_done_at_the_end() -> None:
         "threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()\n"
     )
     assert forked.run("-c", code).stdout == "thread\nlast\n"
+
+
+def test_strings_hash_otherwise_where_that_is_wanted() -> None:
+    code = "import os; print(hash('minga'), os.environ['PYTHONHASHSEED'])"
+    forked_here, fresh = forked.run("-c", code, env={**os.environ, "PYTHONHASHSEED": "?"}), hash("minga")
+    assert forked_here.stdout == f"{fresh} ?\n"
+    for _ in range(2):
+        other, seed = forked.run_with_other_hashes("-c", code).stdout.split()
+        assert (int(other) != fresh, seed) == (True, forked.OTHER_HASHES)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import ast
 import json
 import os
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import nbformat
 import pytest
@@ -16,7 +20,9 @@ from minga.core.errors import LinkError, LocalError
 from minga.notebook import host, join
 from minga.notebook.cells import ANY_LINK, DEFAULT_SOURCE, organiser_cells, volunteer_cells
 from minga.notebook.notebook_file import to_ipynb
+from tests.worlds import forked
 from tests.worlds.cli_run import Running, last_json, run
+from tests.worlds.forked_command import forked_commands
 
 ROOT = Path(__file__).parent.parent.parent
 SPEC = """
@@ -35,12 +41,18 @@ relay = "none"
 
 
 def execute(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run a notebook in a kernel of this environment; all that its cells put out."""
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    """Run a notebook in a kernel of this environment; all that its cells put out. What it starts is forked."""
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     notebook = nbformat.reads(text, as_version=4)
     nbformat.validate(notebook)
-    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
+    with forked_commands(folder) as commands:
+        monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
+        python = str(commands / Path(sys.executable).name)
+        first = f"--IPKernelApp.exec_lines=import sys; sys.executable = {python!r}"
+        resources = {"metadata": {"path": folder}}
+        NotebookClient(
+            notebook, timeout=120, kernel_name="python3", resources=resources, extra_arguments=[first]
+        ).execute()
     return json.dumps([cell.get("outputs", []) for cell in notebook.cells])
 
 
@@ -85,13 +97,25 @@ def test_an_organiser_describes_plans_hosts_and_watches_a_run(tmp_path: Path, mo
     assert "training together" in outputs
 
 
-def test_a_run_that_cannot_begin_says_why(tmp_path: Path) -> None:
+@pytest.fixture
+def forked_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command behind a notebook need not import torch again."""
+
+    def start(words: Sequence[str], *, text: bool, encoding: str, **options: Any) -> subprocess.Popen[str]:
+        assert (words[0], text, encoding) == (sys.executable, True, "utf-8")
+        return forked.start(*words[1:], **options)
+
+    names = {name: getattr(subprocess, name) for name in ("PIPE", "TimeoutExpired")}
+    monkeypatch.setattr("minga.notebook.command.subprocess", SimpleNamespace(Popen=start, **names))
+
+
+def test_a_run_that_cannot_begin_says_why(tmp_path: Path, forked_command: None) -> None:
     (tmp_path / "run.toml").write_text("name = 3")
     with pytest.raises(LocalError, match="name"):
         host(tmp_path / "run.toml")
 
 
-def test_a_notebook_whose_time_is_up_leaves(tmp_path: Path) -> None:
+def test_a_notebook_whose_time_is_up_leaves(tmp_path: Path, forked_command: None) -> None:
     (tmp_path / "run.toml").write_text(SPEC)
     options = ("--host", "127.0.0.1", "--directory", str(tmp_path / "run"))
     hosted = host(tmp_path / "run.toml", hours=12.0 / 3600.0, options=options)

@@ -41,7 +41,7 @@ heldout_fraction = 0.05
 name = "adamw"
 warmup_steps = 2
 [training]
-target_batch_size = 256
+target_batch_size = 64
 stop_after_steps = 100000
 [state]
 digest_every = 1

@@ -5,7 +5,8 @@ one thread. `start` lets this server fork once more for each program that a test
 real process with a process id, arguments, an environment, standard streams and an exit status of its own. It gets
 signals, and it shares no object with the test. It differs from a fresh interpreter in what it has imported already, and
 its strings hash like those of the other forked processes. Where one of these is the subject, and on systems other than
-Linux, tests start an interpreter.
+Linux, tests start an interpreter. `run_with_other_hashes` uses a second such server, which is an interpreter of its own
+in which strings hash otherwise.
 """
 
 from __future__ import annotations
@@ -39,26 +40,62 @@ MOST_BYTES = 2**20
 HEAVIEST = "minga.recipes.albert.recipe"
 """What most programs need, if no test has imported it: the server waits with this for the first request."""
 
+OTHER_HASHES = "99"
+"""PYTHONHASHSEED of the second server."""
+
 _servers: list[socket.socket] = []
+_others: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
 
 
 def start(*words: str, **options: Any) -> subprocess.Popen[str]:
     """Run `python WORDS` (a script, `-c CODE` or `-m MODULE` with arguments); the options are those of Popen."""
     if _servers:
-        return _Forked(words, text=True, encoding="utf-8", **options)
+        return _Forked(words, text=True, encoding="utf-8", server=_servers[0], **options)
     return subprocess.Popen([sys.executable, *words], text=True, encoding="utf-8", **options)
 
 
 def run(*words: str, timeout_s: float = 50.0, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run `python WORDS` to its end, and keep what it says."""
     pipe = subprocess.PIPE
-    with start(*words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, **options) as process:
+    return _ended(start(*words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, **options), words, timeout_s)
+
+
+def run_with_other_hashes(*words: str, timeout_s: float = 200.0) -> subprocess.CompletedProcess[str]:
+    """Run `python WORDS` as with PYTHONHASHSEED=99 to its end, and keep what it says.
+
+    What it imports beyond `HEAVIEST` it imports by itself, as nothing of the tests' process is in it.
+    """
+    env = {**os.environ, "PYTHONHASHSEED": OTHER_HASHES}
+    pipe = subprocess.PIPE
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "env": env}
+    if not _servers:
+        process = subprocess.Popen([sys.executable, *words], text=True, encoding="utf-8", **options)
+    else:
+        if not _others:
+            _others.append(_open_other(env))
+        process = _Forked(words, text=True, encoding="utf-8", server=_others[0][0], **options)
+    return _ended(process, words, timeout_s)
+
+
+def _ended(
+    started: subprocess.Popen[str], words: tuple[str, ...], timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    with started as process:
         try:
             output, errors = process.communicate(timeout=timeout_s)
         except BaseException:
             process.kill()
             raise
         return subprocess.CompletedProcess(words, process.returncode, output, errors)
+
+
+def _open_other(env: dict[str, str]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    code = "import json, socket, sys; sys.path[:] = json.loads(sys.argv[2]); from tests.worlds import forked; "
+    code += "forked._serve(socket.socket(fileno=int(sys.argv[1])))"
+    words = [sys.executable, "-c", code, str(its.fileno()), json.dumps(sys.path)]
+    with its:
+        return ours, subprocess.Popen(words, pass_fds=[its.fileno()], env=env)
 
 
 def results_of(processes: list[subprocess.Popen[str]], timeout_s: float) -> list[dict[str, Any]]:
@@ -79,9 +116,13 @@ def results_of(processes: list[subprocess.Popen[str]], timeout_s: float) -> list
 
 
 def close_server() -> None:
-    """Let the server end."""
+    """Let the servers end."""
     while _servers:
         _servers.pop().close()
+    while _others:
+        its, process = _others.pop()
+        its.close()
+        process.wait()
 
 
 def open_server() -> None:
@@ -101,7 +142,11 @@ def open_server() -> None:
 
 
 class _Forked(subprocess.Popen[str]):
-    """A process that the server forks, as a child of this process."""
+    """A process that a server forks, as a child of this process."""
+
+    def __init__(self, *words: Any, server: socket.socket, **options: Any) -> None:
+        self._server = server
+        super().__init__(*words, **options)
 
     def _execute_child(self, args: Any, *others: Any) -> None:
         cwd, env = others[4:6]
@@ -115,8 +160,8 @@ class _Forked(subprocess.Popen[str]):
         }
         libc = ctypes.CDLL(None)
         libc.prctl(SET_SUBREAPER, 1)  # the process is an orphan when its id arrives, and so has become our child
-        socket.send_fds(_servers[0], [json.dumps(request).encode()], given)
-        self.pid = int(_servers[0].recv(MOST_BYTES))
+        socket.send_fds(self._server, [json.dumps(request).encode()], given)
+        self.pid = int(self._server.recv(MOST_BYTES))
         libc.prctl(SET_SUBREAPER, 0)
         self._child_created = True
         pairs = ((p2cread, p2cwrite), (c2pwrite, c2pread), (errwrite, errread))

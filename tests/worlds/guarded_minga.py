@@ -6,10 +6,22 @@ With `--namespace PATH` before all else it runs on a host of `tests.netlab`.
 from __future__ import annotations
 
 import sys
+import time
 
 from minga.cli import main
 from minga.cli.demo import child
+from minga.cli.terminal.output import Ticker
 from minga.core.thread_guard import guard_threads  # `minga.testing` imports much that most commands do without
+
+PAUSE_S = 0.03
+"""Between micro-batches: tests wait for other things meanwhile, and what a peer computes is lost to those beside it."""
+
+
+def _pace(ticker: Ticker) -> None:
+    time.sleep(PAUSE_S)
+    if ticker.error is not None:
+        raise ticker.error
+
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--namespace"]:
@@ -18,5 +30,6 @@ if __name__ == "__main__":
         enter(sys.argv[2])
         del sys.argv[1:3]
     guard_threads()
+    Ticker.check = _pace  # type: ignore[method-assign]
     child.program = (__file__,)
     main()

@@ -146,7 +146,11 @@ def victims_of(plan: Plan, case: str) -> set[int]:
     }[case]
 
 
-@pytest.mark.parametrize("case", ["relay", "root", "leader", "site", "roots", "a relay of each part"])
+SINGLY = [soaked("relay"), soaked("root")]
+"""In `make test` a relay dies in each part, and all roots but one."""
+
+
+@pytest.mark.parametrize("case", [*SINGLY, "leader", "site", "roots", "a relay of each part"])
 def test_a_round_of_seventy_is_mended_over_the_connections_that_it_has(case: str) -> None:
     @virtually
     async def main() -> None:

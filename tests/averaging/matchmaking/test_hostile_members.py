@@ -41,13 +41,13 @@ async def sit_in(guest: Party, victim: Member, make: Callable[[], Join]) -> None
 async def steps_of(
     camp: Camp, misbehave: Callable[[Member], list[Act]], until_then: Sequence[asyncio.Task[None]] = ()
 ) -> list[int]:
-    """How many steps the members take in 100 s, while what `misbehave` returns for each of them runs."""
+    """How many steps the members take in 40 s, while what `misbehave` returns for each of them runs."""
     await camp.begin()
     await camp.until_step(1)
     for member in camp.members:
         for party, act in misbehave(member):
             party.network.process.run(act)
-    await asyncio.sleep(100.0)
+    await asyncio.sleep(40.0)
     steps = [member.step for member in camp.members]
     await end(*until_then)
     await camp.close()
@@ -71,7 +71,7 @@ def test_numbers_that_nobody_can_be_raised_to_stop_no_step(above: tuple[int, int
             pairs = zip(liars, above, strict=True)
             return [(liar, sit_in(liar, member, partial(join, liar, member, more))) for liar, more in pairs]
 
-        assert min(await steps_of(camp, misbehave)) > 33
+        assert min(await steps_of(camp, misbehave)) > 13
 
     main()
 
@@ -102,7 +102,7 @@ def test_machines_that_stall_by_turns_do_not_stop_the_others(stalled_s: float) -
         turns = enumerate(guests if stalled_s else [])
         stalling = [asyncio.ensure_future(stall(guest, 5.0 + 0.5 * number)) for number, guest in turns]
         steps = await steps_of(camp, misbehave, stalling)
-        assert min(steps) > 16, steps
+        assert min(steps) > 6, steps
 
     main()
 
@@ -130,7 +130,7 @@ def test_a_stranger_that_says_it_leads_many_stops_no_step(seats: int) -> None:
         liar = camp.stranger()
         liar.node.serve(JOIN, take_in)
         steps = await steps_of(camp, lambda member: [(liar, call_away(liar, member, seats))])
-        assert min(steps) > 33, steps
+        assert min(steps) > 13, steps
 
     main()
 

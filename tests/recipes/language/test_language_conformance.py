@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from minga.recipes import new_model
 from minga.security.randomness.public_batch import PublicBatch
 from minga.testing import RECIPE_CHECKS
 from minga.testing.recipe_suite import check_equal_models, check_public_batches, digest
+from tests.worlds import forked
 from tests.worlds.language_models import CASES, case, prepared
 
 PUBLIC = PublicBatch(b"7" * 32, 4)
@@ -23,10 +22,8 @@ IN_ANOTHER_PROCESS = (check_equal_models, check_public_batches)
 
 @pytest.mark.parametrize("architecture", CASES)
 def test_architectures_conform(architecture: str, tmp_path: Path) -> None:
-    for number, check in enumerate(check for check in RECIPE_CHECKS if check not in IN_ANOTHER_PROCESS):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        check(case(architecture), folder)
+    for check in (check for check in RECIPE_CHECKS if check not in IN_ANOTHER_PROCESS):
+        check(case(architecture), tmp_path)
 
 
 @pytest.mark.soak
@@ -56,12 +53,7 @@ def test_another_process_gets_the_same(tmp_path: Path) -> None:
         "from tests.recipes.language.test_language_conformance import digests",
         "print(json.dumps(digests(Path(sys.argv[2]))))",
     ]
-    ran = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines), json.dumps([str(Path.cwd()), *sys.path]), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "PYTHONHASHSEED": "99"},
-    )
+    told = json.dumps([str(Path.cwd()), *sys.path])
+    ran = forked.run_with_other_hashes("-c", "\n".join(lines), told, str(tmp_path))
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout.strip().splitlines()[-1]) == digests(tmp_path)

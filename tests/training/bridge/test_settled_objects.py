@@ -2,92 +2,16 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-from collections.abc import Iterator
+import subprocess
+import sys
 
 import pytest
 
-from minga.training.bridge.settled_objects import settle_objects
+from tests.worlds import settled_claims
 
 
-class Cycle:
-    """An object that only the collector can free."""
-
-    def __init__(self) -> None:
-        self.me = self
-
-
-@pytest.fixture(autouse=True)
-def nothing_frozen() -> Iterator[None]:
-    gc.unfreeze()
-    yield
-    gc.unfreeze()
-
-
-def test_settled_cycles_are_freed_once_the_last_peer_is_closed() -> None:
-    held = [Cycle()]
-    watched = weakref.ref(held[0])
-    ends = [settle_objects(), settle_objects()]
-    assert gc.get_freeze_count() > 1000
-    held.clear()
-    gc.collect()
-    assert watched() is not None
-    ends[0]()
-    ends[0]()
-    assert gc.get_freeze_count() > 1000
-    ends[1]()
-    gc.collect()
-    assert (watched(), gc.get_freeze_count()) == (None, 0)
-
-
-def test_garbage_is_collected_before_and_what_comes_later_as_ever() -> None:
-    early, late = Cycle(), Cycle()
-    was_early, was_late = weakref.ref(early), weakref.ref(late)
-    del early
-    end = settle_objects()
-    assert was_early() is None
-    newer = Cycle()
-    was_newer = weakref.ref(newer)
-    del newer, late
-    gc.collect()
-    assert was_newer() is None
-    assert was_late() is not None
-    end()
-
-
-def test_a_program_that_has_frozen_objects_itself_is_left_alone() -> None:
-    gc.freeze()
-    before = gc.get_freeze_count()
-    fresh = [Cycle() for _ in range(100)]
-    settle_objects()()
-    assert gc.get_freeze_count() <= before
-    assert gc.get_freeze_count() > 1000
-    assert len(fresh) == 100
-
-
-def test_what_a_program_freezes_after_a_peer_began_stays_frozen() -> None:
-    end = settle_objects()
-    fresh = [Cycle() for _ in range(1000)]
-    gc.freeze()
-    end()
-    assert gc.get_freeze_count() > 1000
-    assert len(fresh) == 1000
-
-
-def test_garbage_that_closes_another_peer_when_it_is_collected_does_not_block() -> None:
-    class ClosesPeer(Cycle):
-        def __init__(self) -> None:
-            super().__init__()
-            self.end = settle_objects()
-
-        def __del__(self) -> None:
-            self.end()
-            closed.append(1)
-
-    closed: list[int] = []
-    ClosesPeer()
-    gc.unfreeze()
-    end = settle_objects()
-    assert closed == [1]
-    end()
+@pytest.mark.parametrize("claim", [claim.__name__ for claim in settled_claims.CLAIMS])
+def test_settled_objects(claim: str) -> None:
+    words = [sys.executable, settled_claims.__file__, claim]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60.0)
+    assert (done.returncode, done.stdout) == (0, "held\n"), done.stderr
