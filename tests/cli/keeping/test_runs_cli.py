@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.training.run_folder.known_runs import FOLDER_DIGITS, runs_folder
 from minga.training.run_folder.rejoin import SPEC_FILE
-from tests.worlds.cli_run import run
+from tests.worlds.cli_run import last_json, run
 
 
 @pytest.fixture
@@ -36,6 +38,18 @@ def test_folders_are_shown_whole_also_in_a_narrow_terminal(
     monkeypatch.setenv("COLUMNS", "40")
     lines = run("runs").stdout.splitlines()
     assert all(str(folder) in lines for folder in folders)
+
+
+def test_runs_are_listed_with_their_steps_and_without_torch(folders: list[Path]) -> None:
+    (folders[0] / "checkpoints" / "step-000000007-0123456789ab").mkdir(parents=True)
+    (folders[0] / "checkpoints" / ".partial-0123").mkdir()
+    program = (
+        "import sys\n"
+        "sys.modules['torch'] = sys.modules['numpy'] = None  # importing them raises\n"
+        "import minga.cli\nsys.argv = ['minga', 'runs', '--json']\nsys.exit(minga.cli.main())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert {run["name"]: run["step"] for run in last_json(done.stdout)["runs"]} == {"one": 7, "two": None}, done.stderr
 
 
 def test_a_run_is_found_by_how_its_id_begins(folders: list[Path], tmp_path: Path) -> None:
