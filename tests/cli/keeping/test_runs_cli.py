@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import typer
 
 from minga.cli.terminal.options import folder_or_link, own_run
+from minga.cli.terminal.output import Output
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
@@ -16,6 +19,13 @@ from minga.identity.links.signed_spec import SignedRunSpec
 from minga.training.run_folder.known_runs import FOLDER_DIGITS, runs_folder
 from minga.training.run_folder.rejoin import SPEC_FILE
 from tests.worlds.cli_run import last_json, run
+
+
+def terminal(*, json_output: bool) -> Output:
+    """The output of a command whose user sits at a terminal."""
+    output = Output(json_output=json_output)
+    output.interactive = True
+    return output
 
 
 @pytest.fixture
@@ -61,6 +71,26 @@ def test_a_run_is_found_by_how_its_id_begins(folders: list[Path], tmp_path: Path
     assert own_run("owner/name") == "owner/name"
     with pytest.raises(ConfigurationError, match=r"no run in .* with an id that begins like this"):
         own_run(first.name, tmp_path)
+
+
+def test_a_run_is_deleted_only_after_a_yes(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    name = folders[0].name
+    refused = run("runs", "--remove", name)
+    assert refused.returncode == 2, "without a terminal"
+    assert f"add --yes to delete {folders[0]} (one, no checkpoint yet, " in refused.stderr
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("minga.cli.terminal.context.Output", terminal)
+    questions = list[str]()
+    for answer, is_there in ((False, True), (True, False)):
+        monkeypatch.setattr(typer, "confirm", lambda said, answer=answer, **_: questions.append(said) or answer)
+        done = run("runs", "--remove", name)
+        assert (done.returncode, folders[0].exists()) == (0, is_there)
+        assert ("Nothing was deleted" in done.stdout) is is_there
+    assert len(questions) == 2
+    assert str(folders[0]) in questions[0]
+    assert run("runs", "--remove", folders[1].name, "--yes").returncode == 0
+    assert len(questions) == 2
+    assert not folders[1].exists()
 
 
 @pytest.mark.parametrize(
