@@ -19,6 +19,7 @@ from minga.cli.terminal.peer_options import WorkOptions
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.training.availability.traffic_budget import TrafficLimit
+from minga.training.organiser import desk_in
 from minga.training.prospect import Prospect
 from minga.training.status.live_rates import LiveRates
 from tests.worlds.cli_run import SPEC
@@ -169,3 +170,27 @@ def test_a_program_sees_the_run_before_its_files_and_may_decline(tmp_path: Path)
         with minga.join(host.link, joining, consider=seen.append) as guest:
             assert guest.files["big"].read_bytes() == b"x"
             assert guest.files["large"].read_bytes() == bytes(3 << 20) + b"end"
+
+
+def test_who_declines_for_now_is_not_asked_to_log_in_again(tmp_path: Path) -> None:
+    """The owner agrees while the rules of the machine keep it out: what was shown at the door serves the next time."""
+
+    class LaterError(Exception):
+        pass
+
+    def not_now(_: Prospect) -> None:
+        raise LaterError
+
+    spec = minga.RunSpec.from_mapping(
+        {"name": "kept", "model": {"recipe": "custom"}, "security": {"admission": "members"}}
+    )
+
+    def options(name: str) -> minga.PeerOptions:
+        return minga.PeerOptions(identity=tmp_path / f"{name}.json", directory=tmp_path / name, host="127.0.0.1")
+
+    with minga.host(spec, options("host")) as host:
+        invited = desk_in(host, None).invite(1, 3600.0)
+        with pytest.raises(LaterError):
+            minga.join(invited, options("guest"), consider=not_now)
+        with minga.join(host.link, options("guest")) as guest:
+            assert guest.run_id == host.run_id
