@@ -240,7 +240,7 @@ def test_a_command_that_usually_ends_by_an_interrupt_says_goodbye(
     told = capsys.readouterr()
     assert told.err == ""
     assert told.out == (
-        "Stopped at step 26. This machine took part in 20 steps with 7072 samples. Thank you! To come back, type the "
+        "Stopped at step 26. This machine took part in 20 steps with 7,072 samples. Thank you! To come back, type the "
         "same command again.\n"
     )
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError
 from minga.core.units import (
+    counted,
     format_duration,
     format_size,
     parse_rate,
@@ -109,3 +110,17 @@ def test_formats() -> None:
 def test_anything_else_is_a_configuration_error(value: str | float) -> None:
     with contextlib.suppress(ConfigurationError):
         assert 0 < parse_rate(value) <= 1e15
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (counted(0, "step"), "0 steps"),
+        (counted(1, "step"), "1 step"),
+        (counted(2000, "step"), "2,000 steps"),
+        (counted(1, "batch waits", "batches wait"), "1 batch waits"),
+        (counted(2, "batch waits", "batches wait"), "2 batches wait"),
+    ],
+)
+def test_one_of_something_is_not_several(said: str, text: str) -> None:
+    assert said == text

@@ -1,4 +1,4 @@
-"""Sizes, rates and durations as people write and read them.
+"""Sizes, rates, durations and counts as people write and read them.
 
 Decimal prefixes (k, M, G, T) are powers of 1000, binary ones (Ki, Mi, Gi, Ti) powers of 1024. The case of a prefix does
 not matter; that of `b` and `B` does: `Mb` and `Mbit` are bits, `MB` are bytes. A unit that could mean two things is
@@ -99,6 +99,11 @@ def format_duration(duration_s: float) -> str:
             rest = (seconds % big_s) // small_s
             return f"{seconds // big_s} {big}" + (f" {rest} {small}" if rest else "")
     return f"{seconds} s"
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """So many of something: `1 step`, `2,000 steps`, or by its own plural `2 batches`."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def _stripped(text: str) -> str:

@@ -21,7 +21,7 @@ from minga.cli.terminal.peer_options import WorkOptions
 from minga.core.errors import ConfigurationError
 from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
-from minga.core.units import format_duration, format_size
+from minga.core.units import counted, format_duration, format_size
 from minga.simulation.forecast.explanation import PeerTask, explain
 from minga.simulation.forecast.model_facts import STATE_BYTES
 from minga.training.availability.traffic_budget import TrafficLimit
@@ -206,9 +206,8 @@ def _of_limit(costs: Costs) -> list[str]:
         ]
     if costs.limit_days is not None and costs.limit_steps is not None:
         time_left = format_duration(costs.limit_days * 86_400)
-        said.append(
-            f"After the download at the start that is about {costs.limit_steps:,} steps, or {time_left} of training"
-        )
+        steps = counted(costs.limit_steps, "step")
+        said.append(f"After the download at the start that is about {steps}, or {time_left} of training")
     return said
 
 
@@ -256,4 +255,4 @@ def _count(parameters: int) -> str:
 
 
 def _peers(count: int) -> str:
-    return {0: "no peer takes part now", 1: "1 peer takes part now"}.get(count, f"{count} peers take part now")
+    return f"{counted(count, 'peer takes', 'peers take')} part now" if count else "no peer takes part now"

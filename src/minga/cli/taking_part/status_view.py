@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from minga.cli.terminal.output import Output, plain_table
-from minga.core.units import format_duration, format_size
+from minga.core.units import counted, format_duration, format_size
 
 if TYPE_CHECKING:
     from minga.training.status.plan_status import PlanStatus
@@ -72,24 +72,22 @@ def _work(status: RunStatus) -> list[str]:
     """What is done towards the next step, and how fast; after the last one that there is none."""
     if (split := status.split) is not None:
         speed = "" if split.batches_per_second is None else f"{split.batches_per_second:.1f} batches/s, "
-        waits = "1 batch waits" if split.waiting == 1 else f"{split.waiting} batches wait"
-        waiting = f" · {waits}" if split.waiting else ""
+        waiting = f" · {counted(split.waiting, 'batch waits', 'batches wait')}" if split.waiting else ""
         return [f"{speed}{status.samples_per_second:.1f} samples/s{waiting}"]
     if status.is_complete:
         return ["the run is complete"]
-    counted = f"{status.samples}/{status.target_batch_size} samples towards the next step"
-    return [*([] if status.is_verified else [counted]), f"{status.samples_per_second:.1f} samples/s"]
+    towards = f"{status.samples}/{status.target_batch_size} samples towards the next step"
+    return [*([] if status.is_verified else [towards]), f"{status.samples_per_second:.1f} samples/s"]
 
 
 def _members(status: RunStatus) -> str:
     """How many peers take part; an organiser who is still alone shall see that nobody computes gradients."""
     if (split := status.split) is not None:
-        clients, servers = len(split.clients), len(split.servers)
-        here = f"{clients} client{'' if clients == 1 else 's'}"
-        if not servers:
-            return f"{here}, no server is here: clients wait for it"
-        return f"{here}, {servers} server{'' if servers == 1 else 's'}"
-    peers = "1 peer" if status.members == 1 else f"{status.members} peers"
+        clients = counted(len(split.clients), "client")
+        if not split.servers:
+            return f"{clients}, no server is here: clients wait for it"
+        return f"{clients}, {counted(len(split.servers), 'server')}"
+    peers = counted(status.members, "peer")
     is_idle = all(peer.role in ("auxiliary", "monitor") or peer.status is None for peer in status.peers)
     if status.is_complete:
         return f"{peers} here"
@@ -227,8 +225,8 @@ class CompletionNotice:
             self._said = True
             self._output.event("complete", step=status.step)
             self._output.say(
-                f"The run is complete after {status.step} steps. The peers that trained have its state; Ctrl-C ends "
-                "this host, which is safe now."
+                f"The run is complete after {counted(status.step, 'step')}. The peers that trained have its "
+                "state; Ctrl-C ends this host, which is safe now."
             )
 
 
@@ -244,7 +242,8 @@ def _own(part: OwnPart) -> str:
     share = f"{part.share:.0%} of the last steps" if part.share is not None else "no step yet"
     doing = f"{part.phase} on {part.machine}" if part.machine else part.phase
     return (
-        f"you: {doing} · {part.samples_per_second:.1f} samples/s · {share} · {part.samples} samples so far · "
+        f"you: {doing} · {part.samples_per_second:.1f} samples/s · {share} · "
+        f"{counted(part.samples, 'sample')} so far · "
         f"sent {format_size(part.bytes_sent)}, received {format_size(part.bytes_received)} · "
         + (f"{part.traffic} · " if part.traffic else "")
         + f"{' and '.join(part.paths) or 'no'} connection"

@@ -13,7 +13,7 @@ import platformdirs
 
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.spec.run_spec import RunSpec
-from minga.core.units import format_duration
+from minga.core.units import counted, format_duration
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.training.run_folder.host_lock import HostLock
 from minga.training.run_folder.rejoin import signed_spec
@@ -75,7 +75,7 @@ def run_with_id(text: str, base: Path) -> KnownRun:
     found = [run for run in known_runs(base) if text and run.signed.run_id.startswith(text)]
     if len(found) == 1:
         return found[0]
-    how_many = "no run" if not found else f"{len(found)} runs"
+    how_many = "no run" if not found else counted(len(found), "run")
     raise ConfigurationError(
         f"{text!r}: {how_many} in {base} with an id that begins like this; `minga runs` lists them"
     )
