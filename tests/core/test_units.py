@@ -81,14 +81,15 @@ def test_out_of_range() -> None:
 
 
 def test_formats() -> None:
-    assert [format_size(n) for n in (0, 999, 1023, 1024, 1536, 64 << 20, 2**60)] == [
+    assert [format_size(n) for n in (0, 999, 1000, 1536, 999_600, 64e6, 50e9, 2e18)] == [
         "0 B",
         "999 B",
-        "1023 B",
-        "1 KiB",
-        "1.5 KiB",
-        "64 MiB",
-        "1048576 TiB",
+        "1 kB",
+        "1.54 kB",
+        "1 MB",
+        "64 MB",
+        "50 GB",
+        "2000000 TB",
     ]
     assert [format_duration(s) for s in (0, 0.25, 4.2, 59.96, 90, 3600, 11_100, 172_800, math.inf, -2)] == [
         "0 ms",

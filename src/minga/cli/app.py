@@ -261,7 +261,7 @@ def join(
     ] = None,
     max_files: Annotated[
         str, typer.Option(metavar="SIZE", help="Decline a run whose files take more on this disk.")
-    ] = "2GiB",
+    ] = "2GB",
     pause_on_battery: Annotated[
         bool, typer.Option("--pause-on-battery", help="Do not take part while this laptop is unplugged.")
     ] = False,

@@ -73,7 +73,7 @@ def test_what_is_not_known_yet_is_not_made_up() -> None:
     assert "not known before others train" in text
     assert "No limit is set" in text
     limited = costs_of(prospect(), minga.PeerOptions(), WORK, TrafficLimit.parse("50GB/month"))
-    assert "At most 46.6 GiB a month" in "\n".join(lines(limited))
+    assert "At most 50 GB a month" in "\n".join(lines(limited))
     own = "name = 'own'\n[model]\nrecipe = 'custom'\n"
     costs = costs_of(prospect(TWO, own), minga.PeerOptions(role="monitor"), WORK)
     assert (costs.parameters, costs.download_bytes, costs.upload_per_day, costs.device) == (None, None, None, "none")
@@ -142,9 +142,9 @@ def test_a_run_with_larger_files_than_this_machine_takes_is_declined_before_they
     large = replace(prospect(), spec=spec)
     output = Output(json_output=False)
     output.interactive = False
-    with pytest.raises(ConfigurationError, match=r"10 GiB, more than the 2 GiB.*--max-files 10GiB allows it"):
-        show_and_ask(large, minga.PeerOptions(role="monitor"), WORK, output, yes=True, max_files=2**31)
-    show_and_ask(large, minga.PeerOptions(role="monitor"), WORK, output, yes=True, max_files=10 * 2**30)
+    with pytest.raises(ConfigurationError, match=r"10.7 GB, more than the 2 GB .*--max-files 11GB allows it"):
+        show_and_ask(large, minga.PeerOptions(role="monitor"), WORK, output, yes=True, max_files=2e9)
+    show_and_ask(large, minga.PeerOptions(role="monitor"), WORK, output, yes=True, max_files=11e9)
 
 
 def test_a_program_sees_the_run_before_its_files_and_may_decline(tmp_path: Path) -> None:

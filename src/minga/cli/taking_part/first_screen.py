@@ -153,7 +153,7 @@ def show_and_ask(
     if costs.files_bytes > max_files:
         raise ConfigurationError(
             f"the files of this run take {format_size(costs.files_bytes)}, more than the {format_size(max_files)} that "
-            f"this machine takes without being told to: --max-files {math.ceil(costs.files_bytes / 2**30)}GiB allows it"
+            f"this machine takes without being told to: --max-files {math.ceil(costs.files_bytes / 1e9)}GB allows it"
         )
     if output.interactive and not yes and sys.stdin.isatty():
         if typer.confirm("Take part?", default=True):
