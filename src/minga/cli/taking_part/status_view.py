@@ -26,6 +26,7 @@ RESTING = (
     "you are asked again every few minutes"
 )
 RESTED = "no longer resting: this machine computes again"
+AUXILIARIES = ("auxiliary", "auxiliaries")
 MAX_ROWS = 30
 MAX_AMENDMENTS = 5
 MAX_SHARES = 6
@@ -64,8 +65,20 @@ def headline(status: RunStatus) -> str:
     if status.founders is not None:
         ready, wanted = status.founders
         return f"step {status.step}{last} · waiting for founders, {ready} of {wanted} are here"
-    loss = f"loss {status.loss:.3f}" if status.loss is not None else "no loss yet"
-    return " · ".join([f"step {status.step}{last}", loss, *_work(status), _members(status)])
+    return " · ".join([f"step {status.step}{last}", _loss(status), *_work(status), _members(status)])
+
+
+def _loss(status: RunStatus) -> str:
+    """The loss, or why it is not known: peers that compute tell it, nobody else does."""
+    if status.loss is not None:
+        return f"loss {status.loss:.3f}"
+    if status.step and status.split is None and not any(_computes(peer) for peer in status.peers):
+        return "no trainer is here to tell the loss"
+    return "no loss yet"
+
+
+def _computes(peer: PeerStatus) -> bool:
+    return peer.role not in ("auxiliary", "monitor") and peer.status is not None
 
 
 def _work(status: RunStatus) -> list[str]:
@@ -87,17 +100,27 @@ def _members(status: RunStatus) -> str:
         if not split.servers:
             return f"{clients}, no server is here: clients wait for it"
         return f"{clients}, {counted(len(split.servers), 'server')}"
-    peers = counted(status.members, "peer")
-    is_idle = all(peer.role in ("auxiliary", "monitor") or peer.status is None for peer in status.peers)
+    here = f"{counted(status.members, 'peer')} here"
     if status.is_complete:
-        return f"{peers} here"
-    return f"{peers} here, none computes gradients" if is_idle and status.peers else f"{peers} training together"
+        return here
+    training = sum(_computes(peer) and peer.status != "syncing" for peer in status.peers)
+    if not training:
+        return f"{here}, none computes gradients"
+    helping = status.members - training
+    together = "1 peer training" if training == 1 else f"{training} peers training together"
+    return together + (f", {counted(helping, *AUXILIARIES)} helping" if helping else "")
 
 
 def peers_by_kind(status: RunStatus) -> str:
     """How many peers there are of each role and state."""
-    kinds = Counter(peer.part or f"{peer.role} {_state(peer)}" for peer in status.peers)
-    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    kinds = Counter((peer.part or peer.role, "" if peer.part else f" {_state(peer)}") for peer in status.peers)
+    return ", ".join(f"{_of_role(count, role)}{state}" for (role, state), count in sorted(kinds.items()))
+
+
+def _of_role(count: int, role: str) -> str:
+    if role == "auxiliary":
+        return counted(count, *AUXILIARIES)
+    return f"{count} unknown" if role == "unknown" else counted(count, role)
 
 
 def peer_table(status: RunStatus) -> Table:
