@@ -17,7 +17,14 @@ from rich.markup import escape
 from minga.cli.taking_part.first_screen import require_recipe, show_and_ask
 from minga.cli.taking_part.graceful_leave import GracefulLeave, farewell_of_volunteer, thanks
 from minga.cli.taking_part.login import LoginOptions, PersonAtTerminal
-from minga.cli.taking_part.status_view import OwnPart, PlainTrouble, volunteer_figures, volunteer_lines, volunteer_view
+from minga.cli.taking_part.status_view import (
+    OwnPart,
+    PlainTrouble,
+    volunteer_figures,
+    volunteer_lines,
+    volunteer_news,
+    volunteer_view,
+)
 from minga.cli.terminal.cautions import tell_cautions
 from minga.cli.terminal.context import Context, collect_again
 from minga.cli.terminal.exit_codes import done_so_far, farewells
@@ -210,7 +217,7 @@ class _Joining:
             )
             if not self.output.json_output:
                 self.output.console.print(f"minga join {link}", markup=False, soft_wrap=True)
-        ticker_of = Ticker(self.output, self._look, volunteer_view, self._lines, volunteer_figures)
+        ticker_of = Ticker(self.output, self._look, volunteer_view, self._lines, volunteer_figures, volunteer_news)
         with ticker_of as ticker, contextlib.ExitStack() as stack:
             if self.peer.role == "monitor":
                 collect_again()

@@ -220,6 +220,12 @@ def volunteer_lines(part: OwnPart) -> Iterator[str]:
     yield f"{headline(part.run)} · {_own(part)}" + (f" · {_figures(part.figures)}" if part.figures else "")
 
 
+def volunteer_news(part: OwnPart) -> object:
+    """What of it is worth a line; bytes go to and fro in an idle run as well."""
+    trouble = None if part.run.trouble is None else part.run.trouble.number
+    return headline(part.run), part.phase, part.machine, part.samples, part.figures, part.run.resting, trouble
+
+
 class PlainTrouble:
     """The trouble of this peer, and whether it rests, where there is no terminal: each is said once."""
 
