@@ -18,6 +18,7 @@ from minga.cli.terminal.output import Output
 from minga.cli.terminal.peer_options import WorkOptions
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.network.probing.streams import MAX_PHASE_BYTES
 from minga.training.availability.traffic_budget import TrafficLimit
 from minga.training.organiser import desk_in
 from minga.training.prospect import Prospect
@@ -80,6 +81,24 @@ def test_what_is_not_known_yet_is_not_made_up() -> None:
     assert "of a size that the organiser's program knows" in lines(costs)[0]
 
 
+def test_the_probe_of_the_line_is_told_with_what_the_start_takes() -> None:
+    def told(peer: minga.PeerOptions, limit: TrafficLimit | None = None) -> tuple[Costs, str]:
+        costs = costs_of(prospect(TWO), peer, WORK, limit)
+        return costs, "\n".join(lines(costs))
+
+    costs, text = told(minga.PeerOptions())
+    assert costs.probe_upload_bytes == costs.probe_download_bytes == MAX_PHASE_BYTES
+    assert "at most 67.1 MB up and 67.1 MB down" in text
+    costs, text = told(minga.PeerOptions(max_upload="8Mbit"))
+    assert (costs.probe_upload_bytes, costs.probe_download_bytes) == (800_000, MAX_PHASE_BYTES)
+    assert "at most 800 kB up and 67.1 MB down" in text
+    costs, text = told(minga.PeerOptions("monitor"))
+    assert costs.probe_upload_bytes == costs.probe_download_bytes == 0
+    assert "measure this line" not in text
+    _, text = told(minga.PeerOptions(), TrafficLimit.parse("100MB/day"))
+    assert "less than what the start takes" in text
+
+
 def test_a_budget_is_told_in_steps_and_time() -> None:
     def told(limit: str) -> tuple[Costs, str]:
         costs = costs_of(prospect(TWO), minga.PeerOptions(), WORK, TrafficLimit.parse(limit))
@@ -93,10 +112,10 @@ def test_a_budget_is_told_in_steps_and_time() -> None:
     assert costs.limit_days == pytest.approx(50e9 / (costs.upload_per_day + costs.download_per_day), rel=0.01)
     assert costs.limit_steps / costs.limit_days == pytest.approx(86_400 / (256 / 20), rel=0.2)
     assert f"about {costs.limit_steps:,} steps, or 1 d " in text
-    _, small = told("1MB/day")
-    assert "steps, or 1 s of training" in small or "steps, or" in small
+    _, small = told("200MB/day")
+    assert "steps, or" in small
     _, tiny = told("10KB/day")
-    assert "less than the download at the start: this machine would take no step" in tiny
+    assert "less than what the start takes: this machine may take no step" in tiny
 
 
 @pytest.mark.parametrize(("answer", "yes", "taken"), [(True, False, True), (False, False, False), (None, True, True)])
