@@ -23,7 +23,7 @@ from minga.training.availability.traffic_budget import TrafficLimit
 from minga.training.organiser import desk_in
 from minga.training.prospect import Prospect
 from minga.training.status.live_rates import LiveRates
-from tests.worlds.cli_run import SPEC
+from tests.worlds.cli_run import ALONE, SPEC, Running, last_json, run
 
 WORK = WorkOptions("cpu", None, 1)
 MBIT = 1e6 / 8
@@ -189,6 +189,25 @@ def test_a_program_sees_the_run_before_its_files_and_may_decline(tmp_path: Path)
         with minga.join(host.link, joining, consider=seen.append) as guest:
             assert guest.files["big"].read_bytes() == b"x"
             assert guest.files["large"].read_bytes() == bytes(3 << 20) + b"end"
+
+
+@pytest.mark.timeout(150)
+def test_who_comes_after_the_last_step_is_told_so_and_how_to_get_the_model(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(SPEC.replace("stop_after_steps = 100000", "stop_after_steps = 2"))
+    folder = ("--directory", str(tmp_path / "guest"))
+    with Running(
+        "host", str(tmp_path / "run.toml"), *ALONE, "--role", "trainer", "--directory", str(tmp_path / "host")
+    ) as host:
+        link = host.wait_for("link")["link"]
+        host.wait_for("run.finished")
+        late = run("join", link, *ALONE, *folder)
+        assert late.returncode == 0
+        assert "tiny is complete: step 2 was its last one. There is nothing to contribute" in late.stdout
+        assert f"minga export {link} --out model" in late.stdout
+        assert "Thank you" not in late.stdout
+        assert "Traffic" not in late.stdout
+        last = last_json(run("join", link, *ALONE, *folder, "--json").stdout)
+        assert (last["ok"], last["finished"], last["step"], last["samples"]) == (True, True, 2, 0)
 
 
 def test_who_declines_for_now_is_not_asked_to_log_in_again(tmp_path: Path) -> None:

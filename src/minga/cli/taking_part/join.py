@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.markup import escape
 
 from minga.cli.taking_part.first_screen import require_recipe, show_and_ask
@@ -35,6 +36,7 @@ from minga.core.events.security import SecureAdmitted, SecureCandidate, SecureDr
 from minga.core.events.training import AccessNotRenewed, StepApplied, SyncAdvanced, SyncFinished
 from minga.core.units import format_duration
 from minga.integrations.loggers import LoggerChoice, RunLog
+from minga.recipes.registry import CUSTOM
 from minga.training.availability.availability import Availability, AvailabilityRules
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     import torch
 
     from minga.cli.taking_part.held_out import HeldOut
-    from minga.cli.terminal.output import Ticker
+    from minga.cli.terminal.output import Output, Ticker
     from minga.recipes.running.run import RecipeRun
 
 NO_RULES = AvailabilityRules()
@@ -89,6 +91,9 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
     will_ask = context.output.interactive and not options.yes and sys.stdin.isatty()
 
     def consider(prospect: Prospect) -> None:
+        if peer.role != "monitor" and prospect.completed is not None:
+            tell_complete(prospect, link, done, context.output)
+            raise typer.Exit
         if peer.role != "monitor":
             require_recipe(prospect.spec)
         if not done.is_agreed:  # the owner of this machine is asked once
@@ -147,6 +152,19 @@ class SessionsDone:
     """Whether the owner of this machine has seen the costs, and agreed if that was asked."""
     samples: int = 0
     contributed: int = 0
+
+
+def tell_complete(prospect: Prospect, link: str, done: SessionsDone, output: Output) -> None:
+    """Say that there is nothing left to take part in, and how to get the model."""
+    ended = f"{prospect.spec.name} is complete: step {prospect.completed} was its last one"
+    left = f"{ended}. There is nothing to contribute, and nothing was downloaded."
+    output.say(escape(thanks(ended, done.contributed, done.samples) if done.contributed else left))
+    if prospect.spec.model.recipe != CUSTOM and not output.json_output:
+        output.say("While a peer that has its state is there, this gets the model:")
+        output.console.print(f"minga export {link} --out model", markup=False, soft_wrap=True)
+    output.summary(
+        ok=True, step=prospect.completed, finished=True, steps_contributed=done.contributed, samples=done.samples
+    )
 
 
 def machine(run: RecipeRun, devices: Sequence[torch.device]) -> str:
@@ -297,8 +315,11 @@ class _Joining:
 
     def _summarise(self, run: Any) -> None:
         seconds = time.monotonic() - self._begun
-        ended = "The run is complete" if run.finished else "Stopped"
-        self.output.say(thanks(f"{ended} at step {run.step}", self._done.contributed, self._done.samples))
+        if run.finished and not self._done.contributed:
+            self.output.say(f"The run was complete already, at step {run.step}: there was nothing to contribute.")
+        else:
+            ended = "The run is complete" if run.finished else "Stopped"
+            self.output.say(thanks(f"{ended} at step {run.step}", self._done.contributed, self._done.samples))
         self.output.summary(
             ok=True,
             step=run.step,
