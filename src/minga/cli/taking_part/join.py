@@ -17,6 +17,7 @@ from rich.markup import escape
 
 from minga.cli.taking_part.first_screen import require_recipe, show_and_ask
 from minga.cli.taking_part.graceful_leave import GracefulLeave, farewell_of_volunteer, thanks
+from minga.cli.taking_part.link_view import HostWatch
 from minga.cli.taking_part.login import LoginOptions, PersonAtTerminal
 from minga.cli.taking_part.status_view import (
     OwnPart,
@@ -227,7 +228,8 @@ class _Joining:
 
         self.output.event("joined", run=self.peer.spec.name, run_id=self.peer.run_id, peer=self.peer.peer_id)
         self.output.say(f"Joined [bold]{self.peer.spec.name}[/] as {self.peer.peer_id[:10]}, {self.peer.role}.")
-        if not self.peer.on_loop(self.peer.session.node.connected):
+        is_alone = not self.peer.on_loop(self.peer.session.node.connected)
+        if is_alone:
             link = self.peer.link
             self.output.event("alone", link=str(link))
             self.output.say(
@@ -235,6 +237,8 @@ class _Joining:
             )
             if not self.output.json_output:
                 self.output.console.print(f"minga join {link}", markup=False, soft_wrap=True)
+        host = HostWatch(self.peer, self.output, said=is_alone)
+        self.watcher.listeners.append(lambda look: host.look(look.status))
         ticker_of = Ticker(self.output, self._look, volunteer_view, self._lines, volunteer_figures, volunteer_news)
         with ticker_of as ticker, contextlib.ExitStack() as stack:
             if self.peer.role == "monitor":
