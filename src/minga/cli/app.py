@@ -51,7 +51,8 @@ app = typer.Typer(
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, …")]
 MicroBatch = Annotated[
-    int | None, typer.Option("--micro-batch", min=1, help="Samples per backward pass (default: by device).")
+    int | None,
+    typer.Option("--micro-batch", min=1, help="Samples per backward pass (default: what fits; on a processor 16)."),
 ]
 Precision = Annotated[
     str, typer.Option(help="auto, float32, bfloat16 or float16; auto is bfloat16 on GPUs that have it.")
