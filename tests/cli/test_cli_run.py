@@ -101,11 +101,11 @@ def test_a_second_start_is_a_new_run_and_resume_goes_on_with_the_first(spec: str
         assert third.wait_for("resumed")["step"] == step
         assert third.wait_for("link")["run_id"] == link["run_id"]
         assert third.wait_for("step.applied")["step"] == step + 1
-        refused = run("runs", *runs, "--remove", link["run_id"][:16])
+        refused = run("runs", *runs, "--remove", link["run_id"][:16], "--yes")
         assert "hosts this run already" in refused.stderr
-    assert run("runs", *runs, "--remove", link["run_id"][:16]).returncode == 0
+    assert run("runs", *runs, "--remove", link["run_id"][:16], "--yes").returncode == 0
     assert not Path(link["directory"]).exists()
-    assert "no run in" in run("runs", *runs, "--remove", link["run_id"][:16]).stderr
+    assert "no run in" in run("runs", *runs, "--remove", link["run_id"][:16], "--yes").stderr
 
 
 def _places_known(directory: Path) -> int:
@@ -240,7 +240,7 @@ def test_a_command_that_usually_ends_by_an_interrupt_says_goodbye(
     told = capsys.readouterr()
     assert told.err == ""
     assert told.out == (
-        "Stopped at step 26. This machine took part in 20 steps with 7072 samples. Thank you! To come back, type the "
+        "Stopped at step 26. This machine took part in 20 steps with 7,072 samples. Thank you! To come back, type the "
         "same command again.\n"
     )
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError
 from minga.core.units import (
+    counted,
     format_duration,
     format_size,
     parse_rate,
@@ -80,14 +81,15 @@ def test_out_of_range() -> None:
 
 
 def test_formats() -> None:
-    assert [format_size(n) for n in (0, 999, 1023, 1024, 1536, 64 << 20, 2**60)] == [
+    assert [format_size(n) for n in (0, 999, 1000, 1536, 999_600, 64e6, 50e9, 2e18)] == [
         "0 B",
         "999 B",
-        "1023 B",
-        "1 KiB",
-        "1.5 KiB",
-        "64 MiB",
-        "1048576 TiB",
+        "1 kB",
+        "1.54 kB",
+        "1 MB",
+        "64 MB",
+        "50 GB",
+        "2000000 TB",
     ]
     assert [format_duration(s) for s in (0, 0.25, 4.2, 59.96, 90, 3600, 11_100, 172_800, math.inf, -2)] == [
         "0 ms",
@@ -109,3 +111,17 @@ def test_formats() -> None:
 def test_anything_else_is_a_configuration_error(value: str | float) -> None:
     with contextlib.suppress(ConfigurationError):
         assert 0 < parse_rate(value) <= 1e15
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (counted(0, "step"), "0 steps"),
+        (counted(1, "step"), "1 step"),
+        (counted(2000, "step"), "2,000 steps"),
+        (counted(1, "batch waits", "batches wait"), "1 batch waits"),
+        (counted(2, "batch waits", "batches wait"), "2 batches wait"),
+    ],
+)
+def test_one_of_something_is_not_several(said: str, text: str) -> None:
+    assert said == text

@@ -77,7 +77,7 @@ def test_a_volunteer_joins_sees_how_it_goes_and_leaves_with_thanks(
         host.wait_for("member.left")
     assert "Thank you!" in outputs
     assert "steps_contributed" in outputs
-    assert "training together" in outputs  # what `minga status` says
+    assert "1 peer training, 1 auxiliary helping" in outputs  # what `minga status` says
 
 
 def test_an_organiser_describes_plans_hosts_and_watches_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_an_organiser_describes_plans_hosts_and_watches_a_run(tmp_path: Path, mo
     outputs = execute(text, tmp_path, monkeypatch)
     assert "minga1" in outputs
     assert "steps per hour" in outputs or "steps an hour" in outputs
-    assert "training together" in outputs
+    assert "1 peer training" in outputs
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import copy
 import itertools
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -914,3 +915,28 @@ def test_two_peers_hold_the_same_model(host: MakePeer, tmp_path: Path, strategy:
     assert one._replica.digest() == other._replica.digest()
     assert [event for event in heard if event.kind == "step.applied" and event.fields["members"] == 2]
     assert not [event for event in heard if event.kind in ("member.diverged", "member.failed")]
+
+
+def test_a_model_of_another_shape_is_one_clear_error(host: MakePeer, tmp_path: Path) -> None:
+    """It named a bias first, and came with fifty lines of the inner workings of the peer."""
+    first, left = host(stop_after_steps=None), threading.Event()
+
+    def live() -> None:
+        model = small_model()
+        opt = minga.Optimizer(torch.optim.AdamW(model.parameters()), first, model=model)
+        train(opt, model, steps=1)
+        while not left.is_set():
+            opt.follow(0.05)
+
+    thread = threading.Thread(target=live, daemon=True)
+    thread.start()
+    wide = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3))
+    options = minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")
+    try:
+        with minga.join(str(first.link), options) as guest, pytest.raises(minga.LocalError) as caught:
+            minga.Optimizer(torch.optim.AdamW(wide.parameters()), guest, model=wide)
+    finally:
+        left.set()
+        thread.join(40)
+    assert "0.weight is float32 [5, 6] in the run and float32 [7, 6] here (2 others differ)" in str(caught.value)
+    assert len(traceback.format_exception(caught.value)) < 10

@@ -51,7 +51,8 @@ app = typer.Typer(
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, …")]
 MicroBatch = Annotated[
-    int | None, typer.Option("--micro-batch", min=1, help="Samples per backward pass (default: by device).")
+    int | None,
+    typer.Option("--micro-batch", min=1, help="Samples per backward pass (default: what fits; on a processor 16)."),
 ]
 Precision = Annotated[
     str, typer.Option(help="auto, float32, bfloat16 or float16; auto is bfloat16 on GPUs that have it.")
@@ -261,7 +262,7 @@ def join(
     ] = None,
     max_files: Annotated[
         str, typer.Option(metavar="SIZE", help="Decline a run whose files take more on this disk.")
-    ] = "2GiB",
+    ] = "2GB",
     pause_on_battery: Annotated[
         bool, typer.Option("--pause-on-battery", help="Do not take part while this laptop is unplugged.")
     ] = False,

@@ -1,4 +1,4 @@
-"""Sizes, rates and durations as people write and read them.
+"""Sizes, rates, durations and counts as people write and read them.
 
 Decimal prefixes (k, M, G, T) are powers of 1000, binary ones (Ki, Mi, Gi, Ti) powers of 1024. The case of a prefix does
 not matter; that of `b` and `B` does: `Mb` and `Mbit` are bits, `MB` are bytes. A unit that could mean two things is
@@ -74,13 +74,16 @@ def parse_duration(value: str, name: str = "duration") -> float:
 
 
 def format_size(size_bytes: float) -> str:
-    """A size in bytes for people, binary prefixes, three significant digits: `1.5 KiB`, `64 MiB`."""
-    return _scaled(size_bytes, 1024.0, ("B", "KiB", "MiB", "GiB", "TiB"))
+    """A size in bytes for people, three significant digits: `1.5 kB`, `64 MB`.
+
+    Prefixes are decimal as those of rates are, and of the 50GB/month that people write: figures can be compared.
+    """
+    return _scaled(size_bytes, ("B", "kB", "MB", "GB", "TB"))
 
 
 def format_rate(bytes_per_s: float) -> str:
     """A rate in bits per second for people, decimal prefixes, three significant digits: `19.8 Mbit/s`."""
-    return _scaled(8.0 * bytes_per_s, 1000.0, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"))
+    return _scaled(8.0 * bytes_per_s, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"))
 
 
 def format_duration(duration_s: float) -> str:
@@ -101,6 +104,11 @@ def format_duration(duration_s: float) -> str:
     return f"{seconds} s"
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """So many of something: `1 step`, `2,000 steps`, or by its own plural `2 batches`."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def _stripped(text: str) -> str:
     """The text without surrounding blanks; nothing, which no pattern accepts, if it is absurdly long."""
     text = text.strip()
@@ -113,13 +121,13 @@ def _plain_number(value: float, name: str, hint: str) -> float:
     return value
 
 
-def _scaled(value: float, base: float, units: tuple[str, ...]) -> str:
+def _scaled(value: float, units: tuple[str, ...]) -> str:
     if not math.isfinite(value):
         return f"? {units[0]}"
     exponent = 0
     # 999.5 would be printed as 1e+03
-    while abs(value) >= (999.5 if base == 1000.0 else 1023.5) and exponent < len(units) - 1:
-        value /= base
+    while abs(value) >= 999.5 and exponent < len(units) - 1:
+        value /= 1000.0
         exponent += 1
     digits = f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
     return f"{digits} {units[exponent]}"

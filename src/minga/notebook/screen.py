@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
-from minga.core.units import format_size
+from minga.core.units import counted, format_size
 
 MAX_POINTS: Final = 400
 """Points of the curve; beyond that every second one goes."""
@@ -67,7 +67,7 @@ def _of_run(progress: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("step", f"{progress.get('step')}{last}" + (" (paused by the organisers)" if progress.get("paused") else "")),
         ("loss", "none yet" if loss is None else f"{loss:.3f}"),
-        ("peers training", f"{progress.get('members')}, {progress.get('samples_per_second') or 0:.1f} samples/s"),
+        ("peers in rounds", f"{progress.get('members')}, {progress.get('samples_per_second') or 0:.1f} samples/s"),
     ]
 
 
@@ -86,8 +86,9 @@ def _of_machine(own: Any) -> list[tuple[str, str]]:
 def _at_the_end(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "steps_contributed" not in summary:
         return []
+    samples = counted(summary["samples"], "sample")
     return [
-        ("your contribution", f"{summary['samples']} samples in {summary['steps_contributed']} steps. Thank you!"),
+        ("your contribution", f"{samples} in {counted(summary['steps_contributed'], 'step')}. Thank you!"),
         ("step at the end", str(summary.get("step"))),
     ]
 

@@ -262,6 +262,7 @@ def enter(
     try:
         access.obtain(identity)
         started = thread.call(start())
+        access.keep_token(started)  # a person who logged in, and takes part later, does not log in again
         signed, spec = thread.ask(door.find)
         if door.consider is not None:
             door.consider(look(thread, started, spec, signed.organiser))
@@ -269,7 +270,6 @@ def enter(
         peer = Peer(thread, started, signed, spec, files, directory)
         if rejoin_file is not None:
             rejoin_file.keep_spec(signed)
-            access.keep_token(started)
             keeping = rejoin_file.keep_places(lambda: _places_of(started))
             thread.ask(lambda: started.node.spawn(keeping))
         return peer

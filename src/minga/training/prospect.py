@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from minga.core.spec.run_spec import RunSpec
+from minga.training.access.standing_orders import StandingOrders
 from minga.training.bridge.loop_thread import LoopThread
+from minga.training.record_kinds import Progress
 from minga.training.session import Session
 from minga.training.status.live_rates import LiveRates, live_rates
 from minga.training.status.run_status import target_batch_size
@@ -22,6 +24,7 @@ class Prospect:
     """A run as it looks from its door: the published spec, the organiser's key, and the peers that train.
 
     `live` has the peers that take part in rounds now and their rates; `batch` is the present target batch size.
+    `completed` is the last step of the run if that is taken: a peer says so, and none trains on.
     """
 
     run_id: str
@@ -29,6 +32,7 @@ class Prospect:
     spec: RunSpec
     live: LiveRates
     batch: int
+    completed: int | None = None
 
 
 Consider = Callable[[Prospect], None]
@@ -41,4 +45,15 @@ def look(thread: LoopThread, session: Session, spec: RunSpec, organiser: str) ->
     while not (live := thread.ask(lambda: live_rates(session.board))).vector_bytes and time.monotonic() < until:
         time.sleep(_POLL_S)
     batch = thread.ask(lambda: target_batch_size(session.board, spec))
-    return Prospect(session.node.run_id, organiser, spec, live, batch)
+    completed = None if live.peers else thread.ask(lambda: _completed(session, spec))
+    return Prospect(session.node.run_id, organiser, spec, live, batch, completed)
+
+
+def _completed(session: Session, spec: RunSpec) -> int | None:
+    """The step that the run is at, if by its spec and the organisers' orders there is none after it."""
+    step = max((item.payload.step for item in session.board.items(Progress)), default=0)
+    if session.ledger is not None:
+        orders = StandingOrders(spec, session.ledger)
+        spec = orders.spec(orders.due(step))
+    last = spec.training.stop_after_steps
+    return step if last is not None and step >= last else None

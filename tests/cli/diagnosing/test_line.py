@@ -28,7 +28,7 @@ def said(measured: MeasuredRates, paths: dict[str, int], count: int = 3) -> tupl
 def test_a_line_like_that_of_the_others_is_told_in_one_sentence_with_its_figures() -> None:
     detail, advice = said((20 * MBIT, 20 * MBIT), {"direct": 3})
     assert detail == (
-        "a step carries 5.72 MiB up and 5.72 MiB down for this machine; its line, 20 Mbit/s up and 20 Mbit/s down, "
+        "a step carries 6 MB up and 6 MB down for this machine; its line, 20 Mbit/s up and 20 Mbit/s down, "
         "takes 2.4 s for that, in a round of 2.4 s and a step of 12.4 s; paths to peers: 3 direct"
     )
     assert advice == ""

@@ -17,6 +17,7 @@ from minga.core.spec.run_spec import RunSpec
         (Accelerators((), False, True, 4), "built for the CPU only", f'"{sys.executable}" -m pip install'),
         (Accelerators((), True, True, 4), "cannot use", "update the NVIDIA driver"),
         (Accelerators((), True, False, 4), "4 threads", ""),
+        (Accelerators((), True, False, 1), "1 thread of", ""),
     ],
 )
 def test_the_accelerator_is_named_or_why_there_is_none(found: Accelerators, detail: str, advice: str) -> None:

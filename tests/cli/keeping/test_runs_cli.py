@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import typer
 
 from minga.cli.terminal.options import folder_or_link, own_run
+from minga.cli.terminal.output import Output
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.training.run_folder.known_runs import FOLDER_DIGITS, runs_folder
 from minga.training.run_folder.rejoin import SPEC_FILE
-from tests.worlds.cli_run import run
+from tests.worlds.cli_run import last_json, run
+
+
+def terminal(*, json_output: bool) -> Output:
+    """The output of a command whose user sits at a terminal."""
+    output = Output(json_output=json_output)
+    output.interactive = True
+    return output
 
 
 @pytest.fixture
@@ -38,6 +50,18 @@ def test_folders_are_shown_whole_also_in_a_narrow_terminal(
     assert all(str(folder) in lines for folder in folders)
 
 
+def test_runs_are_listed_with_their_steps_and_without_torch(folders: list[Path]) -> None:
+    (folders[0] / "checkpoints" / "step-000000007-0123456789ab").mkdir(parents=True)
+    (folders[0] / "checkpoints" / ".partial-0123").mkdir()
+    program = (
+        "import sys\n"
+        "sys.modules['torch'] = sys.modules['numpy'] = None  # importing them raises\n"
+        "import minga.cli\nsys.argv = ['minga', 'runs', '--json']\nsys.exit(minga.cli.main())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert {run["name"]: run["step"] for run in last_json(done.stdout)["runs"]} == {"one": 7, "two": None}, done.stderr
+
+
 def test_a_run_is_found_by_how_its_id_begins(folders: list[Path], tmp_path: Path) -> None:
     first = folders[0]
     assert own_run(first.name[:8]) == str(first)
@@ -47,6 +71,26 @@ def test_a_run_is_found_by_how_its_id_begins(folders: list[Path], tmp_path: Path
     assert own_run("owner/name") == "owner/name"
     with pytest.raises(ConfigurationError, match=r"no run in .* with an id that begins like this"):
         own_run(first.name, tmp_path)
+
+
+def test_a_run_is_deleted_only_after_a_yes(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    name = folders[0].name
+    refused = run("runs", "--remove", name)
+    assert refused.returncode == 2, "without a terminal"
+    assert f"add --yes to delete {folders[0]} (one, no checkpoint yet, " in refused.stderr
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("minga.cli.terminal.context.Output", terminal)
+    questions = list[str]()
+    for answer, is_there in ((False, True), (True, False)):
+        monkeypatch.setattr(typer, "confirm", lambda said, answer=answer, **_: questions.append(said) or answer)
+        done = run("runs", "--remove", name)
+        assert (done.returncode, folders[0].exists()) == (0, is_there)
+        assert ("Nothing was deleted" in done.stdout) is is_there
+    assert len(questions) == 2
+    assert str(folders[0]) in questions[0]
+    assert run("runs", "--remove", folders[1].name, "--yes").returncode == 0
+    assert len(questions) == 2
+    assert not folders[1].exists()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from minga.cli.taking_part.graceful_leave import ASKED, GracefulLeave
+from minga.cli.taking_part.graceful_leave import ASKED, GracefulLeave, farewell_of_volunteer
 from minga.cli.terminal.context import Context
 from minga.training.life.verified_member import VerifiedMember
 from minga.training.peer import Peer
@@ -39,6 +39,11 @@ def test_the_first_interrupt_may_only_ask(answer: bool, interrupted_by: int) -> 
     script = TWICE.replace("ANSWER", str(answer))
     done = forked.run("-c", script, timeout_s=40)
     assert done.stdout.split() == [str(interrupted_by), "1"], done.stderr
+
+
+def test_one_step_is_not_several() -> None:
+    said = farewell_of_volunteer({"step": 7, "steps_contributed": 1, "samples": 1})
+    assert "took part in 1 step with 1 sample. Thank you!" in said
 
 
 LATE = """

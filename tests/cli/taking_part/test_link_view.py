@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from minga.cli.taking_part import link_view
 from minga.cli.taking_part.landing_page import landing_page, write_landing_page
-from minga.cli.taking_part.link_view import LinkWatch, reach_lines, relay_line, who_can_join
+from minga.cli.taking_part.link_view import HOST_GONE_S, HostWatch, LinkWatch, reach_lines, relay_line, who_can_join
 from minga.core.errors import StorageError
 from minga.core.events.bus import EventData
 from minga.core.events.network import AddressChanged, AddressSeen, PeerConnected
@@ -127,6 +128,40 @@ def test_an_address_at_which_nobody_gets_in_is_told_with_the_port_to_forward() -
     hosted.emit(AddressSeen(endpoint="93.184.216.34:61000", reached=False))
     assert "Forward UDP port 4433" in said_later.lines[0]
     assert "--announce 93.184.216.34:4433" in said_later.lines[0]
+
+
+@pytest.mark.parametrize(("admission", "is_shown"), [("open", True), ("members", False)])
+def test_a_joiner_hears_once_that_the_host_is_gone_and_gets_a_link_for_others(
+    admission: str, is_shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, printed = [0.0], list[str]()
+    monkeypatch.setattr(link_view, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    joined: Any = Hosted("192.168.1.7:4433")
+    joined.spec = RunSpec.from_mapping({"name": "x", "security": {"admission": admission}})
+    output: Any = Said()
+    output.json_output = False
+    output.console = SimpleNamespace(print=lambda text, **_: printed.append(text))
+    watch = HostWatch(joined, output, said=False)
+
+    def look(seconds: float, *peers: str, complete: bool = False) -> None:
+        now[0] += seconds
+        seen: Any = SimpleNamespace(is_complete=complete, peers=[SimpleNamespace(peer_id=peer) for peer in peers])
+        watch.look(seen)
+
+    look(100.0, ORGANISER, RUN)
+    look(HOST_GONE_S - 1.0, RUN)
+    assert output.lines == []
+    look(2.0, RUN)
+    look(100.0, RUN)
+    assert [line[:33] for line in output.lines] == ["The host of this run is gone. The"]
+    assert printed == ([f"minga join {joined.link}"] if is_shown else [])
+    assert [kind for kind, _ in output.events] == ["host_gone"]
+    look(1.0, ORGANISER, RUN)
+    look(HOST_GONE_S + 1.0, RUN)
+    assert len(output.lines) == 2, "it was back, and is gone again"
+    look(100.0, complete=True)
+    look(HOST_GONE_S + 1.0, complete=True)
+    assert len(output.lines) == 2, "a run that is complete needs no newcomers"
 
 
 def test_the_first_peer_that_can_tell_tries_the_public_address() -> None:

@@ -298,7 +298,10 @@ def test_memory_that_does_not_suffice() -> None:
     large = model_facts("albert-large")
     found = plan("4x(t4, 1Gbit)", model=large)
     assert found.setting.volunteers[0].micro_batch == 16
-    assert "room for micro-batches of 16: join there with --micro-batch 16" in said_of(found)
+    assert "--micro-batch" not in said_of(found), "minga join finds out by itself what fits into a GPU"
+    slow = plan("4x(cpu, 1Gbit, memory=6GB)", model=large)
+    assert slow.setting.volunteers[0].micro_batch == 4
+    assert "a processor takes larger ones unasked: join there with --micro-batch 4" in said_of(slow)
     assert "a micro-batch of 64 takes" in said_of(plan("4x(t4, 1Gbit, micro_batch=64)", model=large))
     assert "the model does not fit there" in said_of(plan("4x(t4, 1Gbit)", model=model_facts("gpt2-xl")))
 

@@ -105,7 +105,7 @@ def test_all_scenarios_are_shipped() -> None:
         ('[[peers]]\nname = "no blanks"\nsamples_per_second = 1', "must be a name of 1 to 40 letters"),
         (HOME + HOME, "[[peers]] number 2: name = 'home': used twice"),
         (HOME + 'arrival = "2d"', "arrival = '2d': after stop.time, so they never come"),
-        (GHOST + HOME + 'memory = "100MB"', "this model and optimizer need at least 409 MiB"),
+        (GHOST + HOME + 'memory = "100MB"', "this model and optimizer need at least 428 MB"),
         (HOME.replace("4", "9999") + HOME.replace("home", "other"), "10003 peers in all; there may be at most 10000"),
         ('[model]\nkind = "ghost"\n' + HOME, "a ghost has either a name"),
         (GHOST + "parameters = 5\n" + HOME, "a ghost has either a name"),

@@ -21,6 +21,7 @@ from minga.core.errors import ConfigurationError, StorageError
 from minga.identity.keys.file_lock import FileLock
 from minga.training.state import checkpoint_files, checkpoints
 from minga.training.state.checkpoints import CheckpointStore
+from minga.training.state.complete_checkpoints import complete_checkpoints
 from minga.training.state.manifest import build_manifest
 from minga.training.state.snapshot import DTYPES, StateSnapshot, TensorEntry, layout_bytes
 from minga.training.state.state_dict import TrainingState
@@ -55,8 +56,7 @@ def test_a_checkpoint_that_another_peer_of_the_machine_removed_is_no_trouble(
 ) -> None:
     store = CheckpointStore(tmp_path, keep=1)
     gone = tmp_path / f"step-000000001-{'a' * 12}"
-    seen = store._complete
-    monkeypatch.setattr(store, "_complete", lambda: [(1, gone), *seen()])
+    monkeypatch.setattr(checkpoints, "complete_checkpoints", lambda _: [(1, gone), *complete_checkpoints(tmp_path)])
     store.save(make_snapshot(2))
     assert not caplog.records
 

@@ -304,7 +304,7 @@ def _other_model(change: Callable[[Tied], None]) -> TrainingState:
         (lambda m: setattr(m, "unused", torch.nn.Parameter(torch.zeros(4))), "unused"),
         (lambda m: m.middle.to(torch.float16), "middle"),
         (lambda m: delattr(m, "unused"), "unused is float32"),
-        (lambda m: m.register_parameter("extra", torch.nn.Parameter(torch.zeros(1))), "extra is missing in the state"),
+        (lambda m: m.register_parameter("extra", torch.nn.Parameter(torch.zeros(1))), "extra is missing in the run"),
     ],
 )
 def test_a_state_of_another_model_is_refused_and_nothing_changes(change: Callable[[Tied], None], named: str) -> None:

@@ -115,10 +115,10 @@ def test_a_swarm_is_summed_up() -> None:
         assert (theirs.bytes_sent, theirs.bytes_received) == (5, 6)
         assert json.loads(json.dumps(status.to_json()))["peers"][0]["peer_id"] == status.peers[0].peer_id
         assert peers_by_kind(status) == (
-            "1 auxiliary averaging, 1 client syncing, 1 monitor watching, 2 trainer training"
+            "1 auxiliary averaging, 1 client syncing, 1 monitor watching, 2 trainers training"
         )
         assert headline(status).startswith("step 7 of 9 · no loss yet · 8/64 samples")
-        assert headline(status).endswith("3 peers training together")
+        assert headline(status).endswith("2 peers training together, 1 auxiliary helping")
 
     in_loop(check)
 
@@ -131,9 +131,26 @@ def test_an_organiser_without_trainers_sees_that_none_computes() -> None:
         assert peers_by_kind(swarm.status()) == "1 auxiliary helping, 1 monitor watching, 1 unknown watching"
         assert headline(swarm.status()).endswith("1 peer here, none computes gradients")
         swarm.peer(AddressInfo("client"), progress(0))
-        assert headline(swarm.status()).endswith("2 peers training together")
+        assert headline(swarm.status()).endswith("1 peer training, 1 auxiliary helping")
 
     in_loop(check)
+
+
+def test_without_a_trainer_the_loss_of_steps_that_were_taken_is_unknown() -> None:
+    def check(swarm: Swarm) -> None:
+        swarm.peer(AddressInfo("auxiliary"), progress(7, 0))
+        swarm.peer(AddressInfo("auxiliary"), progress(7, 0))
+        assert headline(swarm.status()).startswith("step 7 of 9 · no trainer is here to tell the loss · ")
+        assert headline(swarm.status()).endswith("2 peers here, none computes gradients")
+        assert peers_by_kind(swarm.status()).startswith("2 auxiliaries helping")
+        swarm.peer(AddressInfo("trainer"), progress(7))
+        assert headline(swarm.status()).startswith("step 7 of 9 · no loss yet · ")
+        assert headline(swarm.status()).endswith("1 peer training, 2 auxiliaries helping")
+
+    in_loop(check)
+
+
+ENDED = "step 9 of 9 · no trainer is here to tell the loss · the run is complete · 0 peers here"
 
 
 def test_a_run_that_has_ended_is_complete_also_when_all_members_have_left() -> None:
@@ -151,7 +168,7 @@ def test_a_run_that_has_ended_is_complete_also_when_all_members_have_left() -> N
         swarm.peer(AddressInfo("trainer"), progress(9))
         assert reader.look().status.is_complete
         session.board = Swarm().board
-        assert headline(reader.look().status) == "step 9 of 9 · no loss yet · the run is complete · 0 peers here"
+        assert headline(reader.look().status) == ENDED
 
     asyncio.run(main())
 
@@ -172,7 +189,7 @@ def test_the_last_step_is_known_also_if_its_members_leave_before_the_next_look()
         assert not output.lines
         theirs.put(progress(9, status="finished"))
         theirs.put(Left())
-        assert headline(watcher.look()) == "step 9 of 9 · no loss yet · the run is complete · 0 peers here"
+        assert headline(watcher.look()) == ENDED
         watcher.look()
         assert [line.split(". ")[0] for line in output.lines] == ["The run is complete after 9 steps"]
 

@@ -80,7 +80,7 @@ def test_displays_show_clients_batches_and_who_serves() -> None:
         headline(status)
         == "step 30 · loss 0.500 · 5.0 batches/s, 80.0 samples/s · 3 batches wait · 2 clients, 1 server"
     )
-    assert peers_by_kind(status) == "2 client, 1 server, 1 trainer watching"
+    assert peers_by_kind(status) == "2 clients, 1 server, 1 trainer watching"
     told = status.to_json()
     assert told["split"]["batches_per_second"] == 5.0
     assert [each["part"] for each in told["peers"]] == ["client", "client", "server", None]

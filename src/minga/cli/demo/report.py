@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from minga.cli.demo.child import Child
+from minga.core.units import counted
 from minga.recipes.interface import Recipe
 
 MAX_RECOVERY_S = 3.0
@@ -122,9 +123,9 @@ def in_words(facts: DemoFacts, summary: dict[str, Any], directory: Path) -> Iter
     figures = {name: "unknown" if value is None else value for name, value in summary.items()}
     yield ""
     yield (
-        f"{summary['trainers']} peers that knew nothing but a link trained one model for {summary['steps']} steps. "
-        f"On data that none of them trained on, {summary['headline']} went from {_rounded(figures['headline_first'])} "
-        f"to {_rounded(figures['headline_last'])}."
+        f"{summary['trainers']} peers that knew nothing but a link trained one model for "
+        f"{counted(summary['steps'], 'step')}. On data that none of them trained on, {summary['headline']} went from "
+        f"{_rounded(figures['headline_first'])} to {_rounded(figures['headline_last'])}."
     )
     known = ("step", summary["headline"])
     others = {name: value for name, value in summary["figures_last"].items() if name not in known}
@@ -137,7 +138,8 @@ def in_words(facts: DemoFacts, summary: dict[str, Any], directory: Path) -> Iter
     contributed = "contributed" if summary["late_join_contributed"] else "did not contribute"
     yield f"The newcomer had the current state {figures['late_join_s']} s after its start, and {contributed}."
     same = "hold bit for bit the same state" if summary["digests_equal"] else "do NOT hold the same state"
-    yield f"At the end the survivors {same}; {summary['leftover_processes']} processes were left over."
+    left = counted(summary["leftover_processes"], "process was", "processes were")
+    yield f"At the end the survivors {same}; {left} left over."
     shown = ", ".join([*summary.get("results", []), "terminal.svg", "summary.json", "run/checkpoints", "logs"])
     yield f"Results: {directory} ({shown})"
     yield f"The model for other programs: minga export --directory {directory / RUN_FOLDER} --out model"

@@ -18,7 +18,7 @@ from minga.cli.diagnosing.udp import udp_loopback
 from minga.cli.terminal.exit_codes import CHECK_FAILED, OK
 from minga.cli.terminal.output import Output
 from minga.core.errors import IdentityError, LinkError, MingaError
-from minga.core.units import format_size
+from minga.core.units import counted, format_size
 from minga.core.urls import is_loopback
 from minga.identity.keys import key_file
 from minga.identity.keys.keys import Identity, default_path
@@ -97,8 +97,7 @@ async def _all_checks(
     except LinkError as error:
         yield Check("link", False, str(error), "if that does not help, ask the organiser for the link once more")
         return
-    peers = "1 peer" if len(parsed.entries) == 1 else f"{len(parsed.entries)} peers"
-    yield Check("link", True, f"run {parsed.run_id[:10]}, {peers} to enter by")
+    yield Check("link", True, f"run {parsed.run_id[:10]}, {counted(len(parsed.entries), 'peer')} to enter by")
     async for name, ok, detail, advice in check_authority(parsed):
         yield Check(name, ok, detail, advice)
     if network.ok:

@@ -7,6 +7,7 @@ from typing import Any
 
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.exit_codes import CHECK_FAILED, OK
+from minga.core.units import counted
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.interface import PeerId
 from minga.security.accountability.log import follow_log, read_log
@@ -56,9 +57,9 @@ def _check(directory: Path, witness: PeerId, signed: SignedRunSpec, context: Con
         except EvidenceError as error:
             output.say(f"Each case holds by itself, but they do not lead to a list of members: {error}")
             return log
-        start = f"{len(founders)} founders" if end.entered is None else f"where {end.entered.peer[:10]} entered"
+        start = counted(len(founders), "founder") if end.entered is None else f"where {end.entered.peer[:10]} entered"
         at = "" if end.entered is None else f" at step {end.entered.step}, by the word of those who were members there"
-        output.say(f"From {start}{at}, this leaves {len(end.members)} members.")
+        output.say(f"From {start}{at}, this leaves {counted(len(end.members), 'member')}.")
         log |= {"members": list(end.members), "entered": None if end.entered is None else end.entered.step}
     return log
 

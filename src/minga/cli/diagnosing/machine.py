@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import platformdirs
 
 from minga.core.errors import ConfigurationError
-from minga.core.units import format_size
+from minga.core.units import counted, format_size
 from minga.core.urls import CUDA_WHEELS, is_public
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def accelerator(found: Accelerators) -> Finding:
         return True, "an NVIDIA driver is here, but this PyTorch is built for the CPU only", f"run {install}"
     if found.has_nvidia_driver:
         return True, "an NVIDIA driver is here, but PyTorch cannot use its GPU", "update the NVIDIA driver and restart"
-    return True, f"none; this machine computes with {found.processors} threads of its processor", ""
+    return True, f"none; this machine computes with {counted(found.processors, 'thread')} of its processor", ""
 
 
 def from_outside(direct: Sequence[str]) -> Finding:

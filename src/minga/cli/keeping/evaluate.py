@@ -8,6 +8,7 @@ from typing import Any, Final
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import plain_table
 from minga.core.errors import ConfigurationError
+from minga.core.units import counted
 from minga.recipes.exported import read_provenance
 from minga.recipes.interface import Recipe
 from minga.recipes.registry import CUSTOM, RECIPES
@@ -51,8 +52,8 @@ def run_evaluate(
     report = recipe.judge(model, TaskOptions(chosen, data, runs, training_examples), context.output.say)
     context.output.say(_table(report))
     context.output.say(
-        f"{NAMES.get(chosen, chosen)}; {report.data}, {report.examples} examples to train on, mean and deviation of "
-        f"{runs} runs"
+        f"{NAMES.get(chosen, chosen)}; {report.data}, {counted(report.examples, 'example')} to train on, mean and "
+        f"deviation of {counted(runs, 'run')}"
     )
     context.output.summary(ok=True, **report.as_json())
 

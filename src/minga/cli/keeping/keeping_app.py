@@ -25,6 +25,7 @@ def runs(
     remove: Annotated[
         str | None, typer.Option(help="Delete the folder of the run with an id that begins like this.")
     ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="(--remove) Delete it without being asked.")] = False,
     directory: Directory = None,
     json_output: Json = False,
 ) -> None:
@@ -32,7 +33,7 @@ def runs(
     ready = make_context(json_output=json_output)
     from minga.cli.keeping.runs import run_runs
 
-    run_runs(directory, remove, ready)
+    run_runs(directory, remove, ready, yes=yes)
 
 
 def backup(

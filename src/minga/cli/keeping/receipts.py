@@ -12,7 +12,7 @@ from minga.cli.terminal.output import plain_table
 from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
-from minga.core.units import format_size
+from minga.core.units import counted, format_size
 from minga.identity.links.links import Link
 from minga.network.interface import PeerId
 from minga.training.archive.record import RECORD_FILE, read_record
@@ -108,10 +108,8 @@ def run_verify(file: Path, run: str | None, context: Context) -> int:
 
 def _words(proven: VerifiedReceipts, *, is_named: bool) -> list[str]:
     """What the figures rest on."""
-    first, last = proven.steps
-    lines = [
-        f"{proven.spec.name}, steps up to {last}: {_counts(proven.counts)} from step {first} on, signatures right."
-    ]
+    (first, last), counts = proven.steps, counted(proven.counts, "count")
+    lines = [f"{proven.spec.name}, steps up to {last}: {counts} from step {first} on, signatures right."]
     if not is_named:
         lines.append(f"It says that it is of run {proven.run_id}, organised by {proven.organiser}; --run LINK tells.")
     who = "keys that the organisers admitted" if proven.is_for_members else "keys; in an open run anybody can make keys"
@@ -120,12 +118,8 @@ def _words(proven: VerifiedReceipts, *, is_named: bool) -> list[str]:
         lines.append(
             f"{proven.strangers} more keys signed that nothing shows to be members: their word is not counted."
         )
-    lines.append(f"The organiser's own machine signed {proven.seen_by_organiser} of {_counts(proven.counts)}.")
+    lines.append(f"The organiser's own machine signed {proven.seen_by_organiser} of {counts}.")
     return lines
-
-
-def _counts(number: int) -> str:
-    return "1 count" if number == 1 else f"{number} counts"
 
 
 def _reference(run: str) -> tuple[str, str | None]:
@@ -153,7 +147,7 @@ def _books(folder: Path) -> list[Path]:
 def _named(digits: str, book: ReceiptBook) -> PeerId:
     found = {peer for count in book.counts for peer in count.ids if peer.startswith(digits)}
     if len(found) != 1:
-        how_many = "no peer" if not found else f"{len(found)} peers"
+        how_many = "no peer" if not found else counted(len(found), "peer")
         raise ConfigurationError(f"{digits!r}: the receipts name {how_many} with an id that begins like this")
     return found.pop()
 

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import typer
 from rich.markup import escape
 
 from minga.cli.terminal.context import Context
-from minga.cli.terminal.output import plain_table
+from minga.cli.terminal.output import Output, plain_table
+from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration, format_size
 from minga.training.run_folder.known_runs import KnownRun, known_runs, run_with_id, runs_folder
 
 
-def run_runs(directory: Path | None, remove: str | None, context: Context) -> None:
-    """List the runs below `directory` (None: the user's data folder), or remove the one that `remove` names.
+def run_runs(directory: Path | None, remove: str | None, context: Context, *, yes: bool) -> None:
+    """List the runs below `directory` (None: the user's data folder), or remove the one that `remove` names,
+    unless `yes` after a question.
 
-    Raises `ConfigurationError` if that is no run, more than one, or one that this machine hosts at present.
+    Raises `ConfigurationError` if that is no run, more than one, or one that this machine hosts at present, and where
+    nobody can be asked.
     """
     base, output = runs_folder(directory), context.output
     if remove is not None:
         run = run_with_id(remove, base)
+        if not (yes or _confirmed(run, output)):
+            output.say("Nothing was deleted.")
+            raise typer.Exit
         run.remove()
         output.say(f"{run.directory} is removed: {run.spec.name}, {run.progress}.")
         output.summary(ok=True, removed=run.signed.run_id)
@@ -36,6 +44,16 @@ def run_runs(directory: Path | None, remove: str | None, context: Context) -> No
         for run in runs:
             output.say(escape(str(run.directory)))
     output.summary(ok=True, directory=str(base), runs=[_as_json(run) for run in runs])
+
+
+def _confirmed(run: KnownRun, output: Output) -> bool:
+    if not (output.interactive and sys.stdin.isatty()):
+        raise ConfigurationError(f"without a terminal, add --yes to delete {run.directory} ({_facts(run)})")
+    return typer.confirm(f"Delete {run.directory} ({_facts(run)})? Nothing can bring it back", default=False)
+
+
+def _facts(run: KnownRun) -> str:
+    return f"{run.spec.name}, {run.progress}, {format_size(run.size_bytes())}"
 
 
 def _as_json(run: KnownRun) -> dict[str, object]:

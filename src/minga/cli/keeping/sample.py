@@ -12,6 +12,7 @@ from minga.cli.terminal.context import Context
 from minga.cli.terminal.options import folder_or_link
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically
+from minga.core.units import counted
 from minga.recipes.images.grid import grid_png
 from minga.recipes.images.ranking import CANDIDATES, ClipRanker
 from minga.recipes.interface import Sample, SampleOptions
@@ -53,7 +54,7 @@ def run_sample(
             output.console.print(f"{sample.text}\n", markup=False, soft_wrap=True)
     sheet = _write_sheet(samples, options, pictures.out or USUAL_SHEET)
     if sheet:
-        output.say(f"{sheet}: {len(samples)} pictures by the model after step {trained.step}")
+        output.say(f"{sheet}: {counted(len(samples), 'picture')} by the model after step {trained.step}")
     elif pictures.out is not None:
         output.say(f"The recipe {trained.recipe.context.recipe} makes no pictures: {pictures.out} is not written.")
     output.summary(ok=True, step=trained.step, samples=len(samples), out=sheet)

@@ -10,7 +10,7 @@ from rich.markup import escape
 from minga.cli.simulating.sim_view import bar, step_json
 from minga.cli.terminal.context import Context
 from minga.core.errors import ConfigurationError
-from minga.core.units import format_duration
+from minga.core.units import counted, format_duration
 from minga.simulation.event_log import Entry, Log
 from minga.simulation.timeline import PHASES, StepRecord, Timeline
 
@@ -42,7 +42,7 @@ def run_replay(path: Path, number: int | None, context: Context) -> None:
 def _lines(log: Log, ledger: Timeline, steps: list[StepRecord], *, whole: bool) -> Iterator[str]:
     scenario = log.head.get("scenario")
     name = scenario.get("name", "") if isinstance(scenario, dict) else ""
-    yield f"{name}: {ledger.last_step} steps, {len(ledger.peers)} peers"
+    yield f"{name}: {counted(ledger.last_step, 'step')}, {counted(len(ledger.peers), 'peer')}"
     if not log.is_complete:
         yield "The log was cut off or changed: its digest is missing or wrong."
     for step in steps:
@@ -67,9 +67,10 @@ def _step_text(step: StepRecord, *, whole: bool) -> Iterator[str]:
     """A step in a few lines; with `whole` nothing that happened in it is left out."""
     yield ""
     took = f" after {format_duration(step.took_s)}" if step.number > 1 else ""
-    whose = f"a batch of {step.client}" if step.client else f"led by {step.leader or 'nobody'}: {step.members} members"
+    members = counted(step.members, "member")
+    whose = f"a batch of {step.client}" if step.client else f"led by {step.leader or 'nobody'}: {members}"
     yield (
-        f"Step {step.number} at {format_duration(step.applied_s)}{took}, {whose}, {step.samples} samples"
+        f"Step {step.number} at {format_duration(step.applied_s)}{took}, {whose}, {counted(step.samples, 'sample')}"
         + (f", loss {step.loss:.4f}" if step.loss is not None else "")
     )
     if step.measured:
@@ -78,7 +79,8 @@ def _step_text(step: StepRecord, *, whole: bool) -> Iterator[str]:
         predicted = "" if step.predicted_s is None else f", {format_duration(step.predicted_s)} by the plan"
         yield f"  bound by: {step.bound_by}; the round took {format_duration(step.round_s)}{predicted}"
     if not step.client:
-        yield f"  {step.alive} peers there; {step.contributors} of {step.current} trainers up to date contributed"
+        current = counted(step.current, "trainer")
+        yield f"  {counted(step.alive, 'peer')} there; {step.contributors} of {current} up to date contributed"
     if step.missing:
         yield f"  missing: {_names(step.missing)}"
     if step.newcomers:
@@ -108,7 +110,7 @@ def _incident_text(entry: Entry) -> str:
         case "sync.finished":
             return f"{peer} has the state of step {entry['step']}, fetched in {format_duration(entry['seconds'])}"
         case "round.repaired":
-            return f"{peer} had the round repaired, without {entry['lost']} members"
+            return f"{peer} had the round repaired, without {counted(entry['lost'], 'member')}"
         case "round.work_taken_over":
             return f"{peer}: the work of {other} is taken over"
     return f"{peer}: {kind}" + (f" {other}" if other else "") + why

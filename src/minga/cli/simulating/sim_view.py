@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from minga.cli.terminal.output import plain_table
-from minga.core.units import format_duration, format_size
+from minga.core.units import counted, format_duration, format_size
 from minga.simulation.outcome import Outcome
 from minga.simulation.scenario.overrides import Change
 from minga.simulation.scenario.sections import StopTable
@@ -42,7 +42,7 @@ def progress_line(ledger: Timeline, stop: StopTable, virtual_s: float) -> str:
     of = f" of {stop.steps}" if stop.steps is not None else ""
     return (
         f"step {ledger.last_step}{of} · {format_duration(virtual_s)} of virtual time · "
-        f"{ledger.alive[-1][1]} peers there"
+        f"{counted(ledger.alive[-1][1], 'peer')} there"
     )
 
 
@@ -73,10 +73,10 @@ def summary_text(outcome: Outcome) -> Iterator[str]:
     """What came of a simulation, in sentences."""
     values = outcome.summary()
     yield (
-        f"{values['steps']} steps in {format_duration(outcome.virtual_s)} of virtual time; "
+        f"{counted(values['steps'], 'step')} in {format_duration(outcome.virtual_s)} of virtual time; "
         f"{ENDS[outcome.ended_by]}. It took {format_duration(outcome.wall_s)} of real time."
     )
-    yield f"{values['peers']} peers took part, at most {values['most_alive']} at a time."
+    yield f"{counted(values['peers'], 'peer')} took part, at most {values['most_alive']} at a time."
     if not outcome.steps:
         yield "Nobody finished a step."
         return
@@ -97,7 +97,7 @@ def summary_text(outcome: Outcome) -> Iterator[str]:
     )
     if values["loss"] is not None:
         yield f"Held-out loss: {outcome.losses()[0][1]:.4f} after the first step, {values['loss']:.4f} at the end."
-    yield f"Log: {values['entries']} entries, digest {values['log_digest'][:16]}…"
+    yield f"Log: {counted(values['entries'], 'entry', 'entries')}, digest {values['log_digest'][:16]}…"
 
 
 def _orders_text(outcome: Outcome) -> Iterator[str]:
@@ -108,7 +108,7 @@ def _orders_text(outcome: Outcome) -> Iterator[str]:
     if (found := outcome.agreement) is not None:
         states = "equal states" if found.states == 1 else f"{found.states} different states"
         yield (
-            f"At the end {found.peers} peers are at the last step, with {states}; "
+            f"At the end {counted(found.peers, 'peer is', 'peers are')} at the last step, with {states}; "
             f"they {'know the same orders' if found.has_same_orders else 'do not know the same orders'}. "
             f"{'Each step was taken once' if found.has_all_steps else 'Steps are missing, or were taken twice'}."
         )
@@ -119,8 +119,9 @@ def _attack_text(outcome: Outcome, attack: Mapping[str, Any] | None) -> Iterator
     if attack is None:
         return
     if attack["attackers"]:
+        peers = counted(len(outcome.ledger.peers), "peer")
         yield (
-            f"{attack['attackers']} of {len(outcome.ledger.peers)} peers attacked ({', '.join(attack['behaviours'])}) "
+            f"{attack['attackers']} of {peers} attacked ({', '.join(attack['behaviours'])}) "
             f"from step {attack['from_step'] + 1} on; {attack['attackers_banned']} of them were banned, and "
             f"{attack['honest_banned']} of the others."
         )
@@ -132,18 +133,18 @@ def _attack_text(outcome: Outcome, attack: Mapping[str, Any] | None) -> Iterator
 
 def _split_text(split: Mapping[str, Any]) -> Iterator[str]:
     """What became of the batches of a model that is cut."""
-    rate = split["batches_per_second"]
+    rate, batches = split["batches_per_second"], counted(split["applied"], "batch", "batches")
     yield (
-        f"{split['clients']} clients sent {split['applied']} batches that the server applied"
+        f"{counted(split['clients'], 'client')} sent {batches} that the server applied"
         + ("" if rate is None else f", {rate:.3g} a second")
         + f". Of {split['unanswered']} of them the client was gone when the answer was there, and "
-        f"{split['given_up']} batches were given up."
+        f"{counted(split['given_up'], 'batch was', 'batches were')} given up."
     )
-    twice, unapplied = split["applied_twice"], split["answered_unapplied"]
+    twice, unapplied = counted(split["applied_twice"], "batch was", "batches were"), split["answered_unapplied"]
     yield (
         "Each batch was applied exactly once."
         if split["exactly_once"]
-        else f"NOT exactly once: {twice} batches were applied twice, {unapplied} answered and not applied."
+        else f"NOT exactly once: {twice} applied twice, {unapplied} answered and not applied."
     )
 
 
@@ -151,13 +152,14 @@ def _steps_text(outcome: Outcome, values: Mapping[str, Any]) -> Iterator[str]:
     phases = outcome.phases_s
     yield f"A step: {bar(phases)} " + ", ".join(f"{phase} {format_duration(phases[phase])}" for phase in PHASES) + "."
     if outcome.participation is not None:
+        split = counted(outcome.split_steps, "step was", "steps were")
         yield (
             f"Of the trainers that were alive and up to date {_percent(outcome.participation)} contributed to a round, "
-            f"{_percent(outcome.least_participation)} in the worst step; {outcome.split_steps} steps were split."
+            f"{_percent(outcome.least_participation)} in the worst step; {split} split."
         )
     bindings = list(values["bound_by"].items())
     if bindings:
-        most = ", ".join(f"{what} ({count} steps)" for what, count in bindings[:MAX_BINDINGS])
+        most = ", ".join(f"{what} ({counted(count, 'step')})" for what, count in bindings[:MAX_BINDINGS])
         yield f"What bound the steps: {most}{' and others' if len(bindings) > MAX_BINDINGS else ''}."
 
 

@@ -13,7 +13,7 @@ from minga.cli.taking_part.status_view import PlainTrouble, headline, organiser_
 from minga.cli.terminal.context import Context, collect_again
 from minga.cli.terminal.output import Ticker
 from minga.cli.terminal.peer_options import apply_threads, wire
-from minga.core.units import format_size
+from minga.core.units import counted, format_size
 from minga.recipes.registry import check_published
 from minga.recipes.split.taking_part import ClientRun, split_recipe
 from minga.training.join import PeerOptions, join
@@ -74,9 +74,8 @@ def run_split_join(link: str, peer: PeerOptions, options: SplitJoinOptions, cont
         finally:
             run.save()
     told = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
-    output.say(
-        escape(f"Trained on {run.batches} batches{f': {told}' if told else ''}. This client's parts: {run.folder}")
-    )
+    trained = f"Trained on {counted(run.batches, 'batch', 'batches')}{f': {told}' if told else ''}."
+    output.say(escape(f"{trained} This client's parts: {run.folder}"))
     output.summary(
         ok=True, batches=run.batches, bytes_sent=sent, bytes_received=received, **found, directory=str(run.folder)
     )
@@ -87,10 +86,10 @@ def _first_words(run: ClientRun) -> str:
     stays = "inputs and labels stay here" if section.variant == "u-shaped" else "inputs stay here, labels do not"
     known = " It goes on with the parts that are in its folder." if run.resumes else ""
     return (
-        f"This client trains on {len(run.samples.labels)} samples ({format_size(size)}): {stays}.{known} "
+        f"This client trains on {counted(len(run.samples.labels), 'sample')} ({format_size(size)}): {stays}.{known} "
         "docs/split-learning.md says what the server can find out all the same."
     )
 
 
 def _own(run: ClientRun) -> str:
-    return f"you: {run.batches} batches" + (f", loss {run.loss:.4f}" if run.batches else "")
+    return f"you: {counted(run.batches, 'batch', 'batches')}" + (f", loss {run.loss:.4f}" if run.batches else "")

@@ -12,6 +12,7 @@ from minga.cli.terminal.context import Context, collect_again
 from minga.cli.terminal.output import Ticker
 from minga.cli.terminal.peer_options import apply_threads, wire
 from minga.core.spec.run_spec import RunSpec
+from minga.core.units import counted
 from minga.monitor.history import FILE_NAME, History
 from minga.monitor.watcher import Watcher
 from minga.recipes.registry import spelled_out
@@ -66,7 +67,8 @@ def run_serve(
             done = run.server.status
         finally:
             run.close()
-    output.say(escape(f"Served {done.steps} batches of {done.clients} clients. The server's part: {run.path}"))
+    served = f"Served {counted(done.steps, 'batch', 'batches')} of {counted(done.clients, 'client')}."
+    output.say(escape(f"{served} The server's part: {run.path}"))
     output.summary(ok=True, batches=done.steps, samples=done.samples, clients=done.clients, file=str(run.path))
 
 

@@ -12,6 +12,7 @@ from minga.cli.terminal.context import Context, collect_again
 from minga.cli.terminal.output import Ticker
 from minga.cli.terminal.peer_options import apply_threads, wire
 from minga.core.errors import ConfigurationError
+from minga.core.units import counted
 from minga.recipes.registry import check_published
 from minga.recipes.split.taking_part import ServerRun, split_recipe
 from minga.split.finding import allowed_servers
@@ -62,5 +63,5 @@ def run_stand_by(link: str, peer: PeerOptions, context: Context, *, threads: int
 
 def _own(status: SplitStatus) -> str:
     if status.stands_by:
-        return f"standing by, with a checkpoint of {status.steps} batches"
-    return f"serving: {status.steps} batches of {status.clients} clients"
+        return f"standing by, with a checkpoint of {counted(status.steps, 'batch', 'batches')}"
+    return f"serving: {counted(status.steps, 'batch', 'batches')} of {counted(status.clients, 'client')}"

@@ -21,7 +21,8 @@ from minga.cli.terminal.peer_options import WorkOptions
 from minga.core.errors import ConfigurationError
 from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
-from minga.core.units import format_duration, format_size
+from minga.core.units import counted, format_duration, format_size
+from minga.network.probing.streams import most_probe_bytes
 from minga.simulation.forecast.explanation import PeerTask, explain
 from minga.simulation.forecast.model_facts import STATE_BYTES
 from minga.training.availability.traffic_budget import TrafficLimit
@@ -37,11 +38,11 @@ USUAL_DOWNLOAD: Final = 100e6 / 8
 class Costs:
     """What this machine would give. Bytes; None where it is not known before joining.
 
-    `download_bytes` is what comes at the start: the files of the run (`files_bytes`) and its state. `upload` and
-    `download` are the rates, in bytes per second, that `upload_per_day` and `download_per_day` were worked out with;
-    `capped` says whether the owner of the machine set them; `traffic_limit` is the budget that they set, in words, of
-    `limit_bytes`. `limit_days` and `limit_steps` say how long that lasts at these rates, after the download at the
-    start.
+    `download_bytes` is what comes at the start: the files of the run (`files_bytes`) and its state. Beside that a probe
+    of the line takes `probe_upload_bytes` and `probe_download_bytes` at most. `upload` and `download` are the rates, in
+    bytes per second, that `upload_per_day` and `download_per_day` were worked out with; `capped` says whether the owner
+    of the machine set them; `traffic_limit` is the budget that they set, in words, of `limit_bytes`. `limit_days` and
+    `limit_steps` say how long that lasts at these rates, after what the start takes.
     """
 
     name: str
@@ -56,6 +57,8 @@ class Costs:
     disk_free: int
     files_bytes: int
     download_bytes: int | None
+    probe_upload_bytes: int
+    probe_download_bytes: int
     peers: int
     upload: float
     download: float
@@ -81,7 +84,8 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: Tr
     state = None if parameters is None else parameters * (4 + STATE_BYTES[spec.optimizer.name])
     files = sum(entry.size_bytes for entry in spec.files.values())
     at_start = None if state is None else state + files
-    days, steps = (None, None) if limit is None or task is None else _lasts(limit, task, at_start or 0)
+    probe = (0, 0) if peer.role == "monitor" else tuple(map(most_probe_bytes, caps))
+    days, steps = (None, None) if limit is None or task is None else _lasts(limit, task, (at_start or 0) + sum(probe))
     return Costs(
         name=spec.name,
         run_id=prospect.run_id,
@@ -97,6 +101,8 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: Tr
         disk_free=shutil.disk_usage(data_folder(peer.runs_directory)).free,
         files_bytes=files,
         download_bytes=at_start,
+        probe_upload_bytes=probe[0],
+        probe_download_bytes=probe[1],
         peers=len(prospect.live.peers),
         upload=upload,
         download=download,
@@ -153,7 +159,7 @@ def show_and_ask(
     if costs.files_bytes > max_files:
         raise ConfigurationError(
             f"the files of this run take {format_size(costs.files_bytes)}, more than the {format_size(max_files)} that "
-            f"this machine takes without being told to: --max-files {math.ceil(costs.files_bytes / 2**30)}GiB allows it"
+            f"this machine takes without being told to: --max-files {math.ceil(costs.files_bytes / 1e9)}GB allows it"
         )
     if output.interactive and not yes and sys.stdin.isatty():
         if typer.confirm("Take part?", default=True):
@@ -174,6 +180,11 @@ def lines(costs: Costs) -> list[str]:
         told.append(
             f"Memory at least {format_size(costs.memory_bytes)}{here}; disk {format_size(costs.disk_bytes)}, with "
             f"{format_size(costs.disk_free)} free; {format_size(costs.download_bytes or 0)} to download at the start"
+        )
+    if costs.probe_upload_bytes:
+        told.append(
+            f"To measure this line, at the start and when in doubt: at most {format_size(costs.probe_upload_bytes)} up "
+            f"and {format_size(costs.probe_download_bytes)} down"
         )
     if costs.disk_bytes is not None and costs.disk_bytes + costs.files_bytes > costs.disk_free:
         told.append(
@@ -199,16 +210,16 @@ def lines(costs: Costs) -> list[str]:
 def _of_limit(costs: Costs) -> list[str]:
     """What a budget is enough for."""
     said = [f"At most {costs.traffic_limit}, in both directions together: this machine pauses before"]
-    if costs.limit_bytes is not None and (costs.download_bytes or 0) >= costs.limit_bytes:
+    at_start = (costs.download_bytes or 0) + costs.probe_upload_bytes + costs.probe_download_bytes
+    if costs.limit_bytes is not None and at_start >= costs.limit_bytes:
         return [
             *said,
-            "That is less than the download at the start: this machine would take no step in the first period",
+            "That may be less than what the start takes: this machine may take no step in the first period",
         ]
     if costs.limit_days is not None and costs.limit_steps is not None:
         time_left = format_duration(costs.limit_days * 86_400)
-        said.append(
-            f"After the download at the start that is about {costs.limit_steps:,} steps, or {time_left} of training"
-        )
+        steps = counted(costs.limit_steps, "step")
+        said.append(f"After the start that is about {steps}, or {time_left} of training")
     return said
 
 
@@ -256,4 +267,4 @@ def _count(parameters: int) -> str:
 
 
 def _peers(count: int) -> str:
-    return {0: "no peer takes part now", 1: "1 peer takes part now"}.get(count, f"{count} peers take part now")
+    return f"{counted(count, 'peer takes', 'peers take')} part now" if count else "no peer takes part now"

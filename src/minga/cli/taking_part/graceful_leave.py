@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from minga.cli.terminal.context import Context
+from minga.core.units import counted
 from minga.training.join import PeerOptions
 from minga.training.life.verified_member import VerifiedMember
 from minga.training.peer import Peer
@@ -20,7 +21,10 @@ ASKED = "Leaving when this step is taken. Ctrl-C again leaves at once, and may s
 
 def thanks(ended: str, contributed: int, samples: int) -> str:
     """The last words to a volunteer."""
-    return f"{ended}. This machine took part in {contributed} steps with {samples} samples. Thank you!"
+    return (
+        f"{ended}. This machine took part in {counted(contributed, 'step')} with {counted(samples, 'sample')}. "
+        "Thank you!"
+    )
 
 
 def farewell_of_volunteer(done: Mapping[str, int]) -> str:

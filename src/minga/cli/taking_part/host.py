@@ -32,6 +32,7 @@ from minga.cli.terminal.last_checkpoint import LastCheckpoint
 from minga.cli.terminal.peer_options import WorkOptions, apply_threads, wire
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.core.units import counted
 from minga.identity.links.links import Link
 from minga.identity.links.reach import reach_of
 from minga.integrations.loggers import LoggerChoice, RunLog
@@ -263,8 +264,8 @@ class _Hosting:
             self._summarise(run, held_out)
             if run.finished:
                 self.output.say(
-                    f"The run is complete after {run.step} steps. Its state stays available until Ctrl-C, which is "
-                    "safe now."
+                    f"The run is complete after {counted(run.step, 'step')}. Its state stays available until "
+                    "Ctrl-C, which is safe now."
                 )
                 while not (self.parent_watch and self.parent_watch.end_step < math.inf):
                     ticker.check()

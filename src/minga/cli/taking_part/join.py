@@ -12,12 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.markup import escape
 
 from minga.cli.taking_part.first_screen import require_recipe, show_and_ask
 from minga.cli.taking_part.graceful_leave import GracefulLeave, farewell_of_volunteer, thanks
+from minga.cli.taking_part.link_view import HostWatch
 from minga.cli.taking_part.login import LoginOptions, PersonAtTerminal
-from minga.cli.taking_part.status_view import OwnPart, PlainTrouble, volunteer_figures, volunteer_lines, volunteer_view
+from minga.cli.taking_part.status_view import (
+    OwnPart,
+    PlainTrouble,
+    volunteer_figures,
+    volunteer_lines,
+    volunteer_news,
+    volunteer_view,
+)
 from minga.cli.terminal.cautions import tell_cautions
 from minga.cli.terminal.context import Context, collect_again
 from minga.cli.terminal.exit_codes import done_so_far, farewells
@@ -28,6 +37,7 @@ from minga.core.events.security import SecureAdmitted, SecureCandidate, SecureDr
 from minga.core.events.training import AccessNotRenewed, StepApplied, SyncAdvanced, SyncFinished
 from minga.core.units import format_duration
 from minga.integrations.loggers import LoggerChoice, RunLog
+from minga.recipes.registry import CUSTOM
 from minga.training.availability.availability import Availability, AvailabilityRules
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
@@ -37,7 +47,7 @@ if TYPE_CHECKING:
     import torch
 
     from minga.cli.taking_part.held_out import HeldOut
-    from minga.cli.terminal.output import Ticker
+    from minga.cli.terminal.output import Output, Ticker
     from minga.recipes.running.run import RecipeRun
 
 NO_RULES = AvailabilityRules()
@@ -82,6 +92,9 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
     will_ask = context.output.interactive and not options.yes and sys.stdin.isatty()
 
     def consider(prospect: Prospect) -> None:
+        if peer.role != "monitor" and prospect.completed is not None:
+            tell_complete(prospect, link, done, context.output)
+            raise typer.Exit
         if peer.role != "monitor":
             require_recipe(prospect.spec)
         if not done.is_agreed:  # the owner of this machine is asked once
@@ -140,6 +153,19 @@ class SessionsDone:
     """Whether the owner of this machine has seen the costs, and agreed if that was asked."""
     samples: int = 0
     contributed: int = 0
+
+
+def tell_complete(prospect: Prospect, link: str, done: SessionsDone, output: Output) -> None:
+    """Say that there is nothing left to take part in, and how to get the model."""
+    ended = f"{prospect.spec.name} is complete: step {prospect.completed} was its last one"
+    left = f"{ended}. There is nothing to contribute, and nothing was downloaded."
+    output.say(escape(thanks(ended, done.contributed, done.samples) if done.contributed else left))
+    if prospect.spec.model.recipe != CUSTOM and not output.json_output:
+        output.say("While a peer that has its state is there, this gets the model:")
+        output.console.print(f"minga export {link} --out model", markup=False, soft_wrap=True)
+    output.summary(
+        ok=True, step=prospect.completed, finished=True, steps_contributed=done.contributed, samples=done.samples
+    )
 
 
 def machine(run: RecipeRun, devices: Sequence[torch.device]) -> str:
@@ -202,7 +228,8 @@ class _Joining:
 
         self.output.event("joined", run=self.peer.spec.name, run_id=self.peer.run_id, peer=self.peer.peer_id)
         self.output.say(f"Joined [bold]{self.peer.spec.name}[/] as {self.peer.peer_id[:10]}, {self.peer.role}.")
-        if not self.peer.on_loop(self.peer.session.node.connected):
+        is_alone = not self.peer.on_loop(self.peer.session.node.connected)
+        if is_alone:
             link = self.peer.link
             self.output.event("alone", link=str(link))
             self.output.say(
@@ -210,7 +237,9 @@ class _Joining:
             )
             if not self.output.json_output:
                 self.output.console.print(f"minga join {link}", markup=False, soft_wrap=True)
-        ticker_of = Ticker(self.output, self._look, volunteer_view, self._lines, volunteer_figures)
+        host = HostWatch(self.peer, self.output, said=is_alone)
+        self.watcher.listeners.append(lambda look: host.look(look.status))
+        ticker_of = Ticker(self.output, self._look, volunteer_view, self._lines, volunteer_figures, volunteer_news)
         with ticker_of as ticker, contextlib.ExitStack() as stack:
             if self.peer.role == "monitor":
                 collect_again()
@@ -290,8 +319,11 @@ class _Joining:
 
     def _summarise(self, run: Any) -> None:
         seconds = time.monotonic() - self._begun
-        ended = "The run is complete" if run.finished else "Stopped"
-        self.output.say(thanks(f"{ended} at step {run.step}", self._done.contributed, self._done.samples))
+        if run.finished and not self._done.contributed:
+            self.output.say(f"The run was complete already, at step {run.step}: there was nothing to contribute.")
+        else:
+            ended = "The run is complete" if run.finished else "Stopped"
+            self.output.say(thanks(f"{ended} at step {run.step}", self._done.contributed, self._done.samples))
         self.output.summary(
             ok=True,
             step=run.step,

@@ -1,12 +1,16 @@
-"""What `minga host` says of its link: from where it leads into the run, what to do for more, and what it finds out."""
+"""What `minga host` says of its link: from where it leads into the run, what to do for more, and what it finds out; and
+what `minga join` says when the host is gone, and with it, for newcomers, the link.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable
 
 from minga.cli.terminal.output import Output
-from minga.core.errors import ClosedError, StorageError
+from minga.core.errors import ClosedError, LinkError, StorageError
 from minga.core.events.bus import Event
 from minga.core.events.network import AddressChanged, AddressSeen, PeerConnected
 from minga.core.spec.run_spec import RunSpec
@@ -16,6 +20,7 @@ from minga.identity.links.reach import Reach, reach_of
 from minga.network.interface import Address
 from minga.network.rpc.node import Node
 from minga.training.peer import Peer
+from minga.training.status.run_status import RunStatus
 
 _WHO = {
     Reach.INTERNET: "Anyone who has this link can join the run:",
@@ -28,6 +33,10 @@ _NOT_REACHED = (
     "A peer that joined could not reach this machine at its public address. Let router and firewall pass its UDP port. "
     "If that peer is in your own local network, this may be a false alarm."
 )
+HOST_GONE_S = 15.0
+"""How long the host is not to be seen, in seconds, before it is said to be gone."""
+_HOST_GONE = "The host of this run is gone. The run goes on with the peers that are here"
+
 _RELAY_WORKS = "The link was tried from outside, through the relay {}: it works."
 _RELAY_FAILS = "The link was tried through the relay {}, and did not lead back to this machine: name another relay."
 
@@ -150,3 +159,33 @@ class LinkWatch:
             await self._check_relay()
         if any(map(is_public, set(address.direct) - set(before.direct))):
             await self._check_public()
+
+
+class HostWatch:
+    """Says at `peer`, each time that the host of the run is gone, by which link others join then; `said` if they know.
+
+    The link that the host gave out may name no other peer than the host.
+    """
+
+    def __init__(self, peer: Peer, output: Output, *, said: bool) -> None:
+        self._peer, self._output = peer, output
+        self._host = peer.link.organiser
+        self._seen_s, self._said = time.monotonic(), said
+
+    def look(self, status: RunStatus) -> None:
+        """Take note of who is there now."""
+        if status.is_complete or any(each.peer_id == self._host for each in status.peers):
+            self._seen_s, self._said = time.monotonic(), False
+        elif not self._said and time.monotonic() - self._seen_s > HOST_GONE_S:
+            self._said = True
+            self._tell()
+
+    def _tell(self) -> None:
+        link: Link | None = None
+        if self._peer.spec.security.admission != "members":  # there a link admits nobody
+            with contextlib.suppress(LinkError):  # no peer that is here has an address
+                link = self._peer.link
+        self._output.event("host_gone", link=None if link is None else str(link))
+        self._output.say(f"{_HOST_GONE}{'.' if link is None else ', and others join by'}")
+        if link is not None and not self._output.json_output:
+            self._output.console.print(f"minga join {link}", markup=False, soft_wrap=True)

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from minga.cli.terminal.output import Output, plain_table
-from minga.core.units import format_duration, format_size
+from minga.core.units import counted, format_duration, format_size
 
 if TYPE_CHECKING:
     from minga.training.status.plan_status import PlanStatus
@@ -26,6 +26,7 @@ RESTING = (
     "you are asked again every few minutes"
 )
 RESTED = "no longer resting: this machine computes again"
+AUXILIARIES = ("auxiliary", "auxiliaries")
 MAX_ROWS = 30
 MAX_AMENDMENTS = 5
 MAX_SHARES = 6
@@ -64,42 +65,62 @@ def headline(status: RunStatus) -> str:
     if status.founders is not None:
         ready, wanted = status.founders
         return f"step {status.step}{last} · waiting for founders, {ready} of {wanted} are here"
-    loss = f"loss {status.loss:.3f}" if status.loss is not None else "no loss yet"
-    return " · ".join([f"step {status.step}{last}", loss, *_work(status), _members(status)])
+    return " · ".join([f"step {status.step}{last}", _loss(status), *_work(status), _members(status)])
+
+
+def _loss(status: RunStatus) -> str:
+    """The loss, or why it is not known: peers that compute tell it, nobody else does."""
+    if status.loss is not None:
+        return f"loss {status.loss:.3f}"
+    if status.step and status.split is None and not any(_computes(peer) for peer in status.peers):
+        return "no trainer is here to tell the loss"
+    return "no loss yet"
+
+
+def _computes(peer: PeerStatus) -> bool:
+    return peer.role not in ("auxiliary", "monitor") and peer.status is not None
 
 
 def _work(status: RunStatus) -> list[str]:
     """What is done towards the next step, and how fast; after the last one that there is none."""
     if (split := status.split) is not None:
         speed = "" if split.batches_per_second is None else f"{split.batches_per_second:.1f} batches/s, "
-        waits = "1 batch waits" if split.waiting == 1 else f"{split.waiting} batches wait"
-        waiting = f" · {waits}" if split.waiting else ""
+        waiting = f" · {counted(split.waiting, 'batch waits', 'batches wait')}" if split.waiting else ""
         return [f"{speed}{status.samples_per_second:.1f} samples/s{waiting}"]
     if status.is_complete:
         return ["the run is complete"]
-    counted = f"{status.samples}/{status.target_batch_size} samples towards the next step"
-    return [*([] if status.is_verified else [counted]), f"{status.samples_per_second:.1f} samples/s"]
+    towards = f"{status.samples}/{status.target_batch_size} samples towards the next step"
+    return [*([] if status.is_verified else [towards]), f"{status.samples_per_second:.1f} samples/s"]
 
 
 def _members(status: RunStatus) -> str:
     """How many peers take part; an organiser who is still alone shall see that nobody computes gradients."""
     if (split := status.split) is not None:
-        clients, servers = len(split.clients), len(split.servers)
-        here = f"{clients} client{'' if clients == 1 else 's'}"
-        if not servers:
-            return f"{here}, no server is here: clients wait for it"
-        return f"{here}, {servers} server{'' if servers == 1 else 's'}"
-    peers = "1 peer" if status.members == 1 else f"{status.members} peers"
-    is_idle = all(peer.role in ("auxiliary", "monitor") or peer.status is None for peer in status.peers)
+        clients = counted(len(split.clients), "client")
+        if not split.servers:
+            return f"{clients}, no server is here: clients wait for it"
+        return f"{clients}, {counted(len(split.servers), 'server')}"
+    here = f"{counted(status.members, 'peer')} here"
     if status.is_complete:
-        return f"{peers} here"
-    return f"{peers} here, none computes gradients" if is_idle and status.peers else f"{peers} training together"
+        return here
+    training = sum(_computes(peer) and peer.status != "syncing" for peer in status.peers)
+    if not training:
+        return f"{here}, none computes gradients"
+    helping = status.members - training
+    together = "1 peer training" if training == 1 else f"{training} peers training together"
+    return together + (f", {counted(helping, *AUXILIARIES)} helping" if helping else "")
 
 
 def peers_by_kind(status: RunStatus) -> str:
     """How many peers there are of each role and state."""
-    kinds = Counter(peer.part or f"{peer.role} {_state(peer)}" for peer in status.peers)
-    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    kinds = Counter((peer.part or peer.role, "" if peer.part else f" {_state(peer)}") for peer in status.peers)
+    return ", ".join(f"{_of_role(count, role)}{state}" for (role, state), count in sorted(kinds.items()))
+
+
+def _of_role(count: int, role: str) -> str:
+    if role == "auxiliary":
+        return counted(count, *AUXILIARIES)
+    return f"{count} unknown" if role == "unknown" else counted(count, role)
 
 
 def peer_table(status: RunStatus) -> Table:
@@ -199,6 +220,12 @@ def volunteer_lines(part: OwnPart) -> Iterator[str]:
     yield f"{headline(part.run)} · {_own(part)}" + (f" · {_figures(part.figures)}" if part.figures else "")
 
 
+def volunteer_news(part: OwnPart) -> object:
+    """What of it is worth a line; bytes go to and fro in an idle run as well."""
+    trouble = None if part.run.trouble is None else part.run.trouble.number
+    return headline(part.run), part.phase, part.machine, part.samples, part.figures, part.run.resting, trouble
+
+
 class PlainTrouble:
     """The trouble of this peer, and whether it rests, where there is no terminal: each is said once."""
 
@@ -227,8 +254,8 @@ class CompletionNotice:
             self._said = True
             self._output.event("complete", step=status.step)
             self._output.say(
-                f"The run is complete after {status.step} steps. The peers that trained have its state; Ctrl-C ends "
-                "this host, which is safe now."
+                f"The run is complete after {counted(status.step, 'step')}. The peers that trained have its "
+                "state; Ctrl-C ends this host, which is safe now."
             )
 
 
@@ -244,7 +271,8 @@ def _own(part: OwnPart) -> str:
     share = f"{part.share:.0%} of the last steps" if part.share is not None else "no step yet"
     doing = f"{part.phase} on {part.machine}" if part.machine else part.phase
     return (
-        f"you: {doing} · {part.samples_per_second:.1f} samples/s · {share} · {part.samples} samples so far · "
+        f"you: {doing} · {part.samples_per_second:.1f} samples/s · {share} · "
+        f"{counted(part.samples, 'sample')} so far · "
         f"sent {format_size(part.bytes_sent)}, received {format_size(part.bytes_received)} · "
         + (f"{part.traffic} · " if part.traffic else "")
         + f"{' and '.join(part.paths) or 'no'} connection"

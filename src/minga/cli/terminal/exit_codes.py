@@ -18,6 +18,7 @@ from minga.core.errors import (
     StorageError,
 )
 from minga.core.refusal_code import RefusalCode
+from minga.core.units import counted
 
 OK, CHECK_FAILED, USAGE, REMOTE, STORAGE, LOCAL, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
 
@@ -122,7 +123,7 @@ def report_interrupt(*, json_output: bool) -> int:
         print(farewells[-1](done), flush=True)
         return INTERRUPTED
     where = f" at step {done['step']}" if "step" in done else ""
-    what = f", with {done['samples']} samples of this machine" if "samples" in done else ""
+    what = f", with {counted(done['samples'], 'sample')} of this machine" if "samples" in done else ""
     kept = f"; the newest checkpoint is of step {done['checkpoint']}" if "checkpoint" in done else ""
     print(f"minga: interrupted{where}{what}{kept}", file=sys.stderr)
     if json_output:

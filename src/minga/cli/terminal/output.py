@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import sys
@@ -29,6 +30,9 @@ REFRESH_S = 0.25
 PLAIN_WIDTH = 120
 PLAIN_PERIOD_S = 5.0
 """Seconds between two plain lines, or JSON events, of progress where there is no terminal."""
+
+IDLE_PERIOD_S = 60.0
+"""Seconds between two plain lines while nothing changes."""
 
 
 def plain_table(*columns: str, left: Collection[str] = (), wraps: str | None = None) -> Table:
@@ -111,9 +115,10 @@ def _line(fields: dict[str, Any]) -> str:
 class Ticker:
     """Calls `tick` every `REFRESH_S` seconds on a thread of its own, and draws its result as the live display.
 
-    Without a terminal, `plain` gives lines instead: those it returns are printed. With JSON output `figures`, if given,
-    become an event `progress`, as often. An error in a tick is kept in `error` and ends the ticker. Use it as a context
-    manager.
+    Without a terminal, `plain` gives lines instead: those it returns are printed if there is news, and else each
+    minute. News is that these lines have changed, or if `news` is given, what that returns. With JSON output `figures`,
+    if given, become an event `progress` every `PLAIN_PERIOD_S`. An error in a tick is kept in `error` and ends the
+    ticker. Use it as a context manager.
     """
 
     def __init__(
@@ -123,9 +128,12 @@ class Ticker:
         draw: Callable[[Any], RenderableType],
         plain: Callable[[Any], Iterable[str]],
         figures: Callable[[Any], Mapping[str, Any]] | None = None,
+        news: Callable[[Any], object] | None = None,
     ) -> None:
         self.error: BaseException | None = None
         self._output, self._tick, self._draw, self._plain, self._figures = output, tick, draw, plain, figures
+        self._news, self._told_at = news, -math.inf
+        self._told: object = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="minga-display", daemon=True)
 
@@ -171,8 +179,14 @@ class Ticker:
                 return
 
     def _tell(self, value: Any) -> None:
-        if not self._output.json_output:
-            for line in self._plain(value):
-                self._output.say(line)
-        elif self._figures is not None:
-            self._output.event("progress", **self._figures(value))
+        if self._output.json_output:
+            if self._figures is not None:
+                self._output.event("progress", **self._figures(value))
+            return
+        lines = None if self._news else list(self._plain(value))
+        news = self._news(value) if self._news else lines
+        if news == self._told and time.monotonic() - self._told_at < IDLE_PERIOD_S:
+            return
+        self._told, self._told_at = news, time.monotonic()
+        for line in self._plain(value) if lines is None else lines:
+            self._output.say(line)

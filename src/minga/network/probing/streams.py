@@ -57,6 +57,11 @@ class Batch(msgspec.Struct, frozen=True):
     size: Annotated[int, msgspec.Meta(ge=1, le=FRAME_SIZES[-1])]
 
 
+def most_probe_bytes(rate: float | None) -> int:
+    """Most bytes that a probe moves in one direction over a line of `rate` bytes per second; None is any line."""
+    return MAX_PHASE_BYTES if rate is None else min(MAX_PHASE_BYTES, int(rate * PHASE_S))
+
+
 async def fill(stream: MessageStream, max_bytes: int, check: Callable[[], None], *, linger: bool = False) -> None:
     """Send for `PHASE_S` seconds, at most `max_bytes`; `check` may raise to stop.
 

@@ -10,6 +10,7 @@ import torch
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import OptimizerSection
+from minga.core.units import counted
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Recipe
 from minga.recipes.running.micro_batch import ACCELERATOR_MICRO_BATCH, CPU_MICRO_BATCH, is_out_of_memory, release
@@ -42,7 +43,7 @@ def hardware(device: torch.device) -> str:
     """What the device is called by its maker, as far as one can tell."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} threads" if device.type == "cpu" else device.type
+    return f"{device.type}, {counted(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else device.type
 
 
 def measure_speed(

@@ -11,6 +11,7 @@ from torch import nn
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.core.units import counted
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Files, Recipe
 from minga.recipes.registry import load_recipe
@@ -57,8 +58,7 @@ def from_run_folder(directory: Path) -> TrainedModel:
         runs = sorted(path.parent for path in directory.glob("*/checkpoints"))
         hint = "name the folder of one run, which `minga host` and `minga join` show"
         if runs:
-            count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-            hint = f"it has the folders of {count}; name one of them, such as {runs[-1]}"
+            hint = f"it has the folders of {counted(len(runs), 'run')}; name one of them, such as {runs[-1]}"
         raise ConfigurationError(f"{directory}: no folder named checkpoints in it; {hint}")
     checkpoint = CheckpointStore(store).load()
     if checkpoint is None:

@@ -85,10 +85,10 @@ def _memory(found: Forecast) -> Iterator[str]:
                 f"{each.name} has {format_size(each.memory_bytes)} of memory, and a micro-batch of {each.micro_batch} "
                 f"takes {format_size(needed)}; {advice}"
             )
-        elif each.was_made_smaller:
+        elif each.has_to_be_told:
             yield (
-                f"the memory of {each.name} has room for micro-batches of {each.micro_batch}: join there with "
-                f"--micro-batch {each.micro_batch}"
+                f"the memory of {each.name} has room for micro-batches of {each.micro_batch}, and a processor takes "
+                f"larger ones unasked: join there with --micro-batch {each.micro_batch}"
             )
 
 

@@ -43,8 +43,9 @@ Precision = Literal["auto", "single", "half"]
 @dataclass(frozen=True)
 class Device:
     """A kind of device by its data sheet: operations per second in float32 and half precision (16-bit factors, sums of
-    32 bits where it has them), bytes of memory, bytes per second to it, the micro-batch that `minga join` takes, and
-    whether it chooses half precision: on NVIDIA's devices with tensor cores.
+    32 bits where it has them), bytes of memory, bytes per second to it, the micro-batch that `minga join` takes,
+    whether it takes a smaller one by itself where memory is short, and whether it chooses half precision: on NVIDIA's
+    devices with tensor cores.
     """
 
     single_per_s: float
@@ -52,6 +53,7 @@ class Device:
     memory_bytes: int
     memory_bytes_per_s: float
     micro_batch: int = 64
+    fits_micro_batch: bool = True
     joins_in_half: bool = False
 
     def samples_per_s(self, operations: float, precision: Precision) -> float:
@@ -65,8 +67,12 @@ class Device:
         return parameters * (UPDATE_BYTES / self.memory_bytes_per_s + HOST_S_PER_PARAMETER)
 
 
-def _device(single: float, half: float, memory_gib: int, gb_per_s: float, micro_batch: int = 64) -> Device:
-    return Device(single * 1e12, half * 1e12, memory_gib << 30, gb_per_s * 1e9, micro_batch)
+def _device(single: float, half: float, memory_gib: int, gb_per_s: float) -> Device:
+    return Device(single * 1e12, half * 1e12, memory_gib << 30, gb_per_s * 1e9)
+
+
+def _processor(operations: float, memory_gib: int, gb_per_s: float) -> Device:
+    return replace(_device(operations, operations, memory_gib, gb_per_s), micro_batch=16, fits_micro_batch=False)
 
 
 def _with_tensor_cores(single: float, half: float, memory_gib: int, gb_per_s: float) -> Device:
@@ -91,8 +97,8 @@ DEVICES: Final[dict[str, Device]] = {
     "m1": _device(2.6, 5.2, 8, 68),
     "m2-pro": _device(6.8, 13.6, 16, 200),
     # eight cores with 256-bit vectors at some 2.5 GHz; a server with four times as many
-    "laptop-cpu": _device(0.6, 0.6, 16, 40, micro_batch=16),
-    "server-cpu": _device(2.4, 2.4, 64, 150, micro_batch=16),
+    "laptop-cpu": _processor(0.6, 16, 40),
+    "server-cpu": _processor(2.4, 64, 150),
 }
 ALIASES: Final = {"cpu": "laptop-cpu", "laptop": "laptop-cpu", "rtx3090": "3090", "rtx4090": "4090", "rtx3060": "3060"}
 

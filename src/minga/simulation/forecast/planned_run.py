@@ -27,8 +27,8 @@ class Volunteers:
     update_s: float
     speed_origin: str
     memory_bytes: int | None = None
-    was_made_smaller: bool = False
-    """Whether the micro-batch is smaller than usual for want of memory."""
+    has_to_be_told: bool = False
+    """Whether the micro-batch is smaller than usual for want of memory, and `minga join` does not find that out."""
 
     @property
     def computes(self) -> bool:

@@ -69,6 +69,7 @@ def _trainer(
     measured: Sequence[Measurement],
 ) -> Volunteers:
     memory, speed, origin = each.memory_bytes, each.samples_per_s, "given"
+    finds_out = True
     micro_batch, update_s = USUAL_MICRO_BATCH, model.parameters * HOST_S_PER_PARAMETER
     if each.device == THIS:
         own = measured_of(model, measured)
@@ -78,6 +79,7 @@ def _trainer(
     elif each.device is not None:
         device = look_up(each.device)
         memory, micro_batch = memory or device.memory_bytes, device.micro_batch
+        finds_out = device.fits_micro_batch
         update_s = device.update_s(model.parameters)
         if speed is None:
             speed, origin = device.samples_per_s(model.operations, precision), "estimate"
@@ -85,7 +87,8 @@ def _trainer(
     fitting = usual
     if each.micro_batch is None and memory is not None and each.device != THIS:
         fitting = _that_fits(model, optimizer, usual, memory)
-    return Volunteers(each, name, speed or 0.0, fitting, update_s, origin, memory, was_made_smaller=fitting < usual)
+    has_to_be_told = fitting < usual and not finds_out
+    return Volunteers(each, name, speed or 0.0, fitting, update_s, origin, memory, has_to_be_told)
 
 
 def _that_fits(model: ModelFacts, optimizer: OptimizerName, micro_batch: int, memory_bytes: int) -> int:

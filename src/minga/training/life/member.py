@@ -42,6 +42,7 @@ from minga.core.events.training import (
 )
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
+from minga.core.units import counted
 from minga.identity.access.amendments import Regroup
 from minga.identity.keys.keys import Identity
 from minga.network.gossip.board import Board
@@ -226,7 +227,7 @@ class Member:
             await self._port.request("conclude", self._port.conclude)
             await see_others_off(self.swarm_view, self.view, self.step)
             await self.receipts.flush(FLUSH_S)
-            self._port.close(RunFinishedError(f"the run is complete after {self.step} steps"))
+            self._port.close(RunFinishedError(f"the run is complete after {counted(self.step, 'step')}"))
             self.ready.set()
             await asyncio.Event().wait()
         except Exception as error:

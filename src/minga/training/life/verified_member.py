@@ -28,6 +28,7 @@ from minga.core.events.training import (
 )
 from minga.core.spec.run_spec import RunSpec
 from minga.core.thread_guard import loop_bound
+from minga.core.units import counted
 from minga.identity.keys.keys import Identity
 from minga.network.gossip.board import Board
 from minga.network.interface import PeerId
@@ -264,7 +265,7 @@ class VerifiedMember:
         if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
             self.on_finished(await self._port.request("capture", self._replica.capture))
         await see_others_off(self.swarm_view, self.view, self.step)
-        self._port.close(RunFinishedError(f"the run is complete after {self.step} steps"))
+        self._port.close(RunFinishedError(f"the run is complete after {counted(self.step, 'step')}"))
 
     def _is_finished(self) -> bool:
         last = self._spec.training.stop_after_steps

@@ -13,11 +13,11 @@ import platformdirs
 
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.spec.run_spec import RunSpec
-from minga.core.units import format_duration
+from minga.core.units import counted, format_duration
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.training.run_folder.host_lock import HostLock
 from minga.training.run_folder.rejoin import signed_spec
-from minga.training.state.checkpoints import CheckpointStore
+from minga.training.state.complete_checkpoints import complete_checkpoints
 
 FOLDER_DIGITS = 16
 """Digits of the run id that name a run's folder."""
@@ -75,7 +75,7 @@ def run_with_id(text: str, base: Path) -> KnownRun:
     found = [run for run in known_runs(base) if text and run.signed.run_id.startswith(text)]
     if len(found) == 1:
         return found[0]
-    how_many = "no run" if not found else f"{len(found)} runs"
+    how_many = "no run" if not found else counted(len(found), "run")
     raise ConfigurationError(
         f"{text!r}: {how_many} in {base} with an id that begins like this; `minga runs` lists them"
     )
@@ -85,9 +85,10 @@ def known_run(folder: Path) -> KnownRun:
     """The run whose folder this is. Raises `ConfigurationError`, see `signed_spec`."""
     signed, spec = signed_spec(folder)
     checkpoints = folder / "checkpoints"
-    steps = CheckpointStore(checkpoints).steps() if checkpoints.is_dir() else []
-    newest = max((path.stat().st_mtime for path in checkpoints.glob("step-*")), default=folder.stat().st_mtime)
-    return KnownRun(signed, spec, folder, max(steps, default=None), max(0.0, time.time() - newest))
+    found = complete_checkpoints(checkpoints) if checkpoints.is_dir() else []
+    newest = max((path.stat().st_mtime for _, path in found), default=folder.stat().st_mtime)
+    step = found[-1][0] if found else None
+    return KnownRun(signed, spec, folder, step, max(0.0, time.time() - newest))
 
 
 def _size_bytes(path: Path) -> int:

@@ -24,10 +24,10 @@ from minga.core.errors import ConfigurationError, StorageError
 from minga.core.units import format_size
 from minga.identity.keys.file_lock import FileLock
 from minga.training.state.checkpoint_files import Checkpoint, flush_folder, read_checkpoint, write_checkpoint
+from minga.training.state.complete_checkpoints import complete_checkpoints, folder_name
 from minga.training.state.manifest import Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot
 
-_COMPLETE = re.compile(r"step-(\d{9,16})-([0-9a-f]{12})")
 _PARTIAL, _DAMAGED = ".partial-", "damaged-"
 
 logger = logging.getLogger("minga.training")
@@ -51,7 +51,7 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Steps of which a checkpoint is there, ascending."""
-        return [step for step, _ in self._complete()]
+        return [step for step, _ in complete_checkpoints(self.directory)]
 
     def save(
         self, snapshot: StateSnapshot, manifest: Manifest | None = None, *, files: Mapping[str, bytes] | None = None
@@ -65,7 +65,7 @@ class CheckpointStore:
         if bad := [name for name in files if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name)]:
             raise ConfigurationError(f"{bad[0][:60]!r} cannot be the name of a file in a checkpoint")
         manifest = manifest or build_manifest(snapshot)
-        final = self.directory / f"step-{manifest.step:09d}-{manifest.digest[:12]}"
+        final = self.directory / folder_name(manifest.step, manifest.digest)
         if final.exists():
             if _damage(final) is None:
                 return final  # the same state, saved before or by another peer
@@ -102,14 +102,14 @@ class CheckpointStore:
         Damaged ones are set aside and logged. Raises `StorageError` if there are only damaged ones.
         """
         problems: dict[Path, str] = {}
-        waiting = self._complete()
+        waiting = complete_checkpoints(self.directory)
         while waiting:
             step, path = waiting.pop()
             try:
                 checkpoint = read_checkpoint(path)
             except (ValueError, FileNotFoundError) as error:
                 if not path.exists():  # another process removed it as too old, so there are newer ones
-                    waiting = self._complete()
+                    waiting = complete_checkpoints(self.directory)
                     continue
                 problems[path] = f"the checkpoint of step {step} is damaged ({error})"
                 self._set_aside(path)
@@ -128,18 +128,9 @@ class CheckpointStore:
             )
         return None
 
-    def _complete(self) -> list[tuple[int, Path]]:
-        """Step and folder of each complete checkpoint, oldest step first."""
-        found: list[tuple[int, Path]] = []
-        for path in self.directory.iterdir():
-            match = _COMPLETE.fullmatch(path.name)
-            if match is not None:
-                found.append((int(match[1]), path))
-        return sorted(found)
-
     def _prune(self, just_saved: Path) -> None:
         """Remove all but the last `keep` checkpoints, never the one that was just saved."""
-        for _, path in self._complete()[: -self.keep]:
+        for _, path in complete_checkpoints(self.directory)[: -self.keep]:
             if path == just_saved:
                 continue
             try:

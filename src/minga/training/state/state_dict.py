@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ConfigurationError
+from minga.core.units import counted
 from minga.training.state.manifest import Manifest, manifest_of
 from minga.training.state.scalars import (
     STRATEGY_NAME,
@@ -265,12 +266,14 @@ class TrainingState:
     def _check(self, tensors: tuple[TensorEntry, ...], scalars: dict[str, Json]) -> None:
         here = {name: _entry(name, tensor) for name, tensor in self._fixed_tensors()}
         there = {entry.name: entry for entry in tensors if entry.name.startswith((MODEL, SKETCH))}
-        for name in sorted(here.keys() | there.keys()):
-            if here.get(name) != there.get(name):
-                raise ConfigurationError(
-                    f"the state does not fit this model: {name} is {_describe(there.get(name))} in the state and "
-                    f"{_describe(here.get(name))} here; build the same model with the same dtype as the run"
-                )
+        if differing := [name for name in here | there if here.get(name) != there.get(name)]:
+            first, more = differing[0], len(differing) - 1
+            rest = f" ({counted(more, 'other differs', 'others differ')})" if more else ""
+            raise ConfigurationError(
+                f"the state does not fit this model: {first.removeprefix(MODEL)} is {_describe(there.get(first))} in "
+                f"the run and {_describe(here.get(first))} here{rest}; build the same model with the same dtype as the "
+                "run"
+            )
         model_bytes = sum(entry.size_bytes for entry in here.values())
         if strategy_of(scalars) == self.strategy:
             self._check_strategy([entry for entry in tensors if entry.name.startswith(STRATEGY)])

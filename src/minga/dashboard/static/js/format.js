@@ -25,13 +25,13 @@ function digits(value) {
 
 export const loss = (value) => (value === null || value === undefined ? "–" : value.toFixed(value >= 100 ? 1 : 3));
 
-/** Bytes with binary units. */
+/** Bytes with decimal units, as rates have. */
 export function bytes(value) {
   if (value === null || value === undefined) return "–";
   let size = value;
-  for (const unit of ["B", "KiB", "MiB", "GiB", "TiB"]) {
-    if (Math.abs(size) < 1000 || unit === "TiB") return `${unit === "B" ? Math.round(size) : digits(size)} ${unit}`;
-    size /= 1024;
+  for (const unit of ["B", "kB", "MB", "GB", "TB"]) {
+    if (Math.abs(size) < 1000 || unit === "TB") return `${unit === "B" ? Math.round(size) : digits(size)} ${unit}`;
+    size /= 1000;
   }
 }
 

@@ -1,0 +1,67 @@
+"""What a command prints where there is no terminal: each line once, and a sign of life now and then."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from minga.cli.terminal import output as output_module
+from minga.cli.terminal.output import IDLE_PERIOD_S, PLAIN_PERIOD_S, REFRESH_S, Output, Ticker
+
+
+class Clock:
+    """The time that a ticker goes by; each refresh takes its period, and the ticker ends after `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now, self._end = 1000.0, 1000.0 + seconds
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> bool:
+        self.now += seconds
+        return self.now >= self._end
+
+
+def printed(
+    seconds: float, lines: Callable[[float], list[str]], monkeypatch: pytest.MonkeyPatch, **news: Any
+) -> list[str]:
+    """What a run prints in `seconds` if `lines` are what can be said of each second."""
+    clock, said = Clock(seconds), list[str]()
+    monkeypatch.setattr(output_module, "time", clock)
+    output = Output(json_output=False)
+    output.interactive = False
+    monkeypatch.setattr(output, "say", said.append)
+    ticker = Ticker(output, lambda: clock.now - 1000.0, str, lines, **news)
+    monkeypatch.setattr(ticker, "_stop", clock)
+    ticker._loop(None)
+    return said
+
+
+def test_a_run_that_changes_tells_it_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = printed(60.0, lambda now: [f"step {now:.0f}"], monkeypatch)
+    assert 60.0 / (PLAIN_PERIOD_S + 2 * REFRESH_S) <= len(said) <= 60.0 / PLAIN_PERIOD_S + 2
+
+
+def test_an_idle_run_prints_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = printed(10 * IDLE_PERIOD_S, lambda _: ["step 0"], monkeypatch)
+    assert said == ["step 0"] * len(said)
+    assert 9 <= len(said) <= 11
+
+
+def test_trouble_is_told_though_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lines(now: float) -> Iterator[str]:
+        yield "step 0"
+        if now > 30.0 and next(once, False):
+            yield "trouble"
+
+    once = itertools.repeat(True, 1)
+    assert "trouble" in printed(IDLE_PERIOD_S, lambda now: list(lines(now)), monkeypatch)
+
+
+def test_figures_that_always_move_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = printed(IDLE_PERIOD_S, lambda now: [f"sent {now:.0f} bytes"], monkeypatch, news=lambda _: "step 0")
+    assert len(said) <= 2
