@@ -118,11 +118,40 @@ def test_a_peer_that_did_something_else_for_a_while_goes_on_as_before() -> None:
     assert all(given[-10:])
 
 
-def test_a_peer_that_was_slow_for_a_while_is_tried_again() -> None:
-    slow_s = 8.0
-    given = _with_slow_times(dict.fromkeys(range(40, 45), slow_s), 150)
-    assert any(not any(given[step : step + 10]) for step in range(len(given) - 10)), "too slow for a while"
-    assert all(given[-10:])
+@pytest.mark.parametrize("strategy", ["synchronous", soaked("delayed")])
+def test_slow_peers_cost_the_others_nothing_in_the_long_run_and_fetch_no_state(strategy: str) -> None:
+    def taken(slow: int) -> tuple[Swarm, float]:
+        @virtually
+        async def main() -> Swarm:
+            swarm = Swarm(make_spec(64, training={"strategy": strategy}), seed=2)
+            for _ in range(3):
+                swarm.add(NEAR, TrainerSettings(4, 0.25, jitter=0.05))
+            for number in range(slow):
+                swarm.add(NEAR, TrainerSettings(4, 4.0 + number, jitter=0.05), name=f"slow-{number}")
+            await swarm.run_until_step(200, limit_s=6000, peers=["peer-0", "peer-1", "peer-2"])
+            await swarm.close()
+            return swarm
+
+        swarm = main()
+        at = {e.event.fields["step"]: e.event.time for e in swarm.log.of("step.applied") if e.peer == "peer-0"}
+        return swarm, at[200] - at[30]
+
+    swarm, seconds = taken(4)
+    assert seconds <= 1.02 * taken(0)[1]
+    assert not [e for e in swarm.log.of("sync.finished") if e.event.time > 60.0]
+
+
+def test_peers_of_which_there_are_more_than_micro_batches_do_not_exceed_the_batch() -> None:
+    @virtually
+    async def main() -> Swarm:
+        swarm = Swarm(make_spec(16), seed=7)
+        for _ in range(12):
+            swarm.add(NEAR, TrainerSettings(4, 0.25, jitter=0.02))
+        await swarm.run_until_step(60, limit_s=600)
+        await swarm.close()
+        return swarm
+
+    assert all(16 <= sum(step.values()) < 16 + 4 for step in batches(main(), 3, 59).values())
 
 
 def test_newcomers_make_the_next_step() -> None:

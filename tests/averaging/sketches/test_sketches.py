@@ -379,7 +379,7 @@ def test_a_state_without_the_basis_does_not_fit() -> None:
     plain, sketched, other = (
         matrix_replica(make_spec(4, averaging={"sketch": each})) for each in ("identity", choice, choice)
     )
-    with pytest.raises(ConfigurationError, match="sketch/left is missing in the state"):
+    with pytest.raises(ConfigurationError, match="sketch/left is missing in the run"):
         sketched.restore(plain.capture())
     with pytest.raises(ConfigurationError, match="sketch/left is float32"):
         plain.restore(sketched.capture())

@@ -84,9 +84,10 @@ def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         pytest.skip("this build of torch has no gloo")
 
     def start(words: list[str], **options: Any) -> Any:
-        started = (
-            forked._Forked(words[1:], **options) if sys.platform == "linux" else subprocess.Popen(words, **options)
-        )
+        if sys.platform == "linux":
+            started = forked._Forked(words[1:], server=forked._servers[0], **options)
+        else:
+            started = subprocess.Popen(words, **options)
         processes.append(started)
         return started
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
@@ -98,6 +99,8 @@ class GradientPort(TrainingThread):
         self._paused = self._resting = self._held = False
         self._last_samples = 0
         self._times = MicroBatchTimes()
+        self._begun_s = -math.inf  # loop time at which the present step began
+        self._step_s = math.inf  # seconds that the last step took
 
     @property
     def facts(self) -> StrategyFacts:
@@ -163,7 +166,7 @@ class GradientPort(TrainingThread):
             self._park_here()
         with self.lock:
             self._reopened_s = None
-            if self._tries_again():
+            if self._needs_second_time():
                 self._phase = PortPhase.OPEN
             if self._has_to_wait():
                 self._boundary_s = None
@@ -267,7 +270,9 @@ class GradientPort(TrainingThread):
         """A new step begins, up to `limit` at first. For the training thread, after it has changed the model."""
         with self.lock:
             self._phase, self._limit, self._next_limit = PortPhase.OPEN, limit, None
-            self._reopened_s = self._loop.time()  # about to compute: to one that is idle nothing would be left
+            now = self._loop.time()
+            self._reopened_s = now  # about to compute: to one that is idle nothing would be left
+            self._begun_s, self._step_s = now, now - self._begun_s
         self._wake()
 
     def change(self, strategy: StrategyChoice) -> None:
@@ -359,15 +364,15 @@ class GradientPort(TrainingThread):
             return self._stands or (self._phase is not PortPhase.OPEN and self._is_ahead())
         return self._stands or self._phase is not PortPhase.OPEN
 
-    def _tries_again(self) -> bool:
-        """Whether the thread, which is told to compute nothing, should see how long a micro-batch takes now."""
+    def _needs_second_time(self) -> bool:
+        """Whether the thread, which is told to compute nothing, computes one micro-batch to see how long it takes."""
         return (
             self._limit == 0
             and self._phase is PortPhase.PARKED
             and not self._strategy.samples
             and not self._stands
             and not self._paused
-            and self._times.is_time_to_try(self._loop.time())
+            and self._times.needs_second(self._loop.time(), self._step_s)
         )
 
     def _is_ahead(self) -> bool:
