@@ -39,7 +39,7 @@ assert len(read) == 400 and all(read), (len(read), sum(read))
 
 def test_threads_that_decode_the_first_messages_of_a_kind_all_get_them() -> None:
     """Without the lock this ends with a segmentation fault, or with errors in some of the threads."""
-    done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

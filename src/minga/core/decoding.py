@@ -21,7 +21,7 @@ DECODING_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeErr
 
 T = TypeVar("T")
 
-_learning = threading.Lock()
+_learning = threading.RLock()  # what is collected meanwhile may decode
 _msgpack: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 _json: dict[Any, msgspec.json.Decoder[Any]] = {}
 

@@ -24,7 +24,7 @@ class Prospect:
     """A run as it looks from its door: the published spec, the organiser's key, and the peers that train.
 
     `live` has the peers that take part in rounds now and their rates; `batch` is the present target batch size.
-    `completed` is the last step of the run if that is taken: a peer says so, and none trains on.
+    `completed` is the last step of the run if that is taken: most peers that are here say so, and none trains on.
     """
 
     run_id: str
@@ -50,10 +50,11 @@ def look(thread: LoopThread, session: Session, spec: RunSpec, organiser: str) ->
 
 
 def _completed(session: Session, spec: RunSpec) -> int | None:
-    """The step that the run is at, if by its spec and the organisers' orders there is none after it."""
-    step = max((item.payload.step for item in session.board.items(Progress)), default=0)
+    """The last step by the spec and the organisers' orders, if most of the peers that are here say that it is taken."""
+    steps = sorted(item.payload.step for item in session.board.items(Progress))
+    step = steps[(len(steps) - 1) // 2] if steps else 0  # of which most are not below, so a liar alone changes nothing
     if session.ledger is not None:
         orders = StandingOrders(spec, session.ledger)
         spec = orders.spec(orders.due(step))
     last = spec.training.stop_after_steps
-    return step if last is not None and step >= last else None
+    return last if last is not None and step >= last else None

@@ -24,7 +24,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import EntryPoint, Link
 from minga.network.interface import Address, PeerId
 
-RUN, ORGANISER = "1f" * 32, "2e" * 32
+RUN, ORGANISER, OTHER = "1f" * 32, "2e" * 32, "3d" * 32
 PUBLIC, NONE = RunSpec(name="x"), RunSpec.from_mapping({"name": "x", "network": {"relay": "none"}})
 
 
@@ -145,22 +145,27 @@ def test_a_joiner_hears_once_that_the_host_is_gone_and_gets_a_link_for_others(
 
     def look(seconds: float, *peers: str, complete: bool = False) -> None:
         now[0] += seconds
-        seen: Any = SimpleNamespace(is_complete=complete, peers=[SimpleNamespace(peer_id=peer) for peer in peers])
+        known = [SimpleNamespace(peer_id=peer, is_self=peer == RUN) for peer in peers]
+        seen: Any = SimpleNamespace(is_complete=complete, peers=known)
         watch.look(seen)
 
     look(100.0, ORGANISER, RUN)
-    look(HOST_GONE_S - 1.0, RUN)
+    look(HOST_GONE_S - 1.0, RUN, OTHER)
     assert output.lines == []
-    look(2.0, RUN)
-    look(100.0, RUN)
-    assert [line[:33] for line in output.lines] == ["The host of this run is gone. The"]
+    look(2.0, RUN, OTHER)
+    look(100.0, RUN, OTHER)
+    reach = " Peers in this local network can join the run by this link:" if is_shown else ""
+    assert output.lines == [f"The host of this run is gone. The run goes on with the peers that are here.{reach}"]
     assert printed == ([f"minga join {joined.link}"] if is_shown else [])
     assert [kind for kind, _ in output.events] == ["host_gone"]
     look(1.0, ORGANISER, RUN)
-    look(HOST_GONE_S + 1.0, RUN)
+    look(HOST_GONE_S + 1.0, RUN, OTHER)
     assert len(output.lines) == 2, "it was back, and is gone again"
-    look(100.0, complete=True)
-    look(HOST_GONE_S + 1.0, complete=True)
+    look(HOST_GONE_S + 1.0, ORGANISER, RUN)
+    look(HOST_GONE_S + 1.0, RUN)
+    assert len(output.lines) == 2, "this machine itself may be offline"
+    look(100.0, RUN, OTHER, complete=True)
+    look(HOST_GONE_S + 1.0, RUN, OTHER, complete=True)
     assert len(output.lines) == 2, "a run that is complete needs no newcomers"
 
 

@@ -174,7 +174,8 @@ class HostWatch:
 
     def look(self, status: RunStatus) -> None:
         """Take note of who is there now."""
-        if status.is_complete or any(each.peer_id == self._host for each in status.peers):
+        is_offline = all(each.is_self for each in status.peers)  # nothing is known of the host then
+        if status.is_complete or is_offline or any(each.peer_id == self._host for each in status.peers):
             self._seen_s, self._said = time.monotonic(), False
         elif not self._said and time.monotonic() - self._seen_s > HOST_GONE_S:
             self._said = True
@@ -186,6 +187,6 @@ class HostWatch:
             with contextlib.suppress(LinkError):  # no peer that is here has an address
                 link = self._peer.link
         self._output.event("host_gone", link=None if link is None else str(link))
-        self._output.say(f"{_HOST_GONE}{'.' if link is None else ', and others join by'}")
+        self._output.say(f"{_HOST_GONE}. {'' if link is None else who_can_join(link)}".rstrip())
         if link is not None and not self._output.json_output:
             self._output.console.print(f"minga join {link}", markup=False, soft_wrap=True)

@@ -2,9 +2,9 @@
 
 **The fixed point (V2).** An honest aggregator stops when ‖Σ w_i D_i‖ ≤ W · ε, W being the sum of the weights. Two
 things are added to that before the others see the result v. The solver's arithmetic may be float32, which costs a few
-units of 2⁻²⁴ τ for each sender, and so are the differences in claims and their sums over some blocks: two units more.
-And v is rounded to float32, in which it travels, which moves it by some e. Clipping to a ball never lengthens
-distances, so each D_i moves by at most e, and
+units of 2⁻²⁴ τ for each sender, and so are the differences in claims and their sums over some blocks: two units more,
+or up to eight times the share of one whose part is made for that. And v is rounded to float32, in which it travels,
+which moves it by some e. Clipping to a ball never lengthens distances, so each D_i moves by at most e, and
 
     ‖Σ w_i D_i‖  ≤  W · (ε + ε_fp + e).
 
@@ -15,7 +15,7 @@ they received. A v that is far too long therefore buys its aggregator a toleranc
 
 **Claims (V1).** Two peers with the same bytes get the same claim to the last bit on IEEE 754 hardware;
 `CLAIM_TOLERANCE` leaves room for other orders of summation (earlier builds had all sums in float64, and their
-evidence stands), and is a sixteenth of ε: liars who stay within it cannot hide anything from V2.
+evidence of honest steps stands), and is a sixteenth of ε: liars who stay within it cannot hide anything from V2.
 """
 
 from __future__ import annotations

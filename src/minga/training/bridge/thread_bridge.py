@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minga.core.aio.signal import Signal
-from minga.core.errors import ClosedError, LocalError, MingaError
+from minga.core.errors import ClosedError, ConfigurationError, MingaError
 from minga.training.bridge.loop_notifier import LoopNotifier
 from minga.training.bridge.thread_task import ThreadTask
 
@@ -87,7 +87,7 @@ class TrainingThread:
 
     def _next_work(self) -> ThreadTask | None:
         """Under the condition: the work that lies there. Raises what closed the port."""
-        if isinstance(self.closed, LocalError):
+        if isinstance(self.closed, ConfigurationError):
             raise self.closed.with_traceback(None)  # its cause is this program: the way to here says nothing
         if self.closed is not None:
             raise self.closed
