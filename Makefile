@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 MINUTES ?= 3
 SEEDS ?= 2000
 FIRST_SEED ?= 1
-WORKERS ?= 4
+WORKERS ?= 3
 
 # Each process that a test starts would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=

@@ -20,6 +20,7 @@ from torch.optim import lr_scheduler
 import minga
 from minga.core.events.bus import Event
 from minga.training.access.standing_orders import PAUSED, STOP
+from minga.training.bridge.gradient_port import GradientPort
 from minga.training.organiser import desk_in
 from minga.training.replica.buffers import SharedBuffers, averaged_buffers
 from minga.training.replica.flat_vector import ParameterVector
@@ -835,6 +836,17 @@ def test_an_error_of_the_torch_optimizer_ends_the_peer(host: MakePeer) -> None:
         train(opt, model)
     with pytest.raises(minga.ClosedError, match=r"could not apply .*Tried to step 3 times"):
         train(opt, model)
+
+
+def test_a_program_may_leave_while_it_is_told_to_compute_nothing(host: MakePeer) -> None:
+    model, asked = small_model(), list[int]()
+    opt = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), host(), model=model)
+    assert isinstance(opt._port, GradientPort)
+    opt._port.rest(resting=True)
+    opt.is_leaving = lambda: bool(asked.append(opt.global_step) or len(asked) == 3)
+    mean_loss(model, next(batches(BATCH))).backward()
+    opt.step(samples=BATCH)
+    assert len(asked) == 3
 
 
 def test_an_interrupted_micro_batch_does_not_count_half(host: MakePeer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,8 @@ class Optimizer(torch.optim.Optimizer):
         """Whether the run has reached its last step; `step` does nothing from then on."""
         self.dropped_micro_batches = 0
         """Micro-batches that did not count: not finite, or too late for their step. Known to rank 0 only."""
+        self.is_leaving: Callable[[], bool] = lambda: False
+        """Asked while `step` holds this thread back, at short intervals: if so `step` returns, for the last time."""
         self.last_samples = 0
         """Samples of the last micro-batch, in all processes of this peer; known to rank 0."""
         self._kept_step: int | None = None  # of the last checkpoint
@@ -175,7 +177,7 @@ class Optimizer(torch.optim.Optimizer):
             self._add(count, loss)
         self.zero_grad()  # before any update, which must not see them a second time
         if not self.finished:
-            self._work_until(lambda: True)
+            self._work_until(lambda: True, gives_up=self.is_leaving)
         return result
 
     _watched_step = torch.optim.Optimizer.profile_hook_step(_step)
@@ -321,14 +323,21 @@ class Optimizer(torch.optim.Optimizer):
             self._replica.fail(error)
             raise
 
-    def _work_until(self, is_done: Callable[[], bool], seconds: float | None = None) -> None:
-        """Do what the swarm asks for, until nothing holds this thread back and `is_done()`, or for `seconds`."""
+    def _work_until(
+        self,
+        is_done: Callable[[], bool],
+        seconds: float | None = None,
+        gives_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Do what the swarm asks for, until nothing holds this thread back and `is_done()`, or for `seconds`, or until
+        `gives_up()` while something holds it back.
+        """
         self._replica.settle()
         if isinstance(self._replica, FollowerReplica):
             self.finished = self._replica.obey()
             return
         try:
-            self._serve(is_done, math.inf if seconds is None else time.monotonic() + seconds)
+            self._serve(is_done, math.inf if seconds is None else time.monotonic() + seconds, gives_up)
         except RunFinishedError:
             self.finished = True
             if self._kept_step != self._replica.step:  # others took the last step, and this peer fetched the state
@@ -338,7 +347,7 @@ class Optimizer(torch.optim.Optimizer):
             raise
         self._replica.release(finished=self.finished)
 
-    def _serve(self, is_done: Callable[[], bool], deadline: float) -> None:
+    def _serve(self, is_done: Callable[[], bool], deadline: float, gives_up: Callable[[], bool]) -> None:
         if self._port is None:
             return
         while time.monotonic() < deadline:
@@ -350,6 +359,8 @@ class Optimizer(torch.optim.Optimizer):
                 return
             elif work is None:  # not held back by the step, but by `is_done`, or by others who need the last step
                 time.sleep(IDLE_S)
+            elif gives_up():
+                return
             else:
                 self._port.wait(IDLE_S)
 

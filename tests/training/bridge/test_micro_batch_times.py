@@ -23,6 +23,7 @@ def after(*seconds: float) -> MicroBatchTimes:
         ((2.0,), 2.0),
         ((0.5, 0.5, 60.0), 1.24),  # it evaluated: counts as 2.5 s
         ((60.0, 0.5), 0.5),  # it compiled
+        ((1.2, 0.1, 0.1), 0.1),
         ((60.0, 60.0, 0.5), 38.0),  # one quick one says little: about the mean of three
         ((0.01, 0.9), 0.478),  # less than a second more may well be its own
         ((0.5, *[60.0] * 40), 59.0),  # it is slower now

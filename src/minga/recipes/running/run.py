@@ -135,15 +135,24 @@ class RecipeRun:
         return self.optimizer.finished
 
     def train(self, is_over: Callable[[int], bool], report: StepReport) -> None:
-        """Train until the run is finished or `is_over(step)`, which is asked after each micro-batch.
+        """Train until the run is finished or `is_over(step)`, which is asked after each micro-batch, and while this peer
+        is told to compute nothing.
 
         If the device runs out of memory, micro-batches are half as large from then on. Raises `ConfigurationError` if
         their size is fixed, or if there is no memory for a single sample.
         """
         batches = self._batches()
-        while not self.finished and not is_over(self.step):
+        leaves = False
+
+        def is_leaving() -> bool:
+            nonlocal leaves
+            leaves = leaves or is_over(self.step)
+            return leaves
+
+        self.optimizer.is_leaving = is_leaving
+        while not self.finished and not is_leaving():
             batch = next(batches, None)
-            if batch is None or is_over(self.step):  # to wait for a batch may have taken a step
+            if batch is None or is_leaving():  # to wait for a batch may have taken a step
                 return
             samples = self.recipe.samples(batch)
             loss = self._backward_if_it_fits(batch)
