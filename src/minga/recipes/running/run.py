@@ -135,8 +135,8 @@ class RecipeRun:
         return self.optimizer.finished
 
     def train(self, is_over: Callable[[int], bool], report: StepReport) -> None:
-        """Train until the run is finished or `is_over(step)`, which is asked after each micro-batch, and while this peer
-        is told to compute nothing.
+        """Train until the run is finished or `is_over(step)`, which is asked after each micro-batch, and while this
+        peer is told to compute nothing.
 
         If the device runs out of memory, micro-batches are half as large from then on. Raises `ConfigurationError` if
         their size is fixed, or if there is no memory for a single sample.
