@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -20,6 +21,13 @@ settings.register_profile("shared machine", deadline=None)  # an example may hav
 settings.load_profile("shared machine")
 
 FAULT_SEEDS = "0:1"
+
+
+@pytest.fixture(autouse=True)
+def _no_command_watches_this_process_for_signals() -> Iterator[None]:
+    """A watchdog that a test left behind would end the process soon after a later test interrupts itself."""
+    yield
+    signal.set_wakeup_fd(-1)
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 Theory of operation. The thread tells when a micro-batch ends, so all that the program does between two of them counts
 as time of the second: to wait for data, to compile the model before the first one, to evaluate without saying so. A
 time far beyond the usual one therefore counts as what is just not far beyond, unless the one before was as long. And if
-the second micro-batch of all is quicker than the first, the first says nothing.
+the second micro-batch of all is far quicker than the first, the first says nothing.
 
 A peer that is thought to be too slow for the steps of the run is told to stop at 0 samples, and would never come to its
 second micro-batch. So it computes that one in any case. It does so once only: while a peer that really is slow computes
@@ -41,7 +41,7 @@ class MicroBatchTimes:
     def add(self, samples: int, seconds: float, now_s: float) -> None:
         """A micro-batch of so many samples, more than 0, ended at `now_s`, so many seconds after the one before."""
         most_s = FAR_LONGER * self.each_s + AWAY_S
-        if self._count == 1 and self.each_s > seconds:
+        if self._count == 1 and self.each_s > FAR_LONGER * seconds:
             self._each, self._of_a_sample = MovingAverage(), MovingAverage()
         is_long = self._count > 0 and seconds > most_s
         if is_long and not self._was_long:
