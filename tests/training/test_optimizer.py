@@ -846,7 +846,7 @@ def test_a_program_may_leave_while_it_is_told_to_compute_nothing(host: MakePeer)
     opt.is_leaving = lambda: bool(asked.append(opt.global_step) or len(asked) == 3)
     mean_loss(model, next(batches(BATCH))).backward()
     opt.step(samples=BATCH)
-    assert len(asked) == 3
+    assert asked == [1, 1, 1], "the step to which it gave something was taken before"
 
 
 def test_an_interrupted_micro_batch_does_not_count_half(host: MakePeer, monkeypatch: pytest.MonkeyPatch) -> None:

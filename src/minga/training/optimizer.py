@@ -123,7 +123,8 @@ class Optimizer(torch.optim.Optimizer):
         self.dropped_micro_batches = 0
         """Micro-batches that did not count: not finite, or too late for their step. Known to rank 0 only."""
         self.is_leaving: Callable[[], bool] = lambda: False
-        """Asked while `step` holds this thread back, at short intervals: if so `step` returns, for the last time."""
+        """Asked at short intervals while `step` holds this thread back and it has given nothing to the step that is
+        under way: if so `step` returns, for the last time."""
         self.last_samples = 0
         """Samples of the last micro-batch, in all processes of this peer; known to rank 0."""
         self._kept_step: int | None = None  # of the last checkpoint
@@ -359,7 +360,7 @@ class Optimizer(torch.optim.Optimizer):
                 return
             elif work is None:  # not held back by the step, but by `is_done`, or by others who need the last step
                 time.sleep(IDLE_S)
-            elif gives_up():
+            elif not self._port.report().samples and gives_up():  # else what it gave to this step would be in vain
                 return
             else:
                 self._port.wait(IDLE_S)

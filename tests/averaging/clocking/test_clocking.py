@@ -18,6 +18,12 @@ def batches(swarm: Swarm, first: int, last: int) -> dict[int, dict[str, int]]:
     return {step: dict(members) for step in range(first, last) for members in found[step].values()}
 
 
+def seconds_between(swarm: Swarm, first: int, last: int) -> float:
+    """Seconds from one step to another at `peer-0`."""
+    at = {e.event.fields["step"]: e.event.time for e in swarm.log.of("step.applied") if e.peer == "peer-0"}
+    return float(at[last] - at[first])
+
+
 def test_the_second_peer_takes_part_however_small_the_batch() -> None:
     """The first is ten times faster and has the whole batch in a second; the other one is far away."""
 
@@ -50,8 +56,7 @@ def test_a_peer_twenty_times_slower_does_not_slow_the_others_and_is_told(strateg
             return swarm
 
         swarm = main()
-        at = {e.event.fields["step"]: e.event.time for e in swarm.log.of("step.applied") if e.peer == "peer-0"}
-        return swarm, at[12] - at[5]
+        return swarm, seconds_between(swarm, 5, 12)
 
     swarm, seconds = taken(slow=True)
     assert seconds <= 1.05 * taken(slow=False)[1]
@@ -133,8 +138,7 @@ def test_slow_peers_cost_the_others_nothing_in_the_long_run_and_fetch_no_state(s
             return swarm
 
         swarm = main()
-        at = {e.event.fields["step"]: e.event.time for e in swarm.log.of("step.applied") if e.peer == "peer-0"}
-        return swarm, at[200] - at[30]
+        return swarm, seconds_between(swarm, 30, 200)
 
     swarm, seconds = taken(4)
     assert seconds <= 1.02 * taken(0)[1]
