@@ -27,7 +27,7 @@ FAULT_SEEDS = "0:1"
 def _no_command_watches_this_process_for_signals() -> Iterator[None]:
     """A watchdog that a test left behind would end the process soon after a later test interrupts itself."""
     yield
-    signal.set_wakeup_fd(-1)
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 @pytest.fixture(autouse=True)

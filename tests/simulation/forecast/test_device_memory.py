@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 
@@ -26,7 +25,7 @@ from minga.simulation.forecast.device_memory import (
 )
 from minga.simulation.forecast.devices import look_up
 from minga.simulation.forecast.model_facts import facts_of_recipe, model_facts, recipe_spec
-from tests.simulation.forecast.test_forecast import call
+from tests.worlds.cli_run import last_json, run
 
 TINY = "causal-lm-tiny"
 
@@ -126,16 +125,15 @@ def test_devices_compute_in_the_format_that_joining_chooses() -> None:
     assert cpu.samples_per_s(1e9, "auto") == cpu.samples_per_s(1e9, "single")
 
 
-def summary_of(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
-    code, text = call(capfd, "plan", *arguments, "--json")
-    assert code == 0
-    found: dict[str, object] = json.loads(text.splitlines()[-1])
-    return found
+def summary_of(*arguments: str) -> dict[str, object]:
+    done = run("plan", *arguments, "--json")
+    assert done.returncode == 0
+    return last_json(done.stdout)
 
 
-def test_the_command_tells_the_largest_micro_batch(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_tells_the_largest_micro_batch() -> None:
     told: Callable[..., dict[str, object]] = lambda *more: summary_of(  # noqa: E731
-        capfd, "--model", TINY, "--memory", "2GB", "--tokens", "64", *more
+        "--model", TINY, "--memory", "2GB", "--tokens", "64", *more
     )
     plain, away = told("--precision", "single"), told("--precision", "single", "--offload")
     assert plain["parameters"] == away["parameters"] == 1_328_256
@@ -145,12 +143,12 @@ def test_the_command_tells_the_largest_micro_batch(capfd: pytest.CaptureFixture[
     assert away["transfer_bytes_per_step"] == 8 * 1_328_256
 
 
-def test_where_the_run_fixes_the_micro_batch_that_one_has_to_fit(capfd: pytest.CaptureFixture[str]) -> None:
-    found = summary_of(capfd, "--model", "swav-tiny", "--memory", "30MB")
+def test_where_the_run_fixes_the_micro_batch_that_one_has_to_fit() -> None:
+    found = summary_of("--model", "swav-tiny", "--memory", "30MB")
     assert (found["fits"], found["micro_batch_of_run"]) == (False, 64)
     assert isinstance(found["largest_micro_batch"], int)
     assert 0 < found["largest_micro_batch"] < 64
 
 
-def test_a_bare_number_of_parameters_has_no_known_activations(capfd: pytest.CaptureFixture[str]) -> None:
-    assert summary_of(capfd, "--model", "18M", "--memory", "2GB")["largest_micro_batch"] is None
+def test_a_bare_number_of_parameters_has_no_known_activations() -> None:
+    assert summary_of("--model", "18M", "--memory", "2GB")["largest_micro_batch"] is None
