@@ -15,6 +15,7 @@ from torch import nn
 
 import minga
 from minga.core.errors import ConfigurationError
+from minga.core.events.bus import Event
 from minga.identity.keys.keys import Identity
 from minga.split import Client, serve, stand_by
 from tests.worlds.sharing_world import two_parts
@@ -81,9 +82,11 @@ def test_clients_of_splitfed_average_their_parts(options: Callable[[str], minga.
     with serve(spec_of("splitfed-1"), top, optimizer=sgd, options=options("server")) as server:
         link = server.link
         both = threading.Barrier(2)  # none is alone from the first round to the last, and has left then
+        told: list[tuple[int, Event]] = []
 
         def train(index: int) -> None:
             with minga.join(link, options(f"client {index}")) as peer:
+                peer.on_loop(lambda: peer.session.events.subscribe(lambda event: told.append((index, event))))
                 both.wait(60)  # before the client is made: a newcomer's state comes from a thread that trains
                 with Client(peer, bottoms[index], optimizer=sgd) as client:
                     number = 1000 * index
@@ -96,7 +99,7 @@ def test_clients_of_splitfed_average_their_parts(options: Callable[[str], minga.
         together(partial(train, 0), partial(train, 1))
         assert server.status.samples >= 32
         assert not torch.equal(values(bottoms[0]), values(two_parts()[0]))
-        assert torch.equal(values(bottoms[0]), values(bottoms[1]))
+        assert torch.equal(values(bottoms[0]), values(bottoms[1])), told
     assert not torch.equal(values(top), values(two_parts()[1])), "the last round's average is in the program's module"
 
 
