@@ -11,13 +11,14 @@ their parameters (`averaging_interval`).
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from typing import Final
 
 from minga.core.thread_guard import loop_bound
 from minga.network.gossip.board import Board
 from minga.network.interface import PeerId
 from minga.training.agreement.averaging_interval import AveragingInterval
-from minga.training.agreement.state_history import StateHistory, Told
+from minga.training.agreement.state_history import StateHistory, Told, is_same
 from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.sketch import Sketch, distance, length
@@ -77,9 +78,16 @@ class StateComparison:
         """The state was replaced."""
         self._history.clear()
 
-    def is_diverged(self, others: set[PeerId]) -> bool:
-        """Whether most of `others`, as far as they published theirs, have another state than this peer."""
-        return self._history.is_minority(self._told(others), self._board.peer_id)
+    def is_diverged(self, others: set[PeerId], finished: Container[PeerId] = ()) -> bool:
+        """Whether most of `others`, as far as they published theirs, have another state than this peer; of as many as
+        there are with this one's those that `finished`, since they stay as they are.
+        """
+        return self._history.is_minority(self._told(others), self._board.peer_id, finished)
+
+    def differs(self, other: PeerId, step: int) -> bool:
+        """Whether one peer published another state of `step` than this one."""
+        own, told = self._history.of(step), self._board.payloads(StateInfo).get(other)
+        return own is not None and told is not None and told.step == step and not is_same(own, told)
 
     def choose_interval(self, step: int, others: set[PeerId]) -> int:
         """What this peer as a leader writes into the plan of the round that leads to `step`; see `Plan`."""

@@ -67,26 +67,26 @@ class ReplicaStep:
         limit: int | None,
         strategy: StrategyChoice,
         *,
-        is_alone: bool,
+        compares: bool,
     ) -> StateInfo | None:
         """Apply a round's `mean`, and let the trainer go on by `strategy` with at most `limit` samples.
 
-        Returns what the step led to, before parameters are averaged, where states are to be compared; a peer that
-        `is_alone` compares none.
+        Returns what the step led to, before parameters are averaged, if this peer `compares` states now or averages
+        parameters.
         """
         plan, step = outcome.plan, outcome.plan.step + 1
         absorb = self._absorption(outcome, mean, fate, strategy)
         averages = self._states.interval.is_due(step, plan.averages_every)
-        compares = averages or (self._states.is_due(step) and not is_alone)
+        measures = averages or compares
         port, measure = self._port, self._states.measure()
 
         def run() -> StateInfo | None:
-            if compares:
+            if measures:
                 measure.begin()
             absorb()
             if not averages:
                 port.reopen(limit)
-            return measure.end() if compares else None
+            return measure.end() if measures else None
 
         state: StateInfo | None = await port.request("apply", run)
         if changed := self._switch.said():

@@ -6,7 +6,7 @@ same if their parameters are no farther apart than both owners tolerate, by thei
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from minga.core.thread_guard import loop_bound
@@ -48,15 +48,20 @@ class StateHistory:
         while len(self._own) > HISTORY:
             del self._own[min(self._own)]
 
+    def of(self, step: int) -> StateInfo | None:
+        """This peer's state of `step`, if it has one in mind."""
+        return self._own.get(step)
+
     def clear(self) -> None:
         """Forget all: the state was replaced."""
         self._own.clear()
 
-    def is_minority(self, others: Iterable[Told], me: PeerId) -> bool:
+    def is_minority(self, others: Iterable[Told], me: PeerId, finished: Container[PeerId] = ()) -> bool:
         """Whether, at the newest step that can be compared, another state outvotes this peer's.
 
-        If two states have equally many peers, the one of the peer with the lowest id counts as right. So exactly one of
-        two halves gives way, and in the next step, with other digests, it is the same half.
+        If two states have equally many peers, one that a peer has which `finished` the run counts as right, then the
+        one of the peer with the lowest id. So exactly one of two halves gives way, and in the next step, with other
+        digests, it is the same half.
         """
         own, told = self._newest(others)
         if own is None:
@@ -71,7 +76,9 @@ class StateHistory:
                 sides.append((state, voters))
             else:
                 side += voters
-        winner = min(sides, key=lambda side: (-len(side[1]), min(side[1])))
+        winner = min(
+            sides, key=lambda side: (-len(side[1]), all(peer not in finished for peer in side[1]), min(side[1]))
+        )
         return winner[0] is not own
 
     def drift(self, others: Iterable[Told]) -> Drift | None:

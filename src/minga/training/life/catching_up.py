@@ -123,7 +123,8 @@ class CatchingUp:
         raise OutOfSyncError("the swarm went on before the state was here", code=RefusalCode.BEHIND, round=step)
 
     def _is_diverged(self, step: int) -> bool:
-        if not self._states.is_diverged(self._others()):
+        finished = [peer for peer, progress in self._swarm_view.settled().items() if progress.status == "finished"]
+        if not self._states.is_diverged(self._others(), finished):
             self._diverged_since_s = None
             return False
         if self._diverged_since_s is None:

@@ -1,24 +1,68 @@
-"""How a peer's life in a run ends: after the last step, or by a mistake."""
+"""How a peer's life in a run ends: after the last step, or by a mistake.
+
+A member that loses sight of all others goes on alone, and where there are but two, so does the other. If they find each
+other again, they compare their states, and one of them gives way. After the last step no other would follow that
+shows the difference. So a peer that took it without a member of the round before waits for that one and compares.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
+from minga.averaging.allreduce.round import RoundOutcome
 from minga.core.errors import ClosedError, MingaError
+from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
+from minga.training.agreement.comparison import StateComparison
 from minga.training.life.board_view import BoardView
+from minga.training.record_kinds import Progress
 
 FAREWELL_S = 5.0
-"""Longest time, in seconds, that a peer which finished the run stays for the others of its last step."""
+"""Longest time, in seconds, that a peer which finished the run stays for the others of its last step, or for those that
+it lost there."""
 
 
-async def see_others_off(swarm_view: BoardView, others: Collection[PeerId], step: int) -> None:
-    """Stay for a moment until the other peers have the last step, too; they may need this peer's data of it."""
+@loop_bound
+class Companions:
+    """Who was in the last round, and who was lost there and may have taken the same step alone."""
+
+    def __init__(self, swarm_view: BoardView, states: StateComparison) -> None:
+        self._swarm_view, self._states = swarm_view, states
+        self.lost = self._together = frozenset[PeerId]()
+
+    def note(self, outcome: RoundOutcome) -> None:
+        """This peer takes a step by what came of a round."""
+        members = frozenset(member.peer_id for member in outcome.plan.members)
+        together = members.difference(outcome.lost)
+        self.lost = (self._together | members) - together
+        self._together = together
+
+    def forget(self) -> None:
+        """This peer has the state of others now."""
+        self.lost = self._together = frozenset()
+
+    def may_differ(self, step: int) -> bool:
+        """Whether one that was lost has not told yet that it has the state of `step`, or may still need this peer's."""
+        settled = self._swarm_view.settled()
+        return any(peer not in settled or self._is_behind(peer, step, settled[peer]) for peer in self.lost)
+
+    async def see_off(self, step: int) -> None:
+        """Stay for a moment until those of the last round have its state, too."""
+        await see_others_off(self._swarm_view, self._together, lambda peer, it: self._is_behind(peer, step, it))
+
+    def _is_behind(self, peer: PeerId, step: int, progress: Progress) -> bool:
+        return progress.step < step or (progress.status != "finished" and self._states.differs(peer, step))
+
+
+async def see_others_off(
+    swarm_view: BoardView, others: Collection[PeerId], is_behind: Callable[[PeerId, Progress], bool]
+) -> None:
+    """Stay for a moment until no other peer `is_behind` by its progress; they may need this peer's data."""
     deadline = asyncio.get_running_loop().time() + FAREWELL_S
     while asyncio.get_running_loop().time() < deadline:
         settled = swarm_view.settled()
-        if all(settled[peer].step >= step for peer in others if peer in settled):
+        if not any(is_behind(peer, settled[peer]) for peer in others if peer in settled):
             return
         await asyncio.sleep(0.05)
 

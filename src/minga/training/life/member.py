@@ -58,12 +58,13 @@ from minga.training.agreement.strategy_switch import StrategySwitch
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.trainer_hold import TrainerHold
 from minga.training.life.board_view import BoardView
-from minga.training.life.catching_up import CatchingUp
-from minga.training.life.leaving import closing, see_others_off
+from minga.training.life.catching_up import SYNC_PAUSE_S, CatchingUp
+from minga.training.life.leaving import FAREWELL_S, Companions, closing
 from minga.training.life.progress_publisher import ProgressPublisher
 from minga.training.life.state_sync import Download, Synchroniser
 from minga.training.life.too_slow import TooSlowNotice
 from minga.training.receipts.receipts import Receipts
+from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import ContributionFate
@@ -181,6 +182,7 @@ class Member:
         """Applies the mean of each round."""
         self._catching_up = CatchingUp(self._synchroniser, self.swarm_view, self._states, node.events, self._others)
         self._lost: tuple[PeerId, ...] = ()
+        self._companions = Companions(self.swarm_view, self._states)
         self.in_doubt = False
         """Whether this peer gave something to a round of its step that came to nothing here and may count elsewhere."""
 
@@ -209,7 +211,7 @@ class Member:
         self._port.limit(0)  # nobody begins before a leader said how far to go
         publisher = asyncio.get_running_loop().create_task(self._publisher.run())
         try:
-            while not self._is_finished():
+            while not await self._is_over():
                 if (regroup := self.amended.regroup(self.epoch)) is not None:
                     self._follow_regroup(regroup)
                 if self._catching_up.is_due(self.step):
@@ -225,7 +227,7 @@ class Member:
             if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
                 self.on_finished(await self._synchroniser.capture())
             await self._port.request("conclude", self._port.conclude)
-            await see_others_off(self.swarm_view, self.view, self.step)
+            await self._companions.see_off(self.step)
             await self.receipts.flush(FLUSH_S)
             self._port.close(RunFinishedError(f"the run is complete after {counted(self.step, 'step')}"))
             self.ready.set()
@@ -368,6 +370,7 @@ class Member:
         if outcome.is_late and not outcome.lost:
             self._node.access_link.doubt()
         self._lost = tuple(outcome.lost)
+        self._companions.note(outcome)
         await self._apply(outcome, samples, fate_of(vector, outcome))
         self._formation.batch.note(plan, asyncio.get_running_loop().time() - planned_s)
 
@@ -414,10 +417,11 @@ class Member:
             self._node.events.emit(RunAmended(step=self.step, changes=said))
         limit, goes_on = self._limit_by(plan), self.amended.at(step)
         self._port.cap(round_batch_range(goes_on)[1])
-        is_alone = not self.swarm_view.active()
+        is_last = step == self.amended.last_step(self.step)
+        compares = is_last or (self._states.is_due(step) and bool(self.swarm_view.active()))
         strategy = StrategyChoice.of(goes_on)
         with self._hold.beginning_if(lambda: self.swarm_view.is_behind(step)):
-            state = await self.replica_step.take(outcome, self._result, fate, limit, strategy, is_alone=is_alone)
+            state = await self.replica_step.take(outcome, self._result, fate, limit, strategy, compares=compares)
         self._formation.previous = await hashing
         self._too_slow.note(plan, report)
         self.step, self.in_doubt = step, False
@@ -469,12 +473,27 @@ class Member:
         if changed := self._switch.said():
             self._node.events.emit(changed)
         self._catching_up.finish(self.step)
+        self._companions.forget()
         self._hold.end_soon()
         self.on_epoch(self.epoch)
         self._node.events.emit(SyncFinished(step=self.step, seconds=asyncio.get_running_loop().time() - begun_s))
 
     def _others(self) -> set[PeerId]:
         return set(self.swarm_view.alive()) - {self._node.peer_id}
+
+    async def _is_over(self) -> bool:
+        """Whether this peer has the last step, and compared it with those that may have taken it by themselves."""
+        deadline = asyncio.get_running_loop().time() + FAREWELL_S
+        while self._is_finished() and self._companions.lost and asyncio.get_running_loop().time() < deadline:
+            if self._catching_up.is_due(self.step):
+                await self._synchronise()
+                state = StateInfo(self.step, await self._port.request("digest", self._replica.digest))
+                self._states.publish(state)  # else the others would think that it still is another one
+            elif self._companions.may_differ(self.step):
+                await asyncio.sleep(SYNC_PAUSE_S)
+            else:
+                break
+        return self._is_finished()
 
     def _is_finished(self) -> bool:
         last = self.amended.last_step(self.step)

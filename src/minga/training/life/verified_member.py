@@ -264,7 +264,7 @@ class VerifiedMember:
         self._publisher.set_status("finished")
         if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
             self.on_finished(await self._port.request("capture", self._replica.capture))
-        await see_others_off(self.swarm_view, self.view, self.step)
+        await see_others_off(self.swarm_view, self.view, lambda _, progress: progress.step < self.step)
         self._port.close(RunFinishedError(f"the run is complete after {counted(self.step, 'step')}"))
 
     def _is_finished(self) -> bool:
