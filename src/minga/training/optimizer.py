@@ -351,16 +351,18 @@ class Optimizer(torch.optim.Optimizer):
     def _serve(self, is_done: Callable[[], bool], deadline: float, gives_up: Callable[[], bool]) -> None:
         if self._port is None:
             return
-        while time.monotonic() < deadline:
+        waits_since_s = time.monotonic()
+        while (now_s := time.monotonic()) < deadline:
             work = self._port.poll()
             if isinstance(work, ThreadTask):
                 self._port.finish(work)
                 self._after_step()
+                waits_since_s = time.monotonic()
             elif work is None and is_done() and not self._is_complete():
                 return
             elif work is None:  # not held back by the step, but by `is_done`, or by others who need the last step
                 time.sleep(IDLE_S)
-            elif not self._port.report().samples and gives_up():  # else what it gave to this step would be in vain
+            elif self._port.may_leave(now_s - waits_since_s) and gives_up():
                 return
             else:
                 self._port.wait(IDLE_S)

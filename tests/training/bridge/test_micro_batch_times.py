@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minga.training.bridge.micro_batch_times import MicroBatchTimes
+from minga.training.bridge.micro_batch_times import LEAST_PAUSE, MicroBatchTimes
 
 
 def after(*seconds: float) -> MicroBatchTimes:
@@ -38,10 +38,32 @@ def test_lone_long_times_count_for_little_and_what_lasts_counts_in_full(
     assert times.samples_per_s == pytest.approx(4 / each_s if each_s else 0.0, rel=0.1)
 
 
-def test_a_second_micro_batch_is_needed_once_and_only_where_the_first_was_long() -> None:
-    assert not MicroBatchTimes().needs_second(1e9, 1.0), "it never computed"
+def test_a_second_micro_batch_is_needed_where_the_first_was_long() -> None:
+    assert not MicroBatchTimes().needs_another(1e9, 1.0), "it never computed"
     first, usual = after(60.0), after(60.0, 60.0)
-    assert not first.needs_second(160.5, 5.0)
-    assert first.needs_second(161.0, 5.0)
-    assert not first.needs_second(161.0, 61.0), "there is time for such a micro-batch in a step"
-    assert not usual.needs_second(1e9, 5.0)
+    assert not first.needs_another(160.5, 5.0)
+    assert first.needs_another(161.0, 5.0)
+    assert not first.needs_another(161.0, 61.0), "there is time for such a micro-batch in a step"
+    assert not usual.needs_another(1e9, 5.0), "it never was quick enough"
+
+
+def test_who_was_quick_enough_before_tries_again_ever_more_rarely_and_is_believed_at_once() -> None:
+    times = after(*[0.25] * 20, *[4.0] * 12)
+    now_s, step_s, tries = 100.0 + 20 * 0.25 + 12 * 4.0, 1.0, list[float]()
+    assert times.each_s > step_s
+    for _ in range(3):
+        begun_s = now_s
+        while not times.needs_another(now_s, step_s):
+            now_s += 0.5
+        tries.append(now_s - begun_s)
+        now_s += 4.0
+        times.add(4, 4.0, now_s)
+    assert tries == pytest.approx([LEAST_PAUSE * times.each_s * factor for factor in (1, 2, 4)], rel=0.2)
+    while not times.needs_another(now_s, step_s):
+        now_s += 0.5
+    times.add(4, 0.25, now_s + 0.25)
+    assert times.each_s == pytest.approx(0.25)
+
+
+def test_a_clock_that_ticks_rarely_leaves_a_time_above_zero() -> None:
+    assert after(0.0, 0.0).each_s > 0.0

@@ -88,6 +88,47 @@ async def test_a_micro_batch_that_is_not_finite_is_dropped() -> None:
     assert await p.seal() == (None, 0)
 
 
+def test_nobody_waits_for_a_peer_whose_gradients_are_not_finite_and_its_program_is_warned_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @virtually
+    async def main() -> None:
+        p = port()
+        for count in range(1, 15):
+            ones_of(p).is_finite = False
+            assert p.poll() is None
+            await asyncio.sleep(0.5)
+            assert not p.add(4)
+            assert p.poll() is None
+            assert bool(p.report().micro_batch) is (count < 2), "one alone is usual where a loss is scaled"
+            assert bool(p.report().rate) is (count < 2)
+        ones_of(p).is_finite = True
+        assert p.add(4)
+        assert (p.report().samples, p.report().micro_batch) == (4, 4)
+
+    main()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+@virtually
+async def test_a_program_may_leave_where_nothing_is_lost() -> None:
+    p = port()
+    assert p.may_leave(0.0)
+    assert p.add(4)
+    assert not p.may_leave(1e9), "in the first step nobody knows how long one takes"
+    await asyncio.sleep(3.0)
+    p.limit(0)
+    end_round(p)
+    await asyncio.sleep(3.0)
+    end_round(p, limit=4)
+    assert p.add(4)
+    assert p.poll() is WAIT
+    assert not p.may_leave(10.0)
+    assert p.may_leave(20.0), "steps took 3 s, and this one does not get on"
+    await p.seal()
+    assert not p.may_leave(1e9), "a round runs"
+
+
 @pytest.mark.parametrize("delayed", [False, True])
 def test_what_an_aborted_round_sealed_counts_again(delayed: bool) -> None:
     @virtually

@@ -62,8 +62,10 @@ class StateComparison:
         self._history = StateHistory()
 
     def is_due(self, step: int) -> bool:
-        """Whether states are compared after `step`."""
-        return step % self._every == 0
+        """Whether states are compared after `step`: now and then, and after the first one, since peers that came at the
+        same time each began with what it had.
+        """
+        return step % self._every == 0 or step == 1
 
     def measure(self) -> StateMeasure:
         """For the training thread."""

@@ -135,6 +135,10 @@ class AssignedPort(TrainingThread):
             if not self._work and not self._tasks and self.closed is None:
                 self.condition.wait(seconds)
 
+    def may_leave(self, waited_s: float) -> bool:  # noqa: ARG002
+        """Whether nothing is lost if the program leaves: no gradient is half done."""
+        return self._current is None
+
     # ---- the loop
 
     async def compute(self, task: GradientTask) -> torch.Tensor:

@@ -53,6 +53,15 @@ T = TypeVar("T")
 
 SYNCHRONOUS: Final = StrategyChoice("synchronous")
 
+NOT_AWAITED_AFTER: Final = 2
+"""Micro-batches in a row that were not finite, after which nobody is to wait for a better one. One alone is usual where
+a loss is scaled."""
+WARNED_AFTER: Final = 10
+"""The same, after which the program is warned."""
+
+LONG_WAIT_S, LONG_WAIT_STEPS = 10.0, 2.0
+"""A thread that waits for these seconds and as long as so many steps took waits for no step that gets on."""
+
 
 class PortPhase(enum.Enum):
     """See the module's theory of operation."""
@@ -98,6 +107,7 @@ class GradientPort(TrainingThread):
         self._reopened_s: float | None = None  # loop time at which a step began, until the thread comes by again
         self._paused = self._resting = self._held = False
         self._last_samples = 0
+        self._broken_in_row = 0  # micro-batches that were not finite since the last one that was
         self._times = MicroBatchTimes()
         self._begun_s = -math.inf  # loop time at which the present step began
         self._step_s = math.inf  # seconds that the last step took
@@ -129,12 +139,14 @@ class GradientPort(TrainingThread):
             with self.lock:
                 began_s, self._paused = self._boundary_s, False
                 self._boundary_s = self._loop.time() if began_s is None else began_s
-                taken = self._phase is not PortPhase.SEALED or self.facts.keeps_late_micro_batches
-            if taken:
+                in_time = taken = self._phase is not PortPhase.SEALED or self.facts.keeps_late_micro_batches
+            if in_time:
                 self._merge()
                 self._strategy.note_loss(loss)
                 taken = self._strategy.micro_batch(samples)
             with self.lock:
+                if in_time:
+                    self._broken_in_row = 0 if taken else self._broken_in_row + 1
                 now = self._loop.time()
                 if began_s is not None and samples:
                     self._times.add(samples, now - began_s, now)
@@ -145,6 +157,12 @@ class GradientPort(TrainingThread):
                 if self._is_done():
                     self._park()
                     urgent = True
+        if self._broken_in_row == WARNED_AFTER:
+            logger.warning(
+                "the gradients of the last %d micro-batches were NaN or infinite, and such ones do not count: nothing "
+                "is learned from this peer",
+                WARNED_AFTER,
+            )
         if urgent:
             self._notifier.tell()
         else:
@@ -166,7 +184,7 @@ class GradientPort(TrainingThread):
             self._park_here()
         with self.lock:
             self._reopened_s = None
-            if self._needs_second_time():
+            if self._needs_another_time():
                 self._phase = PortPhase.OPEN
             if self._has_to_wait():
                 self._boundary_s = None
@@ -182,6 +200,15 @@ class GradientPort(TrainingThread):
         with self.condition:
             if not self._work and self.closed is None and (not self._parks or self._has_to_wait()):
                 self.condition.wait(seconds)
+
+    def may_leave(self, waited_s: float) -> bool:
+        """Whether nothing is lost if the program leaves, which has waited for so long: it gave nothing to the step, no
+        round needs it, or the step does not get on, as while the run is paused.
+        """
+        with self.lock:
+            if self._phase is PortPhase.SEALED:
+                return False
+            return not self.report().samples or waited_s > LONG_WAIT_S + LONG_WAIT_STEPS * self._step_s
 
     def pause(self) -> None:
         """The thread leaves off computing (evaluation, the end of the program): expect no micro-batch until `add`."""
@@ -200,6 +227,8 @@ class GradientPort(TrainingThread):
             since_s = self._reopened_s if self._boundary_s is None else self._boundary_s
             is_idle = self._paused or self._stands or (since_s is None and not parked)
             score = self._strategy.score
+            if self._broken_in_row >= NOT_AWAITED_AFTER:
+                return Report(samples, limit=self._limit, score=score)
             if is_idle:
                 return Report(samples, rate, parked=parked, limit=self._limit, score=score)
             busy_s = 0.0 if parked or since_s is None else max(0.0, self._loop.time() - since_s)
@@ -364,7 +393,7 @@ class GradientPort(TrainingThread):
             return self._stands or (self._phase is not PortPhase.OPEN and self._is_ahead())
         return self._stands or self._phase is not PortPhase.OPEN
 
-    def _needs_second_time(self) -> bool:
+    def _needs_another_time(self) -> bool:
         """Whether the thread, which is told to compute nothing, computes one micro-batch to see how long it takes."""
         return (
             self._limit == 0
@@ -372,7 +401,7 @@ class GradientPort(TrainingThread):
             and not self._strategy.samples
             and not self._stands
             and not self._paused
-            and self._times.needs_second(self._loop.time(), self._step_s)
+            and self._times.needs_another(self._loop.time(), self._step_s)
         )
 
     def _is_ahead(self) -> bool:

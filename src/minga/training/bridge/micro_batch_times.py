@@ -5,9 +5,10 @@ as time of the second: to wait for data, to compile the model before the first o
 time far beyond the usual one therefore counts as what is just not far beyond, unless the one before was as long. And if
 the second micro-batch of all is far quicker than the first, the first says nothing.
 
-A peer that is thought to be too slow for the steps of the run is told to stop at 0 samples, and would never come to its
-second micro-batch. So it computes that one in any case. It does so once only: while a peer that really is slow computes
-in vain, it falls behind, and others may wait for it for some seconds.
+A peer that is thought to be too slow for the steps of the run is told to stop at 0 samples, and so would never be seen
+to be quick again. While a peer that really is slow computes in vain, it falls behind, and others may wait for it for
+some seconds. So each computes its second micro-batch, and later one now and then only if it was quick enough before:
+then something else keeps the machine busy, and will be over. Each try that is no better doubles the pause to the next.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from minga.training.bridge.moving_average import MovingAverage
 
 FAR_LONGER = 3.0
 """By this factor, and `AWAY_S` seconds, a micro-batch takes longer than usual if the thread did something else."""
+LEAST_PAUSE_S, LEAST_PAUSE = 30.0, 10.0
+"""Seconds, and usual micro-batches, from one that was too slow to the next try."""
+SHORTEST_S = 1e-6
+"""A clock that ticks rarely shows none for a short micro-batch."""
 
 
 class MicroBatchTimes:
@@ -27,6 +32,7 @@ class MicroBatchTimes:
     def __init__(self) -> None:
         self._each, self._of_a_sample = MovingAverage(), MovingAverage()
         self._count, self._was_long, self._ended_s = 0, False, math.inf
+        self._least_each_s, self._tries = math.inf, 0
 
     @property
     def each_s(self) -> float:
@@ -40,19 +46,26 @@ class MicroBatchTimes:
 
     def add(self, samples: int, seconds: float, now_s: float) -> None:
         """A micro-batch of so many samples, more than 0, ended at `now_s`, so many seconds after the one before."""
-        most_s = FAR_LONGER * self.each_s + AWAY_S
-        if self._count == 1 and self.each_s > FAR_LONGER * seconds:
+        most_s, seconds = FAR_LONGER * self.each_s + AWAY_S, max(seconds, SHORTEST_S)
+        is_try = self._count > 0 and now_s - seconds - self._ended_s >= LEAST_PAUSE_S
+        if (self._count == 1 or is_try) and self.each_s > FAR_LONGER * seconds:
             self._each, self._of_a_sample = MovingAverage(), MovingAverage()
         is_long = self._count > 0 and seconds > most_s
         if is_long and not self._was_long:
             seconds = most_s
         self._count, self._was_long, self._ended_s = self._count + 1, is_long, now_s
+        self._tries = self._tries + 1 if is_try else 0
         self._each.add(seconds)
         self._of_a_sample.add(seconds / samples)
+        self._least_each_s = min(self._least_each_s, self.each_s)
 
-    def needs_second(self, now_s: float, step_s: float) -> bool:
-        """Whether a thread that was told to compute nothing is to compute its second micro-batch, at `now_s`.
+    def needs_another(self, now_s: float, step_s: float) -> bool:
+        """Whether a thread that was told to compute nothing is to compute one micro-batch, at `now_s`.
 
-        Not where the first one fits into the `step_s` seconds of a step: then others were enough without this peer.
+        Not where one fits into the `step_s` seconds of a step: then others were enough without this peer.
         """
-        return self._count == 1 and self.each_s > step_s and now_s - self._ended_s >= AWAY_S
+        if not self._count or self.each_s <= step_s:
+            return False
+        pause_s = max(LEAST_PAUSE_S, LEAST_PAUSE * self.each_s) * 2**self._tries
+        is_time = now_s - self._ended_s >= (AWAY_S if self._count == 1 else pause_s)
+        return is_time and (self._count == 1 or self._least_each_s <= step_s)
