@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import Annotated
@@ -40,6 +41,32 @@ assert len(read) == 400 and all(read), (len(read), sum(read))
 def test_threads_that_decode_the_first_messages_of_a_kind_all_get_them() -> None:
     """Without the lock this ends with a segmentation fault, or with errors in some of the threads."""
     done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+FORKED = """
+import os, threading
+import msgspec
+from minga.core import decoding
+
+kind, held = msgspec.defstruct("Kind", [("count", int)]), threading.Event()
+
+def hold():
+    with decoding._learning:
+        held.set()
+        threading.Event().wait()
+
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+if not (child := os.fork()):
+    os._exit(0 if decoding.decode_json('{"count": 3}', kind) == kind(3) else 1)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_process_that_is_forked_while_a_decoder_is_made_decodes() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -3,11 +3,13 @@
 msgspec learns the fields of a struct when it decodes the first one, and a thread that decodes another one meanwhile
 reads what is half learnt: the process ends with a segmentation fault, or the message is refused (seen with msgspec
 0.22). Two peers in one process come to that, as their event loops run in threads of their own, and so does a peer whose
-program reads files meanwhile. So one thread at a time makes decoders here, and all decoding is done by these.
+program reads files meanwhile. So one thread at a time makes decoders here, and all decoding is done by these. A process
+that was forked meanwhile, such as one of a data loader, has no thread that would leave the lock: it gets a new one.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
@@ -22,6 +24,16 @@ DECODING_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeErr
 T = TypeVar("T")
 
 _learning = threading.RLock()  # what is collected meanwhile may decode
+
+
+def _learn_anew() -> None:
+    global _learning
+    _learning = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_learn_anew)
+
 _msgpack: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 _json: dict[Any, msgspec.json.Decoder[Any]] = {}
 

@@ -51,7 +51,8 @@ def look(thread: LoopThread, session: Session, spec: RunSpec, organiser: str) ->
 
 def _completed(session: Session, spec: RunSpec) -> int | None:
     """The last step by the spec and the organisers' orders, if most of the peers that are here say that it is taken."""
-    steps = sorted(item.payload.step for item in session.board.items(Progress))
+    known = (item.payload for item in session.board.items(Progress))
+    steps = sorted(progress.step for progress in known if progress.status != "syncing")  # which has no state yet
     step = steps[(len(steps) - 1) // 2] if steps else 0  # of which most are not below, so a liar alone changes nothing
     if session.ledger is not None:
         orders = StandingOrders(spec, session.ledger)

@@ -36,6 +36,7 @@ _NOT_REACHED = (
 HOST_GONE_S = 15.0
 """How long the host is not to be seen, in seconds, before it is said to be gone."""
 _HOST_GONE = "The host of this run is gone. The run goes on with the peers that are here"
+_ALL_GONE = "Nobody else of this run can be seen: the host is gone, or this machine is offline. It goes on alone"
 
 _RELAY_WORKS = "The link was tried from outside, through the relay {}: it works."
 _RELAY_FAILS = "The link was tried through the relay {}, and did not lead back to this machine: name another relay."
@@ -174,19 +175,18 @@ class HostWatch:
 
     def look(self, status: RunStatus) -> None:
         """Take note of who is there now."""
-        is_offline = all(each.is_self for each in status.peers)  # nothing is known of the host then
-        if status.is_complete or is_offline or any(each.peer_id == self._host for each in status.peers):
+        if status.is_complete or any(each.peer_id == self._host for each in status.peers):
             self._seen_s, self._said = time.monotonic(), False
         elif not self._said and time.monotonic() - self._seen_s > HOST_GONE_S:
             self._said = True
-            self._tell()
+            self._tell(_ALL_GONE if all(each.is_self for each in status.peers) else _HOST_GONE)
 
-    def _tell(self) -> None:
+    def _tell(self, what: str) -> None:
         link: Link | None = None
         if self._peer.spec.security.admission != "members":  # there a link admits nobody
             with contextlib.suppress(LinkError):  # no peer that is here has an address
                 link = self._peer.link
         self._output.event("host_gone", link=None if link is None else str(link))
-        self._output.say(f"{_HOST_GONE}. {'' if link is None else who_can_join(link)}".rstrip())
+        self._output.say(f"{what}. {'' if link is None else who_can_join(link)}".rstrip())
         if link is not None and not self._output.json_output:
             self._output.console.print(f"minga join {link}", markup=False, soft_wrap=True)

@@ -93,7 +93,8 @@ class StateComparison:
 
     def choose_interval(self, step: int, others: set[PeerId]) -> int:
         """What this peer as a leader writes into the plan of the round that leads to `step`; see `Plan`."""
-        return self.interval.choose(step, self._history.drift(self._told(others)))
+        regular = [(peer, state) for peer, state in self._told(others) if state.step % self._every == 0]
+        return self.interval.choose(step, self._history.drift(regular))
 
     def _told(self, others: set[PeerId]) -> list[Told]:
         return [(peer, state) for peer, state in self._board.payloads(StateInfo).items() if peer in others]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 from minga.averaging.matchmaking.leader import OutOfSyncError
@@ -88,7 +89,7 @@ class CatchingUp:
         """Take over the state of step `newest` or a later one; returns its step. Raises as `Synchroniser.fetch`, and
         `OutOfSyncError` when the state is of no use any more.
         """
-        return await self._synchroniser.fetch(newest, self._watch_whether_over(newest), in_doubt=in_doubt)
+        return await self._synchroniser.fetch(newest, partial(self._watch_whether_over, newest), in_doubt=in_doubt)
 
     async def note_failure(self, newest: int, error: RemoteError) -> None:
         """The state of step `newest` did not come: tell why, and wait before the next attempt if that is useful."""

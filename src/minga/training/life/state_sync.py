@@ -32,7 +32,7 @@ class Synchroniser:
         return snapshot
 
     async def fetch(
-        self, minimum_step: int, overtaken: Coroutine[Any, Any, NoReturn], *, in_doubt: bool = False
+        self, minimum_step: int, overtaken: Callable[[], Coroutine[Any, Any, NoReturn]], *, in_doubt: bool = False
     ) -> int:
         """Take over the swarm's state of at least `minimum_step`; returns its step.
 
@@ -42,7 +42,7 @@ class Synchroniser:
         no peer can serve the state, or the error of `overtaken` during the download.
         """
         own = await self.capture()
-        async with racing((self._download(minimum_step, own), overtaken)) as ends:
+        async with racing((self._download(minimum_step, own), overtaken())) as ends:
             snapshot: StateSnapshot = await next(ends)
 
         recovery = Recovery.FETCH
