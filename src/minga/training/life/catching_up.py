@@ -7,6 +7,7 @@ next step waits for them, and begin anew when the swarm has gone on before the s
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
@@ -32,6 +33,11 @@ MOST_FETCHES_GIVEN_UP = 8
 """Then downloads go on to their end: steps are too short for this peer's line, and each costs others a copy."""
 DIVERGED_S = 5.0
 
+WARNED_AT = 2
+"""The divergence at which the program is warned: one may come of a lost link."""
+
+logger = logging.getLogger("minga.training")
+
 
 @loop_bound
 class CatchingUp:
@@ -52,6 +58,7 @@ class CatchingUp:
         self._at_least = 0
         self._fetches_given_up = 0
         self._diverged_since_s: float | None = None
+        self._divergences = 0
         self._synchroniser, self._swarm_view, self._states = synchroniser, swarm_view, states
         self._events, self._others = events, others
 
@@ -131,4 +138,11 @@ class CatchingUp:
         if self._diverged_since_s is None:
             self._diverged_since_s = asyncio.get_running_loop().time()
             self._events.emit(MemberDiverged(step=step))
+            self._divergences += 1
+            if self._divergences == WARNED_AT:
+                logger.warning(
+                    "at step %d this peer's state is another than that of the others, not for the first time: it takes "
+                    "theirs again; does its program change parameters, optimizer or learning rate as no other does?",
+                    step,
+                )
         return True
