@@ -19,7 +19,8 @@ def add_commands(app: typer.Typer) -> None:
 
 def evidence(
     directory: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run's folder or id, as `minga runs` lists them.", show_default=False)
+        Path,
+        typer.Argument(metavar="RUN", help="A run's folder or id, as `minga runs` lists them.", show_default=False),
     ],
     json_output: Json = False,
 ) -> None:

@@ -68,7 +68,9 @@ def verify(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `minga receipts export` wrote.")],
     run: Annotated[
         str | None,
-        typer.Option(metavar="LINK|FOLDER", help="The run that it should be of: its link, folder or id, an archived checkpoint."),
+        typer.Option(
+            metavar="LINK|FOLDER", help="The run that it should be of: its link, its folder or id, or an archive."
+        ),
     ] = None,
     json_output: Json = False,
 ) -> None:
