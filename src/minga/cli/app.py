@@ -253,7 +253,9 @@ def join(
     evaluate: Annotated[
         bool, typer.Option("--evaluate", help="Measure the loss on held-out text beside training, as the host does.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Take part without being asked.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Take part without being asked, as without a terminal.")
+    ] = False,
     only: Annotated[
         str | None, typer.Option(metavar="HOURS", help='Take part only then, such as "22:00-07:00", in local time.')
     ] = None,
