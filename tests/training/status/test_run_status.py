@@ -353,8 +353,8 @@ def test_what_a_later_order_overruled_is_not_listed() -> None:
     def check(swarm: Swarm) -> None:
         status = replace(watched(swarm)[1].look(), amendments=orders)
         assert amendment_lines(status) == [
-            "amendment 1, in force (from step 0): optimizer.learning_rate = 0.01",
-            "amendment 3, in force (from step 0): paused = false",
+            "amendment 1, in force: optimizer.learning_rate = 0.01",
+            "amendment 3, in force: paused = false",
             "amendment 4, not yet in force (from step 90): training.stop_after_steps = 100",
         ]
         assert "paused = true" not in drawn(organiser_view(status, {}))

@@ -149,11 +149,14 @@ def organiser_view(status: RunStatus, figures: dict[str, float]) -> RenderableTy
 
 
 def amendment_lines(status: RunStatus) -> list[str]:
-    """The newest orders that are in force or will be; what others overruled, such as a pause that is over, is not."""
+    """The newest orders that are in force or will be; what others overruled, such as a pause that is over, is not.
+
+    A resume, or another order that waits for no step, says step 0, whenever it was given: that is left out.
+    """
     standing = [each for each in status.amendments if not each.overruled][-MAX_AMENDMENTS:]
     return [
-        f"amendment {each.number}, {'in force' if each.due else 'not yet in force'} (from step {each.from_step}): "
-        f"{each.changes}"
+        f"amendment {each.number}, {'in force' if each.due else 'not yet in force'}"
+        f"{f' (from step {each.from_step})' if each.from_step else ''}: {each.changes}"
         for each in standing
     ]
 
