@@ -212,6 +212,17 @@ def test_bad_run_specs(text: str, words: str, capsys: pytest.CaptureFixture[str]
     assert not list(tmp_path.rglob(".unfinished*"))
 
 
+def test_a_mistake_in_a_recipes_table_names_the_file_before_anything_is_prepared(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('name = "x"\n[recipe.albert]\nsize = "tinny"')
+    assert call("host", str(path), "--ephemeral", "--directory", str(tmp_path)) == exit_codes.USAGE
+    told = capsys.readouterr()
+    assert told.err.startswith(f"minga: {path}: recipe.albert.size = 'tinny': ")
+    assert "Preparing" not in told.out
+
+
 def test_out_directory_with_content_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert call("export", "--directory", str(tmp_path), "--out", str(tmp_path)) == exit_codes.USAGE

@@ -253,7 +253,9 @@ def join(
     evaluate: Annotated[
         bool, typer.Option("--evaluate", help="Measure the loss on held-out text beside training, as the host does.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Take part without being asked.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Take part without being asked, as without a terminal.")
+    ] = False,
     only: Annotated[
         str | None, typer.Option(metavar="HOURS", help='Take part only then, such as "22:00-07:00", in local time.')
     ] = None,
@@ -334,7 +336,7 @@ def status(
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw loss against time and samples into this PNG.")] = None,
     history: Annotated[
-        Path | None, typer.Option(help="Instead of a LINK: the history.jsonl that `minga host` keeps in its folder.")
+        Path | None, typer.Option(help="Instead of a LINK: the folder or id of a run here, or the history.jsonl in it.")
     ] = None,
     identity: Voucher = None,
     bind: Bind = None,
@@ -347,7 +349,8 @@ def status(
     from minga.cli.terminal.peer_options import peer_options
 
     peer = peer_options("monitor", identity=None, ephemeral=True, voucher=identity, directory=directory, host=bind)
-    run_status(link, peer, StatusOptions(watch, seconds, plot, history), ready)
+    kept = history and Path(own_run(str(history), directory))
+    run_status(link, peer, StatusOptions(watch, seconds, plot, kept), ready)
 
 
 for group in (

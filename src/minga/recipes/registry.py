@@ -87,16 +87,16 @@ def _check_coupling(recipe: Recipe[Any], spec: RunSpec, source: str) -> None:
         raise ConfigurationError(f"{where}: security.micro_batch_size = {spec.security.micro_batch_size} must equal it")
 
 
-def spelled_out(spec: RunSpec) -> RunSpec:
+def spelled_out(spec: RunSpec, source: str = "run spec") -> RunSpec:
     """The spec with every setting of its recipe spelled out, without those that name things of this machine, and with
     the package that brings the recipe, where it does not come with minga.
 
     Spelled out, since another version of a recipe may have other defaults. Specs of version 2 are so from the start.
-    Raises what `load_recipe` raises.
+    Raises what `load_recipe` raises, with `source` in its messages.
     """
     if spec.is_old or spec.model.recipe == CUSTOM:
         return spec
-    settings = without_private(load_recipe(spec).published_settings())
+    settings = without_private(load_recipe(spec, source).published_settings())
     spec = spec.with_plugins(recorded([(RECIPES, spec.model.recipe)], spec.plugins))
     return spec.with_recipe_settings(settings.model_dump(mode="json"))
 

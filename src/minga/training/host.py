@@ -126,6 +126,7 @@ def _begun(
 def _resumed(directory: Path, given: RunSpec | None, files: Mapping[str, Content] | None, identity: Identity) -> _Run:
     known = known_run(directory)
     run = _Run(known.signed, known.spec, directory)
+    HostLock.take(directory).release()  # a host that runs holds the organiser's key, too: it is named, not the key
     check_organiser(run.signed, identity)
     check_plugins(run.spec)
     if given is not None and (wrong := _differences(given, run.spec)):

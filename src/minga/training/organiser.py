@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from minga.core.errors import ConfigurationError, IdentityError, RemoteError, UnreachableError
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.access.amendments import MAX_PRESENT, Amendment, Regroup
+from minga.identity.access.amendments import MAX_AMENDED_STEP, MAX_PRESENT, Amendment, Regroup
 from minga.identity.access.drafts import draft_amendment, draft_range_ban, draft_revocation
 from minga.identity.access.ledger import AccessLedger, InvalidOrderError, PublicOrder
 from minga.identity.access.orders import MAX_TERMS, Grant, RangeBan, Transfer
@@ -70,6 +70,7 @@ class Organiser:
         self.ledger, self.is_connected = ledger, peer is not None
         self._spec = spec
         self._link, self._key, self._files, self._peer = link, key, files, peer
+        self._has_heard = False
 
     # ---- admitting
 
@@ -173,7 +174,7 @@ class Organiser:
             )
         if self._peer is None:
             raise ConfigurationError("no member of the run answers, so none can go on")
-        time.sleep(GOSSIP_S)
+        self.hear()
         session, newest = self._peer.session, self.ledger.regroups.newest
         epoch = 0 if newest is None else newest.epoch
 
@@ -209,25 +210,49 @@ class Organiser:
             self._issue(order)
         return order, in_force
 
+    def hear(self) -> None:
+        """Wait, if this desk has not waited yet, until its peer knows of all that are alive."""
+        if self._peer is not None and not self._has_heard:
+            time.sleep(GOSSIP_S)
+            self._has_heard = True
+
     def step_ahead(self, seconds: float = LEAD_S) -> int:
         """A step that the run reaches in no less than `seconds`, by its present speed; 0 if no peer answers."""
         if self._peer is None:
             return 0
-        time.sleep(GOSSIP_S)
+        self.hear()
         return step_after(self._peer.status(), seconds)
 
     def completed_step(self) -> int | None:
-        """The run's last step if a peer that is in sight has taken it, else None; ask after `step_ahead`."""
-        if self._peer is None:
-            return None
-        status = self._peer.status()
-        return status.step if status.is_complete else None
+        """The run's last step if a peer that is in sight has taken it, else None; call `hear` before."""
+        status = self._status()
+        return status.step if status is not None and status.is_complete else None
+
+    def check_goes_on(self) -> None:
+        """Raise `ConfigurationError` if the run is complete: its members take no further step, whatever is ordered."""
+        if (step := self.completed_step()) is not None:
+            raise ConfigurationError(
+                f"the run is complete: it has taken its last step, {step}. Nothing is left to amend, pause or resume, "
+                "and no order prolongs it; `minga host RUN.TOML --from RUN` begins another run with its parameters"
+            )
+
+    def paused_step(self) -> int | None:
+        """The step at which the run is paused, None while it goes on; call `hear` before."""
+        status = self._status()
+        return status.step if status is not None and status.paused else None
+
+    def may_be_paused(self) -> bool:
+        """Whether the run is paused, or will be, or nobody answers who could tell; call `hear` before."""
+        peer = self._peer
+        if peer is None or self.paused_step() is not None:
+            return True
+        return peer.on_loop(lambda: StandingOrders(self._spec, self.ledger).is_paused(MAX_AMENDED_STEP))
 
     def progress(self) -> tuple[int, int]:
         """The step that the run is at, and how many peers train in it, as far as this peer knows."""
-        if self._peer is None:
+        status = self._status()
+        if status is None:
             return 0, 0
-        status = self._peer.status()
         return status.step, sum(peer.role in ("trainer", "client") for peer in status.peers)
 
     # ---- peers in the run
@@ -237,7 +262,7 @@ class Organiser:
         if self._peer is None:
             return []
         session, organisers = self._peer.session, self.ledger.organisers.keys
-        time.sleep(GOSSIP_S)
+        self.hear()
 
         def look() -> list[MemberView]:
             found = []
@@ -253,6 +278,9 @@ class Organiser:
         return self._peer.on_loop(look)
 
     # ---- inner workings
+
+    def _status(self) -> RunStatus | None:
+        return None if self._peer is None else self._peer.status()
 
     def _amended(self, step: int) -> RunSpec:
         """The run spec by the amendments that are due at `step`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +14,7 @@ from minga.cli.access import amend, stop
 from minga.cli.access.amend import parse_changes
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.access.ledger import AccessLedger
+from minga.identity.access.ledger import AccessLedger, PublicOrder
 from minga.identity.keys.keys import Identity
 from minga.training.access.standing_orders import StandingOrders
 from minga.training.organiser import Organiser
@@ -107,22 +108,78 @@ def test_a_stop_waits_only_while_a_peer_trains_and_not_for_ever(
     assert now[0] <= stop.WAIT_S + 1.0
 
 
-def test_a_run_that_is_complete_is_not_stopped_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Desk(Organiser):
-        def step_ahead(self, seconds: float = 0.0) -> int:
-            return 33
+class AtPeer(Organiser):
+    """A desk at a peer that sees the run at step 30, paused or not, perhaps complete."""
 
-        def completed_step(self) -> int | None:
-            return 30
+    def __init__(self, spec: RunSpec, *, paused: bool = False, complete: bool = False) -> None:
+        status = SimpleNamespace(step=30, paused=paused, is_complete=complete, peers=())
+        peer = SimpleNamespace(status=lambda: status, on_loop=lambda function: function())
+        files = cast(Any, SimpleNamespace(keep_orders=lambda _: None))
+        key = Identity.generate()
+        ledger = AccessLedger.of_spec(spec.run_id, spec, key.peer_id)
+        super().__init__(cast(Any, None), spec, ledger, key, files, cast(Any, peer))
 
-    desk, ledger = desk_of(RunSpec.from_mapping({"name": "complete", "training": {"stop_after_steps": 30}}), Desk)
+    def hear(self) -> None:
+        pass
+
+    def step_ahead(self, seconds: float = 0.0) -> int:
+        return 33
+
+    def _issue(self, order: PublicOrder) -> None:
+        self.ledger.take(order)
+
+
+def told_by(
+    desk: Organiser, command: Callable[..., None], monkeypatch: pytest.MonkeyPatch, *first: object, **options: Any
+) -> tuple[list[str], dict[str, object]]:
+    """What an organiser's command says at this desk, and its summary."""
     monkeypatch.setattr(amend, "_enter", lambda *_: contextlib.nullcontext(desk))
     lines, last = list[str](), dict[str, object]()
     context = cast(Any, SimpleNamespace(output=SimpleNamespace(say=lines.append, summary=last.update)))
-    amend.run_stop("", amend.AmendOptions(), cast(Any, None), context)
+    command("", *first, amend.AmendOptions(**options), cast(Any, None), context)
+    return lines, last
+
+
+RATE = {"optimizer.learning_rate": 0.1}
+PLAIN = RunSpec.from_mapping({"name": "plain"})
+
+
+@pytest.mark.parametrize("options", [{}, {"at_step": 40}])
+def test_a_run_that_is_complete_takes_no_order(options: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = AtPeer(PLAIN, complete=True)
+    lines, last = told_by(desk, amend.run_stop, monkeypatch, **options)
     assert lines == ["The run is complete: it has taken its last step, 30. There is nothing to stop."]
     assert last == {"ok": True, "step": 30, "ended": True}
-    assert not list(ledger.amendments)
+    for command, first in ((amend.run_amend, [RATE]), (amend.run_pause, []), (amend.run_resume, [])):
+        with pytest.raises(ConfigurationError, match=r"its last step, 30\. Nothing is left to amend"):
+            told_by(desk, command, monkeypatch, *first, **options)
+    assert not list(desk.ledger.amendments)
+
+
+def test_a_paused_run_is_not_paused_again_and_a_running_one_not_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = AtPeer(PLAIN, paused=True)
+    lines, last = told_by(desk, amend.run_pause, monkeypatch)
+    assert lines == ["The run is paused already, at step 30."]
+    assert last == {"ok": True, "step": 30, "paused": True}
+    assert not list(desk.ledger.amendments)
+    assert told_by(desk, amend.run_resume, monkeypatch)[1]["in_force"], "a paused one is"
+
+    desk = AtPeer(PLAIN)
+    lines, last = told_by(desk, amend.run_resume, monkeypatch)
+    assert lines == ["The run is not paused."]
+    assert last == {"ok": True, "step": 30, "paused": False}
+    assert not list(desk.ledger.amendments)
+    assert told_by(desk, amend.run_pause, monkeypatch)[1]["from_step"] == 33
+    assert told_by(desk, amend.run_resume, monkeypatch)[1]["in_force"], "the pause is still ahead"
+    assert told_by(desk, amend.run_resume, monkeypatch)[0] == ["The run is not paused."]
+
+
+def test_an_amendment_of_a_paused_run_says_when_it_takes_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "The run is paused, at step 30: it takes effect once the run goes on."
+    assert told_by(AtPeer(PLAIN, paused=True), amend.run_amend, monkeypatch, RATE)[0][0].endswith(said)
+    assert said not in told_by(AtPeer(PLAIN), amend.run_amend, monkeypatch, RATE)[0][0]
+    resumed = told_by(AtPeer(PLAIN, paused=True), amend.run_amend, monkeypatch, {"paused": False})
+    assert said not in resumed[0][0]
 
 
 def test_changes_are_read_as_toml_or_as_words() -> None:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from minga.identity.links.links import Link
+from minga.cli.access import members
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.access.ledger import AccessLedger
+from minga.identity.keys.keys import Identity
+from minga.identity.links.links import EntryPoint, Link
+from minga.training.organiser import Organiser
 from tests.worlds.cli_run import LOCAL, SPEC, Running, last_json, run
 
 WORK = (*LOCAL, "--device", "cpu", "--threads", "1")
@@ -52,3 +59,21 @@ def test_admit_join_ban(tmp_path: Path) -> None:
         assert "barred this peer from the run: a test" in last_json(examined.stdout)["detail"]
         again = run("join", link, *WORK, *own(tmp_path, "guest"), "--json")
         assert "a test" in last_json(again.stdout)["message"]
+
+
+@pytest.mark.parametrize(
+    ("uses", "said"),
+    [
+        (1, ("This link admits the first peer that joins with it until ", "Its access ends at that time, too.")),
+        (5, ("This link admits the first 5 peers that join with it until ", "Their access ends at that time, too.")),
+    ],
+)
+def test_an_invitation_is_told_by_how_many_may_come(uses: int, said: tuple[str, str]) -> None:
+    spec, key = RunSpec.from_mapping({"name": "x", "security": {"admission": "members"}}), Identity.generate()
+    link = Link(spec.run_id, key.peer_id, (EntryPoint(key.peer_id, ("127.0.0.1:9",)),))
+    ledger = AccessLedger.of_spec(spec.run_id, spec, key.peer_id)
+    desk = Organiser(link, spec, ledger, key, cast(Any, None), None)
+    lines: list[str] = []
+    output = SimpleNamespace(say=lines.append, json_output=True, summary=lambda **_: None)
+    members._show_link(desk.invite(uses, 3600.0), desk, cast(Any, SimpleNamespace(output=output)))
+    assert all(words in "\n".join(lines) for words in said)

@@ -99,6 +99,11 @@ def test_a_run_is_deleted_only_after_a_yes(folders: list[Path], monkeypatch: pyt
         ("backup", "ID", "--out", "OUT"),
         ("export", "--directory", "ID", "--out", "OUT"),
         ("host", "--resume", "ID", "--role", "trainer"),
+        ("split", "serve", "--resume", "ID"),
+        ("receipts", "show", "ID"),
+        ("receipts", "export", "ID", "--out", "OUT"),
+        ("status", "--history", "ID"),
+        ("evidence", "ID"),
     ],
 )
 def test_commands_take_the_id_of_a_run(folders: list[Path], tmp_path: Path, command: tuple[str, ...]) -> None:
@@ -107,5 +112,5 @@ def test_commands_take_the_id_of_a_run(folders: list[Path], tmp_path: Path, comm
     words["ID"] = str(folders[1])
     by_folder = run(*(words.get(word, word) for word in command))
     assert by_id.stderr == by_folder.stderr
-    assert by_id.returncode != 0, "none of them has a checkpoint, or a key here"
+    assert by_id.returncode != 0, "none of them has a checkpoint, a history or a key here"
     assert "an id that begins like this" not in by_id.stderr

@@ -141,6 +141,18 @@ def test_on_a_terminal_the_owner_is_asked_once(
     assert len(asked) == (not yes)
 
 
+@pytest.mark.parametrize(("yes", "at_stdin"), [(False, False), (False, True), (True, False)])
+def test_without_a_terminal_it_goes_on_and_says_so(
+    yes: bool, at_stdin: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = Output(json_output=False)
+    output.interactive = not at_stdin
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: at_stdin))
+    monkeypatch.setattr(typer, "confirm", lambda *_, **__: pytest.fail("nobody is there to answer"))
+    show_and_ask(prospect(), minga.PeerOptions(), WORK, output, yes=yes, max_files=2**31)
+    assert ("There is no terminal to ask, so this machine takes part." in capsys.readouterr().out) is not yes
+
+
 def test_a_recipe_that_is_not_here_is_named_before_anything_else_by_join_and_doctor() -> None:
     values = {"name": "x", "model": {"recipe": "corners"}, "recipe": {"corners": {"hidden": 8}}}
     origin = {"recipe:corners": {"package": "minga-extras", "version": "1.0"}}

@@ -70,6 +70,7 @@ class FakeDesk:
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.in_force = True
+        self.is_complete = False
 
     def amend(self, changes: dict[str, Any], from_step: int | None) -> Amendment:
         if "training.seed" in changes:
@@ -77,6 +78,10 @@ class FakeDesk:
         self.asked.append(("amend", changes, from_step))
         texts = tuple((key, json.dumps(value)) for key, value in changes.items())
         return cast(Amendment, SimpleNamespace(number=1, from_step=from_step or 7, changes=texts))
+
+    def check_goes_on(self) -> None:
+        if self.is_complete:
+            raise ConfigurationError("the run is complete")
 
     def put_in_force(self, order: Amendment) -> tuple[Amendment, bool]:
         return order, self.in_force
@@ -516,6 +521,19 @@ def test_an_order_that_more_organisers_have_to_sign_says_so(dashboard: Dashboard
         assert "More organisers have to sign" in order(dashboard, {"action": "pause"}).json()["error"]
     finally:
         desk.in_force = True
+
+
+def test_a_run_that_is_complete_takes_bans_alone(dashboard: Dashboard, desk: FakeDesk) -> None:
+    desk.asked.clear()
+    desk.is_complete = True
+    try:
+        for body in ({"action": "pause"}, {"action": "amend", "changes": ["optimizer.learning_rate=0.001"]}):
+            answer = order(dashboard, body)
+            assert (answer.status, answer.json()["error"]) == (409, "the run is complete")
+        assert desk.asked == []
+        assert order(dashboard, {"action": "ban", "peer": "ab" * 32}).status == 200
+    finally:
+        desk.is_complete = False
 
 
 def test_the_organiser_enters_by_the_address_that_was_printed(dashboard: Dashboard) -> None:

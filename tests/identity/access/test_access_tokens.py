@@ -88,6 +88,7 @@ def test_organisers_and_who_signed_the_spec_need_no_token() -> None:
     assert book.check(None, B.peer_id, NOW).expires is None
     assert "for members only" in refusal(book, None)
     assert PEER.peer_id in refusal(book, None), "who reads it can pass it on to the organiser"
+    assert "join with the new link" in refusal(book, None), "the old one admits nobody, whoever is admitted"
 
 
 def test_an_invitation_admits_who_has_its_secret() -> None:

@@ -119,8 +119,9 @@ def test_a_run_is_hosted_once_from_its_folder(tmp_path: Path) -> None:
             folder, link = organiser.directory, organiser.link
             other = minga.PeerOptions(identity=tmp_path / "other.json", directory=tmp_path, host="127.0.0.1")
             shutil.copy(tmp_path / "key.json", tmp_path / "other.json")  # the same key, by a path that is not locked
-            with pytest.raises(minga.ConfigurationError, match=f"hosts this run already.*minga join {link}`"):
-                minga.host(None, other, resume=folder)
+            for second in (other, options):  # with the usual key file in use, the second gets another key
+                with pytest.raises(minga.ConfigurationError, match=f"hosts this run already.*minga join {link}`"):
+                    minga.host(None, second, resume=folder)
     claim = tmp_path / link.run_id[:16] / "hosted.link"
     for damaged in (b"", b"minga1abc", b"\xff" * 9000):
         with HostLock.take(claim.parent):

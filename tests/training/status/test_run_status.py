@@ -22,7 +22,9 @@ from minga.cli.taking_part.status_view import (
     headline,
     organiser_lines,
     organiser_view,
+    peer_table,
     peers_by_kind,
+    shown_phase,
     volunteer_lines,
     volunteer_view,
 )
@@ -250,6 +252,27 @@ def test_views_fit_into_a_narrow_terminal_and_stay_short() -> None:
     in_loop(check)
 
 
+def test_in_a_paused_run_nobody_trains_and_nobody_has_a_speed() -> None:
+    def check(swarm: Swarm) -> None:
+        for role, doing in (("trainer", "training"), ("trainer", "paused"), ("auxiliary", "averaging")):
+            swarm.peer(AddressInfo(role), progress(7, 8, doing))
+        swarm.peer(AddressInfo("trainer"), progress(7, 8, "syncing"))
+        going, paused = swarm.status(), replace(swarm.status(), paused=True)
+        assert peers_by_kind(paused) == "1 auxiliary paused, 2 trainers paused, 1 trainer syncing"
+        assert peers_by_kind(going) == (
+            "1 auxiliary averaging, 1 trainer paused, 1 trainer syncing, 1 trainer training"
+        )
+        assert (drawn(peer_table(paused)).count(" 5.0 "), drawn(peer_table(going)).count(" 5.0 ")) == (1, 3)
+        assert shown_phase("training", going) == "training"
+        assert shown_phase("downloading the state", paused) == "downloading the state"
+        own = replace(own_part(paused, {}), phase=shown_phase("training", paused))
+        (line,) = volunteer_lines(own)
+        assert "you: paused on cpu" in line
+        assert "samples/s" not in line
+
+    in_loop(check)
+
+
 def own_part(status: RunStatus, figures: dict[str, float]) -> OwnPart:
     return OwnPart(status, 7, 1.0, 8, 5.0, None, 0, 0, (), 0, 0, "training", figures, "cpu, 2 threads, micro-batch 16")
 
@@ -330,8 +353,8 @@ def test_what_a_later_order_overruled_is_not_listed() -> None:
     def check(swarm: Swarm) -> None:
         status = replace(watched(swarm)[1].look(), amendments=orders)
         assert amendment_lines(status) == [
-            "amendment 1, in force (from step 0): optimizer.learning_rate = 0.01",
-            "amendment 3, in force (from step 0): paused = false",
+            "amendment 1, in force: optimizer.learning_rate = 0.01",
+            "amendment 3, in force: paused = false",
             "amendment 4, not yet in force (from step 90): training.stop_after_steps = 100",
         ]
         assert "paused = true" not in drawn(organiser_view(status, {}))

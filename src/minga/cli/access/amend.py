@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,24 +47,33 @@ def run_amend(
         raise ConfigurationError("name what changes, such as optimizer.learning_rate=0.001")
     if options.at_step is not None and not 0 <= options.at_step <= MAX_AMENDED_STEP:
         raise ConfigurationError(f"--at-step {options.at_step}: from 0 to {MAX_AMENDED_STEP}")
-    with _enter(link, desk, context) as organiser:
+    with _enter_going_on(link, desk, context) as organiser:
         if changes:
             order = organiser.amend(changes, options.at_step)
         elif options.file is not None:
             order = read_order(options.file, Amendment)
-        _issue(organiser, order, options, context)
+        step = None if PAUSED in dict(order.changes) else organiser.paused_step()
+        effect = "" if step is None else f"The run is paused, at step {step}: it takes effect once the run goes on."
+        _issue(organiser, order, options, context, effect)
 
 
 def run_pause(link: str, options: AmendOptions, desk: OrganiserOptions, context: Context) -> None:
     """Let the run hold its state, with its members connected and no rounds."""
-    with _enter(link, desk, context) as organiser:
+    with _enter_going_on(link, desk, context) as organiser:
+        if (paused := organiser.paused_step()) is not None:
+            _nothing_to_do(f"The run is paused already, at step {paused}.", context, step=paused, paused=True)
+            return
         step = organiser.step_ahead(PAUSE_LEAD_S) if options.at_step is None else options.at_step
         _issue(organiser, organiser.amend({PAUSED: True}, step), options, context, "The run pauses there.")
 
 
 def run_resume(link: str, options: AmendOptions, desk: OrganiserOptions, context: Context) -> None:
     """Let a paused run go on."""
-    with _enter(link, desk, context) as organiser:
+    with _enter_going_on(link, desk, context) as organiser:
+        if not organiser.may_be_paused():
+            step, _ = organiser.progress()
+            _nothing_to_do("The run is not paused.", context, step=step, paused=False)
+            return
         _issue(organiser, organiser.amend({PAUSED: False}, 0), options, context, "The run goes on.")
 
 
@@ -93,15 +103,12 @@ def run_regroup(link: str, options: AmendOptions, desk: OrganiserOptions, contex
 def run_stop(link: str, options: AmendOptions, desk: OrganiserOptions, context: Context) -> None:
     """End the run soon, or after the step that is named, at one step for all."""
     with _enter(link, desk, context) as organiser:
-        last = options.at_step
-        if last is None:
-            last = organiser.step_ahead(PAUSE_LEAD_S)
-            if (step := organiser.completed_step()) is not None:
-                context.output.say(
-                    f"The run is complete: it has taken its last step, {step}. There is nothing to stop."
-                )
-                context.output.summary(ok=True, step=step, ended=True)
-                return
+        organiser.hear()
+        if (step := organiser.completed_step()) is not None:
+            said = f"The run is complete: it has taken its last step, {step}. There is nothing to stop."
+            _nothing_to_do(said, context, step=step, ended=True)
+            return
+        last = organiser.step_ahead(PAUSE_LEAD_S) if options.at_step is None else options.at_step
         last = max(1, last)
         effect = f"The run ends when its trainers have taken step {last}."
 
@@ -113,6 +120,21 @@ def run_stop(link: str, options: AmendOptions, desk: OrganiserOptions, context: 
 
 def _enter(link: str, desk: OrganiserOptions, context: Context) -> AbstractContextManager[Organiser]:
     return organiser_desk(Link.parse(link), desk.peer, desk.identity, lambda joined: wire(context, joined))
+
+
+@contextlib.contextmanager
+def _enter_going_on(link: str, desk: OrganiserOptions, context: Context) -> Iterator[Organiser]:
+    """The desk in a run that takes further steps. Raises `ConfigurationError` if it is complete."""
+    with _enter(link, desk, context) as organiser:
+        organiser.hear()
+        organiser.check_goes_on()
+        yield organiser
+
+
+def _nothing_to_do(said: str, context: Context, **facts: int) -> None:
+    """Say that the run is already as it should be: no order is given."""
+    context.output.say(said)
+    context.output.summary(ok=True, **facts)
 
 
 def _issue(

@@ -88,9 +88,10 @@ def _show_link(link: Link, desk: Organiser, context: Context) -> None:
     if missing:
         output.say(f"{missing} more of the organisers must sign. Send them this link; each runs\n")
     elif grant.uses:
-        times = "one peer" if grant.uses == 1 else f"the first {grant.uses} peers"
-        output.say(f"This link admits {times} who join with it until {until}, and nobody after that. Show it to nobody")
-        output.say("else: who has it can join. Their access ends with it.\n")
+        whom = "the first peer that joins" if grant.uses == 1 else f"the first {grant.uses} peers that join"
+        whose = "Its" if grant.uses == 1 else "Their"
+        output.say(f"This link admits {whom} with it until {until}, and nobody after that. Show it to nobody else: who")
+        output.say(f"has it can join. {whose} access ends at that time, too.\n")
     else:
         output.say(f"This link admits the peer {grant.subject.hex()[:10]} until {until}, and is of no use to others:\n")
     if not output.json_output:

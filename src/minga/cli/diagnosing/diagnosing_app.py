@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from minga.cli.terminal.context import make_context
-from minga.cli.terminal.options import Bind, Directory, IdentityFile, Json
+from minga.cli.terminal.options import Bind, Directory, IdentityFile, Json, own_run
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -19,7 +19,8 @@ def add_commands(app: typer.Typer) -> None:
 
 def evidence(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIRECTORY", help="The folder of a run, as told by events.", show_default=False)
+        Path,
+        typer.Argument(metavar="RUN", help="A run's folder or id, as `minga runs` lists them.", show_default=False),
     ],
     json_output: Json = False,
 ) -> None:
@@ -27,7 +28,7 @@ def evidence(
     ready = make_context(json_output=json_output)
     from minga.cli.diagnosing.evidence import run_evidence
 
-    raise typer.Exit(run_evidence(directory, ready))
+    raise typer.Exit(run_evidence(Path(own_run(str(directory))), ready))
 
 
 def doctor(

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from minga.cli.terminal.context import make_context
-from minga.cli.terminal.options import Bind, Json, Voucher
+from minga.cli.terminal.options import Bind, Json, Voucher, own_run
 
 Folder = Annotated[
     Path,
-    typer.Argument(metavar="FOLDER", help="A run's folder, as `minga runs` lists them.", show_default=False),
+    typer.Argument(metavar="RUN", help="A run's folder or id, as `minga runs` lists them.", show_default=False),
 ]
 
 
@@ -30,7 +30,7 @@ def add_commands(app: typer.Typer) -> None:
 
 def show(
     source: Annotated[
-        str, typer.Argument(metavar="RUN", help="The link of a run, or its folder on this machine.", show_default=False)
+        str, typer.Argument(metavar="RUN", help="The link of a run, or its folder or id here.", show_default=False)
     ],
     identity: Voucher = None,
     bind: Bind = None,
@@ -61,14 +61,16 @@ def export(
     ready = make_context(json_output=json_output)
     from minga.cli.keeping.receipts import run_export
 
-    run_export(folder, out, peer, ready, everybody=everybody)
+    run_export(Path(own_run(str(folder))), out, peer, ready, everybody=everybody)
 
 
 def verify(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `minga receipts export` wrote.")],
     run: Annotated[
         str | None,
-        typer.Option(metavar="LINK|FOLDER", help="The run that it should be of: its link, an archived checkpoint."),
+        typer.Option(
+            metavar="LINK|FOLDER", help="The run that it should be of: its link, its folder or id, or an archive."
+        ),
     ] = None,
     json_output: Json = False,
 ) -> None:

@@ -35,7 +35,7 @@ def run_serve(
     batches.
     """
     output = context.output
-    spec = None if path is None else spelled_out(with_origins(RunSpec.from_file(path)))
+    spec = None if path is None else spelled_out(with_origins(RunSpec.from_file(path)), str(path))
     if spec is not None:
         split_recipe(spec)
     apply_threads(threads)

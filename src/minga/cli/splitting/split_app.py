@@ -21,6 +21,7 @@ from minga.cli.terminal.options import (
     Port,
     Threads,
     Upload,
+    own_run,
 )
 
 
@@ -42,7 +43,7 @@ def serve(
         typer.Argument(metavar="RUN.TOML", help='A run spec with recipe = "split" and a [split].', show_default=False),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="DIRECTORY", help="Go on with the run in this folder; its link stays valid.")
+        Path | None, typer.Option(metavar="RUN", help="Go on with this run, by folder or id; its link stays valid.")
     ] = None,
     batches: Annotated[int | None, typer.Option(min=1, help="End after so many batches of all clients.")] = None,
     max_upload: Upload = None,
@@ -75,7 +76,8 @@ def serve(
         port=port,
         announce=tuple(announce or ()),
     )
-    run_serve(spec, resume, peer, ready, batches=batches, threads=threads)
+    folder = resume and Path(own_run(str(resume), directory))
+    run_serve(spec, folder, peer, ready, batches=batches, threads=threads)
 
 
 def join(

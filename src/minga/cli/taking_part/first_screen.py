@@ -148,7 +148,8 @@ def show_and_ask(
     max_files: float,
     limit: TrafficLimit | None = None,
 ) -> None:
-    """Show the costs; on a terminal, unless `yes`, ask once. To decline ends the command.
+    """Show the costs; unless `yes`, ask once. To decline ends the command; without a terminal, as under a service
+    manager, it goes on and says so.
 
     Raises `ConfigurationError` if the files of the run take more than `max_files` bytes.
     """
@@ -161,9 +162,11 @@ def show_and_ask(
             f"the files of this run take {format_size(costs.files_bytes)}, more than the {format_size(max_files)} that "
             f"this machine takes without being told to: --max-files {math.ceil(costs.files_bytes / 1e9)}GB allows it"
         )
-    if output.interactive and not yes and sys.stdin.isatty():
-        if typer.confirm("Take part?", default=True):
-            return
+    if yes:
+        return
+    if not (output.interactive and sys.stdin.isatty()):
+        output.say("There is no terminal to ask, so this machine takes part.")
+    elif not typer.confirm("Take part?", default=True):
         output.say("Nothing was downloaded. To look at the run without taking part: minga status LINK")
         raise typer.Exit
 

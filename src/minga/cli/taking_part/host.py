@@ -147,9 +147,13 @@ def run_host(
 
 def _read_spec(path: Path, expected_peers: str | None) -> tuple[RunSpec, ChosenStrategy | None]:
     """The spec of a run that begins, complete: to prepare the files can take minutes. With what "auto" became."""
+    from minga.recipes.registry import CUSTOM, load_recipe
     from minga.simulation.advice.auto_choice import with_chosen_strategy
 
-    spec, reason = with_chosen_strategy(RunSpec.from_file(path), expected_peers)
+    written = RunSpec.from_file(path)
+    if written.model.recipe != CUSTOM:
+        load_recipe(written, str(path))  # a mistake in its table is told by the file, as all others are
+    spec, reason = with_chosen_strategy(written, expected_peers)
     if reason:
         return with_origins(spec), ChosenStrategy(spec.training.strategy, reason)
     if expected_peers is not None:

@@ -22,6 +22,7 @@ from minga.cli.taking_part.login import LoginOptions, PersonAtTerminal
 from minga.cli.taking_part.status_view import (
     OwnPart,
     PlainTrouble,
+    shown_phase,
     volunteer_figures,
     volunteer_lines,
     volunteer_news,
@@ -370,19 +371,20 @@ class _Joining:
         me = next((peer for peer in status.peers if peer.is_self), None)
         paths = tuple(sorted({peer.path for peer in status.peers if peer.path is not None and not peer.is_self}))
         with self._lock:
+            phase = shown_phase(self._phase, status)
             return OwnPart(
                 run=status,
                 step=self._step,
                 loss=sum(self._losses) / len(self._losses) if self._losses else None,
                 samples=self._done.samples,
-                samples_per_second=me.samples_per_second if me else 0.0,
+                samples_per_second=me.samples_per_second if me and phase != "paused" else 0.0,
                 share=sum(self._shares) / len(self._shares) if self._shares else None,
                 bytes_sent=me.bytes_sent if me else 0,
                 bytes_received=me.bytes_received if me else 0,
                 paths=paths,
                 sync_done=self._sync[0],
                 sync_total=self._sync[1],
-                phase="resting" if status.resting and self._phase == "training" else self._phase,
+                phase=phase,
                 figures=self.held_out.latest if self.held_out else {},
                 machine="" if self._run is None else machine(self._run, self._devices),
                 traffic=self._availability.traffic,

@@ -113,7 +113,7 @@ def _members(status: RunStatus) -> str:
 
 def peers_by_kind(status: RunStatus) -> str:
     """How many peers there are of each role and state."""
-    kinds = Counter((peer.part or peer.role, "" if peer.part else f" {_state(peer)}") for peer in status.peers)
+    kinds = Counter((peer.part or peer.role, "" if peer.part else f" {_state(peer, status)}") for peer in status.peers)
     return ", ".join(f"{_of_role(count, role)}{state}" for (role, state), count in sorted(kinds.items()))
 
 
@@ -128,7 +128,7 @@ def peer_table(status: RunStatus) -> Table:
     columns = ("peer", "role", "state", "step", "samples/s", "samples", "sent, received", "path")
     table = plain_table(*columns, left=("role", "state", "path"))
     for peer in status.peers[:MAX_ROWS]:
-        table.add_row(*_cells(peer))
+        table.add_row(*_cells(peer, status))
     return table
 
 
@@ -149,11 +149,14 @@ def organiser_view(status: RunStatus, figures: dict[str, float]) -> RenderableTy
 
 
 def amendment_lines(status: RunStatus) -> list[str]:
-    """The newest orders that are in force or will be; what others overruled, such as a pause that is over, is not."""
+    """The newest orders that are in force or will be; what others overruled, such as a pause that is over, is not.
+
+    A resume, or another order that waits for no step, says step 0, whenever it was given: that is left out.
+    """
     standing = [each for each in status.amendments if not each.overruled][-MAX_AMENDMENTS:]
     return [
-        f"amendment {each.number}, {'in force' if each.due else 'not yet in force'} (from step {each.from_step}): "
-        f"{each.changes}"
+        f"amendment {each.number}, {'in force' if each.due else 'not yet in force'}"
+        f"{f' (from step {each.from_step})' if each.from_step else ''}: {each.changes}"
         for each in standing
     ]
 
@@ -187,6 +190,13 @@ def run_figures(status: RunStatus) -> dict[str, Any]:
         "samples_per_second": status.samples_per_second,
         "paused": status.paused,
     }
+
+
+def shown_phase(phase: str, status: RunStatus) -> str:
+    """What a volunteer's machine does, by the phase that it is in and by what the run has it do."""
+    if phase != "training":
+        return phase
+    return "paused" if status.paused else "resting" if status.resting else phase
 
 
 def volunteer_figures(part: OwnPart) -> dict[str, Any]:
@@ -270,8 +280,9 @@ def _trouble(status: RunStatus) -> list[Text]:
 def _own(part: OwnPart) -> str:
     share = f"{part.share:.0%} of the last steps" if part.share is not None else "no step yet"
     doing = f"{part.phase} on {part.machine}" if part.machine else part.phase
+    speed = "" if part.phase == "paused" else f"{part.samples_per_second:.1f} samples/s · "
     return (
-        f"you: {doing} · {part.samples_per_second:.1f} samples/s · {share} · "
+        f"you: {doing} · {speed}{share} · "
         f"{counted(part.samples, 'sample')} so far · "
         f"sent {format_size(part.bytes_sent)}, received {format_size(part.bytes_received)} · "
         + (f"{part.traffic} · " if part.traffic else "")
@@ -286,21 +297,28 @@ def _figures(figures: dict[str, float]) -> str:
     return f"held out at step {figures['step']:.0f}: {shown}"
 
 
-def _state(peer: PeerStatus) -> str:
+def _is_paused(peer: PeerStatus, status: RunStatus) -> bool:
+    """Whether a peer takes part in steps, and there are none for now: it may still say that it trains."""
+    return peer.status == "paused" or (status.paused and peer.status in ("training", "averaging"))
+
+
+def _state(peer: PeerStatus, status: RunStatus) -> str:
     """What a peer does; an auxiliary takes part in steps, but computes nothing for them."""
+    if _is_paused(peer, status):
+        return "paused"
     if peer.role == "auxiliary" and peer.status == "training":
         return "helping"
     return peer.status or "watching"
 
 
-def _cells(peer: PeerStatus) -> tuple[str, ...]:
+def _cells(peer: PeerStatus, status: RunStatus) -> tuple[str, ...]:
     trip = f" {peer.round_trip_s * 1000:.0f} ms" if peer.round_trip_s is not None else ""
     return (
         "this one" if peer.is_self else peer.peer_id[:10],
         peer.role,
-        _state(peer) if peer.status else peer.part or "watching",
+        _state(peer, status) if peer.status else peer.part or "watching",
         str(peer.step),
-        f"{peer.samples_per_second:.1f}",
+        "-" if _is_paused(peer, status) else f"{peer.samples_per_second:.1f}",
         str(peer.total_samples),
         f"{format_size(peer.bytes_sent)}, {format_size(peer.bytes_received)}",
         f"{peer.path}{trip}" if peer.path else "-",

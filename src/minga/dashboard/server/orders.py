@@ -74,7 +74,7 @@ class OrderDesk:
 def carry_out(order: OrderRequest, make: Callable[[], Organiser], step: int | None) -> dict[str, Any]:
     """Sign an order and spread it. A pause or an amendment is due at `step`; None leaves that to the organiser's part.
 
-    Raises `ConfigurationError` for orders that make no sense.
+    Raises `ConfigurationError` for orders that make no sense, such as a pause of a run that is complete.
     """
     desk = make()
     if order.action == "ban":
@@ -82,6 +82,7 @@ def carry_out(order: OrderRequest, make: Callable[[], Organiser], step: int | No
             raise ConfigurationError("a ban names a peer id, which has 64 lower-case hexadecimal digits")
         in_force = desk.bar(order.peer, order.reason)
         return {"action": "ban", "text": f"The peer {order.peer[:10]} is banned." if in_force else _MORE}
+    desk.check_goes_on()
     if order.action == "pause":
         return _put(desk, desk.amend({PAUSED: True}, desk.step_ahead(PAUSE_LEAD_S) if step is None else step), "pause")
     if order.action == "resume":

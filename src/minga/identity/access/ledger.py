@@ -184,7 +184,10 @@ class AccessLedger:
             self._check_not_barred(peer, None)
             return Access()
         if token is None:
-            raise NoAccessError(f"this run is for members only; ask its organiser to admit the peer {peer}")
+            raise NoAccessError(
+                f"this run is for members only; ask its organiser to admit the peer {peer}, and join with the new link "
+                "that you then get"
+            )
         grant = token.grant
         if grant is None:
             raise NoAccessError("the access token grants nothing")

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from minga.averaging.messages import Plan, Report
 from minga.core.events.training import TrainingTooSlow
 from minga.core.thread_guard import loop_bound
+from minga.core.units import format_duration
 from minga.network.rpc.node import Node
+
+STEPS_IN_A_ROW: Final = 3
+"""For how many steps a micro-batch has to be too long before the peer is told: one may be short by chance."""
 
 
 @loop_bound
@@ -16,25 +21,30 @@ class TooSlowNotice:
 
     Such a micro-batch could only count if all others waited for it, or if its gradient, which belongs to parameters
     that no longer exist, were taken for a new one. So the peer keeps its state current, serves it, and computes again
-    when the steps are long enough.
+    when the steps are long enough. A plan may leave it nothing for other reasons, which pass: so the micro-batch is
+    compared with the steps.
     """
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._is_too_slow = False
+        self._steps_too_short, self._is_told = 0, False
         self._step_began_s: float | None = None
 
     def note(self, plan: Plan, report: Report) -> None:
         """A step was taken by `plan`, which says how many samples this peer may compute in the next one."""
         now = asyncio.get_running_loop().time()
+        began_s, self._step_began_s = self._step_began_s, now
         me = plan.rank_of(self._node.peer_id)
-        is_too_slow = bool(plan.limits) and plan.limits[me] == 0 and report.micro_batch_s > 0 and me not in plan.resting
-        if is_too_slow and not self._is_too_slow and self._step_began_s is not None:
-            why = (
-                f"a micro-batch of {report.micro_batch} samples takes {report.micro_batch_s:.1f} s here, and all peers "
-                f"together take a step in {now - self._step_began_s:.1f} s; smaller micro-batches would count"
-            )
-            self._node.events.emit(TrainingTooSlow(step=plan.step, why=why))
-        if self._step_began_s is not None:
-            self._is_too_slow = is_too_slow
-        self._step_began_s = now
+        if not plan.limits or plan.limits[me] or me in plan.resting:
+            self._steps_too_short, self._is_told = 0, False
+            return
+        is_too_short = began_s is not None and now - began_s < report.micro_batch_s
+        self._steps_too_short = self._steps_too_short + 1 if is_too_short else 0
+        if began_s is None or self._is_told or self._steps_too_short < STEPS_IN_A_ROW:
+            return
+        self._is_told = True
+        why = (
+            f"a micro-batch of {report.micro_batch} samples takes {format_duration(report.micro_batch_s)} here, and "
+            f"all peers together take a step in {format_duration(now - began_s)}; smaller micro-batches would count"
+        )
+        self._node.events.emit(TrainingTooSlow(step=plan.step, why=why))
