@@ -155,7 +155,7 @@ class Optimizer(torch.optim.Optimizer):
 
         Raises the `LocalError` that ended this peer, if any; other peers' faults never surface here. Raises
         `ConfigurationError` where nothing says how many samples there were, or what the loss was if the run's strategy
-        needs it.
+        needs it, and for a loss that is no single number.
         """
         if is_watched(self):
             return self._watched_step(closure, samples=samples, loss=loss)
@@ -167,6 +167,7 @@ class Optimizer(torch.optim.Optimizer):
         self, closure: Callable[[], Any] | None, samples: SupportsIndex | None, loss: float | torch.Tensor | None
     ) -> Any:
         given = samples if samples is not None else self._samples_per_step
+        _check_loss(loss)
         count = 0 if callable(given) else _count(given)
         result = None
         if closure is not None:
@@ -427,3 +428,18 @@ def _count(samples: SupportsIndex | None, name: str = "step(samples=...)") -> in
             f"{name} needs the number of samples in this micro-batch, from 1 to {MAX_MICRO_BATCH}, got {samples!r}"
         )
     return count
+
+
+def _check_loss(loss: float | torch.Tensor | None) -> None:
+    if isinstance(loss, torch.Tensor):  # its value may still be computed, and is asked for later
+        if loss.numel() == 1 and not loss.is_complex():
+            return
+        given = f"a tensor of {loss.dtype} {list(loss.shape)}"
+    else:
+        try:
+            float(loss or 0.0)
+        except (TypeError, ValueError):
+            given = f"a {type(loss).__name__}"
+        else:
+            return
+    raise ConfigurationError(f"step(loss=...) needs the mean loss of this micro-batch, one number, got {given}")

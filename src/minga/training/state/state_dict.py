@@ -9,7 +9,7 @@ Theory of operation. Tensors are named by what they belong to, never by their pl
 
 Python numbers that the optimizer keeps for a parameter, the numbers of its parameter groups and those of the scheduler
 are scalars (see `scalars.py`), and so is the strategy that goes on from the state, if it is another one than the run
-began with. The order is that of the model, then of the keys' names, so equal states give equal bytes.
+began with, and what updates depend on beside all that (`replica/update_settings.py`). The order is that of the model, then of the keys' names, so equal states give equal bytes.
 
 Optimizers create their state on the first step. A newcomer's optimizer has none yet: `restore` creates the tensors
 from the snapshot, with its dtypes and shapes, and removes those that the snapshot lacks. `torch`'s own
@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -33,6 +33,7 @@ from minga.core.units import counted
 from minga.training.state.manifest import Manifest, manifest_of
 from minga.training.state.scalars import (
     STRATEGY_NAME,
+    UPDATES,
     Json,
     decode_number,
     encode_number,
@@ -50,6 +51,16 @@ MODEL, OPTIMIZER, SKETCH, STRATEGY = "model/", "optimizer/", "sketch/", "strateg
 _MAX_OPTIMIZER_FACTOR = 16
 _MAX_OPTIMIZER_EXTRA_BYTES = 64 << 20
 """Optimizer state may take this many times the bytes of the model, and a little: Adam on bfloat16 takes 4 times."""
+
+
+class Alike(Protocol):
+    """Settings that all peers of a run have to have alike."""
+
+    def written(self) -> Json:
+        """As they stand in a state."""
+
+    def check(self, there: Json) -> None:
+        """Raise `ConfigurationError` naming what is other than `there`, which another peer wrote."""
 
 
 class TrainingState:
@@ -75,9 +86,14 @@ class TrainingState:
         self._include_buffers, self._basis = include_buffers, dict(basis or {})
         self._shared: Callable[[], Mapping[str, torch.Tensor]] | None = None
         self._shares_optimizer = True
+        self._updates: Alike | None = None
         self._of_strategy: dict[str, torch.Tensor] = {}  # restored while there was none
         self.strategy: str | None = None
         """The name of the strategy that goes on from here; None for that with which the run began."""
+
+    def define_updates(self, updates: Alike) -> None:
+        """From now on the state says these settings, and one that says others does not fit."""
+        self._updates = updates
 
     def define_shared(self, shared: Callable[[], Mapping[str, torch.Tensor]], *, optimizer: bool) -> None:
         """From now on the state that is captured and described has the tensors that `shared` returns, and not those
@@ -107,6 +123,11 @@ class TrainingState:
     def names(self) -> dict[int, str]:
         """The names of all model tensors that are here, by their `id`."""
         return {id(tensor): MODEL + name for name, tensor in self._model_tensors()}
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """All parameters of model and optimizer that are here, by name."""
+        named = {} if self._model is None else dict(self._model.named_parameters())
+        return named | dict(self._optimized())
 
     def capture(self, step: int, directory: Path | None = None) -> StateSnapshot:
         """Copy the whole state, as it is after global step `step`: to the CPU, or if it is large into a file in
@@ -254,6 +275,8 @@ class TrainingState:
             if numbers:
                 state[name] = dict(numbers)
         named: dict[str, Json] = {} if self.strategy is None else {STRATEGY_NAME: self.strategy}
+        if self._updates is not None:
+            named[UPDATES] = self._updates.written()
         return {
             **named,
             "groups": [group_numbers(group) for group in self._optimizer.param_groups],
@@ -274,6 +297,8 @@ class TrainingState:
                 f"the run and {_describe(here.get(first))} here{rest}; build the same model with the same dtype as the "
                 "run"
             )
+        if self._updates is not None and UPDATES in scalars:
+            self._updates.check(scalars[UPDATES])
         model_bytes = sum(entry.size_bytes for entry in here.values())
         if strategy_of(scalars) == self.strategy:
             self._check_strategy([entry for entry in tensors if entry.name.startswith(STRATEGY)])
@@ -303,7 +328,7 @@ class TrainingState:
                 )
 
     def _check_scalars(self, scalars: dict[str, Json], parameters: set[str]) -> None:
-        if scalars.keys() - {STRATEGY_NAME} != {"groups", "scheduler", "state"}:
+        if scalars.keys() - {STRATEGY_NAME, UPDATES} != {"groups", "scheduler", "state"}:
             raise ConfigurationError("the state's scalars are malformed: not groups, scheduler and state")
         groups, count = _list(scalars["groups"]), len(self._optimizer.param_groups)
         if len(groups) != count or not all(isinstance(group, dict) for group in groups):
