@@ -29,15 +29,16 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 def check_model(model: nn.Module | None, optimizer: torch.optim.Optimizer) -> None:
     """Raise `ConfigurationError` unless all parameters have shapes, and `optimizer` trains some of `model`."""
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if any(map(is_lazy, chain(trained, model.parameters() if model else (), model.buffers() if model else ()))):
+    own = [] if model is None else list(model.parameters())
+    if any(map(is_lazy, chain(trained, own, () if model is None else model.buffers()))):
         raise ConfigurationError(
-            "a lazy layer of the model, such as LazyLinear, has no shape yet: run one forward pass first, and then make "
+            "a lazy layer of the model, such as LazyLinear, has no shape yet: run one forward pass first, then make "
             "the optimizer"
         )
-    if model is not None and not {id(each) for each in trained} & {id(each) for each in model.parameters()}:
+    if model is not None and not {id(each) for each in trained} & {id(each) for each in own}:
         raise ConfigurationError(
-            "the optimizer trains no parameter of model=...: make it of the parameters of this very model (a copy, or "
-            "one that was moved by replacing its parameters, has others)"
+            "the optimizer trains no parameter of model=...: make it of the parameters of this very model (a "
+            "copy has others)"
         )
 
 

@@ -43,9 +43,9 @@ class Replica:
     """Applies averaged vectors to a model exactly as every other peer does. Use it on one thread only.
 
     `model` gives names and buffers; without it the state has the optimizer's parameters only. `rules` are followed at
-    each update. With `offload` updates are made in RAM, see `host_memory.py`. One that only `reads` takes the state of a
-    run whatever optimizer trained it. Raises `ConfigurationError` for an optimizer, model or scheduler that cannot be
-    driven by averaged gradients alone.
+    each update. With `offload` updates are made in RAM, see `host_memory.py`. One that only `reads` takes any state of
+    its model, whatever optimizer trained it. Raises `ConfigurationError` for an optimizer, model or scheduler that
+    cannot be driven by averaged gradients alone.
     """
 
     def __init__(

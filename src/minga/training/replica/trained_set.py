@@ -1,4 +1,4 @@
-"""Which parameters a run trains: fixed when the replica is made, since all peers average the same vector from then on."""
+"""Which parameters a run trains: fixed when the replica is made, since all peers average one vector from then on."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ Theory of operation. Tensors are named by what they belong to, never by their pl
 
 Python numbers that the optimizer keeps for a parameter, the numbers of its parameter groups and those of the scheduler
 are scalars (see `scalars.py`), and so is the strategy that goes on from the state, if it is another one than the run
-began with, and what updates depend on beside all that (`replica/update_settings.py`). The order is that of the model, then of the keys' names, so equal states give equal bytes.
+began with, and what updates depend on beside all that (`training/replica/update_settings.py`). The order is that of the
+model, then of the keys' names, so equal states give equal bytes.
 
 Optimizers create their state on the first step. A newcomer's optimizer has none yet: `restore` creates the tensors
 from the snapshot, with its dtypes and shapes, and removes those that the snapshot lacks. `torch`'s own
@@ -20,7 +21,7 @@ place, so that views of them (a flat parameter buffer, a compiled graph) stay va
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -289,6 +290,7 @@ class TrainingState:
     def _check(self, tensors: tuple[TensorEntry, ...], scalars: dict[str, Json]) -> None:
         here = {name: _entry(name, tensor) for name, tensor in self._fixed_tensors()}
         there = {entry.name: entry for entry in tensors if entry.name.startswith((MODEL, SKETCH))}
+        _check_prefixes(here.keys() - there, there.keys() - here)
         if differing := [name for name in here | there if here.get(name) != there.get(name)]:
             first, more = differing[0], len(differing) - 1
             rest = f" ({counted(more, 'other differs', 'others differ')})" if more else ""
@@ -374,6 +376,27 @@ def _plain_key(key: object) -> str:
     if not isinstance(key, str) or not key or "/" in key:
         raise ConfigurationError(f"the optimizer keeps state under {key!r}; keys must be text without a slash")
     return key
+
+
+def _check_prefixes(here: Set[str], there: Set[str]) -> None:
+    """Raise `ConfigurationError` if the names that only one side has are the same but for one prefix."""
+    mine, theirs = ({name.removeprefix(MODEL) for name in names} for names in (here, there))
+    if prefix := _prefix(theirs, mine):
+        remedy = f"pass the part {prefix[:-1]} of the model as model=, with Lightning in MingaStrategy"
+    elif prefix := _prefix(mine, theirs):
+        remedy = f"pass as model= a module that has the network as its attribute {prefix[:-1]}"
+    else:
+        return
+    raise ConfigurationError(
+        f"the state does not fit this model: the names differ by the prefix {prefix!r}: {min(theirs)} in the run is "
+        f"{min(mine)} here; {remedy} (docs/trainers.md, Lightning: how frameworks are mixed)"
+    )
+
+
+def _prefix(short: Set[str], long: Set[str]) -> str:
+    """What each of the names `long` has before one of `short`; nothing if they differ otherwise."""
+    prefix = min(long, default="").removesuffix(min(short, default=""))
+    return prefix if short and prefix.endswith(".") and {prefix + name for name in short} == long else ""
 
 
 def _scalar(name: str, key: str, value: Any) -> Json:
