@@ -22,9 +22,10 @@ class TrainedSet:
 
     def look(self, resting: Collection[str]) -> None:
         """Warn, once for each, of parameters whose `requires_grad` was changed; those that rest by rules may be so."""
-        changed = [name for name, (each, before) in self._watched.items() if each.requires_grad != before]
-        thawed = [name for name in changed if not self._watched[name][1]]
-        frozen = [name for name in changed if name not in {*thawed, *resting, *self.frozen}]
+        changed = {name: before for name, (each, before) in self._watched.items() if each.requires_grad != before}
+        may_change = {*self.frozen, *resting}
+        thawed = [name for name, before in changed.items() if not before]
+        frozen = [name for name, before in changed.items() if before and name not in may_change]
         if thawed:
             logger.warning(
                 "%s requires a gradient now and did not when minga.Optimizer was made: the run does not train it",
