@@ -57,7 +57,8 @@ short = train(enter(spec_of(5, 3), 1), rows(6, 0)[:5], 2)
 half = train(enter(spec_of(6, 1), 2), rows(6, 0), 3, mixed_precision="bf16")
 accelerator = Accelerator(cpu=True)
 with enter(spec_of(6, 1), 3) as peer:
-    joined = prepare(accelerator, peer, network(), torch.optim.SGD(network().parameters(), lr=1.0), [])
+    model = network()
+    joined = prepare(accelerator, peer, model, torch.optim.SGD(model.parameters(), lr=1.0), [])
     for again in (lambda: accelerator.load_state(folder), lambda: prepare(accelerator, peer, *joined[:3])):
         try:
             again()

@@ -336,5 +336,10 @@ def test_what_cannot_be_sent_is_said_here() -> None:
         make_half(split_spec("u-shaped"), layers()[0])
     with pytest.raises(ConfigurationError, match="has no head"):
         make_half(split_spec(), layers()[0], layers()[5])
-    with pytest.raises(ConfigurationError, match="trains none of the parameters"):
+    with pytest.raises(ConfigurationError, match=r"lacks 2 of the parameters of this part of the model, 0\.weight"):
         make_half(split_spec(), layers()[0], optimizer=sgd(list(layers()[5].parameters())))
+    bottom, head = layers()[0], layers()[5]
+    with pytest.raises(ConfigurationError, match=r"lacks 2 of the parameters of this part of the model, 1\.weight"):
+        make_half(split_spec("u-shaped"), bottom, head, optimizer=sgd(list(bottom.parameters())))
+    head.requires_grad_(False)
+    make_half(split_spec("u-shaped"), bottom, head, optimizer=sgd(list(bottom.parameters())))

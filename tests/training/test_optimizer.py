@@ -599,6 +599,19 @@ def test_a_number_of_samples_is_needed(host: MakePeer, samples: Any) -> None:
     opt.step(samples=torch.tensor(4))  # any whole number will do
 
 
+@pytest.mark.parametrize(
+    ("loss", "named"), [(torch.ones(3), r"float32 \[3\]"), ([0.5], "a list"), (torch.ones(1) * 1j, "complex64")]
+)
+def test_a_loss_is_one_number(host: MakePeer, loss: Any, named: str) -> None:
+    model = small_model()
+    opt = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), host(), model=model)
+    mean_loss(model, next(batches(BATCH))).backward()
+    with pytest.raises(minga.ConfigurationError, match=f"one number, got .*{named}"):
+        opt.step(samples=BATCH, loss=loss)
+    opt.step(samples=BATCH, loss=torch.tensor([[0.5]], dtype=torch.float64))
+    assert opt.global_step == 1
+
+
 def test_the_samples_of_each_step_can_be_told_to_the_constructor(host: MakePeer) -> None:
     model, told = small_model(), iter([4, 8, 0])
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -651,6 +664,22 @@ def refusals() -> dict[str, tuple[Callable[[nn.Module], dict[str, Any]], str]]:
                 "scheduler": lr_scheduler.ExponentialLR(sgd(m.parameters(), lr=0.1), 0.5),
             },
             "belongs to another optimizer",
+        ),
+        "scheduler that is a function": (
+            lambda m: {"optimizer": sgd(m.parameters(), lr=0.1), "scheduler": lambda step: 0.1},
+            r"must be a torch LRScheduler, not a function; .*LambdaLR\(optimizer, f\)",
+        ),
+        "another model": (
+            lambda m: {"optimizer": sgd(m.parameters(), lr=0.1), "model": copy.deepcopy(m)},
+            "trains no parameter of model=",
+        ),
+        "lazy": (
+            lambda _: {"optimizer": sgd(nn.LazyLinear(3).parameters(), lr=0.1)},
+            "run one forward pass first",
+        ),
+        "lazy elsewhere": (
+            lambda m: {"optimizer": sgd(m.parameters(), lr=0.1), "model": nn.ModuleList([m, nn.LazyBatchNorm1d()])},
+            "run one forward pass first",
         ),
         "lbfgs": (lambda m: {"optimizer": torch.optim.LBFGS(m.parameters())}, "LBFGS evaluates the loss several times"),
         "sparse adam": (lambda m: {"optimizer": torch.optim.SparseAdam(m.parameters())}, "SparseAdam needs sparse"),
@@ -929,8 +958,29 @@ def test_two_peers_hold_the_same_model(host: MakePeer, tmp_path: Path, strategy:
     assert not [event for event in heard if event.kind in ("member.diverged", "member.failed")]
 
 
-def test_a_model_of_another_shape_is_one_clear_error(host: MakePeer, tmp_path: Path) -> None:
-    """It named a bias first, and came with fifty lines of the inner workings of the peer."""
+def refused_newcomers() -> dict[str, tuple[Callable[[nn.Module], dict[str, Any]], str]]:
+    adamw = torch.optim.AdamW
+
+    def wide(_: nn.Module) -> dict[str, Any]:
+        model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3))
+        return {"optimizer": adamw(model.parameters()), "model": model}
+
+    def frozen(model: nn.Module) -> dict[str, Any]:
+        model[0].requires_grad_(False)  # type: ignore[index]
+        return {"optimizer": adamw(model.parameters())}
+
+    return {
+        "shape": (wide, "0.weight is float32 [5, 6] in the run and float32 [7, 6] here (2 others differ)"),
+        "frozen": (frozen, "0.bias is trained in the run and frozen here (1 other differs)"),
+        "class": (lambda m: {"optimizer": torch.optim.SGD(m.parameters())}, "AdamW, and the optimizer here is SGD"),
+        "norm": (lambda m: {"optimizer": adamw(m.parameters()), "max_grad_norm": 0.1}, "and here it is 0.1"),
+    }
+
+
+def test_a_newcomer_with_what_does_not_fit_gets_one_clear_error(host: MakePeer, tmp_path: Path) -> None:
+    """Another shape named a bias first, and came with fifty lines of the inner workings of the peer; what does not show
+    in shapes was taken, and dragged the run to the newcomer's state.
+    """
     first, left = host(stop_after_steps=None), threading.Event()
 
     def live() -> None:
@@ -942,13 +992,18 @@ def test_a_model_of_another_shape_is_one_clear_error(host: MakePeer, tmp_path: P
 
     thread = threading.Thread(target=live, daemon=True)
     thread.start()
-    wide = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3))
-    options = minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")
+    caught: dict[str, BaseException] = {}
     try:
-        with minga.join(str(first.link), options) as guest, pytest.raises(minga.LocalError) as caught:
-            minga.Optimizer(torch.optim.AdamW(wide.parameters()), guest, model=wide)
+        for what, (make, _) in refused_newcomers().items():
+            model = small_model()
+            options = minga.PeerOptions(ephemeral=True, directory=tmp_path / what, host="127.0.0.1")
+            options.directory.mkdir()
+            with minga.join(str(first.link), options) as guest, pytest.raises(minga.LocalError) as error:
+                minga.Optimizer(**{"peer": guest, "model": model, **make(model)})
+            caught[what] = error.value
     finally:
         left.set()
         thread.join(40)
-    assert "0.weight is float32 [5, 6] in the run and float32 [7, 6] here (2 others differ)" in str(caught.value)
-    assert len(traceback.format_exception(caught.value)) < 10
+    for what, (_, message) in refused_newcomers().items():
+        assert message in str(caught[what])
+        assert len(traceback.format_exception(caught[what])) < 10

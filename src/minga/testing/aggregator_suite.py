@@ -19,6 +19,7 @@ import torch
 from minga.security.robust.centered_clip import residual
 from minga.security.robust.interface import Aggregate, Aggregator, VerifiableAggregate, VerifiableAggregator
 from minga.security.robust.rows import NonFiniteRowsError, RowData
+from minga.testing.arguments import require_instance
 
 AnyAggregator = Aggregator[Aggregate]
 
@@ -279,6 +280,7 @@ AGGREGATOR_CHECKS: Final[tuple[Callable[[AnyAggregator], None], ...]] = (
 
 
 def check_aggregator(aggregator: AnyAggregator) -> None:
-    """Run every check in turn. Raises the first failure."""
+    """Run every check in turn. Raises the first failure, and `TypeError` for what is no aggregator."""
+    require_instance(aggregator, Aggregator, "check_aggregator({}.made_for(13, 4))")
     for check in AGGREGATOR_CHECKS:
         check(aggregator)

@@ -20,6 +20,7 @@ from minga.averaging.codecs.interface import CodecPair
 from minga.averaging.codecs.layout import Chunk
 from minga.averaging.codecs.residual import Encoder, Fate, Residual
 from minga.averaging.compressors.kept_values import FLOAT16_MAX
+from minga.testing.arguments import require_instance
 
 PEERS, ROUNDS = 3, 200
 MOST_LOST_BY_RELAY: Final = 0.1
@@ -260,6 +261,7 @@ PAIR_CHECKS: Final[tuple[Callable[[CodecPair], None], ...]] = (
 
 
 def check_pair(pair: CodecPair) -> None:
-    """Run every check in turn. Raises the first failure."""
+    """Run every check in turn. Raises the first failure, and `TypeError` for what is no pair."""
+    require_instance(pair, CodecPair, "check_pair(CodecPair(MyUpload(), MyDownload()))")
     for check in PAIR_CHECKS:
         check(pair)

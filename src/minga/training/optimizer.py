@@ -45,8 +45,10 @@ class Optimizer(torch.optim.Optimizer):
     then `zero_grad()`. A call returns at once, except where the swarm's step is complete. There it takes part in the
     averaging (or, with the delayed strategy, collects the result) and applies the same update as every other peer.
 
-    optimizer: any `torch.optim.Optimizer`; its parameters are averaged as gradients in float32. A parameter that had no
-        gradient counts with a gradient of zero; one that requires none when this is made is never trained.
+    optimizer: any `torch.optim.Optimizer`, of the same class on all peers; its parameters are averaged as gradients in
+        float32. A parameter that had no gradient counts with a gradient of zero. Which ones
+        require one is to be the same on all peers, and stays as it is when this is made: one that requires none is
+        never trained, and the others always, but for steps at which they rest by `rules` (docs/trainers.md).
     peer: from `minga.join` or `minga.host`; one peer has one optimizer. If `torch.distributed` is initialised, all its
         processes are one peer: rank 0 passes the peer, the others None, and all make the same calls. Gradients are
         combined over the ranks, unless `model` is a `DistributedDataParallel` or sharded by `fully_shard`: these do
@@ -62,9 +64,10 @@ class Optimizer(torch.optim.Optimizer):
     offload: update parameters in RAM, where all stays that `optimizer` keeps; this peer's own affair. The device holds
         parameters and gradients. In a peer of several processes it is refused.
 
-    The constructor returns when this peer has the swarm's current state. Raises `ConfigurationError` for arguments that
-    disagree with the run spec or with each other. With `torch.amp.GradScaler`, call `scaler.step(opt, samples=...)`: a
-    micro-batch that overflowed is left out, and the scale shrinks.
+    The constructor returns when this peer has the swarm's current state; of learning rates it takes those of the run.
+    Raises `ConfigurationError` for arguments that disagree with the run, its spec or each other. With
+    `torch.amp.GradScaler`, call `scaler.step(opt, samples=...)`: a micro-batch that overflowed is left out, and the
+    scale shrinks.
     """
 
     def __init__(
@@ -155,7 +158,7 @@ class Optimizer(torch.optim.Optimizer):
 
         Raises the `LocalError` that ended this peer, if any; other peers' faults never surface here. Raises
         `ConfigurationError` where nothing says how many samples there were, or what the loss was if the run's strategy
-        needs it.
+        needs it, and for a loss that is no single number.
         """
         if is_watched(self):
             return self._watched_step(closure, samples=samples, loss=loss)
@@ -167,6 +170,7 @@ class Optimizer(torch.optim.Optimizer):
         self, closure: Callable[[], Any] | None, samples: SupportsIndex | None, loss: float | torch.Tensor | None
     ) -> Any:
         given = samples if samples is not None else self._samples_per_step
+        _check_loss(loss)
         count = 0 if callable(given) else _count(given)
         result = None
         if closure is not None:
@@ -429,3 +433,18 @@ def _count(samples: SupportsIndex | None, name: str = "step(samples=...)") -> in
             f"{name} needs the number of samples in this micro-batch, from 1 to {MAX_MICRO_BATCH}, got {samples!r}"
         )
     return count
+
+
+def _check_loss(loss: float | torch.Tensor | None) -> None:
+    if isinstance(loss, torch.Tensor):  # its value may still be computed, and is asked for later
+        if loss.numel() == 1 and not loss.is_complex():
+            return
+        given = f"a tensor of {loss.dtype} {list(loss.shape)}"
+    else:
+        try:
+            float(loss or 0.0)
+        except (TypeError, ValueError):
+            given = f"a {type(loss).__name__}"
+        else:
+            return
+    raise ConfigurationError(f"step(loss=...) needs the mean loss of this micro-batch, one number, got {given}")

@@ -317,6 +317,22 @@ def test_a_state_of_another_model_is_refused_and_nothing_changes(change: Callabl
     assert state.digest(0) == before
 
 
+@pytest.mark.parametrize(
+    ("path", "remedy"), [("net", "pass as model= a module that has the network as its attribute net"), ("", "the part")]
+)
+def test_names_that_differ_by_a_prefix_alone_are_said_to(path: str, remedy: str) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    whole = torch.nn.ModuleDict({"net": net})
+    run, here = (whole, net) if path else (net, whole)
+    state = TrainingState(torch.optim.SGD(here.parameters()), model=here)
+    words = "0.bias in the run is net.0.bias here" if not path else "net.0.bias in the run is 0.bias here"
+    with pytest.raises(ConfigurationError, match=f"the names differ by the prefix 'net.': {words}; .*{remedy}"):
+        state.check(TrainingState(torch.optim.SGD(run.parameters()), model=run).manifest(0))
+    whole["net"] = torch.nn.Sequential(net[0])
+    with pytest.raises(ConfigurationError, match="is missing in the run"):
+        state.check(TrainingState(torch.optim.SGD(net[1].parameters()), model=net[1]).manifest(0))
+
+
 def _forged(snapshot: StateSnapshot, **changes: Any) -> StateSnapshot:
     scalars = {**snapshot.scalars, **changes}
     return StateSnapshot(snapshot.step, snapshot.tensors, scalars, snapshot.buffer)

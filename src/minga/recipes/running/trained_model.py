@@ -46,7 +46,7 @@ def with_state(spec: RunSpec, files: Mapping[str, Path], state: Callable[[Replic
     recipe = load_recipe(spec)
     model = new_model(recipe)
     optimizer, scheduler = build_optimizer(spec.optimizer, model, recipe.decayed)
-    replica = Replica(spec, optimizer, model=model, scheduler=scheduler)
+    replica = Replica(spec, optimizer, model=model, scheduler=scheduler, reads=True)
     replica.restore(state(replica))
     return TrainedModel(recipe, model, files, replica.step)
 

@@ -34,7 +34,7 @@ class ModelPart:
     Without an `optimizer` it is that of the run spec, with its schedule, one step for each batch. `max_grad_norm`
     scales down the gradient of this part alone: clipped part by part a model takes other steps than as a whole.
 
-    Raises `ConfigurationError` for an optimizer that is none, or that trains none of these parameters.
+    Raises `ConfigurationError` for an optimizer that is none, or that lacks some of these parameters.
     """
 
     def __init__(
@@ -182,10 +182,14 @@ class ModelPart:
         made = choice if isinstance(choice, torch.optim.Optimizer) else choice(list(self.parameters))
         if not isinstance(made, torch.optim.Optimizer):
             raise ConfigurationError(f"optimizer: {made!r} is no torch.optim.Optimizer, and makes none")
-        own = {id(each) for each in self.parameters}
         trained = {id(each) for group in made.param_groups for each in group["params"]}
-        if not own & trained:
-            raise ConfigurationError("the optimizer trains none of the parameters of this part of the model")
+        named = nn.ModuleList(self.modules).named_parameters()
+        if lacking := [name for name, each in named if each.requires_grad and id(each) not in trained]:
+            raise ConfigurationError(
+                f"the optimizer lacks {len(lacking)} of the parameters of this part of the model, {lacking[0]} first: "
+                "give it those of all its modules (of a client: bottom and head); what is not to be trained has to "
+                "require no gradient"
+            )
         return made, None
 
 

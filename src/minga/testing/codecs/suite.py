@@ -32,6 +32,7 @@ from minga.averaging.codecs.layout import Chunk
 from minga.averaging.codecs.residual import Fate, Residual
 from minga.averaging.codecs.tensor_bytes import bytes_of, store
 from minga.core.spec.plugins import NAME_PATTERN
+from minga.testing.arguments import require_instance
 from minga.testing.codecs.cases import (
     SIZES,
     decoded_of,
@@ -335,6 +336,7 @@ CODEC_CHECKS: Final[tuple[Callable[[Codec], None], ...]] = (
 
 
 def check_codec(codec: Codec) -> None:
-    """Run every check in turn. Raises the first failure."""
+    """Run every check in turn. Raises the first failure, and `TypeError` for what is no codec."""
+    require_instance(codec, Codec, "check_codec({}())")
     for check in CODEC_CHECKS:
         check(codec)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from minga.testing.arguments import require_class
 from minga.testing.strategies.contributions import (
     check_absorb,
     check_alone,
@@ -66,6 +67,7 @@ STRATEGY_CHECKS: Final[tuple[Callable[..., None], ...]] = (
 
 
 def check_strategy(kind: type[Strategy], **settings: Any) -> None:
-    """Run every check in turn. Raises the first failure."""
+    """Run every check in turn. Raises the first failure, and `TypeError` for what is no class of a strategy."""
+    require_class(kind, Strategy, "check_strategy({})")
     for check in STRATEGY_CHECKS:
         check(kind, **settings)

@@ -37,9 +37,7 @@ class ParameterVector:
     def __init__(
         self, optimizer: torch.optim.Optimizer, buffers: SharedBuffers, codec: str, download_codec: str | None = None
     ) -> None:
-        parameters: dict[int, torch.Tensor] = {}
-        for group in optimizer.param_groups:
-            parameters.update({id(p): p for p in group["params"] if p.requires_grad})
+        parameters = trained_parameters(optimizer)
         if not parameters:
             raise ConfigurationError("the optimizer has no parameter that requires a gradient")
         tensors = sorted(parameters.values(), key=lambda p: p.numel() < ADAPTIVE_INT8_MIN_ELEMENTS)
@@ -205,6 +203,11 @@ class ParameterVector:
             pinned = joined.device.type == "cuda"
             self._staging = torch.empty(joined.numel(), dtype=torch.float32, pin_memory=pinned)
         return self._staging[: joined.numel()].copy_(joined)  # waits until it is here
+
+
+def trained_parameters(optimizer: torch.optim.Optimizer) -> dict[int, torch.Tensor]:
+    """The parameters of which gradients are averaged, by their `id`: those that require one, each once."""
+    return {id(p): p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
 
 
 def all_finite(tensors: Sequence[torch.Tensor]) -> bool:

@@ -1,11 +1,14 @@
-"""Which optimizers and schedules a run can drive by averaged gradients alone."""
+"""Which optimizers, models and schedules a run can drive by averaged gradients alone."""
 
 from __future__ import annotations
 
 import inspect
+from itertools import chain
 from typing import Final
 
 import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from minga.core.errors import ConfigurationError
@@ -21,6 +24,22 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         raise ConfigurationError(f"{name} needs sparse gradients, and averaged ones are dense; use Adam")
     if inspect.signature(optimizer.step).parameters.get("closure", _OPTIONAL).default is inspect.Parameter.empty:
         raise ConfigurationError(f"{name} evaluates the loss several times per step, which peers cannot do together")
+
+
+def check_model(model: nn.Module | None, optimizer: torch.optim.Optimizer) -> None:
+    """Raise `ConfigurationError` unless all parameters have shapes, and `optimizer` trains some of `model`."""
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    own = [] if model is None else list(model.parameters())
+    if any(map(is_lazy, chain(trained, own, () if model is None else model.buffers()))):
+        raise ConfigurationError(
+            "a lazy layer of the model, such as LazyLinear, has no shape yet: run one forward pass first, then make "
+            "the optimizer"
+        )
+    if model is not None and not {id(each) for each in trained} & {id(each) for each in own}:
+        raise ConfigurationError(
+            "the optimizer trains no parameter of model=...: make it of the parameters of this very model (a "
+            "copy has others)"
+        )
 
 
 def check_plain_descent(strategy: str, optimizer: torch.optim.Optimizer, max_grad_norm: float | None) -> None:
@@ -47,5 +66,10 @@ def check_scheduler(scheduler: LRScheduler | None, optimizer: torch.optim.Optimi
         return
     if isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigurationError("ReduceLROnPlateau needs a metric, on which peers would not agree; use a schedule")
-    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+    if not isinstance(scheduler, LRScheduler):
+        raise ConfigurationError(
+            f"scheduler= must be a torch LRScheduler, not a {type(scheduler).__name__}; for a function of the step use "
+            "torch.optim.lr_scheduler.LambdaLR(optimizer, f)"
+        )
+    if scheduler.optimizer is not optimizer:
         raise ConfigurationError("the scheduler belongs to another optimizer: make it with the one that is wrapped")

@@ -23,10 +23,12 @@ from minga.optim.norms import TINY_NORM, clip_by_global_norm, global_norm
 from minga.optim.reproducible import ReproducibleOptimizer
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.build_optimizer import set_learning_rate
-from minga.training.replica.flat_vector import ParameterVector
+from minga.training.replica.flat_vector import ParameterVector, trained_parameters
 from minga.training.replica.host_memory import HostMemory
-from minga.training.replica.optimizer_check import check_optimizer, check_plain_descent, check_scheduler
+from minga.training.replica.optimizer_check import check_model, check_optimizer, check_plain_descent, check_scheduler
+from minga.training.replica.trained_set import TrainedSet
 from minga.training.replica.update_rules import RuledModel, UpdateRules
+from minga.training.replica.update_settings import UpdateSettings
 from minga.training.state.manifest import Manifest
 from minga.training.state.scalars import strategy_of
 from minga.training.state.sketch import Sketch, sketch_of
@@ -41,8 +43,9 @@ class Replica:
     """Applies averaged vectors to a model exactly as every other peer does. Use it on one thread only.
 
     `model` gives names and buffers; without it the state has the optimizer's parameters only. `rules` are followed at
-    each update. With `offload` updates are made in RAM, see `host_memory.py`. Raises `ConfigurationError` for an
-    optimizer or scheduler that cannot be driven by averaged gradients alone.
+    each update. With `offload` updates are made in RAM, see `host_memory.py`. One that only `reads` takes any state of
+    its model, whatever optimizer trained it. Raises `ConfigurationError` for an optimizer, model or scheduler that
+    cannot be driven by averaged gradients alone.
     """
 
     def __init__(
@@ -55,8 +58,10 @@ class Replica:
         max_grad_norm: float | None = None,
         rules: UpdateRules | None = None,
         offload: bool = False,
+        reads: bool = False,
     ) -> None:
         check_optimizer(optimizer)
+        check_model(model, optimizer)
         check_scheduler(scheduler, optimizer)
         for name in spec.training.strategies:
             if StrategyChoice.of(spec, name).facts.owns_optimizer:
@@ -81,6 +86,10 @@ class Replica:
             basis=sketch.basis(),
             access=self._new_access(),
         )
+        self._trained = TrainedSet(self._state.parameters(), trained_parameters(optimizer))
+        if not reads:
+            settings = UpdateSettings(self._trained.frozen, type(optimizer).__name__, max_grad_norm)
+            self._state.define_updates(settings)
         self._first_strategy = spec.training.strategy
         self._schedule_at = self._epoch()
         self.vector.quick = True
@@ -240,6 +249,7 @@ class Replica:
         return torch.where(found == self.vector.rounded(values), values, found)
 
     def _end_step(self, step: int) -> None:
+        self._trained.look(self._ruled.resting(step - 1))
         self._ruled.constrain(step)
         if self.scheduler is not None:
             try:

@@ -43,12 +43,16 @@ class RuledModel:
         """Whether `constrain` may change anything."""
         return self._rules is not None
 
+    def resting(self, step: int) -> frozenset[str]:
+        """The names of the parameters that rest at `step`."""
+        return frozenset() if self._rules is None else self._rules.frozen(step)
+
     def drop_frozen(self, step: int) -> None:
         """Forget the gradients of the parameters that rest at `step`, so that they count as zero.
 
         Raises `ConfigurationError` if the rules name a parameter that the model lacks.
         """
-        if self._rules is None or self._model is None or not (names := self._rules.frozen(step)):
+        if self._model is None or not (names := self.resting(step)):
             return
         parameters = dict(self._model.named_parameters())
         if unknown := sorted(names - parameters.keys()):

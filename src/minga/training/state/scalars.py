@@ -27,6 +27,9 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 STRATEGY_NAME = "strategy"
 """The key under which a state names its strategy."""
 
+UPDATES = "updates"
+"""The key under which a state says what updates depend on beside it; those of earlier builds lack it."""
+
 MAX_SCALARS_BYTES = 8 << 20
 """Largest canonical JSON: 60 bytes for each of 100,000 parameters, and room."""
 

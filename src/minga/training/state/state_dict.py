@@ -9,7 +9,8 @@ Theory of operation. Tensors are named by what they belong to, never by their pl
 
 Python numbers that the optimizer keeps for a parameter, the numbers of its parameter groups and those of the scheduler
 are scalars (see `scalars.py`), and so is the strategy that goes on from the state, if it is another one than the run
-began with. The order is that of the model, then of the keys' names, so equal states give equal bytes.
+began with, and what updates depend on beside all that (`training/replica/update_settings.py`). The order is that of the
+model, then of the keys' names, so equal states give equal bytes.
 
 Optimizers create their state on the first step. A newcomer's optimizer has none yet: `restore` creates the tensors
 from the snapshot, with its dtypes and shapes, and removes those that the snapshot lacks. `torch`'s own
@@ -20,9 +21,9 @@ place, so that views of them (a flat parameter buffer, a compiled graph) stay va
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -33,6 +34,7 @@ from minga.core.units import counted
 from minga.training.state.manifest import Manifest, manifest_of
 from minga.training.state.scalars import (
     STRATEGY_NAME,
+    UPDATES,
     Json,
     decode_number,
     encode_number,
@@ -50,6 +52,16 @@ MODEL, OPTIMIZER, SKETCH, STRATEGY = "model/", "optimizer/", "sketch/", "strateg
 _MAX_OPTIMIZER_FACTOR = 16
 _MAX_OPTIMIZER_EXTRA_BYTES = 64 << 20
 """Optimizer state may take this many times the bytes of the model, and a little: Adam on bfloat16 takes 4 times."""
+
+
+class Alike(Protocol):
+    """Settings that all peers of a run have to have alike."""
+
+    def written(self) -> Json:
+        """As they stand in a state."""
+
+    def check(self, there: Json) -> None:
+        """Raise `ConfigurationError` naming what is other than `there`, which another peer wrote."""
 
 
 class TrainingState:
@@ -75,9 +87,14 @@ class TrainingState:
         self._include_buffers, self._basis = include_buffers, dict(basis or {})
         self._shared: Callable[[], Mapping[str, torch.Tensor]] | None = None
         self._shares_optimizer = True
+        self._updates: Alike | None = None
         self._of_strategy: dict[str, torch.Tensor] = {}  # restored while there was none
         self.strategy: str | None = None
         """The name of the strategy that goes on from here; None for that with which the run began."""
+
+    def define_updates(self, updates: Alike) -> None:
+        """From now on the state says these settings, and one that says others does not fit."""
+        self._updates = updates
 
     def define_shared(self, shared: Callable[[], Mapping[str, torch.Tensor]], *, optimizer: bool) -> None:
         """From now on the state that is captured and described has the tensors that `shared` returns, and not those
@@ -107,6 +124,11 @@ class TrainingState:
     def names(self) -> dict[int, str]:
         """The names of all model tensors that are here, by their `id`."""
         return {id(tensor): MODEL + name for name, tensor in self._model_tensors()}
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """All parameters of model and optimizer that are here, by name."""
+        named = {} if self._model is None else dict(self._model.named_parameters())
+        return named | dict(self._optimized())
 
     def capture(self, step: int, directory: Path | None = None) -> StateSnapshot:
         """Copy the whole state, as it is after global step `step`: to the CPU, or if it is large into a file in
@@ -254,6 +276,8 @@ class TrainingState:
             if numbers:
                 state[name] = dict(numbers)
         named: dict[str, Json] = {} if self.strategy is None else {STRATEGY_NAME: self.strategy}
+        if self._updates is not None:
+            named[UPDATES] = self._updates.written()
         return {
             **named,
             "groups": [group_numbers(group) for group in self._optimizer.param_groups],
@@ -266,6 +290,7 @@ class TrainingState:
     def _check(self, tensors: tuple[TensorEntry, ...], scalars: dict[str, Json]) -> None:
         here = {name: _entry(name, tensor) for name, tensor in self._fixed_tensors()}
         there = {entry.name: entry for entry in tensors if entry.name.startswith((MODEL, SKETCH))}
+        _check_prefixes(here.keys() - there, there.keys() - here)
         if differing := [name for name in here | there if here.get(name) != there.get(name)]:
             first, more = differing[0], len(differing) - 1
             rest = f" ({counted(more, 'other differs', 'others differ')})" if more else ""
@@ -274,6 +299,8 @@ class TrainingState:
                 f"the run and {_describe(here.get(first))} here{rest}; build the same model with the same dtype as the "
                 "run"
             )
+        if self._updates is not None and UPDATES in scalars:
+            self._updates.check(scalars[UPDATES])
         model_bytes = sum(entry.size_bytes for entry in here.values())
         if strategy_of(scalars) == self.strategy:
             self._check_strategy([entry for entry in tensors if entry.name.startswith(STRATEGY)])
@@ -303,7 +330,7 @@ class TrainingState:
                 )
 
     def _check_scalars(self, scalars: dict[str, Json], parameters: set[str]) -> None:
-        if scalars.keys() - {STRATEGY_NAME} != {"groups", "scheduler", "state"}:
+        if scalars.keys() - {STRATEGY_NAME, UPDATES} != {"groups", "scheduler", "state"}:
             raise ConfigurationError("the state's scalars are malformed: not groups, scheduler and state")
         groups, count = _list(scalars["groups"]), len(self._optimizer.param_groups)
         if len(groups) != count or not all(isinstance(group, dict) for group in groups):
@@ -349,6 +376,27 @@ def _plain_key(key: object) -> str:
     if not isinstance(key, str) or not key or "/" in key:
         raise ConfigurationError(f"the optimizer keeps state under {key!r}; keys must be text without a slash")
     return key
+
+
+def _check_prefixes(here: Set[str], there: Set[str]) -> None:
+    """Raise `ConfigurationError` if the names that only one side has are the same but for one prefix."""
+    mine, theirs = ({name.removeprefix(MODEL) for name in names} for names in (here, there))
+    if prefix := _prefix(theirs, mine):
+        remedy = f"pass the part {prefix[:-1]} of the model as model=, with Lightning in MingaStrategy"
+    elif prefix := _prefix(mine, theirs):
+        remedy = f"pass as model= a module that has the network as its attribute {prefix[:-1]}"
+    else:
+        return
+    raise ConfigurationError(
+        f"the state does not fit this model: the names differ by the prefix {prefix!r}: {min(theirs)} in the run is "
+        f"{min(mine)} here; {remedy} (docs/trainers.md, Lightning: how frameworks are mixed)"
+    )
+
+
+def _prefix(short: Set[str], long: Set[str]) -> str:
+    """What each of the names `long` has before one of `short`; nothing if they differ otherwise."""
+    prefix = min(long, default="").removesuffix(min(short, default=""))
+    return prefix if short and prefix.endswith(".") and {prefix + name for name in short} == long else ""
 
 
 def _scalar(name: str, key: str, value: Any) -> Json:
