@@ -36,6 +36,17 @@ def test_more_outvote_fewer_whoever_they_are() -> None:
     assert not gives_way(D, "left", 3, {A: "right", C: "left"})
 
 
+def test_of_as_many_those_that_stand_firm_are_right() -> None:
+    history = StateHistory()
+    history.add(StateInfo(1, digest(1, "left")))
+    one, two = [(B, StateInfo(1, digest(1, "right")))], [(each, StateInfo(1, digest(1, "right"))) for each in (B, C)]
+    assert not history.is_minority(one, A)
+    assert history.is_minority(one, A, (), [B])
+    assert history.is_minority(one, A, [B], [A]), "the first group comes first"
+    assert not history.is_minority(one, C, [C])
+    assert history.is_minority(two, A, [A]), "more outvote fewer"
+
+
 def test_only_the_newest_common_step_counts() -> None:
     history = StateHistory()
     for step in (1, 2, 3):

@@ -53,10 +53,20 @@ class StateMeasure:
 
 @loop_bound
 class StateComparison:
-    """Publishes this peer's states and compares them with those of the others, every `every` steps."""
+    """Publishes this peer's states and compares them with those of the others, every `every` steps.
 
-    def __init__(self, board: Board, replica: ReplicaInterface, every: int, interval: AveragingInterval) -> None:
-        self.interval = interval
+    Among peers that began at once, each with parameters of its own, those of the `organiser` are meant.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        replica: ReplicaInterface,
+        every: int,
+        interval: AveragingInterval,
+        organiser: PeerId | None = None,
+    ) -> None:
+        self.interval, self._organiser = interval, () if organiser is None else (organiser,)
         self._board, self._replica, self._every = board, replica, every
         self._has_sketch = interval.is_fixed or not replica.rounds_alike
         self._history = StateHistory()
@@ -81,10 +91,10 @@ class StateComparison:
         self._history.clear()
 
     def is_diverged(self, others: set[PeerId], finished: Container[PeerId] = ()) -> bool:
-        """Whether most of `others`, as far as they published theirs, have another state than this peer; of as many as
-        there are with this one's those that `finished`, since they stay as they are.
+        """Whether most of `others`, as far as they published theirs, have another state than this peer; or as many as
+        have this one's, and those that `finished` or the organiser, in this order, are among them.
         """
-        return self._history.is_minority(self._told(others), self._board.peer_id, finished)
+        return self._history.is_minority(self._told(others), self._board.peer_id, finished, self._organiser)
 
     def differs(self, other: PeerId, step: int) -> bool:
         """Whether one peer published another state of `step` than this one."""

@@ -56,12 +56,12 @@ class StateHistory:
         """Forget all: the state was replaced."""
         self._own.clear()
 
-    def is_minority(self, others: Iterable[Told], me: PeerId, finished: Container[PeerId] = ()) -> bool:
+    def is_minority(self, others: Iterable[Told], me: PeerId, *stand_firm: Container[PeerId]) -> bool:
         """Whether, at the newest step that can be compared, another state outvotes this peer's.
 
-        If two states have equally many peers, one that a peer has which `finished` the run counts as right, then the
-        one of the peer with the lowest id. So exactly one of two halves gives way, and in the next step, with other
-        digests, it is the same half.
+        If two states have equally many peers, the one that a peer of the first group of those that `stand_firm` has
+        counts as right, then that of the second, and in the end the one of the peer with the lowest id. So exactly one
+        of two halves gives way, and in the next step, with other digests, it is the same half.
         """
         own, told = self._newest(others)
         if own is None:
@@ -77,7 +77,12 @@ class StateHistory:
             else:
                 side += voters
         winner = min(
-            sides, key=lambda side: (-len(side[1]), all(peer not in finished for peer in side[1]), min(side[1]))
+            sides,
+            key=lambda side: (
+                -len(side[1]),
+                *(all(peer not in group for peer in side[1]) for group in stand_firm),
+                min(side[1]),
+            ),
         )
         return winner[0] is not own
 

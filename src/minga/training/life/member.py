@@ -139,7 +139,7 @@ class Member:
             settings.digest_every,
             is_useful=lambda: port.facts.shares_optimizer and not replica.rounds_alike,
         )
-        self._states = StateComparison(board, replica, settings.digest_every, interval)
+        self._states = StateComparison(board, replica, settings.digest_every, interval, settings.organiser)
         self.vectors = RoundVectors(
             replica.layout_of, replica.vector.new, settings.lossy, keeps_uncounted=port.facts.keeps_uncounted
         )
