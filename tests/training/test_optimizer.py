@@ -788,6 +788,24 @@ def test_a_checkpoint_is_where_the_next_peer_goes_on(tmp_path: Path) -> None:
         train(opt, second, steps=4)
 
 
+def test_a_run_that_was_prolonged_when_all_were_gone_goes_on_when_it_is_resumed(tmp_path: Path) -> None:
+    spec = minga.RunSpec.from_mapping(
+        {"name": "t", "model": {"recipe": "custom"}, "training": {"target_batch_size": BATCH, "stop_after_steps": 2}}
+    )
+    options = minga.PeerOptions(identity=tmp_path / "key.json", directory=tmp_path, host="127.0.0.1")
+    first, second = small_model(), small_model()
+    with minga.host(spec, options) as peer:
+        opt = minga.Optimizer(torch.optim.AdamW(first.parameters(), lr=0.1), peer, model=first)
+        train(opt, first)
+        assert (opt.finished, opt.global_step) == (True, 2)
+        desk = desk_in(peer, None)
+        desk.put_in_force(desk.amend({STOP: 4}, 0))
+    with minga.host(spec, options, resume=peer.directory) as peer:
+        opt = minga.Optimizer(torch.optim.AdamW(second.parameters(), lr=0.1), peer, model=second)
+        train(opt, second)
+        assert (opt.finished, opt.global_step) == (True, 4)
+
+
 def test_a_closed_peer_ends_training(host: MakePeer) -> None:
     model = small_model()
     peer = host(stop_after_steps=None)

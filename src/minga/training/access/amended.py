@@ -54,9 +54,10 @@ class Amended:
         """A peer goes by the last plan that it followed; one that followed none, by what is due at its step."""
         return self._orders.spec(self.in_force if self._has_taken_step else self._orders.due(step))
 
-    def come_back(self) -> None:
-        """The state was fetched: the plan by which it came about is not known here."""
+    def stand_at(self, step: int) -> None:
+        """This peer has the state of `step`, from its disk or from others: by which plan it came about is not known."""
         self._has_taken_step = False
+        self.on_change(self._spec(step))
 
     def enter(self, plan_orders: Sequence[str]) -> str:
         """The round of a plan with these orders counts. Returns what they change, in words, if they are another set."""

@@ -207,6 +207,7 @@ class Member:
         minga's own.
         """
         self.step = step
+        self.amended.stand_at(step)
         self._port.cap(round_batch_range(self.amended.at(step))[1])
         self._port.limit(0)  # nobody begins before a leader said how far to go
         publisher = asyncio.get_running_loop().create_task(self._publisher.run())
@@ -468,7 +469,7 @@ class Member:
             self.vectors.forget()
             self.in_doubt = False
         self._formation.come_back(self.swarm_view.settled())
-        self.amended.come_back()
+        self.amended.stand_at(self.step)
         self._port.cap(round_batch_range(self.amended.at(self.step))[1])
         if changed := self._switch.said():
             self._node.events.emit(changed)
