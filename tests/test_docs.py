@@ -295,6 +295,17 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_the_lines_of_json_of_all_commands_are_documented() -> None:
+    table = (ROOT / "docs/commands.md").read_text().partition("## Lines of")[2]
+    rows = re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE)
+    documented = {name for row in rows for name in re.findall(r"`([a-z_.]+)`", row)}
+    printed = set[str]()
+    for path in (ROOT / "src/minga/cli").rglob("*.py"):
+        for call in re.findall(r"output\.event\(([^,)]+)", path.read_text()):
+            printed.update(re.findall(r'"([a-z_.]+)"', call))
+    assert printed == documented
+
+
 def test_the_tree_on_the_page_of_the_design_is_that_of_the_package() -> None:
     page = (ROOT / "docs" / "design.md").read_text("utf-8")
     tree = page[page.index("    minga/cli") : page.index("    tests/  benchmarks/")]
