@@ -21,9 +21,12 @@ import minga
 from minga.core.events.bus import Event
 from minga.training.access.standing_orders import PAUSED, STOP
 from minga.training.bridge.gradient_port import GradientPort
+from minga.training.life.member import Member
 from minga.training.organiser import desk_in
 from minga.training.replica.buffers import SharedBuffers, averaged_buffers
 from minga.training.replica.flat_vector import ParameterVector
+from minga.training.state.manifest import build_manifest
+from minga.training.strategy.interface import Recovery
 
 BATCH = 12
 STEPS = 4
@@ -754,6 +757,34 @@ def test_the_end_of_the_run_leaves_a_checkpoint(host: MakePeer) -> None:
     checkpoint = peer.newest_checkpoint()
     assert checkpoint is not None
     assert checkpoint.step == STEPS
+
+
+def test_the_last_checkpoint_is_of_the_state_that_this_peer_took_over_in_the_end(
+    host: MakePeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, is_over, taken = small_model(), Member._is_over, list[str]()
+    peer = host()
+
+    async def over(self: Member) -> bool:
+        if self._is_finished() and not taken:
+
+            def take_over() -> None:
+                with torch.no_grad():
+                    next(model.parameters()).add_(1.0)
+                self._port.restore(self._replica.capture(), Recovery.FETCH, 0)
+                taken.append(self._replica.digest())
+
+            await self._port.request("restore", take_over)
+        return await is_over(self)
+
+    monkeypatch.setattr(Member, "_is_over", over)
+    opt = minga.Optimizer(torch.optim.AdamW(model.parameters(), lr=0.1), peer, model=model)
+    train(opt, model)
+    peer.close()
+    checkpoint = peer.newest_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.step == STEPS
+    assert build_manifest(checkpoint).digest == taken[0] == opt.digest()
 
 
 def test_an_end_that_the_organisers_order_leaves_a_checkpoint(host: MakePeer) -> None:

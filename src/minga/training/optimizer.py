@@ -360,6 +360,8 @@ class Optimizer(torch.optim.Optimizer):
             work = self._port.poll()
             if isinstance(work, ThreadTask):
                 self._port.finish(work)
+                if work.name == "restore":
+                    self._kept_step = None  # what was kept of this step may have been another state
                 self._after_step()
                 waits_since_s = time.monotonic()
             elif work is None and is_done() and not self._is_complete():

@@ -32,6 +32,7 @@ from minga.training.access.standing_orders import OPTIMIZER, STRATEGY, StandingO
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins
+from minga.training.prospect import completed_step
 from minga.training.record_kinds import Progress
 from minga.training.run_folder.rejoin import RejoinFile
 from minga.training.status.run_status import RunStatus
@@ -224,16 +225,17 @@ class Organiser:
         return step_after(self._peer.status(), seconds)
 
     def completed_step(self) -> int | None:
-        """The run's last step if a peer that is in sight has taken it, else None; call `hear` before."""
-        status = self._status()
-        return status.step if status is not None and status.is_complete else None
+        """The run's last step if most of the peers in sight have taken it, else None; call `hear` before."""
+        peer = self._peer
+        return None if peer is None else peer.on_loop(lambda: completed_step(peer.session, self._spec))
 
     def check_goes_on(self) -> None:
         """Raise `ConfigurationError` if the run is complete: its members take no further step, whatever is ordered."""
         if (step := self.completed_step()) is not None:
             raise ConfigurationError(
                 f"the run is complete: it has taken its last step, {step}. Nothing is left to amend, pause or resume, "
-                "and no order prolongs it; `minga host RUN.TOML --from RUN` begins another run with its parameters"
+                "since members that are through take no further step; `minga host RUN.TOML --from RUN` begins another "
+                "run with its parameters"
             )
 
     def paused_step(self) -> int | None:

@@ -45,12 +45,15 @@ def look(thread: LoopThread, session: Session, spec: RunSpec, organiser: str) ->
     while not (live := thread.ask(lambda: live_rates(session.board))).vector_bytes and time.monotonic() < until:
         time.sleep(_POLL_S)
     batch = thread.ask(lambda: target_batch_size(session.board, spec))
-    completed = None if live.peers else thread.ask(lambda: _completed(session, spec))
+    completed = None if live.peers else thread.ask(lambda: completed_step(session, spec))
     return Prospect(session.node.run_id, organiser, spec, live, batch, completed)
 
 
-def _completed(session: Session, spec: RunSpec) -> int | None:
-    """The last step by the spec and the organisers' orders, if most of the peers that are here say that it is taken."""
+def completed_step(session: Session, spec: RunSpec) -> int | None:
+    """The last step by the spec and the organisers' orders, if most of the peers that are here say that it is taken.
+
+    On the event loop only.
+    """
     known = (item.payload for item in session.board.items(Progress))
     steps = sorted(progress.step for progress in known if progress.status != "syncing")  # which has no state yet
     step = steps[(len(steps) - 1) // 2] if steps else 0  # of which most are not below, so a liar alone changes nothing

@@ -261,7 +261,7 @@ class Session:
         self.orders = standing = StandingOrders(spec, ledger, orders)
         file = None if directory is None else BookFile(directory, self.peer_id)
         receipts = Receipts(self.node, self.identity, file, self.admission.credential_of)
-        download_state = self._downloader(replica, port)
+        download_state = self._downloader(replica, port, settings.organiser)
         member = Member(
             self.node, self.identity, self.board, settings, replica, port, download_state, standing, receipts
         )
@@ -396,7 +396,7 @@ class Session:
             logger.exception("this peer's member of the run failed")
             self.events.emit(MemberFailed(why=traceback.format_exception_only(error)[-1].strip()))
 
-    def _downloader(self, replica: ReplicaInterface, port: GradientPort) -> Download:
+    def _downloader(self, replica: ReplicaInterface, port: GradientPort, organiser: PeerId | None) -> Download:
         def note(progress: SyncProgress) -> None:
             self.sync_progress = progress
             self.events.emit(
@@ -409,6 +409,7 @@ class Session:
                     self.node,
                     self.member.swarm_view.donors() if self.member is not None else [],
                     minimum_step=minimum_step,
+                    organiser=organiser,
                     have=own,
                     cache=self.settings.cache,
                     accept=lambda manifest: port.accept(lambda: replica.check(manifest)),

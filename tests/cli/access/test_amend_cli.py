@@ -109,11 +109,13 @@ def test_a_stop_waits_only_while_a_peer_trains_and_not_for_ever(
 
 
 class AtPeer(Organiser):
-    """A desk at a peer that sees the run at step 30, paused or not, perhaps complete."""
+    """A desk at a peer that sees the run at step 30, paused or not, and others at `steps`."""
 
-    def __init__(self, spec: RunSpec, *, paused: bool = False, complete: bool = False) -> None:
-        status = SimpleNamespace(step=30, paused=paused, is_complete=complete, peers=())
-        peer = SimpleNamespace(status=lambda: status, on_loop=lambda function: function())
+    def __init__(self, spec: RunSpec, *steps: int, paused: bool = False) -> None:
+        status = SimpleNamespace(step=30, paused=paused, peers=())
+        told = [SimpleNamespace(payload=SimpleNamespace(step=step, status="training")) for step in (30, *steps)]
+        session = SimpleNamespace(board=SimpleNamespace(items=lambda _: told), ledger=None)
+        peer = SimpleNamespace(status=lambda: status, on_loop=lambda function: function(), session=session)
         files = cast(Any, SimpleNamespace(keep_orders=lambda _: None))
         key = Identity.generate()
         ledger = AccessLedger.of_spec(spec.run_id, spec, key.peer_id)
@@ -146,7 +148,8 @@ PLAIN = RunSpec.from_mapping({"name": "plain"})
 
 @pytest.mark.parametrize("options", [{}, {"at_step": 40}])
 def test_a_run_that_is_complete_takes_no_order(options: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = AtPeer(PLAIN, complete=True)
+    ending = RunSpec.from_mapping({"name": "short", "training": {"stop_after_steps": 30}})
+    desk = AtPeer(ending)
     lines, last = told_by(desk, amend.run_stop, monkeypatch, **options)
     assert lines == ["The run is complete: it has taken its last step, 30. There is nothing to stop."]
     assert last == {"ok": True, "step": 30, "ended": True}
@@ -154,6 +157,12 @@ def test_a_run_that_is_complete_takes_no_order(options: dict[str, int], monkeypa
         with pytest.raises(ConfigurationError, match=r"its last step, 30\. Nothing is left to amend"):
             told_by(desk, command, monkeypatch, *first, **options)
     assert not list(desk.ledger.amendments)
+
+
+def test_one_member_that_claims_a_later_step_keeps_no_order_from_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending = RunSpec.from_mapping({"name": "long", "training": {"stop_after_steps": 1000}})
+    desk = AtPeer(ending, 31, 10**6)
+    assert told_by(desk, amend.run_pause, monkeypatch)[1]["in_force"] is not None
 
 
 def test_a_paused_run_is_not_paused_again_and_a_running_one_not_resumed(monkeypatch: pytest.MonkeyPatch) -> None:

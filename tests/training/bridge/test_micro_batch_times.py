@@ -57,10 +57,12 @@ def test_who_was_quick_enough_before_tries_again_ever_more_rarely_and_is_believe
             now_s += 0.5
         tries.append(now_s - begun_s)
         now_s += 4.0
+        times.begin_try()
         times.add(4, 4.0, now_s)
     assert tries == pytest.approx([LEAST_PAUSE * times.each_s * factor for factor in (1, 2, 4)], rel=0.2)
     while not times.needs_another(now_s, step_s):
         now_s += 0.5
+    times.begin_try()
     times.add(4, 0.25, now_s + 0.25)
     assert times.each_s == pytest.approx(0.25)
 

@@ -46,7 +46,7 @@ def test_a_peer_whose_micro_batches_last_longer_than_steps_is_told_once() -> Non
     [
         pytest.param([0] * 9, 0.03, [0.3] * 9, id="a micro-batch that fits into a step ten times"),
         pytest.param([64, 0, 0] * 3, 0.5, [0.02] * 9, id="limits that leave something again"),
-        pytest.param([0] * 9, 0.5, [0.02, 0.02, 0.7] * 3, id="steps of which only some are short"),
+        pytest.param([0] * 10, 0.5, [0.02, 0.7] * 5, id="steps of which only some are short"),
     ],
 )
 def test_a_peer_that_is_left_nothing_for_another_reason_is_not_told(

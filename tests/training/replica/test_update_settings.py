@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,6 +27,10 @@ def model_of(frozen: tuple[int, ...] = ()) -> nn.Module:
     return model
 
 
+class OwnAdamW(torch.optim.AdamW):
+    """A class of a program's own."""
+
+
 def replica(
     *,
     frozen: tuple[int, ...] = (),
@@ -46,6 +51,11 @@ def replica(
         ({}, {"left_out": 2}, "0.bias is trained in the run and frozen here"),
         ({"kind": torch.optim.SGD}, {}, "trained by SGD, and the optimizer here is AdamW"),
         ({}, {"kind": torch.optim.SGD}, "trained by AdamW, and the optimizer here is SGD"),
+        (
+            {"kind": partial(torch.optim.SGD, momentum=0.9, nesterov=True)},
+            {"kind": torch.optim.SGD},
+            r"SGD \(nesterov\)",
+        ),
         ({}, {"max_grad_norm": 0.5}, "max_grad_norm=None, and here it is 0.5"),
         ({"max_grad_norm": 2}, {"max_grad_norm": 0.5}, "max_grad_norm=2.0, and here it is 0.5"),
     ],
@@ -69,6 +79,7 @@ def test_a_state_of_peers_that_update_otherwise_is_refused(
     [
         ({"lr": 0.1}, {"lr": 0.2}),
         ({"kind": AdamW}, {}),
+        ({"kind": OwnAdamW}, {}),
         ({"frozen": (0,)}, {"frozen": (0,), "left_out": 2}),
         ({"max_grad_norm": 1}, {"max_grad_norm": 1.0}),
         ({}, {"kind": torch.optim.SGD, "frozen": (0,), "reads": True}),

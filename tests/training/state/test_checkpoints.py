@@ -61,6 +61,16 @@ def test_a_checkpoint_that_another_peer_of_the_machine_removed_is_no_trouble(
     assert not caplog.records
 
 
+def test_a_state_that_was_given_up_for_another_of_its_step_goes(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=3)
+    earlier, own = store.save(make_snapshot(1)), store.save(make_snapshot(2))
+    others = store.save(make_snapshot(2, seed=7))
+    assert (earlier.exists(), own.exists(), others.exists()) == (True, False, True)
+    loaded = store.load()
+    assert loaded is not None
+    assert loaded.path == others
+
+
 def test_round_trip_with_further_files(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "deep" / "folder")
     assert store.load() is None

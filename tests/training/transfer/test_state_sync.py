@@ -218,6 +218,16 @@ async def test_the_majority_wins_then_the_later_step(swarm: Swarm) -> None:
 
 
 @virtually
+async def test_of_states_that_as_many_have_the_organisers_wins(swarm: Swarm) -> None:
+    states = [make_snapshot(5, seed) for seed in range(3)]
+    donors = await swarm.donors(*states)
+    for donor, state in zip(donors, states, strict=True):
+        assert same(await fetch(swarm.peer(), donors, organiser=donor.id), state)
+    donors = await swarm.donors(states[0], states[1], states[1])
+    assert same(await fetch(swarm.peer(), donors, organiser=donors[0].id), states[1]), "more outvote fewer"
+
+
+@virtually
 async def test_a_silent_minority_is_not_waited_for(swarm: Swarm) -> None:
     snapshot = make_snapshot()
     donors = await swarm.donors(snapshot, snapshot)

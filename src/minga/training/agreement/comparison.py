@@ -96,6 +96,11 @@ class StateComparison:
         """
         return self._history.is_minority(self._told(others), self._board.peer_id, finished, self._organiser)
 
+    def has_told(self, other: PeerId, step: int) -> bool:
+        """Whether one peer published its state of `step` or of a later one."""
+        told = self._board.payloads(StateInfo).get(other)
+        return told is not None and told.step >= step
+
     def differs(self, other: PeerId, step: int) -> bool:
         """Whether one peer published another state of `step` than this one."""
         own, told = self._history.of(step), self._board.payloads(StateInfo).get(other)

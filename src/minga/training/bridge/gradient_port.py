@@ -59,8 +59,9 @@ a loss is scaled."""
 WARNED_AFTER: Final = 10
 """The same, after which the program is warned."""
 
-LONG_WAIT_S, LONG_WAIT_STEPS = 10.0, 2.0
-"""A thread that waits for these seconds and as long as so many steps took waits for no step that gets on."""
+LONG_WAIT_S, LONG_WAIT_STEPS, LONGEST_WAIT_S = 10.0, 2.0, 300.0
+"""A thread that waits for these seconds and as long as so many steps took, or for the last number of seconds, waits for
+no step that gets on."""
 
 
 class PortPhase(enum.Enum):
@@ -157,7 +158,7 @@ class GradientPort(TrainingThread):
                 if self._is_done():
                     self._park()
                     urgent = True
-        if self._broken_in_row == WARNED_AFTER:
+        if in_time and not taken and self._broken_in_row == WARNED_AFTER:
             logger.warning(
                 "the gradients of the last %d micro-batches were NaN or infinite, and such ones do not count: nothing "
                 "is learned from this peer",
@@ -185,6 +186,7 @@ class GradientPort(TrainingThread):
         with self.lock:
             self._reopened_s = None
             if self._needs_another_time():
+                self._times.begin_try()
                 self._phase = PortPhase.OPEN
             if self._has_to_wait():
                 self._boundary_s = None
@@ -208,7 +210,9 @@ class GradientPort(TrainingThread):
         with self.lock:
             if self._phase is PortPhase.SEALED:
                 return False
-            return not self.report().samples or waited_s > LONG_WAIT_S + LONG_WAIT_STEPS * self._step_s
+            return not self.report().samples or waited_s > min(
+                LONG_WAIT_S + LONG_WAIT_STEPS * self._step_s, LONGEST_WAIT_S
+            )
 
     def pause(self) -> None:
         """The thread leaves off computing (evaluation, the end of the program): expect no micro-batch until `add`."""

@@ -22,6 +22,7 @@ FAR_LONGER = 3.0
 """By this factor, and `AWAY_S` seconds, a micro-batch takes longer than usual if the thread did something else."""
 LEAST_PAUSE_S, LEAST_PAUSE = 30.0, 10.0
 """Seconds, and usual micro-batches, from one that was too slow to the next try."""
+MOST_DOUBLINGS = 12
 SHORTEST_S = 1e-6
 """A clock that ticks rarely shows none for a short micro-batch."""
 
@@ -32,7 +33,7 @@ class MicroBatchTimes:
     def __init__(self) -> None:
         self._each, self._of_a_sample = MovingAverage(), MovingAverage()
         self._count, self._was_long, self._ended_s = 0, False, math.inf
-        self._least_each_s, self._tries = math.inf, 0
+        self._least_each_s, self._tries, self._is_try = math.inf, 0, False
 
     @property
     def each_s(self) -> float:
@@ -47,17 +48,20 @@ class MicroBatchTimes:
     def add(self, samples: int, seconds: float, now_s: float) -> None:
         """A micro-batch of so many samples, more than 0, ended at `now_s`, so many seconds after the one before."""
         most_s, seconds = FAR_LONGER * self.each_s + AWAY_S, max(seconds, SHORTEST_S)
-        is_try = self._count > 0 and now_s - seconds - self._ended_s >= LEAST_PAUSE_S
-        if (self._count == 1 or is_try) and self.each_s > FAR_LONGER * seconds:
+        if (self._count == 1 or self._is_try) and self.each_s > FAR_LONGER * seconds:
             self._each, self._of_a_sample = MovingAverage(), MovingAverage()
         is_long = self._count > 0 and seconds > most_s
         if is_long and not self._was_long:
             seconds = most_s
         self._count, self._was_long, self._ended_s = self._count + 1, is_long, now_s
-        self._tries = self._tries + 1 if is_try else 0
+        self._tries, self._is_try = self._tries + 1 if self._is_try else 0, False
         self._each.add(seconds)
         self._of_a_sample.add(seconds / samples)
         self._least_each_s = min(self._least_each_s, self.each_s)
+
+    def begin_try(self) -> None:
+        """The next micro-batch is computed although the thread was told to compute nothing."""
+        self._is_try = True
 
     def needs_another(self, now_s: float, step_s: float) -> bool:
         """Whether a thread that was told to compute nothing is to compute one micro-batch, at `now_s`.
@@ -66,6 +70,6 @@ class MicroBatchTimes:
         """
         if not self._count or self.each_s <= step_s:
             return False
-        pause_s = max(LEAST_PAUSE_S, LEAST_PAUSE * self.each_s) * 2**self._tries
+        pause_s = max(LEAST_PAUSE_S, LEAST_PAUSE * self.each_s) * 2 ** min(self._tries, MOST_DOUBLINGS)
         is_time = now_s - self._ended_s >= (AWAY_S if self._count == 1 else pause_s)
         return is_time and (self._count == 1 or self._least_each_s <= step_s)

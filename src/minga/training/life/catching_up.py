@@ -41,7 +41,9 @@ logger = logging.getLogger("minga.training")
 
 @loop_bound
 class CatchingUp:
-    """Knows whether this peer has to fetch a state, and fetches it; `others` are the peers with which it compares."""
+    """Knows whether this peer has to fetch a state, and fetches it; `others` are the peers with which it compares, and
+    `is_last` says whether a step is the last one of the run.
+    """
 
     def __init__(
         self,
@@ -50,6 +52,7 @@ class CatchingUp:
         states: StateComparison,
         events: EventBus,
         others: Callable[[], set[PeerId]],
+        is_last: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self.needs_state = True
         """Whether this peer takes part in no step before it has looked for a newer state."""
@@ -60,7 +63,7 @@ class CatchingUp:
         self._diverged_since_s: float | None = None
         self._divergences = 0
         self._synchroniser, self._swarm_view, self._states = synchroniser, swarm_view, states
-        self._events, self._others = events, others
+        self._events, self._others, self._is_last = events, others, is_last
 
     def require(self, at_least: int = 0) -> None:
         """This peer's state will not do: it needs one of step `at_least` or a later one."""
@@ -131,7 +134,8 @@ class CatchingUp:
         raise OutOfSyncError("the swarm went on before the state was here", code=RefusalCode.BEHIND, round=step)
 
     def _is_diverged(self, step: int) -> bool:
-        finished = [peer for peer, progress in self._swarm_view.settled().items() if progress.status == "finished"]
+        settled = self._swarm_view.settled() if self._is_last(step) else {}
+        finished = [peer for peer, progress in settled.items() if progress.status == "finished"]
         if not self._states.is_diverged(self._others(), finished):
             self._diverged_since_s = None
             return False

@@ -45,7 +45,10 @@ class Companions:
     def may_differ(self, step: int) -> bool:
         """Whether one that was lost has not told yet that it has the state of `step`, or may still need this peer's."""
         settled = self._swarm_view.settled()
-        return any(peer not in settled or self._is_behind(peer, step, settled[peer]) for peer in self.lost)
+        return any(
+            peer not in settled or not self._states.has_told(peer, step) or self._is_behind(peer, step, settled[peer])
+            for peer in self.lost
+        )
 
     async def see_off(self, step: int) -> None:
         """Stay for a moment until those of the last round have its state, too."""

@@ -180,7 +180,9 @@ class Member:
         self._switch = StrategySwitch(replica, port, self.vectors)
         self.replica_step = ReplicaStep(replica, port, self._states, average, self.amended, self._switch, node.events)
         """Applies the mean of each round."""
-        self._catching_up = CatchingUp(self._synchroniser, self.swarm_view, self._states, node.events, self._others)
+        self._catching_up = CatchingUp(
+            self._synchroniser, self.swarm_view, self._states, node.events, self._others, self._is_last
+        )
         self._lost: tuple[PeerId, ...] = ()
         self._companions = Companions(self.swarm_view, self._states)
         self.in_doubt = False
@@ -307,6 +309,7 @@ class Member:
         self._formation.regroup(regroup.epoch, sorted(present), is_one=is_one)
         self.swarm_view.epoch = regroup.epoch
         self._lost = ()
+        self._companions.forget()
         if not is_one:
             self._catching_up.require(regroup.step)
             self._catching_up.discards_state = self._node.peer_id not in present
@@ -418,8 +421,7 @@ class Member:
             self._node.events.emit(RunAmended(step=self.step, changes=said))
         limit, goes_on = self._limit_by(plan), self.amended.at(step)
         self._port.cap(round_batch_range(goes_on)[1])
-        is_last = step == self.amended.last_step(self.step)
-        compares = is_last or (self._states.is_due(step) and bool(self.swarm_view.active()))
+        compares = self._is_last(step) or (self._states.is_due(step) and bool(self.swarm_view.active()))
         strategy = StrategyChoice.of(goes_on)
         with self._hold.beginning_if(lambda: self.swarm_view.is_behind(step)):
             state = await self.replica_step.take(outcome, self._result, fate, limit, strategy, compares=compares)
@@ -446,13 +448,15 @@ class Member:
 
     # ---- state
 
-    async def _synchronise(self) -> None:
-        """Fetch what the swarm has and this peer lacks; alone, or first of all, just go on."""
+    async def _synchronise(self) -> bool:
+        """Fetch what the swarm has and this peer lacks, and return whether it is here; alone, or first of all, just go
+        on.
+        """
         newest = self._catching_up.step_to_fetch(self.step)
         if newest is None:
             self._hold.end_soon()
             await self._catching_up.go_without()
-            return
+            return False
         self.step, standing = newest, self.step  # announced: a full step waits for those who fetch this state
         self._publisher.set_status("syncing")
         if self.ready.is_set():  # else it has nothing yet that could count
@@ -464,7 +468,7 @@ class Member:
             self.step = standing  # what this peer has: the next fetch announces its own step
             self._hold.end_soon()
             await self._catching_up.note_failure(newest, error)
-            return
+            return False
         if self.in_doubt and self.step != standing:
             self.vectors.forget()
             self.in_doubt = False
@@ -478,6 +482,7 @@ class Member:
         self._hold.end_soon()
         self.on_epoch(self.epoch)
         self._node.events.emit(SyncFinished(step=self.step, seconds=asyncio.get_running_loop().time() - begun_s))
+        return True
 
     def _others(self) -> set[PeerId]:
         return set(self.swarm_view.alive()) - {self._node.peer_id}
@@ -487,14 +492,17 @@ class Member:
         deadline = asyncio.get_running_loop().time() + FAREWELL_S
         while self._is_finished() and self._companions.lost and asyncio.get_running_loop().time() < deadline:
             if self._catching_up.is_due(self.step):
-                await self._synchronise()
-                state = StateInfo(self.step, await self._port.request("digest", self._replica.digest))
-                self._states.publish(state)  # else the others would think that it still is another one
+                if await self._synchronise():  # else the others would think that this peer's is still another one
+                    digest = await self._port.request("digest", self._replica.digest)
+                    self._states.publish(StateInfo(self.step, digest))
             elif self._companions.may_differ(self.step):
                 await asyncio.sleep(SYNC_PAUSE_S)
             else:
                 break
         return self._is_finished()
+
+    def _is_last(self, step: int) -> bool:
+        return step == self.amended.last_step(self.step)
 
     def _is_finished(self) -> bool:
         last = self.amended.last_step(self.step)

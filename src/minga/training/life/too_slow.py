@@ -11,8 +11,9 @@ from minga.core.thread_guard import loop_bound
 from minga.core.units import format_duration
 from minga.network.rpc.node import Node
 
-STEPS_IN_A_ROW: Final = 3
-"""For how many steps a micro-batch has to be too long before the peer is told: one may be short by chance."""
+SHORT_STEPS: Final = 3
+"""For how many steps more than not a micro-batch has to be too long before the peer is told: one may be short by
+chance, or long for a newcomer's sake."""
 
 
 @loop_bound
@@ -39,8 +40,8 @@ class TooSlowNotice:
             self._steps_too_short, self._is_told = 0, False
             return
         is_too_short = began_s is not None and now - began_s < report.micro_batch_s
-        self._steps_too_short = self._steps_too_short + 1 if is_too_short else 0
-        if began_s is None or self._is_told or self._steps_too_short < STEPS_IN_A_ROW:
+        self._steps_too_short = max(0, self._steps_too_short + (1 if is_too_short else -1))
+        if began_s is None or self._is_told or self._steps_too_short < SHORT_STEPS:
             return
         self._is_told = True
         why = (

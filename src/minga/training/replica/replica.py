@@ -28,7 +28,7 @@ from minga.training.replica.host_memory import HostMemory
 from minga.training.replica.optimizer_check import check_model, check_optimizer, check_plain_descent, check_scheduler
 from minga.training.replica.trained_set import TrainedSet
 from minga.training.replica.update_rules import RuledModel, UpdateRules
-from minga.training.replica.update_settings import UpdateSettings
+from minga.training.replica.update_settings import UpdateSettings, name_of
 from minga.training.state.manifest import Manifest
 from minga.training.state.scalars import strategy_of
 from minga.training.state.sketch import Sketch, sketch_of
@@ -88,7 +88,7 @@ class Replica:
         )
         self._trained = TrainedSet(self._state.parameters(), trained_parameters(optimizer))
         if not reads:
-            settings = UpdateSettings(self._trained.frozen, type(optimizer).__name__, max_grad_norm)
+            settings = UpdateSettings(self._trained.frozen, name_of(optimizer), max_grad_norm)
             self._state.define_updates(settings)
         self._first_strategy = spec.training.strategy
         self._schedule_at = self._epoch()

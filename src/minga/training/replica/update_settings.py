@@ -11,12 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+import torch
 
 from minga.core.errors import ConfigurationError
 from minga.core.units import counted
 from minga.training.state.scalars import Json, decode_number, encode_number
 
+_SWITCHES: Final = ("amsgrad", "maximize", "nesterov")
+"""Settings that are no numbers, which a newcomer would take over, and make other updates."""
 _FROZEN, _OPTIMIZER, _NORM = "frozen", "optimizer", "max_grad_norm"
+
+
+def name_of(optimizer: torch.optim.Optimizer) -> str:
+    """The optimizer's class, without the package, as what keeps equal tensors goes by equal names, and which switches
+    are on. Of a class that a program derived it is the one of torch or minga.
+    """
+    known = (each for each in type(optimizer).__mro__ if each.__module__.startswith(("torch.optim.", "minga.optim.")))
+    kind = next(known, torch.optim.Optimizer)
+    kind = type(optimizer) if kind is torch.optim.Optimizer else kind
+    on = sorted({name for name in _SWITCHES for group in optimizer.param_groups if group.get(name) is True})
+    return f"{kind.__name__} ({', '.join(on)})" if on else kind.__name__
 
 
 @dataclass(frozen=True)
@@ -26,7 +42,7 @@ class UpdateSettings:
     frozen: Sequence[str]
     """Names of the parameters that no mean changes: they require no gradient, or the optimizer does not have them."""
     optimizer: str
-    """The name of its class, without the package: what keeps equal tensors goes by equal names."""
+    """As `name_of` has it."""
     max_grad_norm: float | None
     """As at the beginning of the run: the organisers' amendments, which reach all peers, leave it."""
 
@@ -47,8 +63,9 @@ class UpdateSettings:
             )
         if (norm := decode_number(there.get(_NORM))) != self.max_grad_norm:
             raise ConfigurationError(
-                f"the run clips gradients with max_grad_norm={norm}, and here it is {self.max_grad_norm}: give "
-                "minga.Optimizer the same one (organisers change it in a running run by minga amend)"
+                f"the run began with max_grad_norm={norm}, and here it is {self.max_grad_norm}: give minga.Optimizer "
+                "that one, which is peer.spec.optimizer.max_grad_norm where the run's host takes the run spec's; what "
+                "organisers made of it by minga amend counts by itself"
             )
 
     def _check_frozen(self, there: set[str]) -> None:

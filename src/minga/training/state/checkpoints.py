@@ -129,8 +129,14 @@ class CheckpointStore:
         return None
 
     def _prune(self, just_saved: Path) -> None:
-        """Remove all but the last `keep` checkpoints, never the one that was just saved."""
-        for _, path in complete_checkpoints(self.directory)[: -self.keep]:
+        """Remove all but the last `keep` checkpoints, never the one that was just saved; and another state of its step,
+        which this peer gave up for that of others.
+        """
+        found = complete_checkpoints(self.directory)
+        saved = [step for step, path in found if path == just_saved]
+        given_up = [(step, path) for step, path in found if step in saved and path != just_saved]
+        rest = [each for each in found if each not in given_up]
+        for _, path in (*given_up, *rest[: -self.keep]):
             if path == just_saved:
                 continue
             try:

@@ -53,9 +53,12 @@ class OvertakenError(UnreachableError):
 class Donors:
     """The donors that were asked: their states, which states lead, and why some donors are not used any more."""
 
-    def __init__(self, node: Node, donors: Sequence[PeerId], expect_digest: str | None) -> None:
+    def __init__(
+        self, node: Node, donors: Sequence[PeerId], expect_digest: str | None, organiser: PeerId | None = None
+    ) -> None:
         self.failed: dict[PeerId, RemoteError] = {}
         self._node, self._donors, self._expect_digest = node, list(dict.fromkeys(donors)), expect_digest
+        self._organiser = organiser
         self._votes: dict[Description, set[PeerId]] = {}
         self._reached: dict[PeerId, int] = {}
         """The newest step of which each donor has the state."""
@@ -79,9 +82,20 @@ class Donors:
             await end(*asking)
 
     def leading(self) -> tuple[Description, list[PeerId]] | None:
-        """The state that most of the donors not yet dropped have, and which these are; None if there is none."""
+        """The state that most of the donors not yet dropped have, and which these are; None if there is none.
+
+        Of those of one step that as many have that of the organiser counts, as where states are compared.
+        """
         supporters = {state: sorted(voters - self.failed.keys()) for state, voters in self._votes.items()}
-        ranking = sorted(supporters, key=lambda state: (-len(supporters[state]), -state.step, state.digest))
+        ranking = sorted(
+            supporters,
+            key=lambda state: (
+                -len(supporters[state]),
+                -state.step,
+                self._organiser not in supporters[state],
+                state.digest,
+            ),
+        )
         return (ranking[0], supporters[ranking[0]]) if ranking and supporters[ranking[0]] else None
 
     def drop(self, donor: PeerId, error: RemoteError) -> None:

@@ -67,12 +67,14 @@ async def download(
     *,
     minimum_step: int = 0,
     expect_digest: str | None = None,
+    organiser: PeerId | None = None,
     have: StateSnapshot | None = None,
     cache: Path | None = None,
     accept: Accept | None = None,
     progress: Callable[[SyncProgress], None] | None = None,
 ) -> DownloadedState:
-    """Download the state after step `minimum_step` or later that most of `donors` publish.
+    """Download the state after step `minimum_step` or later that most of `donors` publish; of several of one step
+    that as many do, that of the `organiser`.
 
     `have` is this peer's own state (without content, if the one to come has none), `cache` a folder for verified
     chunks, where a large state lies, too. `accept` may refuse a manifest, by raising, before memory is taken for its
@@ -80,7 +82,7 @@ async def download(
     `StorageError` if memory does not suffice, and what `accept` raises. Chunks that arrived stay in the cache; trying
     again is up to the caller.
     """
-    asked = Donors(node, donors, expect_digest)
+    asked = Donors(node, donors, expect_digest, organiser)
     await asked.ask(minimum_step)
     manifest, supporters = await asked.fetch_manifest()
     if accept is not None:
