@@ -11,8 +11,8 @@ import torch
 from minga.averaging.codecs.interface import FLOAT32_MAX
 from minga.security.robust.rows import Rows
 
-_SUM_ELEMENTS: Final = 1 << 17
-"""512 KiB of a float32 sum stay in the cache of one core while the rows stream past."""
+_SUM_ELEMENTS: Final = 1 << 21
+"""8 MiB of a float32 sum stay in the cache that cores share while the rows stream past."""
 _PIECE_ELEMENTS: Final = 1 << 14
 SINGLE_ROUNDING: Final = 2.0**-24
 
