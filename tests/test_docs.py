@@ -296,7 +296,7 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 
 def test_the_lines_of_json_of_all_commands_are_documented() -> None:
-    table = (ROOT / "docs/commands.md").read_text().partition("## Lines of")[2]
+    table = (ROOT / "docs/commands.md").read_text().partition("## Lines for programs")[2]
     rows = re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE)
     documented = {name for row in rows for name in re.findall(r"`([a-z_.]+)`", row)}
     printed = set[str]()
