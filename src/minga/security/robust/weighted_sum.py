@@ -15,6 +15,7 @@ _SUM_ELEMENTS: Final = 1 << 21
 """8 MiB of a float32 sum stay in the cache that cores share while the rows stream past."""
 _PIECE_ELEMENTS: Final = 1 << 14
 SINGLE_ROUNDING: Final = 2.0**-24
+DOUBLE_ROUNDING: Final = 2.0**-53
 
 
 def single_sum(rows: Rows, coefficients: npt.NDArray[np.float64]) -> torch.Tensor:
@@ -49,17 +50,20 @@ def _product(factors: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
 
 
 def double_sum(rows: Rows, coefficients: npt.NDArray[np.float64]) -> tuple[torch.Tensor, float]:
-    """sum_i coefficients[i] * rows[i] as float32 [numel], added up in float64, and the norm of its rounding error.
+    """sum_i coefficients[i] * rows[i] as float32 [numel], added up in float64, and a bound of its error's norm.
 
-    Sums beyond the range of float32 become its largest magnitude.
+    That is of the rounding to float32 and, which counts where terms cancel, of that of the sums. Sums beyond the range
+    of float32 become its largest magnitude.
     """
-    total, error = torch.empty(rows.numel), 0.0
+    total, error, lengths = torch.empty(rows.numel), 0.0, torch.zeros(len(rows), dtype=torch.float64)
     factors = torch.from_numpy(coefficients)
     for part, block in rows.double_blocks():
         exact = factors @ block
+        lengths += block.square_().sum(1)
         rounded = total[part].copy_(exact.clamp(-FLOAT32_MAX, FLOAT32_MAX))
         error += float(exact.sub_(rounded).square().sum())
-    return total, error**0.5
+    terms = float(factors.abs() @ lengths.sqrt_())
+    return total, error**0.5 + (len(rows) + 1) * DOUBLE_ROUNDING * terms
 
 
 def squared_distances(rows: Rows, value: torch.Tensor) -> torch.Tensor:
