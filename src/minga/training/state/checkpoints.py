@@ -43,6 +43,7 @@ class CheckpointStore:
         if keep < 1:
             raise ConfigurationError(f"keep = {keep}: at least one checkpoint must be kept")
         self.directory, self.keep = directory, keep
+        self._last_saved: Path | None = None
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
@@ -129,14 +130,15 @@ class CheckpointStore:
         return None
 
     def _prune(self, just_saved: Path) -> None:
-        """Remove all but the last `keep` checkpoints, never the one that was just saved; and another state of its step,
-        which this peer gave up for that of others.
+        """Remove all but the last `keep` checkpoints, never the one that was just saved; and what this store saved of
+        the same step before, which this peer gave up for the state of others.
         """
-        found = complete_checkpoints(self.directory)
-        saved = [step for step, path in found if path == just_saved]
-        given_up = [(step, path) for step, path in found if step in saved and path != just_saved]
-        rest = [each for each in found if each not in given_up]
-        for _, path in (*given_up, *rest[: -self.keep]):
+        steps = {path: step for step, path in complete_checkpoints(self.directory)}
+        before, self._last_saved = self._last_saved, just_saved
+        doomed = [*steps][: -self.keep]
+        if before in steps and before != just_saved and steps[before] == steps.get(just_saved):
+            doomed.append(before)
+        for path in dict.fromkeys(doomed):
             if path == just_saved:
                 continue
             try:
