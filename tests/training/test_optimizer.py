@@ -26,6 +26,7 @@ from minga.training.organiser import desk_in
 from minga.training.replica.buffers import SharedBuffers, averaged_buffers
 from minga.training.replica.flat_vector import ParameterVector
 from minga.training.state.manifest import build_manifest
+from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import Recovery
 
 BATCH = 12
@@ -748,14 +749,20 @@ def test_following_without_gradients(host: MakePeer) -> None:
     assert opt.global_step == STEPS
 
 
+def left_by(peer: minga.Peer) -> StateSnapshot:
+    """The newest checkpoint that a peer has left, of which there has to be one."""
+    peer.close()
+    checkpoint = peer.newest_checkpoint()
+    assert checkpoint is not None
+    return checkpoint
+
+
 def test_the_end_of_the_run_leaves_a_checkpoint(host: MakePeer) -> None:
     model = small_model()
     peer = host()
     opt = minga.Optimizer(torch.optim.AdamW(model.parameters(), lr=0.1), peer, model=model)
     train(opt, model)
-    peer.close()
-    checkpoint = peer.newest_checkpoint()
-    assert checkpoint is not None
+    checkpoint = left_by(peer)
     assert checkpoint.step == STEPS
 
 
@@ -780,9 +787,7 @@ def test_the_last_checkpoint_is_of_the_state_that_this_peer_took_over_in_the_end
     monkeypatch.setattr(Member, "_is_over", over)
     opt = minga.Optimizer(torch.optim.AdamW(model.parameters(), lr=0.1), peer, model=model)
     train(opt, model)
-    peer.close()
-    checkpoint = peer.newest_checkpoint()
-    assert checkpoint is not None
+    checkpoint = left_by(peer)
     assert checkpoint.step == STEPS
     assert build_manifest(checkpoint).digest == taken[0] == opt.digest()
 
@@ -796,9 +801,7 @@ def test_an_end_that_the_organisers_order_leaves_a_checkpoint(host: MakePeer) ->
     assert desk.put_in_force(desk.amend({STOP: 6, PAUSED: False}, 0))[1]
     train(opt, model)
     assert opt.finished
-    peer.close()
-    checkpoint = peer.newest_checkpoint()
-    assert checkpoint is not None
+    checkpoint = left_by(peer)
     assert checkpoint.step == opt.global_step == 6
 
 

@@ -66,7 +66,7 @@ class StateComparison:
         interval: AveragingInterval,
         organiser: PeerId | None = None,
     ) -> None:
-        self.interval, self._organiser = interval, () if organiser is None else (organiser,)
+        self.interval, self._meant = interval, () if organiser is None else (organiser,)
         self._board, self._replica, self._every = board, replica, every
         self._has_sketch = interval.is_fixed or not replica.rounds_alike
         self._history = StateHistory()
@@ -94,7 +94,7 @@ class StateComparison:
         """Whether most of `others`, as far as they published theirs, have another state than this peer; or as many as
         have this one's, and those that `finished` or the organiser, in this order, are among them.
         """
-        return self._history.is_minority(self._told(others), self._board.peer_id, finished, self._organiser)
+        return self._history.is_minority(self._told(others), self._board.peer_id, finished, self._meant)
 
     def has_told(self, other: PeerId, step: int) -> bool:
         """Whether one peer published its state of `step` or of a later one."""
