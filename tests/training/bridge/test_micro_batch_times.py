@@ -24,7 +24,8 @@ def after(*seconds: float) -> MicroBatchTimes:
         ((0.5, 0.5, 60.0), 1.24),  # it evaluated: counts as 2.5 s
         ((60.0, 0.5), 0.5),  # it compiled
         ((1.2, 0.1, 0.1), 0.1),
-        ((60.0, 60.0, 0.5), 38.0),  # one quick one says little: about the mean of three
+        ((60.0, 60.0, 0.5), 0.5),  # it compiled twice: the second one had another shape
+        ((60.0, 60.0, 60.0, 0.5), 44.0),  # one quick one says little: about the mean of four
         ((0.01, 0.9), 0.478),  # less than a second more may well be its own
         ((0.5, *[60.0] * 40), 59.0),  # it is slower now
         (tuple([0.1, 0.1, 0.1, 4.0] * 50), 1.07),  # data come in bursts
@@ -38,12 +39,14 @@ def test_lone_long_times_count_for_little_and_what_lasts_counts_in_full(
     assert times.samples_per_s == pytest.approx(4 / each_s if each_s else 0.0, rel=0.1)
 
 
-def test_a_second_micro_batch_is_needed_where_the_first_was_long() -> None:
+def test_further_micro_batches_are_needed_where_the_first_were_long() -> None:
     assert not MicroBatchTimes().needs_another(1e9, 1.0), "it never computed"
-    first, usual = after(60.0), after(60.0, 60.0)
-    assert not first.needs_another(160.5, 5.0)
-    assert first.needs_another(161.0, 5.0)
-    assert not first.needs_another(161.0, 61.0), "there is time for such a micro-batch in a step"
+    for few in ((60.0,), (60.0, 60.0)):
+        first, ended_s = after(*few), 100.0 + sum(few)
+        assert not first.needs_another(ended_s + 0.5, 5.0)
+        assert first.needs_another(ended_s + 1.0, 5.0)
+        assert not first.needs_another(ended_s + 1.0, 61.0), "there is time for such a micro-batch in a step"
+    usual = after(60.0, 60.0, 60.0)
     assert not usual.needs_another(1e9, 5.0), "it never was quick enough"
 
 

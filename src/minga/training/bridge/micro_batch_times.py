@@ -3,12 +3,14 @@
 Theory of operation. The thread tells when a micro-batch ends, so all that the program does between two of them counts
 as time of the second: to wait for data, to compile the model before the first one, to evaluate without saying so. A
 time far beyond the usual one therefore counts as what is just not far beyond, unless the one before was as long. And if
-the second micro-batch of all is far quicker than the first, the first says nothing.
+one of the first micro-batches is far quicker than those before it, these say nothing: a model may be compiled for the
+first, and again for the second, which has another shape.
 
 A peer that is thought to be too slow for the steps of the run is told to stop at 0 samples, and so would never be seen
 to be quick again. While a peer that really is slow computes in vain, it falls behind, and others may wait for it for
-some seconds. So each computes its second micro-batch, and later one now and then only if it was quick enough before:
-then something else keeps the machine busy, and will be over. Each try that is no better doubles the pause to the next.
+some seconds. So each computes its first `FIRST` micro-batches, and later one now and then only if it was quick enough
+before: then something else keeps the machine busy, and will be over. Each try that is no better doubles the pause to
+the next.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from minga.training.bridge.moving_average import MovingAverage
 
 FAR_LONGER = 3.0
 """By this factor, and `AWAY_S` seconds, a micro-batch takes longer than usual if the thread did something else."""
+FIRST = 3
+"""Micro-batches after which a peer knows how long its own take."""
 LEAST_PAUSE_S, LEAST_PAUSE = 30.0, 10.0
 """Seconds, and usual micro-batches, from one that was too slow to the next try."""
 MOST_DOUBLINGS = 12
@@ -48,7 +52,7 @@ class MicroBatchTimes:
     def add(self, samples: int, seconds: float, now_s: float) -> None:
         """A micro-batch of so many samples, more than 0, ended at `now_s`, so many seconds after the one before."""
         most_s, seconds = FAR_LONGER * self.each_s + AWAY_S, max(seconds, SHORTEST_S)
-        if (self._count == 1 or self._is_try) and self.each_s > FAR_LONGER * seconds:
+        if (self._is_new or self._is_try) and self.each_s > FAR_LONGER * seconds:
             self._each, self._of_a_sample = MovingAverage(), MovingAverage()
         is_long = self._count > 0 and seconds > most_s
         if is_long and not self._was_long:
@@ -71,5 +75,9 @@ class MicroBatchTimes:
         if not self._count or self.each_s <= step_s:
             return False
         pause_s = max(LEAST_PAUSE_S, LEAST_PAUSE * self.each_s) * 2 ** min(self._tries, MOST_DOUBLINGS)
-        is_time = now_s - self._ended_s >= (AWAY_S if self._count == 1 else pause_s)
-        return is_time and (self._count == 1 or self._least_each_s <= step_s)
+        is_time = now_s - self._ended_s >= (AWAY_S if self._is_new else pause_s)
+        return is_time and (self._is_new or self._least_each_s <= step_s)
+
+    @property
+    def _is_new(self) -> bool:
+        return 0 < self._count < FIRST
