@@ -2,7 +2,8 @@
 
 A member that loses sight of all others goes on alone, and where there are but two, so does the other. If they find each
 other again, they compare their states, and one of them gives way. After the last step no other would follow that
-shows the difference. So a peer that took it without a member of the round before waits for that one and compares.
+shows the difference. So a peer that lost others shortly before the end waits for these and compares. It need not be in
+the last round that it lost them: alone, each takes several steps in the seconds of a broken line.
 """
 
 from __future__ import annotations
@@ -20,27 +21,37 @@ from minga.training.record_kinds import Progress
 
 FAREWELL_S = 5.0
 """Longest time, in seconds, that a peer which finished the run stays for the others of its last step, or for those that
-it lost there."""
+it lost."""
+LOST_S = 60.0
+"""For so many seconds one that was lost may have gone on alone and come back; then it is gone, or has to fetch anyway."""
 
 
 @loop_bound
 class Companions:
-    """Who was in the last round, and who was lost there and may have taken the same step alone."""
+    """Who was in the last round, and who was lost there or shortly before and may have taken the same steps alone."""
 
     def __init__(self, swarm_view: BoardView, states: StateComparison) -> None:
         self._swarm_view, self._states = swarm_view, states
-        self.lost = self._together = frozenset[PeerId]()
+        self._together = frozenset[PeerId]()
+        self._lost_s: dict[PeerId, float] = {}  # loop time at which each was lost
+
+    @property
+    def lost(self) -> frozenset[PeerId]:
+        """Those that were lost in the last seconds and did not come back."""
+        since_s = asyncio.get_running_loop().time() - LOST_S
+        return frozenset(peer for peer, lost_s in self._lost_s.items() if lost_s >= since_s)
 
     def note(self, outcome: RoundOutcome) -> None:
         """This peer takes a step by what came of a round."""
         members = frozenset(member.peer_id for member in outcome.plan.members)
-        together = members.difference(outcome.lost)
-        self.lost = (self._together | members) - together
+        together, now_s = members.difference(outcome.lost), asyncio.get_running_loop().time()
+        self._lost_s |= dict.fromkeys((self._together | members) - together, now_s)
+        self._lost_s = {peer: self._lost_s[peer] for peer in self.lost - together}
         self._together = together
 
     def forget(self) -> None:
         """This peer has the state of others now."""
-        self.lost = self._together = frozenset()
+        self._together, self._lost_s = frozenset(), {}
 
     def may_differ(self, step: int) -> bool:
         """Whether one that was lost has not told yet that it has the state of `step`, or may still need this peer's."""
