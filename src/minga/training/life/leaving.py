@@ -32,26 +32,29 @@ class Companions:
 
     def __init__(self, swarm_view: BoardView, states: StateComparison) -> None:
         self._swarm_view, self._states = swarm_view, states
-        self._together = frozenset[PeerId]()
-        self._lost_s: dict[PeerId, float] = {}  # loop time at which each was lost
+        self._together = self._just_lost = frozenset[PeerId]()
+        self._parted_s: dict[PeerId, float] = {}  # loop time at which each went with half of a group or more
 
     @property
     def lost(self) -> frozenset[PeerId]:
-        """Those that were lost in the last seconds and did not come back."""
+        """Those that the last round lost, and those that went before and can have gone on: fewer than half wait."""
         since_s = asyncio.get_running_loop().time() - LOST_S
-        return frozenset(peer for peer, lost_s in self._lost_s.items() if lost_s >= since_s)
+        return self._just_lost.union(peer for peer, parted_s in self._parted_s.items() if parted_s >= since_s)
 
     def note(self, outcome: RoundOutcome) -> None:
         """This peer takes a step by what came of a round."""
         members = frozenset(member.peer_id for member in outcome.plan.members)
-        together, now_s = members.difference(outcome.lost), asyncio.get_running_loop().time()
-        self._lost_s |= dict.fromkeys((self._together | members) - together, now_s)
-        self._lost_s = {peer: self._lost_s[peer] for peer in self.lost - together}
+        together, before = members.difference(outcome.lost), self._together | members
+        self._just_lost = before - together
+        if 2 * len(together) <= len(before):
+            self._parted_s |= dict.fromkeys(self._just_lost, asyncio.get_running_loop().time())
+        self._parted_s = {peer: parted_s for peer, parted_s in self._parted_s.items() if peer not in together}
         self._together = together
 
     def forget(self) -> None:
         """This peer has the state of others now."""
-        self._together, self._lost_s = frozenset(), {}
+        self._together = self._just_lost = frozenset()
+        self._parted_s.clear()
 
     def may_differ(self, step: int) -> bool:
         """Whether one that was lost has not told yet that it has the state of `step`, or may still need this peer's."""
