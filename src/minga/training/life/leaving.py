@@ -23,7 +23,8 @@ FAREWELL_S = 5.0
 """Longest time, in seconds, that a peer which finished the run stays for the others of its last step, or for those that
 it lost."""
 LOST_S = 60.0
-"""For so many seconds one that was lost may have gone on alone and come back; then it is gone, or has to fetch anyway."""
+"""So many seconds after half of a group parted from this peer it may come back with steps of its own; later none waits
+for it."""
 
 
 @loop_bound
