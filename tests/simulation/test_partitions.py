@@ -150,3 +150,21 @@ def test_two_that_take_the_last_steps_each_alone_end_with_one_state(
         await swarm.close()
 
     main()
+
+
+@virtually
+async def test_a_newcomer_that_is_cut_off_before_its_first_round_ends_with_the_state_of_the_other() -> None:
+    swarm = Swarm(make_spec(16, digest_every=10, training={"stop_after_steps": 3}), seed=5)
+    first = swarm.add(HostSettings(latency_s=0.005), TrainerSettings(4, 0.25))
+    await swarm.run_until_step(2, limit_s=60)
+    second = swarm.add(HostSettings(latency_s=0.005), TrainerSettings(4, 0.25))
+    while not swarm.log.of("sync.finished"):
+        await asyncio.sleep(0.01)
+    swarm.internet.cut(first.name, second.name)
+    await asyncio.sleep(5.0)
+    swarm.internet.restore(first.name, second.name)
+    await swarm.run_until_step(3, limit_s=60)
+    await asyncio.sleep(10)
+    assert {event.event.fields["members"] for event in swarm.log.of("step.applied")} == {1}, "both were alone"
+    assert len(set(swarm.digests().values())) == 1
+    await swarm.close()

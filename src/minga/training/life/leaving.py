@@ -52,9 +52,9 @@ class Companions:
         self._parted_s = {peer: parted_s for peer, parted_s in self._parted_s.items() if peer not in together}
         self._together = together
 
-    def forget(self) -> None:
-        """This peer has the state of others now."""
-        self._together = self._just_lost = frozenset()
+    def begin_with(self, peers: Collection[PeerId] = ()) -> None:
+        """This peer has the state of others now: of these, which may be lost before there was a round with them."""
+        self._together, self._just_lost = frozenset(peers), frozenset()
         self._parted_s.clear()
 
     def may_differ(self, step: int) -> bool:

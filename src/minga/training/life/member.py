@@ -309,7 +309,7 @@ class Member:
         self._formation.regroup(regroup.epoch, sorted(present), is_one=is_one)
         self.swarm_view.epoch = regroup.epoch
         self._lost = ()
-        self._companions.forget()
+        self._companions.begin_with()
         if not is_one:
             self._catching_up.require(regroup.step)
             self._catching_up.discards_state = self._node.peer_id not in present
@@ -478,7 +478,7 @@ class Member:
         if changed := self._switch.said():
             self._node.events.emit(changed)
         self._catching_up.finish(self.step)
-        self._companions.forget()
+        self._companions.begin_with(self.swarm_view.settled())
         self._hold.end_soon()
         self.on_epoch(self.epoch)
         self._node.events.emit(SyncFinished(step=self.step, seconds=asyncio.get_running_loop().time() - begun_s))
