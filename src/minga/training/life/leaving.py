@@ -1,9 +1,9 @@
 """How a peer's life in a run ends: after the last step, or by a mistake.
 
-A member that loses sight of all others goes on alone, and where there are but two, so does the other. If they find each
-other again, they compare their states, and one of them gives way. After the last step no other would follow that
-shows the difference. So a peer that lost others shortly before the end waits for these and compares. It need not be in
-the last round that it lost them: alone, each takes several steps in the seconds of a broken line.
+Where there are but two members, each goes on alone when it loses sight of the other. If they find each other again,
+they compare their states, and one of them gives way. After the last step no other would follow that shows the
+difference. So a peer that lost others shortly before the end waits for these and compares. It need not be in the last
+round that it lost them: alone, each takes several steps in the seconds of a broken line.
 """
 
 from __future__ import annotations
