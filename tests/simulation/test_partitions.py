@@ -168,3 +168,22 @@ async def test_a_newcomer_that_is_cut_off_before_its_first_round_ends_with_the_s
     assert {event.event.fields["members"] for event in swarm.log.of("step.applied")} == {1}, "both were alone"
     assert len(set(swarm.digests().values())) == 1
     await swarm.close()
+
+
+@virtually
+async def test_one_that_comes_back_with_the_last_state_tells_it_to_the_one_that_waits_for_it() -> None:
+    swarm = Swarm(make_spec(16, digest_every=10, training={"stop_after_steps": 2}), seed=5, checkpoint_every=1)
+    first, second = (swarm.add(HostSettings(latency_s=0.005), TrainerSettings(4, 0.25)) for _ in range(2))
+    await swarm.run_until_step(1, limit_s=60)
+    await asyncio.sleep(0.1)
+    swarm.internet.cut(first.name, second.name)
+    await swarm.run_until_step(2, limit_s=60)
+    swarm.internet.kill(first.network)
+    await asyncio.sleep(1.0)
+    swarm.internet.restore(first.name, second.name)
+    assert len(set(swarm.digests([first.name, second.name]).values())) == 2
+    swarm.restart(first.name)
+    await asyncio.sleep(4.0)
+    assert len(swarm.log.of("run.finished")) == 2, "nobody waits for what was told"
+    assert len(set(swarm.digests().values())) == 1
+    await swarm.close()
