@@ -120,14 +120,15 @@ def test_a_coordinator_that_dies_while_a_round_is_committed_leaves_one_result(de
 
 
 @pytest.mark.parametrize(
-    ("happens", "after_s", "seconds"), [("cut", 0.1, 3.0), ("cut", 0.52, 2.0), ("stall", 0.52, 2.0)]
+    ("happens", "after_s", "seconds", "steps"),
+    [("cut", 0.1, 3.0, 2), ("cut", 0.52, 2.0, 2), ("stall", 0.52, 2.0, 2), ("cut", 0.1, 3.0, 3), ("cut", 0.1, 5.0, 3)],
 )
-def test_two_that_take_the_last_step_each_alone_end_with_one_state(
-    happens: str, after_s: float, seconds: float
+def test_two_that_take_the_last_steps_each_alone_end_with_one_state(
+    happens: str, after_s: float, seconds: float, steps: int
 ) -> None:
     @virtually
     async def main() -> None:
-        swarm = Swarm(make_spec(16, digest_every=10, training={"stop_after_steps": 2}), seed=5)
+        swarm = Swarm(make_spec(16, digest_every=10, training={"stop_after_steps": steps}), seed=5)
         first, second = (swarm.add(HostSettings(latency_s=0.005), TrainerSettings(4, 0.25)) for _ in range(2))
         while min(first.replica.step, second.replica.step) < 1:
             await asyncio.sleep(0.01)
@@ -140,12 +141,49 @@ def test_two_that_take_the_last_step_each_alone_end_with_one_state(
             swarm.internet.stall(second.name)
             await asyncio.sleep(seconds)
             swarm.internet.resume(second.name)
-        await swarm.run_until_step(2, limit_s=60)
+        await swarm.run_until_step(steps, limit_s=60)
         await asyncio.sleep(10)
         alone = [event for event in swarm.log.of("step.applied") if event.event.fields["members"] == 1]
-        assert alone, "the fault has to fall into the last step"
+        assert alone, "the fault has to fall into the last steps"
         assert len(set(swarm.digests([first.name, second.name]).values())) == 1
         assert len(swarm.log.of("sync.finished")) <= 2, "one gives way, and fetches the state once"
         await swarm.close()
 
     main()
+
+
+@virtually
+async def test_a_newcomer_that_is_cut_off_before_its_first_round_ends_with_the_state_of_the_other() -> None:
+    swarm = Swarm(make_spec(16, digest_every=10, training={"stop_after_steps": 3}), seed=5)
+    first = swarm.add(HostSettings(latency_s=0.005), TrainerSettings(4, 0.25))
+    await swarm.run_until_step(2, limit_s=60)
+    second = swarm.add(HostSettings(latency_s=0.005), TrainerSettings(4, 0.25))
+    while not swarm.log.of("sync.finished"):
+        await asyncio.sleep(0.01)
+    swarm.internet.cut(first.name, second.name)
+    await asyncio.sleep(5.0)
+    swarm.internet.restore(first.name, second.name)
+    await swarm.run_until_step(3, limit_s=60)
+    await asyncio.sleep(10)
+    assert {event.event.fields["members"] for event in swarm.log.of("step.applied")} == {1}, "both were alone"
+    assert len(set(swarm.digests().values())) == 1
+    await swarm.close()
+
+
+@virtually
+async def test_one_that_comes_back_with_the_last_state_tells_it_to_the_one_that_waits_for_it() -> None:
+    swarm = Swarm(make_spec(16, digest_every=10, training={"stop_after_steps": 2}), seed=5, checkpoint_every=1)
+    first, second = (swarm.add(HostSettings(latency_s=0.005), TrainerSettings(4, 0.25)) for _ in range(2))
+    await swarm.run_until_step(1, limit_s=60)
+    await asyncio.sleep(0.1)
+    swarm.internet.cut(first.name, second.name)
+    await swarm.run_until_step(2, limit_s=60)
+    swarm.internet.kill(first.network)
+    await asyncio.sleep(1.0)
+    swarm.internet.restore(first.name, second.name)
+    assert len(set(swarm.digests([first.name, second.name]).values())) == 2
+    swarm.restart(first.name)
+    await asyncio.sleep(4.0)
+    assert len(swarm.log.of("run.finished")) == 2, "nobody waits for what was told"
+    assert len(set(swarm.digests().values())) == 1
+    await swarm.close()

@@ -20,8 +20,9 @@ from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.virtual.host import EPOCH_S
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
-from minga.simulation.swarm.swarm import Swarm
+from minga.simulation.swarm.swarm import Swarm, small_replica
 from minga.training.access.admission import MAX_INVALID
+from minga.training.access.amended import Amended
 from minga.training.access.order_gossip import OrderExchange
 from minga.training.access.standing_orders import StandingOrders, check_changes
 from minga.training.life.member import Member
@@ -232,6 +233,18 @@ async def test_what_is_due_is_what_no_higher_number_overrules() -> None:
     assert orders.spec(orders.due(4)).optimizer.learning_rate == 0.5
     nonsense = amendment(spec, 4, 0, optimizer__learning_rate="-1", training__seed="7", checkpoints__keep="{")
     assert standing(spec, nonsense).changes([nonsense.id]) == {}
+
+
+@virtually
+async def test_a_plan_by_fewer_orders_than_are_due_here_is_what_a_newcomer_goes_by_in_all_it_does() -> None:
+    spec = make_spec(8)
+    orders = standing(spec, amendment(spec, 1, 2, training__stop_after_steps="4"))
+    amends, told = Amended(orders, small_replica(spec)), list[int | None]()
+    amends.on_change = lambda changed: told.append(changed.training.stop_after_steps)
+    amends.stand_at(3)
+    assert (told, amends.last_step(3)) == ([4], 4)
+    amends.enter(())  # its leader has not heard of the order yet
+    assert (told, amends.last_step(4)) == ([4, None], None)
 
 
 def test_orders_are_signed_counted_and_of_this_run() -> None:

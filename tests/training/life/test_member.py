@@ -226,6 +226,28 @@ def test_a_run_ends_for_everybody_after_its_last_step() -> None:
     main()
 
 
+def test_nobody_waits_in_the_end_for_a_minority_that_was_lost_before_the_last_round() -> None:
+    """Fewer than half of a group wait for the others, so they have no steps of their own to compare."""
+
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(24, training={"stop_after_steps": 5}), seed=2)
+        peers = [swarm.add(HostSettings(), TrainerSettings(2, 0.1)) for _ in range(4)]
+        try:
+            await swarm.run_until_step(2, limit_s=100)
+            swarm.internet.kill(peers[-1].network)
+            await swarm.run_until_step(5, limit_s=100)
+            last_s = asyncio.get_running_loop().time()
+            while len(swarm.log.of("run.finished")) < 3:
+                await same_step(swarm)
+                await asyncio.sleep(0.05)
+            assert asyncio.get_running_loop().time() - last_s < 1.0
+        finally:
+            await swarm.close()
+
+    main()
+
+
 def test_a_lying_member_is_found_out_by_its_next_join() -> None:
     """One member applies other numbers than the rest, as if a round had been repaired behind its back."""
 

@@ -71,6 +71,21 @@ def test_a_state_that_was_given_up_for_another_of_its_step_goes(tmp_path: Path) 
     assert loaded.path == others
 
 
+@pytest.mark.parametrize("mine", [1, 7])
+def test_a_state_that_was_given_up_goes_also_where_another_peer_of_the_folder_wrote_the_one_of_all(
+    tmp_path: Path, mine: int
+) -> None:
+    store, others = CheckpointStore(tmp_path, keep=3), CheckpointStore(tmp_path, keep=3)
+    own, theirs = store.save(make_snapshot(2, seed=mine)), others.save(make_snapshot(2, seed=8 - mine))
+    assert store.save(make_snapshot(2, seed=8 - mine)) == theirs
+    assert (own.exists(), theirs.exists()) == (False, True)
+    loaded = store.load()
+    assert loaded is not None
+    assert loaded.path == theirs
+    store.save(make_snapshot(2, seed=9))
+    assert theirs.exists(), "the other peer may have it still"
+
+
 def test_round_trip_with_further_files(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "deep" / "folder")
     assert store.load() is None

@@ -228,6 +228,18 @@ async def test_of_states_that_as_many_have_the_organisers_wins(swarm: Swarm) -> 
 
 
 @virtually
+async def test_of_states_that_as_many_have_without_the_organiser_that_of_the_lowest_id_wins(swarm: Swarm) -> None:
+    states = [make_snapshot(5, seed) for seed in range(4)]
+    donors = await swarm.donors(*states)
+    lowest = min(range(4), key=lambda index: donors[index].id)
+    assert same(await fetch(swarm.peer(), donors, organiser=swarm.peer().id), states[lowest])
+    pairs = [states[index % 2] for index in range(4)]
+    donors = await swarm.donors(*pairs)
+    lowest = min(range(4), key=lambda index: donors[index].id)
+    assert same(await fetch(swarm.peer(), donors), pairs[lowest])
+
+
+@virtually
 async def test_a_silent_minority_is_not_waited_for(swarm: Swarm) -> None:
     snapshot = make_snapshot()
     donors = await swarm.donors(snapshot, snapshot)

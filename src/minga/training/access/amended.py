@@ -60,10 +60,12 @@ class Amended:
         self.on_change(self._spec(step))
 
     def enter(self, plan_orders: Sequence[str]) -> str:
-        """The round of a plan with these orders counts. Returns what they change, in words, if they are another set."""
+        """The round of a plan with these orders counts. Returns what they change, in words, if they are another set, or
+        this peer's first since it came to stand where it does: what was due there its leader may not have known.
+        """
         first, self._has_taken_step = not self._has_taken_step, True
         ids = tuple(plan_orders)
-        if ids == self.in_force and not (first and ids):
+        if ids == self.in_force and not first:
             return ""
         self.in_force = ids
         changes, spec = self._orders.changes(ids), self._orders.spec(ids)

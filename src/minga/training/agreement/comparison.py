@@ -50,6 +50,11 @@ class StateMeasure:
         tolerance = max(STEP_SHARE * distance(self._before, after), LAST_BITS * length(after))
         return StateInfo(step, digest, after, tolerance) if math.isfinite(tolerance) else StateInfo(step, digest)
 
+    def at_rest(self) -> StateInfo:
+        """The same of a state that came by no step: it tolerates a few last bits only."""
+        self.begin()
+        return self.end()
+
 
 @loop_bound
 class StateComparison:
@@ -85,6 +90,10 @@ class StateComparison:
         """Tell the others this peer's state."""
         self._history.add(state)
         self._board.put(state)
+
+    def has_own(self, step: int) -> bool:
+        """Whether this peer told its state of `step`, and has it still."""
+        return self._history.of(step) is not None
 
     def clear(self) -> None:
         """The state was replaced."""

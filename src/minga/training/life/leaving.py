@@ -1,8 +1,9 @@
 """How a peer's life in a run ends: after the last step, or by a mistake.
 
-A member that loses sight of all others goes on alone, and where there are but two, so does the other. If they find each
-other again, they compare their states, and one of them gives way. After the last step no other would follow that
-shows the difference. So a peer that took it without a member of the round before waits for that one and compares.
+Where there are but two members, each goes on alone when it loses sight of the other. If they find each other again,
+they compare their states, and one of them gives way. After the last step no other would follow that shows the
+difference. So a peer that lost others shortly before the end waits for these and compares. It need not be in the last
+round that it lost them: alone, each takes several steps in the seconds of a broken line.
 """
 
 from __future__ import annotations
@@ -20,27 +21,41 @@ from minga.training.record_kinds import Progress
 
 FAREWELL_S = 5.0
 """Longest time, in seconds, that a peer which finished the run stays for the others of its last step, or for those that
-it lost there."""
+it lost."""
+LOST_S = 60.0
+"""So many seconds after half of a group parted from this peer it may come back with steps of its own; later none waits
+for it."""
 
 
 @loop_bound
 class Companions:
-    """Who was in the last round, and who was lost there and may have taken the same step alone."""
+    """Who was in the last round, and who was lost there or shortly before and may have taken the same steps alone."""
 
     def __init__(self, swarm_view: BoardView, states: StateComparison) -> None:
         self._swarm_view, self._states = swarm_view, states
-        self.lost = self._together = frozenset[PeerId]()
+        self._together = self._just_lost = frozenset[PeerId]()
+        self._parted_s: dict[PeerId, float] = {}  # loop time at which each went with half of a group or more
+
+    @property
+    def lost(self) -> frozenset[PeerId]:
+        """Those that the last round lost, and those that went before and can have gone on: fewer than half wait."""
+        since_s = asyncio.get_running_loop().time() - LOST_S
+        return self._just_lost.union(peer for peer, parted_s in self._parted_s.items() if parted_s >= since_s)
 
     def note(self, outcome: RoundOutcome) -> None:
         """This peer takes a step by what came of a round."""
         members = frozenset(member.peer_id for member in outcome.plan.members)
-        together = members.difference(outcome.lost)
-        self.lost = (self._together | members) - together
+        together, before = members.difference(outcome.lost), self._together | members
+        self._just_lost = before - together
+        if 2 * len(together) <= len(before):
+            self._parted_s |= dict.fromkeys(self._just_lost, asyncio.get_running_loop().time())
+        self._parted_s = {peer: parted_s for peer, parted_s in self._parted_s.items() if peer not in together}
         self._together = together
 
-    def forget(self) -> None:
-        """This peer has the state of others now."""
-        self.lost = self._together = frozenset()
+    def begin_with(self, peers: Collection[PeerId] = ()) -> None:
+        """This peer has the state of others now: of these, which may be lost before there was a round with them."""
+        self._together, self._just_lost = frozenset(peers), frozenset()
+        self._parted_s.clear()
 
     def may_differ(self, step: int) -> bool:
         """Whether one that was lost has not told yet that it has the state of `step`, or may still need this peer's."""

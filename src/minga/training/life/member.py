@@ -64,7 +64,6 @@ from minga.training.life.progress_publisher import ProgressPublisher
 from minga.training.life.state_sync import Download, Synchroniser
 from minga.training.life.too_slow import TooSlowNotice
 from minga.training.receipts.receipts import Receipts
-from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import ContributionFate
@@ -226,6 +225,7 @@ class Member:
                     self.ready.set()
                     await self._take_step()
             self._node.events.emit(RunFinished(step=self.step))
+            await self._tell_last_state()
             self._publisher.set_status("finished")
             if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
                 self.on_finished(await self._synchroniser.capture())
@@ -309,7 +309,7 @@ class Member:
         self._formation.regroup(regroup.epoch, sorted(present), is_one=is_one)
         self.swarm_view.epoch = regroup.epoch
         self._lost = ()
-        self._companions.forget()
+        self._companions.begin_with()
         if not is_one:
             self._catching_up.require(regroup.step)
             self._catching_up.discards_state = self._node.peer_id not in present
@@ -448,15 +448,13 @@ class Member:
 
     # ---- state
 
-    async def _synchronise(self) -> bool:
-        """Fetch what the swarm has and this peer lacks, and return whether it is here; alone, or first of all, just go
-        on.
-        """
+    async def _synchronise(self) -> None:
+        """Fetch what the swarm has and this peer lacks; alone, or first of all, just go on."""
         newest = self._catching_up.step_to_fetch(self.step)
         if newest is None:
             self._hold.end_soon()
             await self._catching_up.go_without()
-            return False
+            return
         self.step, standing = newest, self.step  # announced: a full step waits for those who fetch this state
         self._publisher.set_status("syncing")
         if self.ready.is_set():  # else it has nothing yet that could count
@@ -468,7 +466,7 @@ class Member:
             self.step = standing  # what this peer has: the next fetch announces its own step
             self._hold.end_soon()
             await self._catching_up.note_failure(newest, error)
-            return False
+            return
         if self.in_doubt and self.step != standing:
             self.vectors.forget()
             self.in_doubt = False
@@ -478,11 +476,10 @@ class Member:
         if changed := self._switch.said():
             self._node.events.emit(changed)
         self._catching_up.finish(self.step)
-        self._companions.forget()
+        self._companions.begin_with(self.swarm_view.settled())
         self._hold.end_soon()
         self.on_epoch(self.epoch)
         self._node.events.emit(SyncFinished(step=self.step, seconds=asyncio.get_running_loop().time() - begun_s))
-        return True
 
     def _others(self) -> set[PeerId]:
         return set(self.swarm_view.alive()) - {self._node.peer_id}
@@ -492,14 +489,19 @@ class Member:
         deadline = asyncio.get_running_loop().time() + FAREWELL_S
         while self._is_finished() and self._companions.lost and asyncio.get_running_loop().time() < deadline:
             if self._catching_up.is_due(self.step):
-                if await self._synchronise():  # else the others would think that this peer's is still another one
-                    digest = await self._port.request("digest", self._replica.digest)
-                    self._states.publish(StateInfo(self.step, digest))
+                await self._synchronise()
             elif self._companions.may_differ(self.step):
                 await asyncio.sleep(SYNC_PAUSE_S)
             else:
                 break
         return self._is_finished()
+
+    async def _tell_last_state(self) -> None:
+        """Others that wait for this peer compare, also where it has the last state from its disk or from others: else
+        they would know nothing of it, or think that it is still another one.
+        """
+        if not self._states.has_own(self.step):
+            self._states.publish(await self._port.request("measure", self._states.measure().at_rest))
 
     def _is_last(self, step: int) -> bool:
         return step == self.amended.last_step(self.step)

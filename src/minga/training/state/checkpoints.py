@@ -43,7 +43,7 @@ class CheckpointStore:
         if keep < 1:
             raise ConfigurationError(f"keep = {keep}: at least one checkpoint must be kept")
         self.directory, self.keep = directory, keep
-        self._last_saved: Path | None = None
+        self._last_saved: Path | None = None  # that this store wrote
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
@@ -68,8 +68,9 @@ class CheckpointStore:
         manifest = manifest or build_manifest(snapshot)
         final = self.directory / folder_name(manifest.step, manifest.digest)
         if final.exists():
-            if _damage(final) is None:
-                return final  # the same state, saved before or by another peer
+            if _damage(final) is None:  # the same state, saved before or by another peer
+                self._prune(final, is_new=False)
+                return final
             self._set_aside(final)
         partial, lock = None, None
         try:
@@ -129,12 +130,13 @@ class CheckpointStore:
             )
         return None
 
-    def _prune(self, just_saved: Path) -> None:
-        """Remove all but the last `keep` checkpoints, never the one that was just saved; and what this store saved of
-        the same step before, which this peer gave up for the state of others.
+    def _prune(self, just_saved: Path, *, is_new: bool = True) -> None:
+        """Remove all but the last `keep` checkpoints, never the one that was just saved; and what this store wrote of
+        the same step before, which this peer gave up for the state of others. What is not `is_new` another peer may
+        have written, whose it stays.
         """
         steps = {path: step for step, path in complete_checkpoints(self.directory)}
-        before, self._last_saved = self._last_saved, just_saved
+        before, self._last_saved = self._last_saved, just_saved if is_new or just_saved == self._last_saved else None
         doomed = [*steps][: -self.keep]
         if before in steps and before != just_saved and steps[before] == steps.get(just_saved):
             doomed.append(before)

@@ -84,7 +84,8 @@ class Donors:
     def leading(self) -> tuple[Description, list[PeerId]] | None:
         """The state that most of the donors not yet dropped have, and which these are; None if there is none.
 
-        Of those of one step that as many have that of the organiser counts, as where states are compared.
+        Of those of one step that as many have that of the organiser counts, else that of the peer with the lowest id,
+        as where states are compared: who gives way there is not to take a state that its other peers give up.
         """
         supporters = {state: sorted(voters - self.failed.keys()) for state, voters in self._votes.items()}
         ranking = sorted(
@@ -93,7 +94,7 @@ class Donors:
                 -len(supporters[state]),
                 -state.step,
                 self._organiser not in supporters[state],
-                state.digest,
+                supporters[state],
             ),
         )
         return (ranking[0], supporters[ranking[0]]) if ranking and supporters[ranking[0]] else None
