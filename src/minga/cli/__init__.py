@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 
 from minga.cli.terminal import exit_codes
+from minga.cli.terminal.plain_characters import use_plain_characters
 from minga.core.errors import StorageError
 
 __all__ = ["main"]
@@ -29,6 +30,7 @@ FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and end the process with its exit code; see `minga --help` for the codes."""
+    use_plain_characters((sys.stdout, sys.stderr))
     given = list(sys.argv[1:] if arguments is None else arguments)
     code = _run(given)
     if code in (exit_codes.INTERRUPTED, exit_codes.TERMINATED):
