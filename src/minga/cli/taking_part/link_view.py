@@ -36,7 +36,10 @@ _NOT_REACHED = (
 HOST_GONE_S = 15.0
 """How long the host is not to be seen, in seconds, before it is said to be gone."""
 _HOST_GONE = "The host of this run is gone. The run goes on with the peers that are here"
-_ALL_GONE = "Nobody else of this run can be seen: the host is gone, or this machine is offline. It goes on alone"
+_ALL_GONE = (
+    "Nobody else of this run can be seen: the host is gone, or this machine is offline. It goes on alone if the last "
+    "step had no more than two members, and else waits for most of them"
+)
 
 _RELAY_WORKS = "The link was tried from outside, through the relay {}: it works."
 _RELAY_FAILS = "The link was tried through the relay {}, and did not lead back to this machine: name another relay."
