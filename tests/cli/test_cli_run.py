@@ -177,12 +177,13 @@ def test_interrupt_ends_with_130(spec: str, tmp_path: Path, moment: str) -> None
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for single processes")
-def test_an_interrupted_host_says_which_step_is_on_disk(spec: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_host_says_which_step_is_on_disk(spec: str, tmp_path: Path, number: int, code: int) -> None:
     with Running("host", spec, *ALONE, "--directory", str(tmp_path), "--role", "trainer") as host:
         host.wait_for("step.applied", step=2)
-        host.process.send_signal(signal.SIGINT)
+        host.process.send_signal(number)
         summary = host.summary()
-        assert summary["exit_code"] == 130
+        assert summary["exit_code"] == code
     kept = [int(path.name.split("-")[1]) for path in tmp_path.rglob("step-*")]
     assert max(kept, default=None) == summary.get("checkpoint"), "on a busy machine there may be no time for one"
     assert summary["step"] >= 2

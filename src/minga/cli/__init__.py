@@ -64,7 +64,7 @@ def _run(arguments: list[str]) -> int:
         if exit_codes.interrupts:  # in the middle of an import, say, which makes an error of its own of it
             return exit_codes.report_interrupt(json_output=json_output)
         if type(error).__name__ == "Terminated":
-            return exit_codes.TERMINATED
+            return exit_codes.report_interrupt(json_output=json_output, code=exit_codes.TERMINATED)
         if exit_codes.is_expected(error):
             return exit_codes.report(error, json_output=json_output)
         raise
