@@ -54,7 +54,12 @@ class KnownRun:
 
         Raises `ConfigurationError` while it is hosted from, and `StorageError` if the disk refuses.
         """
-        HostLock.take(self.directory).release()
+        try:
+            HostLock.take(self.directory).release()
+        except ConfigurationError:  # it says how to take part, which is not what was asked for
+            raise ConfigurationError(
+                f"a process on this machine hosts this run from {self.directory}: end that process before you remove it"
+            ) from None
         try:
             shutil.rmtree(self.directory)
         except OSError as error:
