@@ -38,7 +38,8 @@ MEANINGS = {
 MAX_REASON_LETTERS = 300
 _MINORITY = (
     "too few of the {view} members of the last step can be seen from here, and the others may be going on together. "
-    "It goes on by itself when they are back; if they are gone for good, end this peer and start it again"
+    "It goes on by itself when they are back. If they are gone for good, the organiser types: "
+    "minga resume LINK --with-present"
 )
 
 
