@@ -190,6 +190,15 @@ def test_an_interrupted_host_says_which_step_is_on_disk(spec: str, tmp_path: Pat
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for single processes")
+def test_an_interrupted_host_whose_folder_is_gone_with_it_ends_in_order(spec: str) -> None:
+    with Running("host", spec, *ALONE, "--role", "trainer") as host:
+        host.wait_for("step.applied", step=2)
+        host.process.send_signal(signal.SIGINT)
+        summary = host.summary()
+        assert (summary["exit_code"], "checkpoint" in summary) == (130, False)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for single processes")
 def test_a_host_that_keeps_nothing_says_so_and_what_its_settings_cost(spec: str, tmp_path: Path) -> None:
     sparse = tmp_path / "sparse.toml"
     sparse.write_text(
@@ -248,6 +257,10 @@ def test_a_command_that_usually_ends_by_an_interrupt_says_goodbye(
 
 def test_a_host_that_leaves_says_how_to_go_on_with_its_run(tmp_path: Path) -> None:
     folder, done = tmp_path / "a run", {"step": 26, "checkpoint": 20}
+    assert farewell_of_host(folder, PeerOptions(ephemeral=True), {"step": 26}) == (
+        "This host has left at step 26. The run's folder was a temporary one, and is deleted."
+    )
+    folder.mkdir()
     said = farewell_of_host(folder, PeerOptions(identity="key.json"), done)
     assert said == (
         f"This host has left at step 26; the newest checkpoint is of step 20. The run lies in {folder}. To go on with "
