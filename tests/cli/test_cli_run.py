@@ -177,15 +177,25 @@ def test_interrupt_ends_with_130(spec: str, tmp_path: Path, moment: str) -> None
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for single processes")
-def test_an_interrupted_host_says_which_step_is_on_disk(spec: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_host_says_which_step_is_on_disk(spec: str, tmp_path: Path, number: int, code: int) -> None:
     with Running("host", spec, *ALONE, "--directory", str(tmp_path), "--role", "trainer") as host:
         host.wait_for("step.applied", step=2)
-        host.process.send_signal(signal.SIGINT)
+        host.process.send_signal(number)
         summary = host.summary()
-        assert summary["exit_code"] == 130
+        assert summary["exit_code"] == code
     kept = [int(path.name.split("-")[1]) for path in tmp_path.rglob("step-*")]
     assert max(kept, default=None) == summary.get("checkpoint"), "on a busy machine there may be no time for one"
     assert summary["step"] >= 2
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for single processes")
+def test_an_interrupted_host_whose_folder_is_gone_with_it_ends_in_order(spec: str) -> None:
+    with Running("host", spec, *ALONE, "--role", "trainer") as host:
+        host.wait_for("step.applied", step=2)
+        host.process.send_signal(signal.SIGINT)
+        summary = host.summary()
+        assert (summary["exit_code"], "checkpoint" in summary) == (130, False)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for single processes")
@@ -247,6 +257,10 @@ def test_a_command_that_usually_ends_by_an_interrupt_says_goodbye(
 
 def test_a_host_that_leaves_says_how_to_go_on_with_its_run(tmp_path: Path) -> None:
     folder, done = tmp_path / "a run", {"step": 26, "checkpoint": 20}
+    assert farewell_of_host(folder, PeerOptions(ephemeral=True), {"step": 26}) == (
+        "This host has left at step 26. The run's folder was a temporary one, and is deleted."
+    )
+    folder.mkdir()
     said = farewell_of_host(folder, PeerOptions(identity="key.json"), done)
     assert said == (
         f"This host has left at step 26; the newest checkpoint is of step 20. The run lies in {folder}. To go on with "

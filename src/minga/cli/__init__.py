@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 
 from minga.cli.terminal import exit_codes
+from minga.cli.terminal.plain_characters import use_plain_characters
 from minga.core.errors import StorageError
 
 __all__ = ["main"]
@@ -29,6 +30,7 @@ FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and end the process with its exit code; see `minga --help` for the codes."""
+    use_plain_characters((sys.stdout, sys.stderr))
     given = list(sys.argv[1:] if arguments is None else arguments)
     code = _run(given)
     if code in (exit_codes.INTERRUPTED, exit_codes.TERMINATED):
@@ -62,7 +64,7 @@ def _run(arguments: list[str]) -> int:
         if exit_codes.interrupts:  # in the middle of an import, say, which makes an error of its own of it
             return exit_codes.report_interrupt(json_output=json_output)
         if type(error).__name__ == "Terminated":
-            return exit_codes.TERMINATED
+            return exit_codes.report_interrupt(json_output=json_output, code=exit_codes.TERMINATED)
         if exit_codes.is_expected(error):
             return exit_codes.report(error, json_output=json_output)
         raise

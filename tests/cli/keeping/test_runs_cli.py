@@ -16,6 +16,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
+from minga.training.run_folder.host_lock import HostLock
 from minga.training.run_folder.known_runs import FOLDER_DIGITS, runs_folder
 from minga.training.run_folder.rejoin import SPEC_FILE
 from tests.worlds.cli_run import last_json, run
@@ -91,6 +92,15 @@ def test_a_run_is_deleted_only_after_a_yes(folders: list[Path], monkeypatch: pyt
     assert run("runs", "--remove", folders[1].name, "--yes").returncode == 0
     assert len(questions) == 2
     assert not folders[1].exists()
+
+
+def test_a_run_that_is_hosted_is_not_deleted_and_it_is_said_what_to_end(folders: list[Path]) -> None:
+    with HostLock.take(folders[0]):
+        refused = run("runs", "--remove", folders[0].name, "--yes")
+    assert refused.returncode == 2
+    assert f"hosts this run from {folders[0]}: end that process before you remove it" in refused.stderr
+    assert "minga join" not in refused.stderr
+    assert folders[0].exists()
 
 
 @pytest.mark.parametrize(

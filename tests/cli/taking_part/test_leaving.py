@@ -41,6 +41,40 @@ def test_the_first_interrupt_may_only_ask(answer: bool, interrupted_by: int) -> 
     assert done.stdout.split() == [str(interrupted_by), "1"], done.stderr
 
 
+TOLD_TO_END = """
+import os, signal, sys, time
+signal.signal(signal.SIGHUP, BEFORE)
+from minga.cli.terminal.interrupt import Interruption, Terminated
+interruption, asked = Interruption(), []
+interruption.defer(lambda: asked.append(1) or True, ends=ENDS)
+signals = 0
+try:
+    for signals in (1, 2):
+        os.kill(os.getpid(), signal.NUMBER) if signals == 1 else interruption.trigger()
+        time.sleep(0.1)
+    print("not ended")
+except (Terminated, KeyboardInterrupt) as error:
+    print(signals, len(asked), type(error).__name__, flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of this kind are not sent there")
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize(("ends", "told"), [(True, "2 1 Terminated"), (False, "1 0 Terminated")])
+def test_who_is_told_to_end_may_finish_what_it_does_first(number: str, ends: bool, told: str) -> None:
+    """A service that is stopped, and a terminal that is closed; a member of a verified run does not wait for a step."""
+    script = TOLD_TO_END.replace("NUMBER", number).replace("ENDS", str(ends)).replace("BEFORE", "signal.SIG_DFL")
+    done = forked.run("-c", script, timeout_s=40)
+    assert done.stdout.strip() == told, done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of this kind are not sent there")
+def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
+    script = TOLD_TO_END.replace("NUMBER", "SIGHUP").replace("ENDS", "True").replace("BEFORE", "signal.SIG_IGN")
+    done = forked.run("-c", script, timeout_s=40)
+    assert done.stdout.strip() == "not ended", "SIGHUP is ignored, and the first Ctrl-C only asks"
+
+
 def test_one_step_is_not_several() -> None:
     said = farewell_of_volunteer({"step": 7, "steps_contributed": 1, "samples": 1})
     assert "took part in 1 step with 1 sample. Thank you!" in said

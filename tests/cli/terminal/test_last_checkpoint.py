@@ -29,7 +29,8 @@ class World:
         context = SimpleNamespace(interruption=SimpleNamespace(defer=self._defer, trigger=self._trigger))
         self.last = LastCheckpoint(cast(Peer, self.peer), cast(Context, context))
 
-    def _defer(self, ask: Any) -> None:
+    def _defer(self, ask: Any, *, ends: bool) -> None:
+        assert ends
         self.ask = ask
 
     def _trigger(self) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +134,19 @@ def test_a_run_comes_back_with_its_key_and_newest_checkpoint(tmp_path: Path, mon
         restore_backup(tmp_path / "kept.backup", tmp_path / "runs", None, WORDS)
     with pytest.raises(minga.ConfigurationError, match="choose another name"):
         write_backup(tmp_path / "run", tmp_path / "kept.backup", organiser, WORDS)
+
+
+def test_a_restored_run_is_as_old_as_it_was(tmp_path: Path) -> None:
+    """Its host decides by this age whether the backup or what volunteers have is worth going on with."""
+    organiser = Identity.generate()
+    a_run(tmp_path / "run", organiser)
+    weeks_ago = time.time() - 3 * 7 * 24 * 3600.0
+    for path in (tmp_path / "run" / "checkpoints").rglob("*"):
+        os.utime(path, (weeks_ago, weeks_ago))
+    write_backup(tmp_path / "run", tmp_path / "kept.backup", organiser, WORDS)
+    restored = restore_backup(tmp_path / "kept.backup", tmp_path / "runs", tmp_path / "key.json", WORDS)
+    assert restored.run.age_s == pytest.approx(3 * 7 * 24 * 3600.0, abs=60.0)
+    assert restored.run.progress == "step 2, 21 d old"
 
 
 def test_the_key_of_another_run_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

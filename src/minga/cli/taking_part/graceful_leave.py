@@ -37,6 +37,8 @@ def farewell_of_host(folder: Path, options: PeerOptions, done: Mapping[str, int]
     """What an organiser reads who ended `minga host` by Ctrl-C; a key for one time only cannot go on with the run."""
     at = f" at step {done['step']}" if "step" in done else ""
     kept = f"; the newest checkpoint is of step {done['checkpoint']}" if "checkpoint" in done else ""
+    if not folder.exists():  # a temporary one
+        return f"This host has left{at}. The run's folder was a temporary one, and is deleted."
     said = f"This host has left{at}{kept}. The run lies in {folder}"
     if options.ephemeral:
         return f"{said}."

@@ -114,22 +114,25 @@ def report_usage(error: Any, *, json_output: bool) -> int:
     return USAGE
 
 
-def report_interrupt(*, json_output: bool) -> int:
-    """Say that Ctrl-C ended the command, and what it had done, unless the command has said so itself."""
+def report_interrupt(*, json_output: bool, code: int = INTERRUPTED) -> int:
+    """Say that Ctrl-C ended the command, or with `TERMINATED` as `code` another signal, and what it had done, unless
+    the command has said so itself.
+    """
     if interrupts_told:
-        return INTERRUPTED
+        return code
     done = {name: value for tell in done_so_far for name, value in tell().items()}
     if farewells and not json_output:
         print(farewells[-1](done), flush=True)
-        return INTERRUPTED
+        return code
     where = f" at step {done['step']}" if "step" in done else ""
     what = f", with {counted(done['samples'], 'sample')} of this machine" if "samples" in done else ""
     kept = f"; the newest checkpoint is of step {done['checkpoint']}" if "checkpoint" in done else ""
     print(f"minga: interrupted{where}{what}{kept}", file=sys.stderr)
     if json_output:
-        fields = {"summary": True, "ok": False, "error": "KeyboardInterrupt", "message": "interrupted", **done}
-        _print_last_line({**fields, "exit_code": INTERRUPTED})
-    return INTERRUPTED
+        name = "KeyboardInterrupt" if code == INTERRUPTED else "Terminated"
+        fields = {"summary": True, "ok": False, "error": name, "message": "interrupted", **done}
+        _print_last_line({**fields, "exit_code": code})
+    return code
 
 
 def _print_last_line(fields: dict[str, object]) -> None:

@@ -5,6 +5,7 @@ backward pass) delays it. Therefore the C-level handler also writes a byte to a 
 waits. The main thread gets its `KeyboardInterrupt` (or `Terminated`) and tidies up as usual; if it has not ended the
 process after `PATIENCE_S`, the watchdog says goodbye to the run in its place, and at the end of the second it ends the
 process. Where leaving at once costs something, a command may ask that the first Ctrl-C only says so (`defer`).
+SIGTERM, and SIGHUP when the terminal is closed, end a command in the same way.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import os
 import signal
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -23,14 +25,15 @@ from minga.cli.terminal.exit_codes import INTERRUPTED, TERMINATED, interrupts
 
 PATIENCE_S = 0.25
 DEADLINE_S = 0.8
+_ENDS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 class Terminated(BaseException):
-    """This process was told to end (SIGTERM)."""
+    """This process was told to end (SIGTERM), or its terminal was closed (SIGHUP)."""
 
 
 class Interruption:
-    """Watches for Ctrl-C and SIGTERM from its making to the end of the process. One per process, on the main thread."""
+    """Watches for Ctrl-C, SIGTERM and SIGHUP to the end of the process. One per process, on the main thread."""
 
     def __init__(self) -> None:
         self._goodbyes: list[Callable[[], None]] = []
@@ -40,40 +43,47 @@ class Interruption:
         self._instead: Callable[[], bool] | None = None
         self._deferrals = 0
         """Signals that the watchdog has to overlook."""
+        self._defers_ends = False
+        self._number = int(signal.SIGINT)
+        """What `trigger` sends: the signal that was deferred."""
         signal.set_wakeup_fd(self._sending.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGINT, self._interrupt)
-        with contextlib.suppress(AttributeError, ValueError):
-            signal.signal(signal.SIGTERM, _terminate)
+        for number in _ENDS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._terminate)
         threading.Thread(target=self._watch, name="minga-interrupt", daemon=True).start()
 
     def on_interrupt(self, goodbye: Callable[[], None]) -> None:
         """Call `goodbye` on the watchdog's thread when the end comes."""
         self._goodbyes.append(goodbye)
 
-    def defer(self, instead: Callable[[], bool]) -> None:
-        """The next Ctrl-C calls `instead`, on the main thread, and if that returns True does nothing else."""
-        self._deferrals, self._instead = 1, instead
+    def defer(self, instead: Callable[[], bool], *, ends: bool = False) -> None:
+        """The next Ctrl-C calls `instead`, on the main thread, and if that returns True does nothing else.
+
+        With `ends` the same is true of SIGTERM and SIGHUP.
+        """
+        self._deferrals, self._instead, self._defers_ends = 1, instead, ends
 
     def trigger(self) -> None:
-        """Interrupt the program from another thread, as Ctrl-C would."""
+        """Interrupt the program from another thread, as Ctrl-C would, or as the signal that was deferred."""
         with contextlib.suppress(OSError):
-            self._sending.send(bytes([signal.SIGINT]))
+            self._sending.send(bytes([self._number]))
         if hasattr(signal, "pthread_kill") and (main := threading.main_thread().ident) is not None:
-            signal.pthread_kill(main, signal.SIGINT)
+            signal.pthread_kill(main, self._number)
         else:
             _thread.interrupt_main()
 
     def _watch(self) -> None:
-        ends = {int(signal.SIGINT), int(signal.SIGTERM)}
         while True:
             received = self._receiving.recv(1)
             if not received:
                 return
-            if received[0] == int(signal.SIGINT) and self._deferrals:
+            is_end = received[0] in _ENDS
+            if self._deferrals and (self._defers_ends if is_end else received[0] == signal.SIGINT):
                 self._deferrals -= 1
-            elif received[0] in ends:
+            elif is_end or received[0] == signal.SIGINT:
                 break
-        if received[0] == int(signal.SIGTERM):
+        if is_end:
             self._code = TERMINATED
         timer = threading.Timer(DEADLINE_S, self._end)
         timer.daemon = True
@@ -84,17 +94,36 @@ class Interruption:
                 goodbye()
 
     def _interrupt(self, signal_number: int, frame: FrameType | None) -> None:
-        if self._instead is not None:
-            instead, self._instead = self._instead, None
-            if instead():
-                return
-            self._sending.send(bytes([signal_number]))  # the watchdog has overlooked the first one
+        if self._is_deferred(signal_number):
+            return
         interrupts.append(signal_number)
         signal.default_int_handler(signal_number, frame)
+
+    def _terminate(self, signal_number: int, frame: FrameType | None) -> None:
+        if signal_number != signal.SIGTERM:
+            _let_go_of_terminal()
+        if self._defers_ends and self._is_deferred(signal_number):
+            return
+        raise Terminated(signal_number, frame is None)
+
+    def _is_deferred(self, signal_number: int) -> bool:
+        if self._instead is None:
+            return False
+        instead, self._instead, self._number = self._instead, None, signal_number
+        if instead():
+            return True
+        self._sending.send(bytes([signal_number]))  # the watchdog has overlooked the first one
+        return False
 
     def _end(self) -> None:
         os._exit(self._code)  # without flushing: whoever reads the other end of a pipe may have stopped
 
 
-def _terminate(signal_number: int, frame: FrameType | None) -> None:
-    raise Terminated(signal_number, frame is None)
+def _let_go_of_terminal() -> None:
+    """Write nothing more to a terminal that is gone, which is an error; what goes into files and pipes stays."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)

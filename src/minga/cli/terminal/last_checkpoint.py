@@ -1,7 +1,7 @@
-"""Ctrl-C of a host: a checkpoint of the newest step, if there is time for it within the second that Ctrl-C takes.
+"""The end of a host: a checkpoint of the newest step, if there is time for it within the second that an end takes.
 
-    Ctrl-C ─▶ noted ─▶ the next moment at which the model is at rest ─▶ checkpoint ─▶ the command is interrupted
-                 └── `PATIENCE_S` later, whatever it does, it is interrupted as usual
+    Ctrl-C, SIGTERM, SIGHUP ─▶ noted ─▶ the next moment at which the model is at rest ─▶ checkpoint ─▶ the command ends
+                                 └── `PATIENCE_S` later, whatever it does, it is interrupted as usual
 
 A signal may come in the middle of an update, so the handler itself touches nothing. A checkpoint that is cut off leaves
 the earlier ones as they are.
@@ -26,15 +26,15 @@ class LastCheckpoint:
         self._peer, self._interruption = peer, context.interruption
         self._timer: threading.Timer | None = None
         if peer.role != "monitor" and peer.spec.security.verification != "byzantine":
-            context.interruption.defer(self._ask)
+            context.interruption.defer(self._ask, ends=True)
 
     @property
     def is_wanted(self) -> bool:
-        """Whether Ctrl-C came."""
+        """Whether Ctrl-C, or another signal to end, came."""
         return self._timer is not None
 
     def write(self, run: RecipeRun) -> None:
-        """If Ctrl-C came: write the checkpoint, then interrupt the command. The model has to be at rest."""
+        """If it is wanted: write the checkpoint, then interrupt the command. The model has to be at rest."""
         if self._timer is None:
             return
         if run.step:

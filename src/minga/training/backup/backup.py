@@ -80,9 +80,10 @@ def _write(folder: Path, partial: Path, identity: Identity, passphrase: str) -> 
         # A file that is open can be read to its end though its checkpoint is pruned meanwhile.
         contents = [opened.enter_context(path.open("rb")) for path in files]
         with tarfile.open(fileobj=cast("IO[bytes]", sealed), mode="w|", format=tarfile.PAX_FORMAT) as tar:
-            _add(tar, _KEY_NAME, io.BytesIO(identity.seed), len(identity.seed))
+            _add(tar, _KEY_NAME, io.BytesIO(identity.seed), len(identity.seed), 0.0)
             for path, content in zip(files, contents, strict=True):  # as long as it is now: a history may grow
-                _add(tar, path.relative_to(folder).as_posix(), content, os.fstat(content.fileno()).st_size)
+                found = os.fstat(content.fileno())
+                _add(tar, path.relative_to(folder).as_posix(), content, found.st_size, found.st_mtime)
         sealed.close()
         file.flush()
         os.fsync(file.fileno())
@@ -114,9 +115,9 @@ def restore_backup(file: Path, runs: Path, key: Path | None, passphrase: str) ->
     return Restored(known_run(folder), _store_key(identity, key, folder))
 
 
-def _add(tar: tarfile.TarFile, name: str, content: IO[bytes], size_bytes: int) -> None:
+def _add(tar: tarfile.TarFile, name: str, content: IO[bytes], size_bytes: int, written_at: float) -> None:
     entry = tarfile.TarInfo(name)
-    entry.size = size_bytes
+    entry.size, entry.mtime = size_bytes, written_at
     tar.addfile(entry, content)
 
 
@@ -136,6 +137,8 @@ def _extract(reader: SealedReader, folder: Path) -> Identity:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("xb") as target:
                     shutil.copyfileobj(content, target)
+                if entry.mtime:  # a backup of an earlier minga has no times
+                    os.utime(path, (entry.mtime, entry.mtime))
         while reader.read(1 << 20):  # up to the last frame, so that a file that was cut off is noticed
             pass
     except (tarfile.TarError, IdentityError, EOFError) as error:

@@ -17,7 +17,7 @@ from minga.core.units import counted, format_duration
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.training.run_folder.host_lock import HostLock
 from minga.training.run_folder.rejoin import signed_spec
-from minga.training.state.complete_checkpoints import complete_checkpoints
+from minga.training.state.complete_checkpoints import MANIFEST_NAME, complete_checkpoints
 
 FOLDER_DIGITS = 16
 """Digits of the run id that name a run's folder."""
@@ -54,7 +54,12 @@ class KnownRun:
 
         Raises `ConfigurationError` while it is hosted from, and `StorageError` if the disk refuses.
         """
-        HostLock.take(self.directory).release()
+        try:
+            HostLock.take(self.directory).release()
+        except ConfigurationError:  # it says how to take part, which is not what was asked for
+            raise ConfigurationError(
+                f"a process on this machine hosts this run from {self.directory}: end that process before you remove it"
+            ) from None
         try:
             shutil.rmtree(self.directory)
         except OSError as error:
@@ -86,9 +91,15 @@ def known_run(folder: Path) -> KnownRun:
     signed, spec = signed_spec(folder)
     checkpoints = folder / "checkpoints"
     found = complete_checkpoints(checkpoints) if checkpoints.is_dir() else []
-    newest = max((path.stat().st_mtime for _, path in found), default=folder.stat().st_mtime)
+    newest = max((_written_at(path) for _, path in found), default=folder.stat().st_mtime)
     step = found[-1][0] if found else None
     return KnownRun(signed, spec, folder, step, max(0.0, time.time() - newest))
+
+
+def _written_at(checkpoint: Path) -> float:
+    """The time of its manifest, since that of its folder is when it was laid there, by a restored backup perhaps."""
+    manifest = checkpoint / MANIFEST_NAME
+    return (manifest if manifest.is_file() else checkpoint).stat().st_mtime
 
 
 def _size_bytes(path: Path) -> int:

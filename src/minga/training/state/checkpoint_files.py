@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from safetensors import SafetensorError, safe_open
 
 from minga.core.decoding import DECODING_ERRORS, decode_json
+from minga.training.state.complete_checkpoints import MANIFEST_NAME
 from minga.training.state.manifest import FORMAT, MAX_MANIFEST_BYTES, Manifest, build_manifest
 from minga.training.state.scalars import Json, canonical_json
 from minga.training.state.snapshot import DTYPE_NAMES, DTYPES, StateSnapshot, TensorEntry, layout_bytes
@@ -33,7 +34,6 @@ from minga.training.state.state_dict import MODEL, OPTIMIZER, SKETCH, STRATEGY
 from minga.training.state.state_memory import PIECE_BYTES, StateMemory
 from minga.training.state.tensor_file import write_tensors
 
-MANIFEST_NAME = "manifest.json"
 _TENSOR_FILES = {
     MODEL: "model.safetensors",
     OPTIMIZER: "optimizer.safetensors",

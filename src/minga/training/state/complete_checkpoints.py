@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+MANIFEST_NAME = "manifest.json"
 _COMPLETE = re.compile(r"step-(\d{9,16})-([0-9a-f]{12})")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from minga.core.events.averaging import GroupMinority
 from minga.core.events.bus import Event
 from minga.core.events.security import SecureBanned
 from minga.core.events.split import SplitSuspicious
@@ -14,6 +15,7 @@ from minga.core.events.training import (
     ParametersNotAveraged,
     RunFileFailed,
     StateCacheFailed,
+    StepApplied,
     SyncFailed,
     TrainingTooSlow,
 )
@@ -21,6 +23,7 @@ from minga.core.events.training import (
 MEANINGS = {
     CheckpointFailed.kind: "a checkpoint was not saved",
     CheckpointNotUploaded.kind: "an archived checkpoint was not copied",
+    GroupMinority.kind: "no step can be taken",
     MemberFailed.kind: "this peer no longer takes part in steps",
     ParametersNotAveraged.kind: "the parameters were not averaged",
     SecureBanned.kind: "a member was banned",
@@ -33,6 +36,11 @@ MEANINGS = {
 """The kinds of events that are trouble, and what they mean."""
 
 MAX_REASON_LETTERS = 300
+_MINORITY = (
+    "too few of the {view} members of the last step can be seen from here, and the others may be going on together. "
+    "It goes on by itself when they are back. If they are gone for good, the organiser types: "
+    "minga resume LINK --with-present"
+)
 
 
 @dataclass(frozen=True)
@@ -58,8 +66,10 @@ class LastTrouble:
         self._event: Event | None = None
 
     def on_event(self, event: Event) -> None:
-        """Look at one event; on the thread that emits it."""
-        if event.kind in MEANINGS:
+        """Look at one event; on the thread that emits it. Of a minority nothing remains once a step was taken."""
+        if isinstance(event.data, StepApplied) and self._event is not None and self._event.kind == GroupMinority.kind:
+            self._event = None
+        elif event.kind in MEANINGS:
             self._number += 1
             self._event = event
 
@@ -67,10 +77,17 @@ class LastTrouble:
         """The newest trouble as of `time`, in seconds of the loop; on the same thread."""
         if self._event is None:
             return None
-        fields = self._event.fields
-        reason = str(fields.get("why") or fields.get("reason") or "for no known reason")
-        if self._event.kind == SecureBanned.kind and "peer" in fields:
-            reason = f"{str(fields['peer'])[:10]}: {reason}"
+        reason = _reason(self._event)
         # Reasons may quote what another peer sent: nothing in them may command a terminal.
         printable = "".join(letter if letter.isprintable() else " " for letter in reason[:MAX_REASON_LETTERS])
         return Trouble(self._number, self._event.kind, printable, max(0.0, time - self._event.time))
+
+
+def _reason(event: Event) -> str:
+    if isinstance(event.data, GroupMinority):
+        return _MINORITY.format(view=event.data.view)
+    fields = event.fields
+    reason = str(fields.get("why") or fields.get("reason") or "for no known reason")
+    if event.kind == SecureBanned.kind and "peer" in fields:
+        return f"{str(fields['peer'])[:10]}: {reason}"
+    return reason
