@@ -41,6 +41,7 @@ from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo, Beat, Left, Payload
 from minga.network.interface import LinkFacts
 from minga.network.rpc.node import Node
+from minga.training.organiser import step_after
 from minga.training.peer import Peer
 from minga.training.record_kinds import RUN_KINDS, Metrics, Progress, StateInfo
 from minga.training.status.last_problem import MAX_REASON_LETTERS, MEANINGS
@@ -121,6 +122,22 @@ def test_a_swarm_is_summed_up() -> None:
         )
         assert headline(status).startswith("step 7 of 9 · no loss yet · 8/64 samples")
         assert headline(status).endswith("2 peers training together, 1 auxiliary helping")
+
+    in_loop(check)
+
+
+def test_a_step_that_one_of_three_claims_is_not_believed() -> None:
+    """An organiser's orders are for steps that are counted from the one that is shown."""
+
+    def check(swarm: Swarm) -> None:
+        swarm.peer(AddressInfo("trainer"), progress(5, status="syncing"))
+        assert swarm.status().step == 5, "nobody else is in sight"
+        for step in (4, 4, 10**9):
+            swarm.peer(AddressInfo("trainer"), progress(step))
+        assert (swarm.status().step, swarm.status().is_complete) == (4, False)
+        assert step_after(swarm.status(), 10.0) < 20
+        swarm.peer(AddressInfo("trainer"), progress(5))
+        assert swarm.status().step == 5
 
     in_loop(check)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -131,7 +132,7 @@ def read_status(board: Board, node: Node, spec: RunSpec, losses: LossMeter) -> R
     ages = _ages(board)
     peers = tuple(_peer_status(board, node, peer, ages.get(peer, 0.0)) for peer in board.owners())
     active = [peer for peer in peers if peer.status not in (None, "syncing")]
-    step = max((peer.step for peer in peers if peer.status is not None), default=0)
+    step = step_of_half([peer.step for peer in active or peers if peer.status is not None])
     return RunStatus(
         name=spec.name,
         run_id=node.run_id,
@@ -170,10 +171,17 @@ def with_split(status: RunStatus, split: SplitRunStatus | None) -> RunStatus:
     )
 
 
+def step_of_half(steps: Sequence[int]) -> int:
+    """The step that half of the peers have reached, 0 if there are none.
+
+    Members are at most a step apart; one among three that claims another step is not believed.
+    """
+    return sorted(steps)[len(steps) // 2] if steps else 0
+
+
 def target_batch_size(board: Board, spec: RunSpec) -> int:
-    """The value of most peers at the newest step, within the bounds of the run spec."""
-    known = [item.payload for item in board.items(Progress)]
-    step = max((progress.step for progress in known), default=0)
+    """The value of most peers at the present step, within the bounds of the run spec."""
+    known, step = [item.payload for item in board.items(Progress)], _present_step(board)
     least, most = round_batch_range(spec.at(step))
     told = [progress.target_batch_size for progress in known if progress.step == step]
     return int(statistics.mode([batch for batch in told if least <= batch <= most] or [least]))
@@ -182,8 +190,14 @@ def target_batch_size(board: Board, spec: RunSpec) -> int:
 def live_work(board: Board, spec: RunSpec) -> tuple[LiveRates, StepWork]:
     """The rates on the board, and what a step of the run carries: what a plan is made of. On the event loop only."""
     live, batch = live_rates(board), target_batch_size(board, spec)
-    present = spec.at(max((item.payload.step for item in board.items(Progress)), default=0))
+    present = spec.at(_present_step(board))
     return live, StepWork(live.vector_bytes, batch, overlapped=facts_of(present).max_in_flight > 0)
+
+
+def _present_step(board: Board) -> int:
+    known = [item.payload for item in board.items(Progress)]
+    active = [progress for progress in known if progress.status != "syncing"]
+    return step_of_half([progress.step for progress in active or known])
 
 
 def _ages(board: Board) -> dict[PeerId, float]:
