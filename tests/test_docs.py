@@ -18,7 +18,6 @@ import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -139,13 +138,6 @@ def first_page_with(line: str) -> Path:
     return next(page for page in PAGES if any(line in block.text.splitlines() for block in blocks(page)))
 
 
-@contextlib.contextmanager
-def forked_ranks(folder: Path) -> Iterator[dict[str, str]]:
-    """The variables with which `torchrun` starts processes without another import of torch."""
-    with forked_commands(folder) as commands:
-        yield {"PYTHON_EXEC": str(commands / Path(sys.executable).name)}
-
-
 def run_shell(page: Path, block: Block, folder: Path, link: str) -> None:
     for line in block.text.strip().splitlines():
         words = shlex.split(line.replace("LINK", link))
@@ -165,8 +157,11 @@ def run_shell(page: Path, block: Block, folder: Path, link: str) -> None:
                     patch.setenv(name, value)
                 done = run(*words[1:])
         elif program := FORKED.get(words[0]) if block.how != "install" else None:
-            with forked_ranks(folder) if words[0] == "torchrun" else contextlib.nullcontext({}) as more:
-                env = {**environment(folder), **more}
+            with contextlib.ExitStack() as stack:
+                env = environment(folder)
+                if words[0] == "torchrun":  # the processes that it starts are forked as well
+                    commands = stack.enter_context(forked_commands(folder))
+                    env["PYTHON_EXEC"] = str(commands / Path(sys.executable).name)
                 done = forked.run(*program, *words[1:], timeout_s=100.0, cwd=folder, env=env)
         else:
             done = subprocess.run(words, cwd=folder, env=environment(folder), capture_output=True, text=True)
