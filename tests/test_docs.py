@@ -9,6 +9,7 @@ for each page. The texts that the page on troubleshooting quotes are those of th
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import os
 import re
@@ -27,6 +28,7 @@ import torch
 import minga
 from tests.worlds import forked
 from tests.worlds.cli_run import run
+from tests.worlds.forked_command import forked_commands
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -146,7 +148,8 @@ def run_shell(page: Path, block: Block, folder: Path, link: str) -> None:
             if first_page_with(line) != page:
                 continue
             source = [re.sub(r"^\.(?=\[|$)", lambda _: str(ROOT), word) for word in words[1:]]
-            words = [sys.executable, *source, "--no-deps", "--quiet", "--target", str(folder / "installed")]
+            here = ("--no-deps", "--no-build-isolation", "--quiet", "--target", str(folder / "installed"))
+            words = [sys.executable, *source, *here]
         if words[0] == "minga" and words[1] in QUICK:
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(folder)
@@ -154,7 +157,12 @@ def run_shell(page: Path, block: Block, folder: Path, link: str) -> None:
                     patch.setenv(name, value)
                 done = run(*words[1:])
         elif program := FORKED.get(words[0]) if block.how != "install" else None:
-            done = forked.run(*program, *words[1:], timeout_s=100.0, cwd=folder, env=environment(folder))
+            with contextlib.ExitStack() as stack:
+                env = environment(folder)
+                if words[0] == "torchrun":  # the processes that it starts are forked as well
+                    commands = stack.enter_context(forked_commands(folder))
+                    env["PYTHON_EXEC"] = str(commands / Path(sys.executable).name)
+                done = forked.run(*program, *words[1:], timeout_s=100.0, cwd=folder, env=env)
         else:
             done = subprocess.run(words, cwd=folder, env=environment(folder), capture_output=True, text=True)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"

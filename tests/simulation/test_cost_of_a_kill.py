@@ -22,7 +22,7 @@ GIVEN_UP_S = 2.0
 """Until a peer counts as gone: 1.5 s of silence, and two ticks of the clocks that count it."""
 PROCESS_S = 1.0
 """What the end of a process may cost whose machine lives: it closes its TCP connections."""
-MOMENTS = (0.2, 0.6, 0.9, 1.0, 1.08)
+MOMENTS = (0.2, soaked(0.6), 0.9, 1.0, 1.08)
 """In shares of a usual step, from its start on: the last ones are while the step is closed, and in its round."""
 
 

@@ -60,7 +60,7 @@ def sizes(swarm: Swarm) -> list[int]:
     return [sum(samples.values()) for _, groups in sorted(rounds(swarm).items()) for samples in groups.values()]
 
 
-@pytest.mark.parametrize("transfer_s", [0.2, 1.0, 4.0, soaked(10.0)])
+@pytest.mark.parametrize("transfer_s", [0.2, soaked(1.0), 4.0, soaked(10.0)])
 def test_a_step_takes_as_long_as_the_longer_of_computation_and_transfer(transfer_s: float) -> None:
     @virtually
     async def main() -> tuple[Swarm, Ages]:

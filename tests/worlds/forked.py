@@ -251,6 +251,9 @@ def _forget_the_tests() -> None:
 
 
 def _run(words: list[str]) -> None:
+    if words[0] == "-u":
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+        words = words[1:]
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

@@ -21,6 +21,7 @@ from minga.averaging.solver.planner import divide
 from minga.network.rpc.framing import MessageStream
 from tests.averaging.allreduce.test_two_level import connect_all
 from tests.worlds.reduce_world import World
+from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import later, virtually
 
 COUNT, ROOT, VICTIM, HOLDER, RELAY = 70, 1, 15, 20, 16
@@ -48,7 +49,7 @@ async def mended(
     return whole
 
 
-@pytest.mark.parametrize("lost_s", [0.5, 1.0])
+@pytest.mark.parametrize("lost_s", [soaked(0.5), 1.0])
 def test_what_some_have_from_a_lost_root_is_not_fetched_from_one_line(
     lost_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

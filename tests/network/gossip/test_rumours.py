@@ -85,7 +85,7 @@ def test_records_reach_everybody_over_bad_lines_and_past_one_way_paths(
     assert [lost for peer in swarm.peers for lost in peer.kinds("member.lost")] == []
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(1, of=2))
 def test_records_reach_everybody_while_peers_come_and_go(seed: int) -> None:
     async def scenario(swarm: Swarm) -> None:
         draw = random.Random(seed)

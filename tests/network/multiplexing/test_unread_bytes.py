@@ -43,13 +43,13 @@ class Watcher:
 
 def tiny_frames() -> list[bytes]:
     frame = pack(DATA, 2, 1) + b"x"
-    return [frame * (READ_BYTES // len(frame))] * 36  # 131,000 bytes of the window
+    return [frame * (READ_BYTES // len(frame))] * 16  # 58,000 bytes of the window
 
 
 def one_in_each_read() -> list[bytes]:
     frame, filling = pack(DATA, 2, 1) + b"x", pack(CREDIT, 4, 1)
     read = frame + filling * ((READ_BYTES - len(frame)) // len(filling))
-    return [read] * 150  # 150 bytes of the window
+    return [read] * 64  # 64 bytes of the window, of reads that hold twice what may be held
 
 
 @pytest.mark.parametrize("make", [tiny_frames, one_in_each_read])

@@ -13,6 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.worlds import forked
+from tests.worlds.seeds import soaked
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_gloo_available() and sys.platform == "linux"), reason="needs gloo, on the interface of Linux"
@@ -169,7 +170,7 @@ def run(script: str, folder: Path, size: int, *words: str) -> list[dict[str, Any
     return found
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [soaked(2), 3])
 def test_shards_come_to_the_bits_of_whole_tensors(tmp_path: Path, size: int) -> None:
     for found in run(OPTIMIZERS, tmp_path, size):
         assert len(found) == 10
