@@ -1,0 +1,242 @@
+"""Pauses, ends and interrupts of a loop, and what each leaves behind."""
+
+from __future__ import annotations
+
+import _thread
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+import minga
+from minga.core.events.bus import Event
+from minga.training.access.standing_orders import PAUSED, STOP
+from minga.training.bridge.gradient_port import GradientPort
+from minga.training.life.member import Member
+from minga.training.organiser import desk_in
+from minga.training.state.manifest import build_manifest
+from minga.training.state.snapshot import StateSnapshot
+from minga.training.strategy.interface import Recovery
+from tests.worlds.optimizer_loops import BATCH, STEPS, MakePeer, batches, mean_loss, same, small_model, train
+
+
+def test_following_without_gradients(host: MakePeer) -> None:
+    model = small_model()
+    opt = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), host(), model=model)
+    mean_loss(model, next(batches(4))).backward()
+    opt.step(samples=4)
+    opt.follow(0.05)  # an evaluation, say
+    assert opt.global_step == 0
+    train(opt, model, 4)
+    assert opt.finished
+    opt.follow()  # returns at once when the run is over
+    mean_loss(model, next(batches(4))).backward()
+    opt.step(samples=4)  # and so does this
+    assert opt.global_step == STEPS
+
+
+def left_by(peer: minga.Peer) -> StateSnapshot:
+    """The newest checkpoint that a peer has left, of which there has to be one."""
+    peer.close()
+    checkpoint = peer.newest_checkpoint()
+    assert checkpoint is not None
+    return checkpoint
+
+
+def test_the_end_of_the_run_leaves_a_checkpoint(host: MakePeer) -> None:
+    model = small_model()
+    peer = host()
+    opt = minga.Optimizer(torch.optim.AdamW(model.parameters(), lr=0.1), peer, model=model)
+    train(opt, model)
+    checkpoint = left_by(peer)
+    assert checkpoint.step == STEPS
+
+
+def test_the_last_checkpoint_is_of_the_state_that_this_peer_took_over_in_the_end(
+    host: MakePeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, is_over, taken = small_model(), Member._is_over, list[str]()
+    peer = host()
+
+    async def over(self: Member) -> bool:
+        if self._is_finished() and not taken:
+
+            def take_over() -> None:
+                with torch.no_grad():
+                    next(model.parameters()).add_(1.0)
+                self._port.restore(self._replica.capture(), Recovery.FETCH, 0)
+                taken.append(self._replica.digest())
+
+            await self._port.request("restore", take_over)
+        return await is_over(self)
+
+    monkeypatch.setattr(Member, "_is_over", over)
+    opt = minga.Optimizer(torch.optim.AdamW(model.parameters(), lr=0.1), peer, model=model)
+    train(opt, model)
+    checkpoint = left_by(peer)
+    assert checkpoint.step == STEPS
+    assert build_manifest(checkpoint).digest == taken[0] == opt.digest()
+
+
+def test_an_end_that_the_organisers_order_leaves_a_checkpoint(host: MakePeer) -> None:
+    model = small_model()
+    peer = host(stop_after_steps=None, checkpoint_every=4)
+    opt = minga.Optimizer(torch.optim.AdamW(model.parameters(), lr=0.1), peer, model=model)
+    train(opt, model, steps=2)
+    desk = desk_in(peer, None)
+    assert desk.put_in_force(desk.amend({STOP: 6, PAUSED: False}, 0))[1]
+    train(opt, model)
+    assert opt.finished
+    checkpoint = left_by(peer)
+    assert checkpoint.step == opt.global_step == 6
+
+
+def test_a_checkpoint_is_where_the_next_peer_goes_on(tmp_path: Path) -> None:
+    spec = minga.RunSpec.from_mapping(
+        {"name": "t", "model": {"recipe": "custom"}, "training": {"target_batch_size": BATCH}}
+    )
+    options = minga.PeerOptions(identity=tmp_path / "key.json", directory=tmp_path, host="127.0.0.1")
+    first, second = small_model(), small_model()
+    with minga.host(spec, options) as peer:
+        opt = minga.Optimizer(torch.optim.AdamW(first.parameters(), lr=0.1), peer, model=first)
+        train(opt, first, steps=3)
+        opt.save_checkpoint()
+    with minga.host(spec, options, resume=peer.directory) as peer:
+        opt = minga.Optimizer(torch.optim.AdamW(second.parameters(), lr=0.1), peer, model=second)
+        assert opt.global_step == 3
+        assert same(first, second)
+        train(opt, second, steps=4)
+
+
+def test_a_run_that_was_prolonged_when_all_were_gone_goes_on_when_it_is_resumed(tmp_path: Path) -> None:
+    spec = minga.RunSpec.from_mapping(
+        {"name": "t", "model": {"recipe": "custom"}, "training": {"target_batch_size": BATCH, "stop_after_steps": 2}}
+    )
+    options = minga.PeerOptions(identity=tmp_path / "key.json", directory=tmp_path, host="127.0.0.1")
+    first, second = small_model(), small_model()
+    with minga.host(spec, options) as peer:
+        opt = minga.Optimizer(torch.optim.AdamW(first.parameters(), lr=0.1), peer, model=first)
+        train(opt, first)
+        assert (opt.finished, opt.global_step) == (True, 2)
+        desk = desk_in(peer, None)
+        desk.put_in_force(desk.amend({STOP: 4}, 0))
+    with minga.host(spec, options, resume=peer.directory) as peer:
+        opt = minga.Optimizer(torch.optim.AdamW(second.parameters(), lr=0.1), peer, model=second)
+        train(opt, second)
+        assert (opt.finished, opt.global_step) == (True, 4)
+
+
+def test_a_closed_peer_ends_training(host: MakePeer) -> None:
+    model = small_model()
+    peer = host(stop_after_steps=None)
+    opt = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), peer, model=model)
+
+    def close_at_two(event: Event) -> None:
+        if event.kind == "step.applied" and event.fields["step"] == 2:
+            threading.Thread(target=peer.close).start()
+
+    peer.subscribe(close_at_two)
+    with pytest.raises(minga.ClosedError, match="closed"):
+        train(opt, model)
+    with pytest.raises(minga.ClosedError, match="closed"):
+        opt.step(samples=4)
+    with pytest.raises(minga.ClosedError, match="closed"):
+        minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), peer, model=model)
+
+
+def minga_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("minga")}
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A process that a shell started in the background ignores interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_while_waiting_loses_nothing(host: MakePeer) -> None:
+    model, others = small_model(), minga_threads()
+    peer = host()
+    opt = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), peer, model=model)
+    threading.Timer(0.05, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        opt.follow()
+    train(opt, model)
+    assert opt.finished
+    peer.close()
+    assert minga_threads() <= others
+
+
+class Interrupted(torch.optim.SGD):
+    """Its second step is interrupted."""
+
+    calls = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        if self.calls == 2:
+            raise KeyboardInterrupt
+        return super().step(closure)
+
+
+def test_an_interrupt_in_the_middle_of_an_update_ends_the_peer(host: MakePeer) -> None:
+    model, others = small_model(), minga_threads()
+    peer = host()
+    opt = minga.Optimizer(Interrupted(model.parameters(), lr=0.1), peer, model=model)
+    with pytest.raises(KeyboardInterrupt):
+        train(opt, model)
+    with pytest.raises(minga.ClosedError, match="could not apply"):
+        train(opt, model)
+    peer.close()
+    assert minga_threads() <= others
+
+
+def test_an_error_of_the_torch_optimizer_ends_the_peer(host: MakePeer) -> None:
+    model = small_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = lr_scheduler.OneCycleLR(inner, max_lr=0.5, total_steps=2)
+    opt = minga.Optimizer(inner, host(), scheduler=scheduler, model=model)
+    with pytest.raises(ValueError, match="Tried to step 3 times"):
+        train(opt, model)
+    with pytest.raises(minga.ClosedError, match=r"could not apply .*Tried to step 3 times"):
+        train(opt, model)
+
+
+def test_a_program_may_leave_while_it_is_told_to_compute_nothing(host: MakePeer) -> None:
+    model, asked = small_model(), list[int]()
+    opt = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), host(), model=model)
+    assert isinstance(opt._port, GradientPort)
+    opt._port.hold(holding=True)
+    opt.is_leaving = lambda: bool(asked.append(opt.global_step) or len(asked) == 3)
+    mean_loss(model, next(batches(BATCH))).backward()
+    opt.step(samples=BATCH)
+    assert asked == [1, 1, 1], "the step to which it gave something was taken before"
+
+
+def test_an_interrupted_micro_batch_does_not_count_half(host: MakePeer, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, bare = small_model(), small_model()
+    bare.load_state_dict(ours.state_dict())
+    opt = minga.Optimizer(torch.optim.SGD(ours.parameters(), lr=0.1), host(stop_after_steps=1), model=ours)
+
+    def interrupted(vector: torch.Tensor, weight: float) -> bool:
+        vector.add_(weight)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opt._replica, "accumulate", interrupted)
+        mean_loss(ours, next(batches(BATCH))).backward()
+        with pytest.raises(KeyboardInterrupt):
+            opt.step(samples=BATCH)
+    opt.zero_grad()
+    train(opt, ours)
+    mean_loss(bare, next(batches(BATCH))).backward()
+    torch.optim.SGD(bare.parameters(), lr=0.1).step()
+    assert same(ours, bare)

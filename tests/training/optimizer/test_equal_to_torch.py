@@ -1,0 +1,87 @@
+"""One peer alone, with a real event loop, equals the bare torch optimizer."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import minga
+from tests.worlds.optimizer_loops import BATCH, STEPS, MakePeer, batches, mean_loss, same, small_model, train
+
+
+@pytest.mark.parametrize("strategy", ["synchronous"])
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad", "RMSprop"])
+def test_alone_it_is_the_bare_optimizer_bit_by_bit(host: MakePeer, name: str, strategy: str) -> None:
+    make = getattr(torch.optim, name)
+    ours, bare = small_model(), small_model()
+    bare.load_state_dict(ours.state_dict())
+    opt = minga.Optimizer(make(ours.parameters(), lr=0.1), host(strategy=strategy), target_batch_size=BATCH, model=ours)
+    plain = make(bare.parameters(), lr=0.1)
+    train(opt, ours)
+    for batch in itertools.islice(batches(BATCH), STEPS):
+        mean_loss(bare, batch).backward()
+        plain.step()
+        plain.zero_grad()
+    assert (opt.global_step, opt.finished, opt.dropped_micro_batches) == (STEPS, True, 0)
+    assert same(ours, bare)
+
+
+@pytest.mark.parametrize("micro_batch", [4, 3, 1])
+def test_micro_batches_add_up_to_the_whole_batch(host: MakePeer, micro_batch: int) -> None:
+    ours, bare = small_model(), small_model()
+    bare.load_state_dict(ours.state_dict())
+    opt = minga.Optimizer(torch.optim.SGD(ours.parameters(), lr=0.5, momentum=0.9), host(), model=ours)
+    plain = torch.optim.SGD(bare.parameters(), lr=0.5, momentum=0.9)
+    train(opt, ours, micro_batch)
+    stream = batches(micro_batch)
+    for _ in range(STEPS):
+        mean_loss(bare, torch.cat(list(itertools.islice(stream, BATCH // micro_batch)))).backward()
+        plain.step()
+        plain.zero_grad()
+    assert opt.global_step == STEPS
+    assert same(ours, bare, 1e-6)
+
+
+def test_micro_batches_of_different_sizes_count_by_their_samples(host: MakePeer) -> None:
+    ours, bare = small_model(), small_model()
+    bare.load_state_dict(ours.state_dict())
+    opt = minga.Optimizer(torch.optim.SGD(ours.parameters(), lr=0.5), host(stop_after_steps=1), model=ours)
+    batch = next(batches(BATCH))
+    for part in batch.split([7, 1, 4]):
+        mean_loss(ours, part).backward()
+        opt.step(samples=len(part))
+    mean_loss(bare, batch).backward()
+    torch.optim.SGD(bare.parameters(), lr=0.5).step()
+    assert opt.global_step == 1
+    assert same(ours, bare, 1e-6)
+
+
+def test_the_delayed_strategy_reaches_the_end(host: MakePeer) -> None:
+    model = small_model()
+    opt = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), host(strategy="delayed"), model=model)
+    before = mean_loss(model, next(batches(64))).item()
+    train(opt, model, 4)
+    assert opt.finished
+    assert mean_loss(model, next(batches(64))).item() < before
+
+
+def test_a_whole_batch_with_a_closure(host: MakePeer) -> None:
+    ours, bare = small_model(), small_model()
+    bare.load_state_dict(ours.state_dict())
+    opt = minga.Optimizer(torch.optim.SGD(ours.parameters(), lr=0.1), host(), model=ours)
+
+    def closure() -> torch.Tensor:
+        opt.zero_grad()
+        loss = mean_loss(ours, next(batches(BATCH)))
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        result = opt.step(closure, samples=BATCH)
+    expected = mean_loss(bare, next(batches(BATCH)))
+    expected.backward()
+    torch.optim.SGD(bare.parameters(), lr=0.1).step()
+    assert result.item() == expected.item()
+    assert same(ours, bare)

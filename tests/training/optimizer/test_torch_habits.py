@@ -1,0 +1,152 @@
+"""What programs do with an optimizer of torch, they do with `minga.Optimizer`: groups, schedules, clipping, states."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+import minga
+from tests.worlds.optimizer_loops import BATCH, STEPS, MakePeer, batches, mean_loss, same, small_model, train
+
+
+def test_parameter_groups_keep_their_own_learning_rates(host: MakePeer) -> None:
+    ours, bare = small_model(), small_model()
+    bare.load_state_dict(ours.state_dict())
+
+    def groups(model: Any) -> list[dict[str, Any]]:
+        return [
+            {"params": model[0].parameters(), "lr": 0.5},
+            {"params": model[2].parameters(), "lr": 0.01, "momentum": 0.9},
+        ]
+
+    opt = minga.Optimizer(torch.optim.SGD(groups(ours), lr=0.1), host(), model=ours)
+    plain = torch.optim.SGD(groups(bare), lr=0.1)
+    train(opt, ours)
+    for batch in itertools.islice(batches(BATCH), STEPS):
+        mean_loss(bare, batch).backward()
+        plain.step()
+        plain.zero_grad()
+    assert [group["lr"] for group in opt.param_groups] == [0.5, 0.01]
+    assert same(ours, bare)
+
+
+def test_named_parameters_are_accepted(host: MakePeer) -> None:
+    model = small_model()
+    opt = minga.Optimizer(torch.optim.SGD(model.named_parameters(), lr=0.1), host())
+    train(opt, model)
+    assert opt.finished
+    assert any(entry.name == "model/2.bias" for entry in opt._replica.capture().tensors)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_zero_grad_is_harmless_and_not_needed(host: MakePeer, to_none: bool) -> None:
+    calling, silent = small_model(), small_model()
+    silent.load_state_dict(calling.state_dict())
+    first = minga.Optimizer(torch.optim.SGD(calling.parameters(), lr=0.1), host(), model=calling)
+    second = minga.Optimizer(torch.optim.SGD(silent.parameters(), lr=0.1), host(), model=silent)
+    for batch in itertools.islice(batches(4), 3 * STEPS):
+        for model, opt in ((calling, first), (silent, second)):
+            mean_loss(model, batch).backward()
+            opt.step(samples=4)
+            assert all(p.grad is None for p in model.parameters())
+        first.zero_grad(set_to_none=to_none)
+    assert same(calling, silent)
+    mean_loss(calling, next(batches(4))).backward()
+    first.zero_grad(set_to_none=to_none)
+    assert all((p.grad is None) if to_none else not p.grad.any() for p in calling.parameters())
+
+
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]] = {
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
+    "one_cycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.5, total_steps=STEPS + 1),
+    "sequential": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.1, total_iters=2), lr_scheduler.CosineAnnealingLR(o, STEPS)], [2]
+    ),
+    "chained": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o), lr_scheduler.ExponentialLR(o, 0.9)], o
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step()`")
+def test_schedulers_advance_once_per_global_step(host: MakePeer, name: str) -> None:
+    ours, bare = small_model(), small_model()
+    bare.load_state_dict(ours.state_dict())
+    inner, plain = (torch.optim.AdamW(model.parameters(), lr=0.1) for model in (ours, bare))
+    scheduler, schedule = SCHEDULES[name](inner), SCHEDULES[name](plain)
+    opt = minga.Optimizer(inner, host(), scheduler=scheduler, model=ours)
+    stream = batches(BATCH)
+    for _ in range(STEPS):
+        batch = next(stream)
+        for part in batch.split(6):
+            mean_loss(ours, part).backward()
+            opt.step(samples=6)
+        mean_loss(bare, batch).backward()
+        plain.step()
+        plain.zero_grad()
+        schedule.step()
+        assert opt.param_groups[0]["lr"] == plain.param_groups[0]["lr"]
+    assert opt.global_step == STEPS
+    assert same(ours, bare, 1e-5)
+
+
+def test_a_scheduler_that_the_program_steps_too_is_noticed(host: MakePeer) -> None:
+    model = small_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = lr_scheduler.ExponentialLR(inner, 0.5)
+    opt = minga.Optimizer(inner, host(), scheduler=scheduler, model=model)
+    train(opt, model, steps=1)
+    scheduler.step()
+    with pytest.raises(minga.ConfigurationError, match=r"stepped by the program"):
+        train(opt, model)
+
+
+def test_the_averaged_gradient_is_clipped(host: MakePeer) -> None:
+    ours, bare = small_model(), small_model()
+    bare.load_state_dict(ours.state_dict())
+    opt = minga.Optimizer(torch.optim.SGD(ours.parameters(), lr=1.0), host(), model=ours, max_grad_norm=0.01)
+    train(opt, ours, steps=1)
+    mean_loss(bare, next(batches(BATCH))).backward()
+    norm = nn.utils.clip_grad_norm_(bare.parameters(), 0.01)
+    torch.optim.SGD(bare.parameters(), lr=1.0).step()
+    assert norm > 0.01
+    assert same(ours, bare)
+
+
+def test_state_dict_and_back(host: MakePeer) -> None:
+    model = small_model()
+    opt = minga.Optimizer(torch.optim.AdamW(model.parameters(), lr=0.1), host(), model=model)
+    train(opt, model, steps=2)
+    saved = copy.deepcopy(opt.state_dict())
+    assert saved["global_step"] == 2
+    weights = copy.deepcopy(model.state_dict())
+    opt.param_groups[0]["lr"] = 7.0
+    for state in opt.state.values():
+        state["exp_avg"].zero_()
+    opt.load_state_dict(saved)
+    assert opt.param_groups is opt.inner.param_groups
+    assert opt.state is opt.inner.state
+    assert opt.param_groups[0]["lr"] == 0.1
+    assert all(state["exp_avg"].any() for state in opt.state.values())
+    model.load_state_dict(weights)
+    train(opt, model)
+    assert opt.finished
+    torch.optim.AdamW(model.parameters(), lr=0.1).load_state_dict(saved)  # torch understands it, too
+
+
+def test_the_state_of_another_step_is_refused(host: MakePeer) -> None:
+    model = small_model()
+    opt = minga.Optimizer(torch.optim.AdamW(model.parameters(), lr=0.1), host(), model=model)
+    saved = opt.state_dict()
+    train(opt, model, steps=1)
+    with pytest.raises(minga.ConfigurationError, match=r"global step 0, and this peer is at 1"):
+        opt.load_state_dict(saved)
+    opt.load_state_dict(opt.inner.state_dict())  # one of torch's own has no step

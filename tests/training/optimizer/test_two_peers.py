@@ -1,0 +1,125 @@
+"""Two peers in one process."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+import minga
+from minga.core.events.bus import Event
+from tests.worlds.optimizer_loops import MakePeer, Normed, small_model, train
+
+
+def live_together(first: minga.Peer, join: Callable[[], minga.Peer], models: list[nn.Module]) -> list[minga.Optimizer]:
+    """Train in two threads: the second peer joins when the first is ready, and both begin when it has the state."""
+    optimizers: list[minga.Optimizer] = []
+    errors: list[BaseException] = []
+    hosting, together = threading.Event(), threading.Event()
+
+    def live(i: int, samples: int) -> None:
+        try:
+            if i:
+                hosting.wait(20)
+            inner = torch.optim.AdamW(models[i].parameters(), lr=0.05)
+            scheduler = lr_scheduler.ExponentialLR(inner, 0.9)
+            opt = minga.Optimizer(inner, join() if i else first, scheduler=scheduler, model=models[i])
+            optimizers.append(opt)
+            (together if i else hosting).set()
+            while not together.is_set():
+                opt.follow(0.01)
+            train(opt, models[i], samples)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=live, args=(i, samples), daemon=True) for i, samples in ((0, 4), (1, 3))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    assert errors == []
+    assert not any(thread.is_alive() for thread in threads)
+    return optimizers
+
+
+@pytest.mark.parametrize(("strategy", "buffers"), [("synchronous", "average"), ("delayed", "local")])
+def test_two_peers_hold_the_same_model(host: MakePeer, tmp_path: Path, strategy: str, buffers: str) -> None:
+    first = host(strategy=strategy, buffers=buffers, target_batch_size=32, stop_after_steps=60)
+    heard: list[Event] = []
+    first.subscribe(heard.append)
+    joined: list[minga.Peer] = []
+
+    def join() -> minga.Peer:
+        options = minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")
+        joined.append(minga.join(str(first.link), options))
+        joined[-1].subscribe(heard.append)
+        return joined[-1]
+
+    try:
+        one, other = live_together(first, join, [Normed(), Normed()])
+    finally:
+        for peer in joined:
+            peer.close()
+    assert one.finished
+    assert other.finished
+    assert one._replica.digest() == other._replica.digest()
+    assert [event for event in heard if event.kind == "step.applied" and event.fields["members"] == 2]
+    assert not [event for event in heard if event.kind in ("member.diverged", "member.failed")]
+
+
+def refused_newcomers() -> dict[str, tuple[Callable[[nn.Module], dict[str, Any]], str]]:
+    adamw = torch.optim.AdamW
+
+    def wide(_: nn.Module) -> dict[str, Any]:
+        model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3))
+        return {"optimizer": adamw(model.parameters()), "model": model}
+
+    def frozen(model: nn.Module) -> dict[str, Any]:
+        model[0].requires_grad_(False)  # type: ignore[index]
+        return {"optimizer": adamw(model.parameters())}
+
+    return {
+        "shape": (wide, "0.weight is float32 [5, 6] in the run and float32 [7, 6] here (2 others differ)"),
+        "frozen": (frozen, "0.bias is trained in the run and frozen here (1 other differs)"),
+        "class": (lambda m: {"optimizer": torch.optim.SGD(m.parameters())}, "AdamW, and the optimizer here is SGD"),
+        "norm": (lambda m: {"optimizer": adamw(m.parameters()), "max_grad_norm": 0.1}, "and here it is 0.1"),
+    }
+
+
+def test_a_newcomer_with_what_does_not_fit_gets_one_clear_error(host: MakePeer, tmp_path: Path) -> None:
+    """Another shape named a bias first, and came with fifty lines of the inner workings of the peer; what does not show
+    in shapes was taken, and dragged the run to the newcomer's state.
+    """
+    first, left = host(stop_after_steps=None), threading.Event()
+
+    def live() -> None:
+        model = small_model()
+        opt = minga.Optimizer(torch.optim.AdamW(model.parameters()), first, model=model)
+        train(opt, model, steps=1)
+        while not left.is_set():
+            opt.follow(0.05)
+
+    thread = threading.Thread(target=live, daemon=True)
+    thread.start()
+    caught: dict[str, BaseException] = {}
+    try:
+        for what, (make, _) in refused_newcomers().items():
+            model = small_model()
+            options = minga.PeerOptions(ephemeral=True, directory=tmp_path / what, host="127.0.0.1")
+            options.directory.mkdir()
+            with minga.join(str(first.link), options) as guest, pytest.raises(minga.LocalError) as error:
+                minga.Optimizer(**{"peer": guest, "model": model, **make(model)})
+            caught[what] = error.value
+    finally:
+        left.set()
+        thread.join(40)
+    for what, (_, message) in refused_newcomers().items():
+        assert message in str(caught[what])
+        assert len(traceback.format_exception(caught[what])) < 10
