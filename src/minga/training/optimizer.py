@@ -126,8 +126,8 @@ class Optimizer(torch.optim.Optimizer):
         self.dropped_micro_batches = 0
         """Micro-batches that did not count: not finite, or too late for their step. Known to rank 0 only."""
         self.is_leaving: Callable[[], bool] = lambda: False
-        """Asked at short intervals while `step` or `batches` holds this thread back and it has given nothing to the
-        step that is under way: if so `step` returns, for the last time, and `batches` ends."""
+        """Asked at short intervals while `step` holds this thread back and it has given nothing to the step that is
+        under way: if so `step` returns, for the last time."""
         self.last_samples = 0
         """Samples of the last micro-batch, in all processes of this peer; known to rank 0."""
         self._kept_step: int | None = None  # of the last checkpoint
@@ -193,8 +193,7 @@ class Optimizer(torch.optim.Optimizer):
         There no peer chooses its data: validators compute the same again to verify it. For each, call `backward()` on
         the mean loss of the samples `batch.indices(len(dataset))`, then `step(samples=batch.size)` and `zero_grad()`.
         All chance (masks, crops) has to come from `batch.number`; torch's own generator is seeded by it. The parameters
-        may be those of some steps ago meanwhile. Ends before the run does where `is_leaving`. Raises
-        `ConfigurationError` in other runs.
+        may be those of some steps ago meanwhile. Raises `ConfigurationError` in other runs.
         """
         port = self._port
         if not isinstance(port, AssignedPort):
@@ -203,8 +202,8 @@ class Optimizer(torch.optim.Optimizer):
             )
         while True:
             port.want_batch()
-            self._work_until(lambda: True, gives_up=self.is_leaving)
-            if self.finished or not port.has_batch:
+            self._work_until(lambda: True)
+            if self.finished:
                 return
             try:
                 yield port.next_batch()

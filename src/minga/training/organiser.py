@@ -35,7 +35,7 @@ from minga.training.plugins_of_run import check_plugins
 from minga.training.prospect import completed_step
 from minga.training.record_kinds import Progress
 from minga.training.run_folder.rejoin import RejoinFile
-from minga.training.status.run_status import RunStatus, step_of_half
+from minga.training.status.run_status import RunStatus, newest_step
 
 LEAD_S, LEAST_LEAD = 30.0, 3
 """Seconds, and steps, that an amendment is ahead: orders reach every member within some round trips."""
@@ -191,7 +191,7 @@ class Organiser:
         if not steps:
             raise ConfigurationError("no member that has the run's state is in sight, so none can go on")
         members = tuple(bytes.fromhex(peer) for peer in sorted(steps)[:MAX_PRESENT])
-        run, number, step = bytes.fromhex(self.ledger.run_id), (epoch >> 32) + 1, step_of_half(list(steps.values()))
+        run, number, step = bytes.fromhex(self.ledger.run_id), (epoch >> 32) + 1, newest_step([*steps.values()])
         unsigned = Regroup(run, self.ledger.term, int(time.time()), (), number, step, members)
         return unsigned.signed_by(self._key)
 

@@ -234,18 +234,6 @@ def test_programs_that_choose_their_own_data_are_told_so(start: Callable[..., Tr
     assert "owes gradients" in following
 
 
-def test_a_program_that_waits_for_a_batch_may_leave(tmp_path: Path) -> None:
-    """As where the organisers paused the run: the host alone has no group, and so no batch."""
-    with minga.host(make_spec(), minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")) as peer:
-        model = nn.Linear(6, 3)
-        optimizer = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), peer, model=model)
-        asked = list[int]()
-        optimizer.is_leaving = lambda: bool(asked.append(optimizer.global_step) or len(asked) == 3)
-        assert list(optimizer.batches()) == []
-        assert asked == [0, 0, 0]
-        assert not optimizer.finished
-
-
 def test_batches_are_for_byzantine_runs_only(tmp_path: Path) -> None:
     spec = minga.RunSpec.from_mapping({"name": "open", "model": {"recipe": "custom"}})
     with minga.host(spec, minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")) as peer:

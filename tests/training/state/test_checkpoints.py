@@ -86,6 +86,23 @@ def test_a_state_that_was_given_up_goes_also_where_another_peer_of_the_folder_wr
     assert theirs.exists(), "the other peer may have it still"
 
 
+def test_a_state_that_another_peer_wrote_at_the_same_moment_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, others = CheckpointStore(tmp_path), CheckpointStore(tmp_path)
+    write = checkpoints.write_checkpoint
+
+    def write_while_another_is_faster(*given: Any) -> None:
+        write(*given)
+        monkeypatch.setattr(checkpoints, "write_checkpoint", write)
+        others.save(make_snapshot(2))
+
+    monkeypatch.setattr(checkpoints, "write_checkpoint", write_while_another_is_faster)
+    theirs = store.save(make_snapshot(2))
+    store.save(make_snapshot(2, seed=7))
+    assert theirs.exists()
+
+
 def test_round_trip_with_further_files(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "deep" / "folder")
     assert store.load() is None

@@ -48,12 +48,18 @@ class StateMeasure:
             return StateInfo(step, digest)
         after = self._replica.sketch()
         tolerance = max(STEP_SHARE * distance(self._before, after), LAST_BITS * length(after))
-        return StateInfo(step, digest, after, tolerance) if math.isfinite(tolerance) else StateInfo(step, digest)
+        return _told(step, digest, after, tolerance)
 
     def at_rest(self) -> StateInfo:
         """The same of a state that came by no step: it tolerates a few last bits only."""
-        self.begin()
-        return self.end()
+        digest, step = self._replica.digest(), self._replica.step
+        if not self._has_sketch:
+            return StateInfo(step, digest)
+        return _told(step, digest, sketch := self._replica.sketch(), LAST_BITS * length(sketch))
+
+
+def _told(step: int, digest: str, sketch: Sketch, tolerance: float) -> StateInfo:
+    return StateInfo(step, digest, sketch, tolerance) if math.isfinite(tolerance) else StateInfo(step, digest)
 
 
 @loop_bound

@@ -75,20 +75,15 @@ class AssignedPort(TrainingThread):
                 return work
         if self.at_boundary is not None:
             self.at_boundary()
-        return WAIT if self._is_wanted and not self.has_batch else None
-
-    @property
-    def has_batch(self) -> bool:
-        """Whether there is a micro-batch to compute."""
         with self.condition:
-            return self._current is not None or bool(self._tasks)
+            return WAIT if self._is_wanted and self._current is None and not self._tasks else None
 
     def want_batch(self) -> None:
         """The program has nothing to do but the next micro-batch."""
         self._is_wanted = True
 
     def next_batch(self) -> PublicBatch:
-        """The micro-batch that was wanted; the port `has_batch`. Chance begins anew with it."""
+        """The micro-batch that was wanted; `poll` has said that there is one. Chance begins anew with it."""
         self._is_wanted = False
         if self._current is None:
             with self.condition:

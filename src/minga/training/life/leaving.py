@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.core.errors import ClosedError, MingaError
 from minga.core.thread_guard import loop_bound
+from minga.network.gossip.changes import Change, Presence
 from minga.network.interface import PeerId
 from minga.training.agreement.comparison import StateComparison
 from minga.training.life.board_view import BoardView
@@ -35,19 +36,24 @@ class Companions:
         self._swarm_view, self._states = swarm_view, states
         self._together = self._just_lost = frozenset[PeerId]()
         self._parted_s: dict[PeerId, float] = {}  # loop time at which each went with half of a group or more
+        self._departed = set[PeerId]()
+        swarm_view.observe(self._note_presence)
 
     @property
     def lost(self) -> frozenset[PeerId]:
-        """Those that the last round lost, and those that went before and can have gone on: fewer than half wait."""
+        """Those that the last round lost, and those that went before and can have gone on: fewer than half of a group
+        wait, and who said goodbye does not go on.
+        """
         since_s = asyncio.get_running_loop().time() - LOST_S
-        return self._just_lost.union(peer for peer, parted_s in self._parted_s.items() if parted_s >= since_s)
+        parted = {peer for peer, parted_s in self._parted_s.items() if parted_s >= since_s}
+        return self._just_lost.union(parted) - self._departed
 
     def note(self, outcome: RoundOutcome) -> None:
         """This peer takes a step by what came of a round."""
         members = frozenset(member.peer_id for member in outcome.plan.members)
-        together, before = members.difference(outcome.lost), self._together | members
-        self._just_lost = before - together
-        if 2 * len(together) <= len(before):
+        together, before = members.difference(outcome.lost), self._together or members
+        self._just_lost = (before | members) - together
+        if 2 * len(together & before) <= len(before):  # newcomers do not make up for them: the others may go on as well
             self._parted_s |= dict.fromkeys(self._just_lost, asyncio.get_running_loop().time())
         self._parted_s = {peer: parted_s for peer, parted_s in self._parted_s.items() if peer not in together}
         self._together = together
@@ -68,6 +74,12 @@ class Companions:
     async def see_off(self, step: int) -> None:
         """Stay for a moment until those of the last round have its state, too."""
         await see_others_off(self._swarm_view, self._together, lambda peer, it: self._is_behind(peer, step, it))
+
+    def _note_presence(self, peer: PeerId, change: Change) -> None:
+        if change is Presence.LEFT:
+            self._departed.add(peer)
+        elif change is Presence.JOINED:
+            self._departed.discard(peer)
 
     def _is_behind(self, peer: PeerId, step: int, progress: Progress) -> bool:
         return progress.step < step or (progress.status != "finished" and self._states.differs(peer, step))

@@ -72,7 +72,7 @@ class CheckpointStore:
                 self._prune(final, is_new=False)
                 return final
             self._set_aside(final)
-        partial, lock = None, None
+        partial, lock, is_new = None, None, True
         try:
             partial, lock = _reserve(self.directory)
             partial.mkdir()
@@ -80,8 +80,9 @@ class CheckpointStore:
             try:
                 partial.rename(final)
             except OSError:
-                if not final.exists():  # else another peer was faster with the same state
+                if not final.exists():
                     raise
+                is_new = False  # another peer was faster with the same state
             flush_folder(self.directory)
         except OSError as error:
             size = format_size(manifest.total_bytes)
@@ -95,7 +96,7 @@ class CheckpointStore:
             if partial is not None:
                 shutil.rmtree(partial, ignore_errors=True)
                 _unlock_beside(partial, lock)
-        self._prune(final)
+        self._prune(final, is_new=is_new)
         return final
 
     def load(self) -> Checkpoint | None:

@@ -14,9 +14,11 @@ from minga.core.events.training import (
     MemberFailed,
     ParametersNotAveraged,
     RunFileFailed,
+    RunFinished,
     StateCacheFailed,
     StepApplied,
     SyncFailed,
+    SyncFinished,
     TrainingTooSlow,
 )
 
@@ -62,25 +64,31 @@ class LastTrouble:
     """Remembers the newest problem among the events that it receives."""
 
     def __init__(self) -> None:
-        self._number = 0
-        self._event: Event | None = None
+        self._count = 0
+        self._lasting: tuple[int, Event] | None = None  # with its number
+        self._minority: tuple[int, Event] | None = None
 
     def on_event(self, event: Event) -> None:
-        """Look at one event; on the thread that emits it. Of a minority nothing remains once a step was taken."""
-        if isinstance(event.data, StepApplied) and self._event is not None and self._event.kind == GroupMinority.kind:
-            self._event = None
+        """Look at one event; on the thread that emits it. Of a minority nothing remains once it has a further step."""
+        if isinstance(event.data, StepApplied | SyncFinished | RunFinished):
+            self._minority = None
         elif event.kind in MEANINGS:
-            self._number += 1
-            self._event = event
+            self._count += 1
+            if event.kind == GroupMinority.kind:
+                self._minority = self._count, event
+            else:
+                self._lasting = self._count, event
 
     def at(self, time: float) -> Trouble | None:
         """The newest trouble as of `time`, in seconds of the loop; on the same thread."""
-        if self._event is None:
+        found = [each for each in (self._lasting, self._minority) if each is not None]
+        if not found:
             return None
-        reason = _reason(self._event)
+        number, event = max(found, key=lambda each: each[0])
+        reason = _reason(event)
         # Reasons may quote what another peer sent: nothing in them may command a terminal.
         printable = "".join(letter if letter.isprintable() else " " for letter in reason[:MAX_REASON_LETTERS])
-        return Trouble(self._number, self._event.kind, printable, max(0.0, time - self._event.time))
+        return Trouble(number, event.kind, printable, max(0.0, time - event.time))
 
 
 def _reason(event: Event) -> str:

@@ -179,6 +179,13 @@ def step_of_half(steps: Sequence[int]) -> int:
     return sorted(steps)[len(steps) // 2] if steps else 0
 
 
+def newest_step(steps: Sequence[int]) -> int:
+    """The newest of these steps that is at most one past that of half of the peers: one of them may know a result that
+    the others have not heard of.
+    """
+    return max((step for step in steps if step <= step_of_half(steps) + 1), default=0)
+
+
 def target_batch_size(board: Board, spec: RunSpec) -> int:
     """The value of most peers at the present step, within the bounds of the run spec."""
     known, step = [item.payload for item in board.items(Progress)], _present_step(board)

@@ -1,8 +1,8 @@
 """Asking donors what state they have, and choosing one.
 
 Donors are asked all at once. Each votes for the states that it holds ready; the state with most votes wins, then the
-later one, then the one with the lower digest. As soon as more than half of all donors agree, the others get
-`GRACE_S` more to answer.
+later one, then the organiser's, then that of the peer with the lowest id. As soon as more than half of all donors
+agree, the others get `GRACE_S` more to answer.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class Donors:
                 -state.step,
                 self._organiser not in supporters[state],
                 supporters[state],
+                state.digest,
             ),
         )
         return (ranking[0], supporters[ranking[0]]) if ranking and supporters[ranking[0]] else None
