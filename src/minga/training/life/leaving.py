@@ -56,6 +56,7 @@ class Companions:
         if 2 * len(together & before) <= len(before):  # newcomers do not make up for them: the others may go on as well
             self._parted_s |= dict.fromkeys(self._just_lost, asyncio.get_running_loop().time())
         self._parted_s = {peer: parted_s for peer, parted_s in self._parted_s.items() if peer not in together}
+        self._departed &= before | members | self._parted_s.keys()  # no others can be among the lost
         self._together = together
 
     def begin_with(self, peers: Collection[PeerId] = ()) -> None:
