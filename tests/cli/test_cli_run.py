@@ -261,16 +261,15 @@ def test_a_command_that_usually_ends_by_an_interrupt_says_goodbye(
 
 def test_a_host_that_leaves_says_how_to_go_on_with_its_run(tmp_path: Path) -> None:
     folder, done = tmp_path / "a run", {"step": 26, "checkpoint": 20}
-    assert farewell_of_host(folder, PeerOptions(ephemeral=True), {"step": 26}) == (
+    assert farewell_of_host(folder, PeerOptions(ephemeral=True), {"step": 26}, is_temporary=True) == (
         "This host has left at step 26. The run's folder was a temporary one, and is deleted."
     )
-    folder.mkdir()
-    said = farewell_of_host(folder, PeerOptions(identity="key.json"), done)
+    said = farewell_of_host(folder, PeerOptions(identity="key.json"), done, is_temporary=False)
     assert said == (
         f"This host has left at step 26; the newest checkpoint is of step 20. The run lies in {folder}. To go on with "
         f"it:\nminga host --resume '{folder}' --identity key.json"
     )
-    assert farewell_of_host(folder, PeerOptions(ephemeral=True), {}) == (
+    assert farewell_of_host(folder, PeerOptions(ephemeral=True), {}, is_temporary=False) == (
         f"This host has left. The run lies in {folder}."
     )
 
