@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -209,18 +210,28 @@ def test_several_mistakes_are_told_each_on_its_own_line(small: str, capsys: pyte
     assert all(line.startswith("minga: ") for line in lines)
 
 
+NOT_UNDER_NOHUP = """
+import runpy, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are different there")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_being_told_to_end_gives_a_summary_of_what_ran(small: str, number: int, code: int) -> None:
+@pytest.mark.parametrize(("names", "code"), [("INT", 130), ("TERM", 143), ("HUP HUP", 143), ("TERM HUP", 143)])
+def test_being_told_to_end_gives_a_summary_of_what_ran(small: str, names: str, code: int) -> None:
     words = (GUARDED_MINGA, "sim", small, "--set", "stop.steps=100000", "--json")
-    process = forked.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = forked.start("-c", NOT_UNDER_NOHUP, *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     lines = []
     for line in process.stdout:
         lines.append(line)
         if json.loads(line).get("event") == "step":
-            process.send_signal(number)
             break
+    for name in names.split():
+        process.send_signal(signal.Signals[f"SIG{name}"])
+        time.sleep(0.01)
     rest, errors = process.communicate(timeout=45)
     summary = last_json("".join(lines) + rest)
     assert process.returncode == code

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +15,8 @@ from minga.cli.terminal.context import Context
 from minga.cli.terminal.last_checkpoint import LastCheckpoint
 from minga.recipes.running.run import RecipeRun
 from minga.training.peer import Peer
+from minga.training.state.checkpoints import CheckpointStore
+from tests.worlds import forked
 
 
 class World:
@@ -68,3 +72,47 @@ def test_the_step_on_disk_is_told_if_there_is_one() -> None:
     assert world.last.on_disk() == {}
     world.peer.checkpoint_step = lambda: 5
     assert world.last.on_disk() == {"checkpoint": 5}
+
+
+TOLD_TO_END = """
+import os, signal, sys, time
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+from minga.cli.terminal import interrupt, last_checkpoint
+from minga.training.state.checkpoints import CheckpointStore
+from minga.training.state.snapshot import StateSnapshot, TensorEntry, layout_bytes
+
+interrupt.DEADLINE_S = interrupt.PATIENCE_S = last_checkpoint.PATIENCE_S = 30.0
+entries = (TensorEntry("model/weight", "float32", (100,)),)
+store = CheckpointStore(Path(sys.argv[1]))
+run = SimpleNamespace(step=0)
+
+def save():
+    store.save(StateSnapshot(run.step, entries, {}, torch.zeros(layout_bytes(entries), dtype=torch.uint8)))
+
+run.optimizer = SimpleNamespace(save_checkpoint=save)
+security = SimpleNamespace(verification="none")
+peer = SimpleNamespace(role="trainer", spec=SimpleNamespace(security=security))
+last = last_checkpoint.LastCheckpoint(peer, SimpleNamespace(interruption=interrupt.Interruption()))
+try:
+    for run.step in range(1, 10):
+        if run.step == 7:
+            for name in sys.argv[2:]:
+                os.kill(os.getpid(), getattr(signal, name))
+                time.sleep(0.01)
+        last.write(run)
+except (KeyboardInterrupt, interrupt.Terminated) as error:
+    print(type(error).__name__, flush=True)
+os._exit(0)  # the watchdog, which has more patience here, would keep nobody waiting either
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of this kind are not sent there")
+@pytest.mark.parametrize("names", ["SIGINT", "SIGTERM", "SIGHUP", "SIGHUP SIGHUP", "SIGTERM SIGHUP"])
+def test_the_checkpoint_of_the_newest_step_is_on_disk_when_a_host_was_told_to_end(tmp_path: Path, names: str) -> None:
+    """With real signals and a real disk, and more patience than a host has, so that no busy machine spoils it."""
+    done = forked.run("-c", TOLD_TO_END, str(tmp_path), *names.split(), timeout_s=40)
+    assert done.stdout.strip() == ("KeyboardInterrupt" if names == "SIGINT" else "Terminated"), done.stderr
+    assert CheckpointStore(tmp_path).steps() == [7]

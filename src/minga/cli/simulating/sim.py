@@ -24,6 +24,7 @@ from minga.cli.simulating.sim_view import (
 from minga.cli.terminal import exit_codes
 from minga.cli.terminal.cautions import tell_cautions
 from minga.cli.terminal.context import Context
+from minga.cli.terminal.interrupt import ENDS, Interruption
 from minga.cli.terminal.output import Ticker
 from minga.core.errors import ConfigurationError, StorageError
 from minga.simulation.outcome import Outcome
@@ -143,7 +144,7 @@ def _simulate(simulation: Simulation, context: Context, tell: Callable[[Outcome]
         return [line] if news else []
 
     with contextlib.ExitStack() as display:
-        signals = display.enter_context(_interrupting(simulation))
+        signals = display.enter_context(_interrupting(simulation, context.interruption))
         display.enter_context(Ticker(context.output, tick, escape, plain))
 
         def end(outcome: Outcome) -> None:
@@ -154,26 +155,32 @@ def _simulate(simulation: Simulation, context: Context, tell: Callable[[Outcome]
         outcome = simulation.run(end)
     if outcome.ended_by != "interrupt":
         return outcome, exit_codes.OK
-    return outcome, exit_codes.TERMINATED if signal.SIGTERM in signals else exit_codes.INTERRUPTED
+    return outcome, exit_codes.INTERRUPTED if signal.SIGINT in signals else exit_codes.TERMINATED
 
 
 @contextlib.contextmanager
-def _interrupting(simulation: Simulation) -> Iterator[list[int]]:
-    """Let Ctrl-C or SIGTERM end the simulation, and not the program wherever it is just then; gives those that came."""
+def _interrupting(simulation: Simulation, interruption: Interruption) -> Iterator[list[int]]:
+    """Let Ctrl-C, SIGTERM or SIGHUP end the simulation, and not the program wherever it is just then; gives those that
+    came.
+    """
     received: list[int] = []
 
     def handle(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         received.append(signal_number)
         if signal_number == signal.SIGINT:
             exit_codes.interrupts.append(signal_number)
+        elif signal_number != signal.SIGTERM:
+            interruption.let_go_of_terminal()
         simulation.interrupt()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    ends = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]  # as under nohup
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, *ends)}
     try:
         yield received
     finally:
         for number, former in before.items():
-            signal.signal(number, former)
+            if not received or number == signal.SIGINT:  # told to end once more, it still says what came of it
+                signal.signal(number, former)
 
 
 def _draw(outcome: Outcome, folder: Path | None, context: Context) -> None:

@@ -33,11 +33,13 @@ def farewell_of_volunteer(done: Mapping[str, int]) -> str:
     return f"{said} To come back, type the same command again."
 
 
-def farewell_of_host(folder: Path, options: PeerOptions, done: Mapping[str, int]) -> str:
-    """What an organiser reads who ended `minga host` by Ctrl-C; a key for one time only cannot go on with the run."""
+def farewell_of_host(folder: Path, options: PeerOptions, done: Mapping[str, int], *, is_temporary: bool) -> str:
+    """What an organiser reads whose `minga host` was told to end, by Ctrl-C or another signal; a key for one time only
+    cannot go on with the run. `is_temporary`: `folder` is deleted with the command.
+    """
     at = f" at step {done['step']}" if "step" in done else ""
     kept = f"; the newest checkpoint is of step {done['checkpoint']}" if "checkpoint" in done else ""
-    if not folder.exists():  # a temporary one
+    if is_temporary:
         return f"This host has left{at}. The run's folder was a temporary one, and is deleted."
     said = f"This host has left{at}{kept}. The run lies in {folder}"
     if options.ephemeral:

@@ -131,7 +131,8 @@ def run_host(
         wire(context, hosted)
         if chosen is not None:
             chosen.write(hosted.directory)
-        farewells.append(partial(farewell_of_host, hosted.directory, peer))
+        is_temporary = known is None and peer.ephemeral and peer.directory is None
+        farewells.append(partial(farewell_of_host, hosted.directory, peer, is_temporary=is_temporary))
         tell_cautions(hosted.spec, output)
         watch = LinkWatch(hosted, output, lambda link: show_link(hosted, link, output, links))
 

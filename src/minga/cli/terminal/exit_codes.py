@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable
@@ -51,7 +52,12 @@ newest `checkpoint`."""
 
 
 farewells: list[Callable[[dict[str, int]], str]] = []
-"""What a command of which Ctrl-C is the usual end says then, by what it has done; the last one counts."""
+"""What a command that is usually ended by a signal, such as Ctrl-C, says then, by what it has done; the last one
+counts."""
+
+
+_NOBODY_READS = contextlib.suppress(OSError, ValueError)
+"""Around the last words of a command that was ended: whoever read them may have been ended by the same signal."""
 
 
 def code_of(error: BaseException) -> int:
@@ -122,16 +128,19 @@ def report_interrupt(*, json_output: bool, code: int = INTERRUPTED) -> int:
         return code
     done = {name: value for tell in done_so_far for name, value in tell().items()}
     if farewells and not json_output:
-        print(farewells[-1](done), flush=True)
+        with _NOBODY_READS:
+            print(farewells[-1](done), flush=True)
         return code
     where = f" at step {done['step']}" if "step" in done else ""
     what = f", with {counted(done['samples'], 'sample')} of this machine" if "samples" in done else ""
     kept = f"; the newest checkpoint is of step {done['checkpoint']}" if "checkpoint" in done else ""
-    print(f"minga: interrupted{where}{what}{kept}", file=sys.stderr)
+    with _NOBODY_READS:
+        print(f"minga: interrupted{where}{what}{kept}", file=sys.stderr, flush=True)
     if json_output:
         name = "KeyboardInterrupt" if code == INTERRUPTED else "Terminated"
         fields = {"summary": True, "ok": False, "error": name, "message": "interrupted", **done}
-        _print_last_line({**fields, "exit_code": code})
+        with _NOBODY_READS:
+            _print_last_line({**fields, "exit_code": code})
     return code
 
 

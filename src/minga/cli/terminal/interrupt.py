@@ -5,7 +5,8 @@ backward pass) delays it. Therefore the C-level handler also writes a byte to a 
 waits. The main thread gets its `KeyboardInterrupt` (or `Terminated`) and tidies up as usual; if it has not ended the
 process after `PATIENCE_S`, the watchdog says goodbye to the run in its place, and at the end of the second it ends the
 process. Where leaving at once costs something, a command may ask that the first Ctrl-C only says so (`defer`).
-SIGTERM, and SIGHUP when the terminal is closed, end a command in the same way.
+SIGTERM, and SIGHUP when the terminal is closed, end a command in the same way. They seldom come alone: a shell and the
+kernel both send SIGHUP, and some service managers send it after SIGTERM. So only the first of them counts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import contextlib
 import os
 import signal
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +25,9 @@ from minga.cli.terminal.exit_codes import INTERRUPTED, TERMINATED, interrupts
 
 PATIENCE_S = 0.25
 DEADLINE_S = 0.8
-_ENDS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+ENDS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+_NOW = 0
+"""Written to the watchdog in place of a signal's number: the end is not deferred any more."""
 
 
 class Terminated(BaseException):
@@ -46,9 +48,12 @@ class Interruption:
         self._defers_ends = False
         self._number = int(signal.SIGINT)
         """What `trigger` sends: the signal that was deferred."""
+        self._told_to_end = self._triggered_end = self._ending = False
+        self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
+        """Known from the start: when it is gone, a terminal looks like any other device."""
         signal.set_wakeup_fd(self._sending.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGINT, self._interrupt)
-        for number in _ENDS:
+        for number in ENDS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 signal.signal(number, self._terminate)
         threading.Thread(target=self._watch, name="minga-interrupt", daemon=True).start()
@@ -67,23 +72,26 @@ class Interruption:
     def trigger(self) -> None:
         """Interrupt the program from another thread, as Ctrl-C would, or as the signal that was deferred."""
         with contextlib.suppress(OSError):
-            self._sending.send(bytes([self._number]))
+            self._sending.send(bytes([_NOW]))
+        self._triggered_end = self._number in ENDS
         if hasattr(signal, "pthread_kill") and (main := threading.main_thread().ident) is not None:
             signal.pthread_kill(main, self._number)
         else:
             _thread.interrupt_main()
 
+    def let_go_of_terminal(self) -> None:
+        """Write nothing more to a terminal that is gone, which is an error; what goes into files and pipes stays."""
+        for descriptor in self._terminals:
+            with contextlib.suppress(OSError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
+
     def _watch(self) -> None:
-        while True:
-            received = self._receiving.recv(1)
-            if not received:
-                return
-            is_end = received[0] in _ENDS
-            if self._deferrals and (self._defers_ends if is_end else received[0] == signal.SIGINT):
-                self._deferrals -= 1
-            elif is_end or received[0] == signal.SIGINT:
-                break
-        if is_end:
+        number = self._wait_for_end()
+        if number is None:
+            return
+        if number in ENDS:
             self._code = TERMINATED
         timer = threading.Timer(DEADLINE_S, self._end)
         timer.daemon = True
@@ -93,17 +101,38 @@ class Interruption:
             with contextlib.suppress(Exception):  # the process ends in any case
                 goodbye()
 
+    def _wait_for_end(self) -> int | None:
+        """The number of the first signal that is not overlooked; None when the socket is closed."""
+        told_to_end = False
+        while received := self._receiving.recv(1):
+            number = received[0]
+            is_end = number in ENDS
+            if number == _NOW:
+                return self._number
+            if (is_end and told_to_end) or not (is_end or number == signal.SIGINT):
+                continue
+            told_to_end = told_to_end or is_end
+            if not self._deferrals or (is_end and not self._defers_ends):
+                return number
+            self._deferrals -= 1
+        return None
+
     def _interrupt(self, signal_number: int, frame: FrameType | None) -> None:
         if self._is_deferred(signal_number):
             return
+        self._ending = True
         interrupts.append(signal_number)
         signal.default_int_handler(signal_number, frame)
 
     def _terminate(self, signal_number: int, frame: FrameType | None) -> None:
         if signal_number != signal.SIGTERM:
-            _let_go_of_terminal()
+            self.let_go_of_terminal()
+        is_repeated, self._told_to_end = self._told_to_end and not self._triggered_end, True
+        if is_repeated or self._ending:  # it would break off the last checkpoint, or what is said at the end
+            return
         if self._defers_ends and self._is_deferred(signal_number):
             return
+        self._ending = True
         raise Terminated(signal_number, frame is None)
 
     def _is_deferred(self, signal_number: int) -> bool:
@@ -112,18 +141,8 @@ class Interruption:
         instead, self._instead, self._number = self._instead, None, signal_number
         if instead():
             return True
-        self._sending.send(bytes([signal_number]))  # the watchdog has overlooked the first one
+        self._sending.send(bytes([_NOW]))  # the watchdog has overlooked the first one
         return False
 
     def _end(self) -> None:
         os._exit(self._code)  # without flushing: whoever reads the other end of a pipe may have stopped
-
-
-def _let_go_of_terminal() -> None:
-    """Write nothing more to a terminal that is gone, which is an error; what goes into files and pipes stays."""
-    for descriptor in (1, 2):
-        with contextlib.suppress(OSError):
-            if stat.S_ISCHR(os.fstat(descriptor).st_mode):
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, descriptor)
-                os.close(nowhere)
