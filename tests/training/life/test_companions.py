@@ -1,0 +1,59 @@
+"""For whom a peer stays at the end of a run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from types import SimpleNamespace
+from typing import Any, cast
+
+from minga.network.gossip.changes import Change, Presence
+from minga.network.interface import PeerId
+from minga.training.life.leaving import LOST_S, Companions
+from tests.worlds.swarm_tools import virtually
+
+A, B, C, D = (PeerId(letter * 64) for letter in "abcd")
+
+
+def companions() -> tuple[Companions, Callable[[PeerId, Change], None]]:
+    """Those of a peer, and what tells it who comes and goes."""
+    observers = list[Callable[[PeerId, Change], None]]()
+    found = Companions(cast(Any, SimpleNamespace(observe=observers.append)), cast(Any, SimpleNamespace()))
+    return found, observers[0]
+
+
+def outcome(members: Collection[PeerId], lost: Collection[PeerId] = ()) -> Any:
+    """What came of a round."""
+    return SimpleNamespace(plan=SimpleNamespace(members=[SimpleNamespace(peer_id=m) for m in members]), lost=lost)
+
+
+@virtually
+async def test_half_of_a_group_is_waited_for_also_if_newcomers_took_its_place() -> None:
+    found, _ = companions()
+    found.note(outcome([A, B]))
+    found.note(outcome([A, C, D]))
+    assert found.lost == {B}
+    found.note(outcome([A, C, D]))
+    assert found.lost == {B}, "it may have taken several steps alone"
+    found.note(outcome([A, C, D], lost=[D]))
+    assert found.lost == {B, D}
+    found.note(outcome([A, C]))
+    assert found.lost == {B}, "one of three waits for the others"
+    await asyncio.sleep(LOST_S + 1.0)
+    assert not found.lost
+
+
+@virtually
+async def test_nobody_waits_for_one_that_said_goodbye() -> None:
+    found, tell = companions()
+    found.note(outcome([A, B]))
+    found.note(outcome([A, B], lost=[B]))
+    assert found.lost == {B}
+    tell(B, Presence.LOST)
+    assert found.lost == {B}
+    tell(B, Presence.LEFT)
+    assert not found.lost
+    tell(B, Presence.JOINED)
+    assert found.lost == {B}
+    found.note(outcome([A, B]))
+    assert not found.lost
