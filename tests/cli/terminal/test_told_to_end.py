@@ -19,6 +19,7 @@ import os, signal, time
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from minga.cli.terminal import interrupt
 interrupt.DEADLINE_S = interrupt.PATIENCE_S = 0.05
+interrupt.DEFERRED_S = 30.0
 interruption, asked, after = interrupt.Interruption(), [], "none"
 interruption.defer(lambda: asked.append(1) or True, ends=True)
 try:
@@ -28,18 +29,40 @@ try:
     after = "time"
     time.sleep(0.5)
     after = "trigger"
+    interrupt.DEADLINE_S = interrupt.PATIENCE_S = 30.0
     interruption.trigger()
     time.sleep(5)
-except interrupt.Terminated:
+except (interrupt.Terminated, KeyboardInterrupt):
     print(after, len(asked), flush=True)
 """
 
 
-@pytest.mark.parametrize("names", [("SIGHUP", "SIGHUP"), ("SIGTERM", "SIGHUP"), ("SIGTERM", "SIGTERM", "SIGHUP")])
+@pytest.mark.parametrize(
+    "names",
+    [("SIGHUP", "SIGHUP"), ("SIGTERM", "SIGHUP"), ("SIGTERM", "SIGTERM", "SIGHUP"), ("SIGINT", "SIGHUP")],
+)
 def test_what_was_deferred_is_not_broken_off_by_a_second_signal(names: tuple[str, ...]) -> None:
     """Neither by the handler nor by the watchdog, which would have ended the process after a tenth of a second."""
     done = forked.run("-c", DEFERRING.replace("NAMES", str(names)), timeout_s=40)
     assert (done.returncode, done.stdout) == (0, "trigger 1\n"), done.stderr
+
+
+DEAF = """
+import os, signal, time
+from minga.cli.terminal import interrupt
+interrupt.DEADLINE_S = interrupt.PATIENCE_S = interrupt.DEFERRED_S = 0.05
+interruption = interrupt.Interruption()
+interruption.defer(lambda: True, ends=True)
+interruption.on_interrupt(lambda: os.write(1, b"goodbye"))
+signal.signal(signal.SIGTERM, lambda *_: None)  # the main thread hears nothing, as in a long call of torch
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(20)
+"""
+
+
+def test_a_program_that_hears_nothing_of_its_end_ends_all_the_same() -> None:
+    done = forked.run("-c", DEAF, timeout_s=40)
+    assert (done.returncode, done.stdout) == (exit_codes.TERMINATED, "goodbye"), done.stderr
 
 
 IMPATIENT = """

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from minga.network.gossip.changes import Change, Presence
+from minga.network.gossip.record_kinds import LEFT
 from minga.network.interface import PeerId
 from minga.training.life.leaving import LOST_S, Companions
 from tests.worlds.swarm_tools import virtually
@@ -51,9 +52,25 @@ async def test_nobody_waits_for_one_that_said_goodbye() -> None:
     assert found.lost == {B}
     tell(B, Presence.LOST)
     assert found.lost == {B}
-    tell(B, Presence.LEFT)
+    tell(B, LEFT.name)
     assert not found.lost
     tell(B, Presence.JOINED)
     assert found.lost == {B}
     found.note(outcome([A, B]))
     assert not found.lost
+    found.note(outcome([A, B], lost=[B]))
+    tell(B, Presence.LEFT)
+    assert not found.lost
+
+
+@virtually
+async def test_one_of_three_that_a_newcomer_has_its_state_from_is_not_waited_for() -> None:
+    found, _ = companions()
+    found.begin_with([A, B, C])
+    found.note(outcome([A, B]))
+    found.note(outcome([A, B]))
+    assert not found.lost
+    found.begin_with([A, B])
+    found.note(outcome([A]))
+    found.note(outcome([A]))
+    assert found.lost == {B}

@@ -26,6 +26,8 @@ from minga.cli.terminal.exit_codes import INTERRUPTED, TERMINATED, interrupts
 PATIENCE_S = 0.25
 DEADLINE_S = 0.8
 ENDS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+DEFERRED_S = 1.0
+"""How long an end is deferred at most where the main thread hears nothing of it."""
 _NOW = 0
 """Written to the watchdog in place of a signal's number: the end is not deferred any more."""
 
@@ -103,19 +105,27 @@ class Interruption:
 
     def _wait_for_end(self) -> int | None:
         """The number of the first signal that is not overlooked; None when the socket is closed."""
-        told_to_end = False
-        while received := self._receiving.recv(1):
+        deferred, told_to_end = int(signal.SIGINT), False
+        while received := self._hear():
             number = received[0]
             is_end = number in ENDS
             if number == _NOW:
-                return self._number
+                return deferred
             if (is_end and told_to_end) or not (is_end or number == signal.SIGINT):
                 continue
-            told_to_end = told_to_end or is_end
             if not self._deferrals or (is_end and not self._defers_ends):
                 return number
             self._deferrals -= 1
+            deferred, told_to_end = number, self._defers_ends
+            if is_end:
+                self._receiving.settimeout(DEFERRED_S)
         return None
+
+    def _hear(self) -> bytes:
+        try:
+            return self._receiving.recv(1)
+        except TimeoutError:  # no further signal tells: those to end are overlooked by now
+            return bytes([_NOW])
 
     def _interrupt(self, signal_number: int, frame: FrameType | None) -> None:
         if self._is_deferred(signal_number):
@@ -140,6 +150,7 @@ class Interruption:
             return False
         instead, self._instead, self._number = self._instead, None, signal_number
         if instead():
+            self._told_to_end = self._told_to_end or self._defers_ends
             return True
         self._sending.send(bytes([_NOW]))  # the watchdog has overlooked the first one
         return False

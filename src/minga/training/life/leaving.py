@@ -15,6 +15,7 @@ from minga.averaging.allreduce.round import RoundOutcome
 from minga.core.errors import ClosedError, MingaError
 from minga.core.thread_guard import loop_bound
 from minga.network.gossip.changes import Change, Presence
+from minga.network.gossip.record_kinds import LEFT
 from minga.network.interface import PeerId
 from minga.training.agreement.comparison import StateComparison
 from minga.training.life.board_view import BoardView
@@ -60,7 +61,7 @@ class Companions:
         self._together = together
 
     def begin_with(self, peers: Collection[PeerId] = ()) -> None:
-        """This peer has the state of others now: of these, which may be lost before there was a round with them."""
+        """This peer, one of these, has the state of the others now: they may be lost before a round with them."""
         self._together, self._just_lost = frozenset(peers), frozenset()
         self._parted_s.clear()
 
@@ -77,7 +78,7 @@ class Companions:
         await see_others_off(self._swarm_view, self._together, lambda peer, it: self._is_behind(peer, step, it))
 
     def _note_presence(self, peer: PeerId, change: Change) -> None:
-        if change is Presence.LEFT:
+        if change is Presence.LEFT or change == LEFT.name:  # the latter where it was out of sight already
             self._departed.add(peer)
         elif change is Presence.JOINED:
             self._departed.discard(peer)

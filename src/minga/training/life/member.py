@@ -476,7 +476,7 @@ class Member:
         if changed := self._switch.said():
             self._node.events.emit(changed)
         self._catching_up.finish(self.step)
-        self._companions.begin_with(self.swarm_view.settled())
+        self._companions.begin_with({self._node.peer_id, *self.swarm_view.settled()})
         self._hold.end_soon()
         self.on_epoch(self.epoch)
         self._node.events.emit(SyncFinished(step=self.step, seconds=asyncio.get_running_loop().time() - begun_s))
