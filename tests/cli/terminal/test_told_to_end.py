@@ -50,7 +50,8 @@ def test_what_was_deferred_is_not_broken_off_by_a_second_signal(names: tuple[str
 DEAF = """
 import os, signal, time
 from minga.cli.terminal import interrupt
-interrupt.DEADLINE_S = interrupt.PATIENCE_S = interrupt.DEFERRED_S = 0.05
+interrupt.PATIENCE_S = interrupt.DEFERRED_S = 0.05
+interrupt.DEADLINE_S = 2.0
 interruption = interrupt.Interruption()
 interruption.defer(lambda: True, ends=True)
 interruption.on_interrupt(lambda: os.write(1, b"goodbye"))
