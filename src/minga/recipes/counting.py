@@ -42,7 +42,7 @@ def count(
     """Count what a model and a batch take.
 
     `looks_at_values`: whether the model may look at values. Its inputs are fake tensors then, of which libraries know
-    that they have none; without that the operations are counted three times as fast.
+    that they have none; without that the operations are counted faster.
     """
     model = shapes_of_model(build_model)
     inputs = FakeTensorMode(allow_non_fake_inputs=True) if looks_at_values else contextlib.nullcontext()

@@ -110,3 +110,23 @@ def test_who_came_in_while_another_entered_is_not_waited_for() -> None:
         await swarm.close()
 
     main()
+
+
+@virtually
+async def test_a_goodbye_is_told_from_a_death_also_if_it_comes_late() -> None:
+    swarm = Swarm(seed=7)
+    await swarm.grow(3)
+    view = BoardView(swarm.peers[0].board, swarm.peers[0].node)
+    killed, cut = swarm.peers[1:]
+    for peer in (killed, cut):
+        peer.board.put(Progress(3, 0, 0.0, "training", 0.0))
+    await swarm.until(lambda: len(view.active()) == 2)
+    swarm.internet.kill(killed.network)
+    swarm.internet.cut(cut.network, swarm.peers[0].network)
+    await swarm.until(lambda: not view.active())
+    assert not any(view.said_goodbye(peer.peer_id) for peer in (killed, cut))
+    cut.board.put(Left())
+    swarm.internet.restore(cut.network, swarm.peers[0].network)
+    await swarm.until(lambda: view.said_goodbye(cut.peer_id))
+    assert not view.said_goodbye(killed.peer_id)
+    await swarm.close()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any, cast
 
-from minga.network.gossip.changes import Change, Presence
-from minga.network.gossip.record_kinds import LEFT
 from minga.network.interface import PeerId
 from minga.training.life.leaving import LOST_S, Companions
 from tests.worlds.swarm_tools import virtually
@@ -16,11 +14,10 @@ from tests.worlds.swarm_tools import virtually
 A, B, C, D = (PeerId(letter * 64) for letter in "abcd")
 
 
-def companions() -> tuple[Companions, Callable[[PeerId, Change], None]]:
-    """Those of a peer, and what tells it who comes and goes."""
-    observers = list[Callable[[PeerId, Change], None]]()
-    found = Companions(cast(Any, SimpleNamespace(observe=observers.append)), cast(Any, SimpleNamespace()))
-    return found, observers[0]
+def companions() -> tuple[Companions, set[PeerId]]:
+    """Those of a peer, and who said goodbye to it."""
+    gone = set[PeerId]()
+    return Companions(cast(Any, SimpleNamespace(said_goodbye=gone.__contains__)), cast(Any, SimpleNamespace())), gone
 
 
 def outcome(members: Collection[PeerId], lost: Collection[PeerId] = ()) -> Any:
@@ -46,20 +43,11 @@ async def test_half_of_a_group_is_waited_for_also_if_newcomers_took_its_place() 
 
 @virtually
 async def test_nobody_waits_for_one_that_said_goodbye() -> None:
-    found, tell = companions()
+    found, gone = companions()
     found.note(outcome([A, B]))
     found.note(outcome([A, B], lost=[B]))
     assert found.lost == {B}
-    tell(B, Presence.LOST)
-    assert found.lost == {B}
-    tell(B, LEFT.name)
-    assert not found.lost
-    tell(B, Presence.JOINED)
-    assert found.lost == {B}
-    found.note(outcome([A, B]))
-    assert not found.lost
-    found.note(outcome([A, B], lost=[B]))
-    tell(B, Presence.LEFT)
+    gone.add(B)
     assert not found.lost
 
 

@@ -12,12 +12,8 @@ from tests.worlds.optimizer_loops import BATCH, STEPS, MakePeer
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _equal_draws() -> None:
     torch.manual_seed(7)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

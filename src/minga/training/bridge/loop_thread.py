@@ -1,8 +1,7 @@
 """The one background thread of a peer, with its event loop.
 
 The loop is one of asyncio's own, whatever policy the program has set: over another one's transports (uvloop's) no TCP
-connection between peers comes about, and nothing says so. In a swarm of four, uvloop spares 7 % of a step's processor
-time, which is not worth a second kind of loop to test.
+connection between peers comes about, and nothing says so. uvloop spares too little to be worth a second kind of loop.
 """
 
 from __future__ import annotations

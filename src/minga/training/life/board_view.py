@@ -15,7 +15,7 @@ from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.board import Board
 from minga.network.gossip.changes import Change, Observer
-from minga.network.gossip.record_kinds import AddressInfo
+from minga.network.gossip.record_kinds import AddressInfo, Left
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node
 from minga.training.life.newcomers import Newcomers
@@ -66,6 +66,10 @@ class BoardView:
         if self._alive is None:
             self._alive = sorted(self._present | {self._node.peer_id})
         return list(self._alive)
+
+    def said_goodbye(self, peer: PeerId) -> bool:
+        """Whether that was its newest word."""
+        return self._board.get(peer, Left) is not None
 
     def active(self) -> Mapping[PeerId, Progress]:
         """The progress of all other living members that take part in rounds at present; copy it to keep it."""

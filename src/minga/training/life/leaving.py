@@ -14,8 +14,6 @@ from collections.abc import Callable, Collection
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.core.errors import ClosedError, MingaError
 from minga.core.thread_guard import loop_bound
-from minga.network.gossip.changes import Change, Presence
-from minga.network.gossip.record_kinds import LEFT
 from minga.network.interface import PeerId
 from minga.training.agreement.comparison import StateComparison
 from minga.training.life.board_view import BoardView
@@ -37,8 +35,6 @@ class Companions:
         self._swarm_view, self._states = swarm_view, states
         self._together = self._just_lost = frozenset[PeerId]()
         self._parted_s: dict[PeerId, float] = {}  # loop time at which each went with half of a group or more
-        self._departed = set[PeerId]()
-        swarm_view.observe(self._note_presence)
 
     @property
     def lost(self) -> frozenset[PeerId]:
@@ -47,7 +43,7 @@ class Companions:
         """
         since_s = asyncio.get_running_loop().time() - LOST_S
         parted = {peer for peer, parted_s in self._parted_s.items() if parted_s >= since_s}
-        return self._just_lost.union(parted) - self._departed
+        return frozenset(peer for peer in self._just_lost | parted if not self._swarm_view.said_goodbye(peer))
 
     def note(self, outcome: RoundOutcome) -> None:
         """This peer takes a step by what came of a round."""
@@ -57,7 +53,6 @@ class Companions:
         if 2 * len(together & before) <= len(before):  # newcomers do not make up for them: the others may go on as well
             self._parted_s |= dict.fromkeys(self._just_lost, asyncio.get_running_loop().time())
         self._parted_s = {peer: parted_s for peer, parted_s in self._parted_s.items() if peer not in together}
-        self._departed &= before | members | self._parted_s.keys()  # no others can be among the lost
         self._together = together
 
     def begin_with(self, peers: Collection[PeerId] = ()) -> None:
@@ -76,12 +71,6 @@ class Companions:
     async def see_off(self, step: int) -> None:
         """Stay for a moment until those of the last round have its state, too."""
         await see_others_off(self._swarm_view, self._together, lambda peer, it: self._is_behind(peer, step, it))
-
-    def _note_presence(self, peer: PeerId, change: Change) -> None:
-        if change is Presence.LEFT or change == LEFT.name:  # the latter where it was out of sight already
-            self._departed.add(peer)
-        elif change is Presence.JOINED:
-            self._departed.discard(peer)
 
     def _is_behind(self, peer: PeerId, step: int, progress: Progress) -> bool:
         return progress.step < step or (progress.status != "finished" and self._states.differs(peer, step))

@@ -183,7 +183,8 @@ def newest_step(steps: Sequence[int]) -> int:
     """The newest of these steps that is at most one past that of half of the peers: one of them may know a result that
     the others have not heard of.
     """
-    return max((step for step in steps if step <= step_of_half(steps) + 1), default=0)
+    half = step_of_half(steps)
+    return max((step for step in steps if step <= half + 1), default=0)
 
 
 def target_batch_size(board: Board, spec: RunSpec) -> int:
