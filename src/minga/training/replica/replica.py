@@ -29,6 +29,7 @@ from minga.training.replica.optimizer_check import check_model, check_optimizer,
 from minga.training.replica.trained_set import TrainedSet
 from minga.training.replica.update_rules import RuledModel, UpdateRules
 from minga.training.replica.update_settings import UpdateSettings, name_of
+from minga.training.state.lineage import Lineage
 from minga.training.state.manifest import Manifest
 from minga.training.state.scalars import strategy_of
 from minga.training.state.sketch import Sketch, sketch_of
@@ -70,6 +71,8 @@ class Replica:
         self._ruled = RuledModel(rules, model)
         self.step = 0
         """Global steps that this state has seen."""
+        self.lineage = Lineage()
+        """Where this state comes from."""
         self.directory: Path | None = None
         """Where copies of a large state lie while they are served or written; None: in memory."""
         averaged = spec.training.buffers == "average"
@@ -310,12 +313,12 @@ class Replica:
     def capture(self) -> StateSnapshot:
         """A copy of the whole shared state after the last step, in CPU memory or in a file."""
         with self._reading(), self._buffers.at_base():
-            return self._state.capture(self.step, self.directory)
+            return self._state.capture(self.step, self.directory).of(self.lineage)
 
     def capture_all(self) -> StateSnapshot:
         """The same of all that is here, whatever is shared."""
         with self._reading(), self._buffers.at_base(), self._state.unshared():
-            return self._state.capture(self.step, self.directory)
+            return self._state.capture(self.step, self.directory).of(self.lineage)
 
     def restore(self, snapshot: StateSnapshot) -> None:
         """Become what `snapshot` holds. Raises `ConfigurationError` if it is of another model or optimizer."""
@@ -323,7 +326,7 @@ class Replica:
             self._state.restore(snapshot)
         self._buffers.rebase()
         self.zero_grad()
-        self.step = snapshot.step
+        self.step, self.lineage = snapshot.step, snapshot.lineage
         self._schedule_at = self._epoch()
 
     def check(self, state: Manifest | StateSnapshot) -> None:
