@@ -151,7 +151,17 @@ def _differences(given: RunSpec, spec: RunSpec) -> list[str]:
     return sorted(name for name in ours if name not in _WRITTEN_BY_HOST and ours[name] != theirs[name])
 
 
+def _check_founder(spec: RunSpec, options: PeerOptions) -> None:
+    """A run that its organiser founds needs a state of the organiser's peer."""
+    if options.role == "monitor" and spec.security.verification == "none" and spec.founder == "organiser":
+        raise ConfigurationError(
+            "as a monitor this host has no model, so it cannot give the run its first state. Host it with another "
+            'role, or write [state] founder = "first" into the run spec: then the first peer that trains gives it'
+        )
+
+
 def _enter(run: _Run, options: PeerOptions, identity: Identity, held: contextlib.ExitStack) -> Peer:
+    _check_founder(run.spec, options)
     network = network_settings(options, run.spec.network.relay)
     access = RunAccess(AccessFiles(run.directory), known=(run.signed, run.spec), keeps=options.keeps_files)
 

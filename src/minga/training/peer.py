@@ -88,8 +88,7 @@ class Peer:
         self._archiver: Archiver | None = None
         self._archived_status = self._status
         thread.ask(lambda: RunFileServer(session.node, signed_spec, spec.files, self.files))
-        if self.role == "monitor":
-            thread.ask(lambda: session.preside(spec, signed_spec.organiser, directory))
+        thread.ask(lambda: session.begin_founding(spec, signed_spec.organiser, directory))
         atexit.register(self.close)
 
     # ---- who and where

@@ -261,7 +261,7 @@ class Session:
         self.orders = standing = StandingOrders(spec, ledger, orders)
         file = None if directory is None else BookFile(directory, self.peer_id)
         receipts = Receipts(self.node, self.identity, file, self.admission.credential_of)
-        founding = self._found(spec, organiser, directory)
+        founding = self.founding or self.begin_founding(spec, organiser, directory)
         member = Member(
             self.node,
             self.identity,
@@ -297,28 +297,33 @@ class Session:
                 f'role "{self.settings.role}": in this run everybody computes and can be dialled by everybody, as a '
                 "trainer; where nobody asked for another role, `minga doctor` shows what keeps others from dialling"
             )
-        founding = self._found(spec, organiser, directory)
+        founding = self.founding or self.begin_founding(spec, organiser, directory)
         options = VerifiedOptions(founding, self.behaviour, directory, entropy)
         life = VerifiedMember(self.node, self.identity, self.board, spec, options, replica, port)
         self._begin(life, replica, port)
         return life
 
-    def preside(self, spec: RunSpec, organiser: str, directory: Path | None = None) -> None:
-        """See the run founded without taking part, and tell others of it. Only the organiser, who must never sign
-        another genesis, keeps it in `directory`.
+    def begin_founding(self, spec: RunSpec, organiser: str, directory: Path | None = None) -> Founding:
+        """Learn how the run was founded, and tell others; `directory` holds what this peer keeps of it.
+
+        The organiser's peer, where it has a model, founds the run when that takes part. Only looking on, it signs who
+        else does. A monitor of another's leaves nothing behind.
         """
-        founding = self._found(spec, organiser, directory if self.peer_id == organiser else None)
+        is_organiser, only_looks = self.peer_id == organiser, self.settings.role == "monitor"
+        path = None if directory is None or (only_looks and not is_organiser) else genesis_file(directory, self.peer_id)
+        self.founding = founding = Founding(self.node, self.identity, organiser, FoundingRules.of(spec), path)
 
         def note(_: PeerId, __: Change) -> None:
-            known = [progress.step for progress in self.board.payloads(Progress).values()]
+            known = [p.step for p in self.board.payloads(Progress).values() if p.status != "syncing"]
             founding.step = max([founding.step, *known])
 
-        self.board.observe(note)
-
-        async def see_it_founded() -> None:
+        async def find() -> None:
             await founding.find()
 
-        self.node.spawn(see_it_founded())
+        self.board.observe(note)
+        if only_looks or not is_organiser:
+            self.node.spawn(find())
+        return founding
 
     async def close(self, reason: str = "") -> None:
         """Say goodbye and end everything, within `SEE_OFF_S` and `LEAVE_S` seconds."""
@@ -350,11 +355,6 @@ class Session:
         self._life = asyncio.get_running_loop().create_task(self._live(member, replica.step), name="minga-member")
         self.node.spawn(Prober(self.node, lambda: member.swarm_view.reachable() if member.ready.is_set() else []).run())
         self.node.spawn(LinkReporter(self.node, self.board).run())
-
-    def _found(self, spec: RunSpec, organiser: str, directory: Path | None) -> Founding:
-        path = None if directory is None else genesis_file(directory, self.peer_id)
-        self.founding = Founding(self.node, self.identity, organiser, FoundingRules.of(spec), path)
-        return self.founding
 
     def _take_amended(self, spec: RunSpec) -> None:
         self.on_amended(spec)

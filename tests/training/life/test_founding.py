@@ -168,7 +168,7 @@ def test_of_those_who_only_look_on_the_organiser_alone_keeps_who_the_founders_ar
         looker = Session(network, identity, spec.run_id, settings, [member.network.address])
         await looker.start()
         named = identity.peer_id if is_organiser else member.network.peer_id
-        looker.preside(two, named, tmp_path)
+        looker.begin_founding(two, named, tmp_path)
         await asyncio.sleep(20.0)
         await looker.close()
         await swarm.close()

@@ -152,8 +152,6 @@ class Founding:
     ) -> None:
         self.step = 0
         """To be kept up to date: the newest step of the run that this peer has seen."""
-        self.told_step = 0
-        """The newest step of the run that another peer told of."""
         self.is_first = asyncio.Event()
         """Set when none of the peers that this peer could ask knew a genesis."""
         self.waiting: tuple[int, int] | None = None
@@ -164,6 +162,8 @@ class Founding:
         self._ready: dict[PeerId, _Ready] = {}
         """The peers that could found the run, in the order in which they came."""
         self._forgers: set[PeerId] = set()
+        self._told_step = 0
+        self._random = random.Random(f"minga founding {node.peer_id}")
         self._genesis = None if path is None else Genesis.from_file(path, node.run_id, organiser)
         node.serve(METHOD, self._serve)
 
@@ -203,6 +203,11 @@ class Founding:
             return Bootstrap(self._genesis, is_of_the_past or await self._have_most_begun(self._genesis.founders))
         return Bootstrap(self._genesis, is_of_the_past)
 
+    @property
+    def told_step(self) -> int:
+        """The newest step of the run that this peer has seen, or that another told of."""
+        return max(self.step, self._told_step)
+
     def remember(self, genesis: Genesis) -> None:
         """The genesis that an earlier process of this peer knew; for peers without a disk."""
         self._genesis = genesis
@@ -230,7 +235,7 @@ class Founding:
     async def _ask_all(self, state: str) -> Genesis | None:
         """Ask some peers, the organiser's before others, until one knows the genesis or all have answered."""
         known = [peer for peer in self._node.connected() if peer not in self._forgers]
-        others = random.sample(known, min(len(known), MOST_ASKED))
+        others = self._random.sample(known, min(len(known), MOST_ASKED))
         asked = list(dict.fromkeys([*(peer for peer in known if peer == self.organiser), *others]))
         async with racing(self._ask(peer, state) for peer in asked) as answers:
             for answer in answers:
@@ -247,7 +252,7 @@ class Founding:
             self._forgers.add(peer)
             self._node.offend(peer, "it sent a genesis that the organiser did not sign")
             return None
-        self.told_step = max(self.told_step, answer.step)
+        self._told_step = max(self._told_step, answer.step)
         return answer.genesis
 
     async def _have_most_begun(self, founders: Sequence[str]) -> bool:

@@ -116,7 +116,7 @@ class Donors:
             supporters,
             key=lambda state: (
                 -len(supporters[state]),
-                [-part for part in state.lineage.standing(state.step, organiser)[:3]],
+                [-part for part in state.lineage.standing(state.step, organiser)[:4]],
                 organiser not in supporters[state],
                 supporters[state],
                 state.digest,
