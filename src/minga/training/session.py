@@ -341,6 +341,7 @@ class Session:
 
     def _note_epoch(self, epoch: int) -> None:
         self.state_epoch = epoch
+        self.state_server.withdraw()  # the training thread may have published the state before until the last moment
 
     def _take_amended(self, spec: RunSpec) -> None:
         self.on_amended(spec)
@@ -415,7 +416,6 @@ class Session:
                     accept=lambda manifest: port.accept(lambda: replica.check(manifest)),
                     progress=note,
                 )
-            self.state_server.withdraw()  # what was served before is not what this peer will have
             return state.snapshot
 
         return fetch

@@ -92,6 +92,8 @@ class Archiver:
     def _copy_waiting(self) -> float | None:
         """How long to wait before the next try; None until there is a new checkpoint."""
         for path in self.waiting():
+            if self._closed:
+                break
             try:
                 self._copy(path)
             except (UploadError, OSError) as error:
