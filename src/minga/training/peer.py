@@ -20,7 +20,6 @@ from minga.core.events.catalogue import CATALOGUE
 from minga.core.events.training import CheckpointFailed, CheckpointSaved
 from minga.core.free_memory import give_back_free_memory
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.keys.keys import Identity
 from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
@@ -70,7 +69,9 @@ class Peer:
         spec: RunSpec,
         files: Mapping[str, Path],
         directory: Path,
+        held: contextlib.ExitStack,
     ) -> None:
+        """`held` is what this process alone may use as long as the peer lives, such as its key; the peer frees it."""
         self.spec = spec
         """The run spec, the same for all peers."""
         self.files = dict(files)
@@ -78,7 +79,6 @@ class Peer:
         self.directory = directory
         """Where this peer keeps files and checkpoints of the run."""
         self._thread, self._session, self._signed_spec = thread, session, signed_spec
-        self._held = contextlib.ExitStack()
         self._saving: threading.Thread | None = None
         self._metrics = MetricsPublisher(session.board, session.node, self._later)
         self._own: OwnStateKeeper | None = None
@@ -91,6 +91,7 @@ class Peer:
         thread.ask(lambda: RunFileServer(session.node, signed_spec, spec.files, self.files))
         if spec.security.verification == "byzantine" and self.role == "monitor":
             thread.ask(lambda: session.preside(spec, signed_spec.organiser, directory))
+        self._held = held.pop_all()
         atexit.register(self.close)
 
     # ---- who and where
@@ -240,13 +241,9 @@ class Peer:
     ) -> None:
         self.close("" if kind is None else kind.__name__)
 
-    def hold(self, held: contextlib.ExitStack) -> None:
-        """Free, when this peer is closed, what this process alone may use as long as it lives, such as its key."""
-        self._held = held
-
-    def keep_archive(self, archive: Archive, identity: Identity) -> None:
-        """Keep some checkpoints for good from now on, signed by `identity`; see `minga.training.archive`."""
-        self._archiver = Archiver(self.directory, archive, identity, self.note)
+    def keep_archive(self, archive: Archive) -> None:
+        """Keep some checkpoints for good from now on, signed by this peer; see `minga.training.archive`."""
+        self._archiver = Archiver(self.directory, archive, self._session.identity, self.note)
         self._archived_status = StatusReader(self, from_start=True)
 
     # ---- for the optimizer
