@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -283,7 +284,7 @@ def enter(
             run_id,
             SessionSettings(options.role, *options.caps(), directory / "downloads", may_be_alone),
             known,
-            Admission(opened.peer_id, opened.wall_time, access.token(opened.peer_id, opened.wall_time())),
+            Admission(opened.peer_id, opened.wall_time, token),
             access.meet,
         )
         access.decide(session)
@@ -292,6 +293,7 @@ def enter(
 
     try:
         access.obtain(identity)
+        token = access.token(identity.peer_id, time.time())
         started = thread.call(start())
         access.keep_token(started)  # a person who logged in, and takes part later, does not log in again
         signed, spec = thread.ask(door.find)

@@ -376,11 +376,12 @@ def desk_in(peer: Peer, identity: Path | None) -> Organiser:
 
 def _take_kept(ledger: AccessLedger, files: AccessFiles, peer: Peer | None) -> None:
     """Enter the orders that this machine remembers, such as those from a time when no peer was there to take them."""
+    kept = files.orders()
     if peer is not None:
         session = peer.session
-        peer.on_loop(lambda: session.admission.take(files.orders()))
+        peer.on_loop(lambda: session.admission.take(kept))
         return
-    for order in files.orders():
+    for order in kept:
         with contextlib.suppress(InvalidOrderError):
             ledger.take(order)
 

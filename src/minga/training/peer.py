@@ -32,6 +32,7 @@ from minga.training.bridge.settled_objects import settle_objects
 from minga.training.life.member import Member
 from minga.training.life.verified_member import VerifiedMember
 from minga.training.own_state_keeper import OwnStateKeeper
+from minga.training.receipts.book_file import BookFile
 from minga.training.receipts.file_service import ReceiptFileServer, fetch_receipts
 from minga.training.receipts.tally import PeerTotals
 from minga.training.record_kinds import Progress
@@ -222,6 +223,7 @@ class Peer:
         with contextlib.suppress(Exception):  # a goodbye that fails must not keep the program from ending
             self._thread.call(self._session.close(reason), CLOSE_S)
         self._thread.close()
+        self._session.disk.close()
         if self._saving is not None:
             self._saving.join()
         if self._own is not None:
@@ -296,10 +298,11 @@ class Peer:
         port.on_broken_sum = replica.look_closely
         own = self._own = OwnStateKeeper(self.directory, self._session.peer_id, self.spec, replica, port)
         before = own.take_up()
+        receipts_file = BookFile(self.directory, self._session.peer_id, self._session.disk)
 
         def start() -> None:
             self._session.on_amended = self._take_amended
-            member = self._session.attach(self.spec, replica, port, self._signed_spec.organiser, self.directory)
+            member = self._session.attach(self.spec, replica, port, self._signed_spec.organiser, receipts_file)
             own.begin(member, before)
             ReceiptFileServer(self._session.node, member.receipts.book, self._signed_spec)
             self._hold_no_free_memory(member, replica)

@@ -20,6 +20,7 @@ from minga.averaging.link_reporter import LinkReporter
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
 from minga.averaging.strategy_choice import round_batch_range
+from minga.core.aio.disk_writes import DiskWrites
 from minga.core.aio.ending import end
 from minga.core.errors import ClosedError, ConfigurationError, MingaError, RejectedError, RemoteError, UnreachableError
 from minga.core.events.bus import EventBus
@@ -43,7 +44,7 @@ from minga.network.rpc.handshake import Role
 from minga.network.rpc.node import Node
 from minga.network.rpc.own_address import OwnAddress
 from minga.security.protocol.behaviour import Behaviour
-from minga.training.access.access_files import AccessFiles
+from minga.training.access.access_files import AccessFiles, KnownAccess
 from minga.training.access.access_watch import AccessWatch
 from minga.training.access.admission import Admission
 from minga.training.access.entrance import Entrance
@@ -142,6 +143,8 @@ class Session:
         self.own_address = OwnAddress(self.node, self.reachability)
         self.state_server = StateServer(self.node)
         self.member: Member | VerifiedMember | None = None
+        self.disk = DiskWrites()
+        """What this peer writes beside the loop; to be closed when the loop has ended."""
         self.behaviour = Behaviour()
         """The behaviour of this peer in a secure run; only tests of the others' defence change it."""
         self.founding: Founding | None = None
@@ -208,9 +211,11 @@ class Session:
             self._access_watch.keep_token(token)
             self._publish_token()
 
-    def follow_orders(self, ledger: AccessLedger, files: AccessFiles | None = None) -> None:
-        """Only peers that the orders in `ledger` allow may take part; what this peer learns about that is kept in
-        `files`.
+    def follow_orders(
+        self, ledger: AccessLedger, files: AccessFiles | None = None, known: KnownAccess | None = None
+    ) -> None:
+        """Only peers that the orders in `ledger` allow may take part, those that are `known` and those to come; what
+        this peer learns about that is kept in `files`.
         """
         refused = self.admission.enforce(ledger)
         self._access_watch = AccessWatch(
@@ -219,6 +224,8 @@ class Session:
             self.admission,
             ledger,
             files,
+            known,
+            self.disk,
             in_step=lambda: self.member is not None and self.member.ready.is_set(),
             on_own_end=self._lose_access,
         )
@@ -239,10 +246,10 @@ class Session:
         replica: ReplicaInterface,
         port: GradientPort,
         organiser: str | None = None,
-        directory: Path | None = None,
+        receipts_file: BookFile | None = None,
     ) -> Member:
         """Begin to take part in steps with a trainer behind `port`; `organiser` is whose key signed the run spec, and
-        `directory` holds the files of the run.
+        `receipts_file` keeps receipts beyond this process.
         """
         settings = MemberSettings(
             target_batch_sizes=round_batch_range(spec),
@@ -259,8 +266,7 @@ class Session:
         watch, ledger = self._access_watch, self.admission.ledger
         orders = None if watch is None or ledger is None else watch.exchange.exchange
         self.orders = standing = StandingOrders(spec, ledger, orders)
-        file = None if directory is None else BookFile(directory, self.peer_id)
-        receipts = Receipts(self.node, self.identity, file, self.admission.credential_of)
+        receipts = Receipts(self.node, self.identity, receipts_file, self.admission.credential_of)
         download_state = self._downloader(replica, port, settings.organiser)
         member = Member(
             self.node, self.identity, self.board, settings, replica, port, download_state, standing, receipts

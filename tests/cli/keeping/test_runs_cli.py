@@ -104,7 +104,9 @@ def test_what_peers_left_without_a_run_spec_is_listed_and_deleted(folders: list[
     assert all(str(folder) in shown for folder in left)
     assert "photos" not in shown
     told = last_json(run("runs", "--json").stdout)
-    assert {each["directory"]: each["size_bytes"] for each in told["without_spec"]} == dict.fromkeys(map(str, left), 5000)
+    assert {each["directory"]: each["size_bytes"] for each in told["without_spec"]} == dict.fromkeys(
+        map(str, left), 5000
+    )
     assert len(told["runs"]) == 2
     for folder in left:
         refused = run("runs", "--remove", folder.name[:12])
