@@ -155,8 +155,9 @@ class Session:
         """The organisers' amendments, once a trainer is attached."""
         self.state_epoch = 0
         """Of which epoch of the run the state is that a trainer brings: see `Member.epoch`."""
-        self.on_amended: Callable[[RunSpec], None] = lambda _: None
-        """Told the amended run spec when amendments come into force here."""
+        self.spec: RunSpec | None = None
+        """The run spec as it is amended by what is in force here, once a trainer is attached; any thread may read it.
+        """
         self._life: asyncio.Task[None] | None = None
         self._access_watch: AccessWatch | None = None
         self._started = False
@@ -251,6 +252,7 @@ class Session:
         """Begin to take part in steps with a trainer behind `port`; `organiser` is whose key signed the run spec, and
         `receipts_file` keeps receipts beyond this process.
         """
+        self.spec = spec
         settings = MemberSettings(
             target_batch_sizes=round_batch_range(spec),
             aggregates=self.settings.role != "client",
@@ -296,6 +298,7 @@ class Session:
                 f'role "{self.settings.role}": in this run everybody computes and can be dialled by everybody, as a '
                 "trainer; where nobody asked for another role, `minga doctor` shows what keeps others from dialling"
             )
+        self.spec = spec
         options = VerifiedOptions(organiser, self.behaviour, directory, entropy)
         life = VerifiedMember(self.node, self.identity, self.board, spec, options, replica, port)
         self.founding = life.founding
@@ -350,7 +353,7 @@ class Session:
         self.state_server.withdraw()  # the training thread may have published the state before until the last moment
 
     def _take_amended(self, spec: RunSpec) -> None:
-        self.on_amended(spec)
+        self.spec = spec
 
     def _publish_token(self) -> None:
         if credential := self.admission.credential():

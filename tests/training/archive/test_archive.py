@@ -93,7 +93,6 @@ class Kept:
 
 def test_archived_checkpoints_outlive_the_newest_ones(tmp_path: Path) -> None:
     kept = Kept(tmp_path, None)
-    assert [step for step in (5, 10, 15, 20) if kept.archiver.is_due(step)] == [10, 20]
     first = kept.add(10)
     kept.add(20)
     kept.add(20)  # again, as after a restart
@@ -104,7 +103,7 @@ def test_archived_checkpoints_outlive_the_newest_ones(tmp_path: Path) -> None:
     kept.archiver.close()
 
 
-def test_a_copy_that_failed_is_made_after_the_next_start(tmp_path: Path) -> None:
+def test_a_copy_that_failed_is_made_after_the_next_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     target = Unreliable()
     kept = Kept(tmp_path, target)
     kept.add(10)
@@ -113,6 +112,7 @@ def test_a_copy_that_failed_is_made_after_the_next_start(tmp_path: Path) -> None
     kept.archiver.close()
     assert "checkpoint.not_uploaded" in kept.kinds()
     assert "checkpoint.uploaded" not in kept.kinds()
+    assert caplog.text.count("the line is down") == 1
     target.works = True
     again = Kept(tmp_path, target)
     wait_until(lambda: not again.archiver.waiting())
