@@ -120,7 +120,7 @@ def test_a_run_that_is_hosted_is_not_deleted_and_it_is_said_what_to_end(folders:
     with HostLock.take(folders[0]):
         refused = run("runs", "--remove", folders[0].name, "--yes")
     assert refused.returncode == 2
-    assert f"takes part in a run from {folders[0]}: end it before you remove this" in refused.stderr
+    assert f"takes part in a run from {folders[0]}: end that process before you remove it" in refused.stderr
     assert "minga join" not in refused.stderr
     assert folders[0].exists()
 

@@ -155,7 +155,7 @@ def test_peers_with_ephemeral_keys_leave_nothing_behind(
                     optimizer.save_checkpoint()
                     assert peer.checkpoint_step() == 0
                     (folder,) = run_folders(peer.directory.parent.parent)[:1]
-                    with pytest.raises(minga.ConfigurationError, match="end it before"):
+                    with pytest.raises(minga.ConfigurationError, match="end that process before"):
                         folder.remove()
     assert not [*temporary.glob("temporary-*"), *data.glob("minga/runs/*")]
     with pytest.raises(minga.ConfigurationError, match="ephemeral key leaves none"):

@@ -74,7 +74,8 @@ class RunFolder:
             HostLock.take(self.directory).release()
         except ConfigurationError:  # it says how to take part, which is not what was asked for
             raise ConfigurationError(
-                f"a process on this machine takes part in a run from {self.directory}: end it before you remove this"
+                f"a process on this machine takes part in a run from {self.directory}: end that process before you "
+                "remove it"
             ) from None
         try:
             shutil.rmtree(self.directory)
