@@ -210,13 +210,13 @@ class Checkpointer:
             with contextlib.suppress(StorageError, OSError):
                 newest = self.newest_step()
             steps = "all steps are" if newest is None else f"all steps after {newest} are"
-            lost = f"{error}. If this process ends before one can be, {steps} lost, unless other peers have them"
-            self._complain("checkpoints", step, error, lost, again=tells)
+            lost = f". If this process ends before one is written, {steps} lost, unless other peers have them"
+            self._tell_failure("checkpoints", step, error, str(error), lost, again=tells)
             return
         if self._kept == step:  # else others' state has taken its place meanwhile
             self._written = step
         self._note(CheckpointSaved(step=step, path=str(path)))
-        self._rejoice("checkpoints", step)
+        self._tell_success("checkpoints", step)
         if self._own is not None and own is not None:
             self._write_own(self._own.file, own)
         if self._archiver is not None and self._is_for_good(step):
@@ -226,10 +226,10 @@ class Checkpointer:
         try:
             file.save(state)
         except StorageError as error:
-            lost = f"{error}. After a kill this peer goes on from step {state.step} without what it alone had"
-            self._complain("files of what this peer alone has", state.step, error, lost)
+            lost = f". After a kill this peer goes on from step {state.step} without what it alone had"
+            self._tell_failure("files of what this peer alone has", state.step, error, str(error), lost)
         else:
-            self._rejoice("files of what this peer alone has", state.step)
+            self._tell_success("files of what this peer alone has", state.step)
 
     def _write_for_good(self, archiver: Archiver, path: Path, manifest: Manifest) -> None:
         loss: float | None = None
@@ -242,20 +242,22 @@ class Checkpointer:
         try:
             archiver.add(path, record)
         except OSError as error:
-            lost = f"the checkpoint of step {manifest.step} is not in the archive: {error}"
-            self._complain("archived checkpoints", manifest.step, error, lost)
+            why = f"the checkpoint of step {manifest.step} is not in the archive: {error}"
+            self._tell_failure("archived checkpoints", manifest.step, error, why)
         else:
-            self._rejoice("archived checkpoints", manifest.step)
+            self._tell_success("archived checkpoints", manifest.step)
 
-    def _complain(self, what: str, step: int, error: Exception, lost: str, *, again: bool = False) -> None:
-        """Tell what was lost: programs each time, by an event, and people once for each cause, or `again`."""
-        self._note(CheckpointFailed(step=step, why=str(error)))
+    def _tell_failure(
+        self, what: str, step: int, error: Exception, why: str, lost: str = "", *, again: bool = False
+    ) -> None:
+        """Tell `why`, and what is `lost`: programs each time, by an event; people once for each cause, or `again`."""
+        self._note(CheckpointFailed(step=step, why=why))
         cause = cause_of(error)
         if again or self._causes.get(what) != cause:
-            logger.warning("%s. Training goes on", lost)
+            logger.warning("%s%s", why, lost)
         self._causes[what] = cause
 
-    def _rejoice(self, what: str, step: int) -> None:
+    def _tell_success(self, what: str, step: int) -> None:
         if self._causes.pop(what, None) is not None:
             logger.warning("%s are written again, from step %d on", what, step)
 
