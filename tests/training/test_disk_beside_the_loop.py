@@ -21,27 +21,22 @@ from tests.worlds.optimizer_loops import small_model
 
 SPEC = {"name": "disk", "model": {"recipe": "custom"}, "training": {"target_batch_size": 8}}
 
-_watched: list[tuple[Path, list[str]]] = []
-
-
-def _hear(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in ("open", "os.remove", "os.rename") and _watched and threading.current_thread().name == "minga":
-        folder, opened = _watched[-1]
-        if str(arguments[0]).startswith(str(folder)):
-            opened.append(f"{event} {Path(str(arguments[0])).name}")
-
-
-sys.addaudithook(_hear)
+DONE = frozenset({"open", "os.remove", "os.rename"})
 
 
 @contextmanager
 def opened_on_loops(folder: Path) -> Iterator[list[str]]:
     """The files below `folder` that loops of peers open, remove or rename inside."""
-    _watched.append((folder, []))
-    try:
-        yield _watched[-1][1]
-    finally:
-        _watched.pop()
+    opened, is_over = list[str](), threading.Event()
+
+    def hear(done: str, arguments: tuple[Any, ...]) -> None:
+        on_loop = done in DONE and threading.current_thread().name == "minga" and not is_over.is_set()
+        if on_loop and str(arguments[0]).startswith(str(folder)):
+            opened.append(f"{done} {Path(str(arguments[0])).name}")
+
+    sys.addaudithook(hear)  # which stays
+    yield opened
+    is_over.set()
 
 
 def live(peer: minga.Peer, is_over: Callable[[int], bool]) -> None:
