@@ -7,11 +7,13 @@ from typing import Any
 from minga.dashboard.model.documents import VERSION
 from minga.dashboard.ways_to_join import ways_to_join
 from minga.training.peer import Peer
+from minga.training.status.run_status import present_spec
 
 
 def join_answer(peer: Peer) -> dict[str, Any]:
     """What the page needs. `link` is None in a run for members, whose organiser gives out invitations."""
-    spec = peer.spec
+    spec, session = peer.spec, peer.session
+    present = peer.on_loop(lambda: present_spec(session.board, spec, session.ledger))
     for_members = spec.security.admission == "members"
     link = None if for_members else str(peer.link)
     word = link or "LINK"
@@ -27,8 +29,8 @@ def join_answer(peer: Peer) -> dict[str, Any]:
         "command": f"python PROGRAM.py {word}" if is_custom else f"minga join {word}",
         "ways": ways,
         "recipe": None if is_custom else spec.model.recipe,
-        "most_samples_per_step": spec.training.batch_range[1],
-        "last_step": spec.training.stop_after_steps,
+        "most_samples_per_step": present.training.batch_range[1],
+        "last_step": present.training.stop_after_steps,
         "run_id": peer.run_id,
         "organiser": peer.link.organiser,
         "mode": spec.security.mode,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from minga.identity.links.signed_spec import SignedRunSpec
 from minga.training.access.access_files import AccessFiles
 from minga.training.archive.archiver import Archive
 from minga.training.archive.targets import target_of
-from minga.training.join import Door, PeerOptions, checked_options, enter, network_settings
+from minga.training.join import Door, PeerOptions, checked_options, enter, made, network_settings
 from minga.training.own_access import RunAccess
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins, spelled_out, with_origins
@@ -77,15 +76,13 @@ def host(
             run = _resumed(Path(resume), given, files, identity)
             own = OwnSettings.read(run.directory).updated(own)
         elif given is not None:
-            run = _begun(given, dict(files or {}), identity, options, held)
+            run = _begun(given, dict(files or {}), identity, options.placed(held))
         else:
             raise ConfigurationError("host what? Pass a run spec, or resume=DIRECTORY to go on with a run")
         target = None if own.upload_to is None else target_of(own.upload_to)
         own.write(run.directory)
-        peer = _enter(run, replace(options, announce=own.announce), identity, held)
-        if own.archive_every:
-            peer.keep_archive(Archive(own.archive_every, target), identity)
-        return peer
+        archive = Archive(own.archive_every, target) if own.archive_every else None
+        return _enter(run, replace(options, announce=own.announce), identity, archive, held)
 
 
 def read_spec(spec: RunSpec | Mapping[str, Any] | Path | str) -> RunSpec:
@@ -102,19 +99,13 @@ def read_spec(spec: RunSpec | Mapping[str, Any] | Path | str) -> RunSpec:
     )
 
 
-def _begun(
-    spec: RunSpec, files: Mapping[str, Content], identity: Identity, options: PeerOptions, held: contextlib.ExitStack
-) -> _Run:
+def _begun(spec: RunSpec, files: Mapping[str, Content], identity: Identity, options: PeerOptions) -> _Run:
     try:
         entries = {name: describe_file(content) for name, content in files.items()}
     except OSError as error:
         raise ConfigurationError(f"{error.filename}: a file of the run cannot be read: {error.strerror}") from error
     published = with_origins(spec).published(entries).begin(identity.peer_id)
-    if options.ephemeral and options.directory is None:
-        directory = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="minga-", ignore_cleanup_errors=True)))
-    else:
-        directory = options.run_directory(published.run_id)
-    run = _Run(SignedRunSpec.sign(published, identity), published, directory)
+    run = _Run(SignedRunSpec.sign(published, identity), published, made(options.run_directory(published.run_id)))
     for name, path in run.files().items():
         try:
             write_atomically(path, files[name])
@@ -160,7 +151,9 @@ def _check_founder(spec: RunSpec, options: PeerOptions) -> None:
         )
 
 
-def _enter(run: _Run, options: PeerOptions, identity: Identity, held: contextlib.ExitStack) -> Peer:
+def _enter(
+    run: _Run, options: PeerOptions, identity: Identity, archive: Archive | None, held: contextlib.ExitStack
+) -> Peer:
     _check_founder(run.spec, options)
     network = network_settings(options, run.spec.network.relay)
     access = RunAccess(AccessFiles(run.directory), known=(run.signed, run.spec), keeps=options.keeps_files)
@@ -170,9 +163,13 @@ def _enter(run: _Run, options: PeerOptions, identity: Identity, held: contextlib
 
     claim = held.enter_context(HostLock.take(run.directory))
     run_id = run.signed.run_id
-    peer = enter(
-        run_id, options, network, run.directory, [], Door(access.spec, files), access, identity, may_be_alone=True
-    )
-    claim.tell(peer.link)
-    peer.hold(held.pop_all())
+    door = Door(access.spec, files)
+    peer = enter(run_id, options, network, run.directory, [], door, access, identity, held, may_be_alone=True)
+    try:
+        claim.tell(peer.link)
+        if archive is not None:
+            peer.keep_archive(archive)
+    except BaseException:  # the peer has the key and the lock now, and ends with them
+        peer.close()
+        raise
     return peer

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from minga.core.errors import StorageError
-from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
-from minga.simulation.swarm.swarm import Swarm
 from minga.training.life import founding as founding_module
 from minga.training.life.founding import (
     CALL_S,
@@ -27,9 +25,8 @@ from minga.training.life.founding import (
     Genesis,
     GenesisAnswer,
 )
-from minga.training.session import Session, SessionSettings
 from tests.worlds.node_world import RUN_ID, World, identity_of
-from tests.worlds.swarm_tools import make_spec, virtually
+from tests.worlds.swarm_tools import virtually
 
 STATE = "5" * 64
 
@@ -44,7 +41,9 @@ class Foundation(World):
     def founding(self, node: Node) -> Founding:
         path = self.folder / node.peer_id[:10]
         rules = FoundingRules(self.founders, by_organiser=False)
-        return Founding(node, identity_of(node), self.nodes[0].peer_id, rules, path)
+        organiser = self.nodes[0].peer_id
+        known = Genesis.from_file(path, node.run_id, organiser)
+        return Founding(node, identity_of(node), organiser, rules, path, known)
 
 
 def answer_with(answer: Callable[[], GenesisAnswer]) -> Callable[[PeerId, MessageStream], object]:
@@ -147,31 +146,3 @@ def test_the_organiser_tells_nobody_of_a_genesis_that_is_not_on_its_disk(
         assert await other.call(organiser.peer_id, METHOD, AskFounders(STATE), GenesisAnswer) == GenesisAnswer(None, 0)
 
     main()
-
-
-@pytest.mark.parametrize("is_organiser", [True, False])
-def test_of_those_who_only_look_on_the_organiser_alone_keeps_who_the_founders_are(
-    is_organiser: bool, tmp_path: Path
-) -> None:
-    @virtually
-    async def play() -> None:
-        two, three = (
-            make_spec(4, security={"verification": "byzantine", "founders": founders, "micro_batch_size": 2})
-            for founders in (2, 3)
-        )
-        spec = three if is_organiser else two
-        swarm = Swarm(spec)
-        member, _ = swarm.add(), swarm.add()  # who wait for another one, or have founded the run
-        network = swarm.internet.host(name="looker")
-        identity = Identity.from_seed(network.private_key)
-        settings = SessionSettings("monitor")
-        looker = Session(network, identity, spec.run_id, settings, [member.network.address])
-        await looker.start()
-        named = identity.peer_id if is_organiser else member.network.peer_id
-        looker.begin_founding(two, named, tmp_path)
-        await asyncio.sleep(20.0)
-        await looker.close()
-        await swarm.close()
-
-    play()
-    assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == (["genesis"] if is_organiser else [])

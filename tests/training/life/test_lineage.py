@@ -154,3 +154,4 @@ def test_a_complete_run_stays_complete(tmp_path: Path, caplog: pytest.LogCapture
             until(lambda: "it was at step 4" in caplog.text)
         assert (last.step, last.weight) == (0, NEAR)
         last.end()
+    assert not list((tmp_path / "m").rglob("genesis-*")), "who only looks on leaves nothing behind"

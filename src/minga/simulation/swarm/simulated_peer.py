@@ -114,9 +114,7 @@ class SimulatedPeer:
         """Join the run and train until the end of the run, of the host or of the program."""
         try:
             await self.session.start()
-            founding = self.session.begin_founding(task.spec, task.organiser)
-            if self.genesis is not None:
-                founding.remember(self.genesis)
+            self.session.begin_founding(task.spec, task.organiser, known=self.genesis)
             await asyncio.sleep(self.load_s)
             if task.life is not None:
                 await task.life(self)

@@ -144,11 +144,17 @@ class FoundingRules:
 class Founding:
     """Finds out how the run was founded, founds it if that is this peer's part, and tells others.
 
-    `organiser` is the peer whose key signs, `path` where the genesis is kept.
+    `organiser` is the peer whose key signs, `path` where the genesis is kept, and `known` what lay there.
     """
 
     def __init__(
-        self, node: Node, identity: Identity, organiser: str, rules: FoundingRules, path: Path | None = None
+        self,
+        node: Node,
+        identity: Identity,
+        organiser: str,
+        rules: FoundingRules,
+        path: Path | None = None,
+        known: Genesis | None = None,
     ) -> None:
         self.step = 0
         """To be kept up to date: the newest step of the run that this peer has seen."""
@@ -164,7 +170,7 @@ class Founding:
         self._forgers: set[PeerId] = set()
         self._told_step = 0
         self._random = random.Random(f"minga founding {node.peer_id}")
-        self._genesis = None if path is None else Genesis.from_file(path, node.run_id, organiser)
+        self._genesis = known
         node.serve(METHOD, self._serve)
 
     @property
@@ -207,10 +213,6 @@ class Founding:
     def told_step(self) -> int:
         """The newest step of the run that this peer has seen, or that another told of."""
         return max(self.step, self._told_step)
-
-    def remember(self, genesis: Genesis) -> None:
-        """The genesis that an earlier process of this peer knew; for peers without a disk."""
-        self._genesis = genesis
 
     async def look_again(self) -> None:
         """Ask once more how far the run has got, of those that are connected now."""
