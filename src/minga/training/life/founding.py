@@ -24,11 +24,12 @@ import msgspec
 
 from minga.core.aio.hedging import racing
 from minga.core.decoding import DECODING_ERRORS, decode_msgpack
-from minga.core.errors import ProtocolError, RemoteError, StorageError
+from minga.core.errors import RemoteError, StorageError
 from minga.core.events.security import SecureFounded, SecureWaiting
 from minga.core.files import write_atomically
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
+from minga.network.bounded_dict import BoundedDict
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
@@ -119,6 +120,8 @@ class Founding:
         self._founders, self._path = founders, path
         self._ready: dict[PeerId, float] = {}
         """When each peer that is ready asked last, in seconds of the loop; in the order in which they came."""
+        self._forgers: BoundedDict[PeerId, None] = BoundedDict(MAX_READY)
+        """Who sent a genesis that the organiser did not sign, and is not asked again."""
         self._genesis = None if path is None else Genesis.from_file(path, node.run_id, organiser)
         node.serve(METHOD, self._serve)
 
@@ -155,8 +158,9 @@ class Founding:
         return [peer for peer, asked_s in self._ready.items() if now - asked_s <= READY_S]
 
     async def _ask_all(self, *, ready: bool) -> Genesis | None:
-        """Ask all peers, until one knows the genesis or all have answered."""
-        async with racing(self._ask(peer, ready=ready) for peer in self._node.connected()) as answers:
+        """Ask all peers but forgers, until one knows the genesis or all have answered."""
+        peers = [peer for peer in self._node.connected() if peer not in self._forgers]
+        async with racing(self._ask(peer, ready=ready) for peer in peers) as answers:
             for answer in answers:
                 if (found := await answer) is not None:
                     return found
@@ -166,7 +170,9 @@ class Founding:
         with contextlib.suppress(RemoteError):
             answer = await self._node.call(peer, METHOD, AskFounders(ready), GenesisAnswer, timeout_s=CALL_S)
             if answer.genesis is not None and not answer.genesis.holds(self._node.run_id, self._organiser):
-                raise ProtocolError("it sent a genesis that the organiser did not sign", peer=peer)
+                self._forgers[peer] = None
+                self._node.offend(peer, "it sent a genesis that the organiser did not sign")
+                return None
             return answer.genesis
         return None
 
