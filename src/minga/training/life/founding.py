@@ -172,7 +172,7 @@ class Founding:
         """Peers that sent a genesis which the organiser did not sign; they are not asked again."""
         self._told_step = 0
         self._random = random.Random(f"minga founding {node.peer_id}")
-        self._genesis = known
+        self._genesis, self._was_known = known, known is not None
         node.serve(METHOD, self._serve)
 
     @property
@@ -185,7 +185,7 @@ class Founding:
 
         `state` is the digest of the state with which this peer could found the run, "" if it only looks on.
         """
-        ready, is_of_the_past = -1, self._genesis is not None
+        ready = -1
         while self._genesis is None:
             founders = self._founders(state)
             if len(founders) != ready:
@@ -208,8 +208,8 @@ class Founding:
         self.waiting = None
         if self.rules.founders > 1:
             self._node.events.emit(SecureFounded(founders=len(self._genesis.founders)))
-            return Bootstrap(self._genesis, is_of_the_past or await self._have_most_begun(self._genesis.founders))
-        return Bootstrap(self._genesis, is_of_the_past)
+            return Bootstrap(self._genesis, self._was_known or await self._have_most_begun(self._genesis.founders))
+        return Bootstrap(self._genesis, self._was_known)
 
     @property
     def told_step(self) -> int:
