@@ -107,7 +107,7 @@ class MadeUpRun:
         self._loop = Loop()
         self._bus = EventBus(lambda: self.time_s)
         self.history = History(None if directory is None else directory / FILE_NAME, most_remembered=0)
-        self.watcher: Any = SimpleNamespace(history=self.history, listeners=[])
+        self.watcher: Any = SimpleNamespace(history=self.history, listeners=[], know_samples=lambda *_: None)
         self.peer = cast(Peer, self._peer(admission))
 
     def serve(

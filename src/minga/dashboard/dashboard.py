@@ -222,6 +222,8 @@ class Dashboard:
         entries = fill_gaps(own, _entries_in(self._earlier))
         for entry in fill_gaps(entries, self._missed_since(entries[-1]["t"] if entries else 0.0)):
             self._run.take_entry(entry)
+        if any(known := self._run.model.samples_at_step):
+            self._watcher.know_samples(*known)
         if self._directory is not None:
             with contextlib.suppress(OSError):
                 self._run.contributions.decode((self._directory / LEADERBOARD_FILE).read_bytes())

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from minga.core.events.bus import Event
 from minga.core.events.network import MemberLost
-from minga.monitor.history import History
+from minga.monitor.history import History, samples_in
 from minga.training.status.run_status import RunStatus
 from minga.training.status.status_reader import Look, StatusReader, Watched
 
@@ -14,7 +14,8 @@ from minga.training.status.status_reader import Look, StatusReader, Watched
 class Watcher:
     """Call `look` once or twice a second from any one thread; each look adds to `history` what is new.
 
-    `from_start`: this peer saw the run begin, so that first totals count; see `LossMeter`.
+    `from_start`: this peer saw the run begin, so that first totals count; see `LossMeter`. Else samples are counted on
+    from where the file of `history` ends.
     """
 
     def __init__(self, peer: Watched, history: History, *, from_start: bool = False) -> None:
@@ -22,9 +23,15 @@ class Watcher:
         self.listeners: list[Callable[[Look], None]] = []
         """Told each look on the thread that takes it."""
         self._reader = StatusReader(peer, from_start=from_start)
+        if history.path is not None and (known := samples_in(history.path)) is not None:
+            self.know_samples(*known)
         self._members: set[str] = set()
         self._lost: set[str] = set()
         peer.subscribe(self._on_event)
+
+    def know_samples(self, step: int, total: int) -> None:
+        """All steps up to `step` had `total` samples, as another history tells. Call it before looks are taken."""
+        self._reader.samples.know(step, total)
 
     def look(self) -> RunStatus:
         """The present status. Raises `StorageError` if the history cannot be written."""

@@ -40,15 +40,6 @@ def entry(event: str, time_s: float = BEGIN_S, **fields: Any) -> dict[str, Any]:
     return {"t": time_s, "event": event, **fields}
 
 
-def test_samples_go_on_where_a_process_that_watches_started_again() -> None:
-    model = RunModel()
-    model.take(entry("step", step=1, loss=3.0, samples=100, total_samples=5000))
-    model.take(entry("step", step=2, loss=2.9, samples=100, total_samples=5100))
-    model.take(entry("step", step=3, loss=2.8, samples=50, total_samples=50))
-    assert model.total_samples == 5150
-    assert model.series["loss"].document()["columns"]["samples"] == [5000, 5100, 5150]
-
-
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(EVENTS, st.dictionaries(FIELDS, JSON, max_size=5)), max_size=12))
 def test_entries_of_any_content_are_survived(entries: list[tuple[str, dict[str, Any]]]) -> None:
@@ -82,8 +73,8 @@ def test_a_number_that_no_run_has_harms_nothing(number: str) -> None:
 def test_samples_that_another_peer_makes_up_stay_a_number_that_can_be_shown() -> None:
     model = RunModel()
     for step in range(3000):
-        model.take(entry("step", step=step, loss=1.0, samples=1 << 53))
-    assert model.total_samples == 1 << 53
+        model.take(entry("step", step=step, loss=1.0, total_samples=1 << (step % 60)))
+    assert model.total_samples <= 1 << 53
     msgspec.json.encode(model.series["loss"].document())
 
 

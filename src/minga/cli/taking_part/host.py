@@ -140,7 +140,7 @@ def run_host(
             announce(hosted, output, links, bound_to=peer.host)
             watch.begin()
 
-        with contextlib.closing(RunLog(log_to)) as log, _dashboard(hosted, shown, output) as watcher:
+        with contextlib.closing(RunLog(log_to)) as log, _dashboard(hosted, shown, output, is_new=known is None) as watcher:
             log.begin(hosted.spec, hosted.directory)
             watcher.history.listeners.append(log)
             _Hosting(hosted, work, context, watcher, tell).run()
@@ -169,9 +169,9 @@ _OWN_PROGRAM = (
 
 
 @contextlib.contextmanager
-def _dashboard(peer: Peer, shown: DashboardSettings | None, output: Output) -> Iterator[Watcher]:
+def _dashboard(peer: Peer, shown: DashboardSettings | None, output: Output, *, is_new: bool) -> Iterator[Watcher]:
     """What watches the run and keeps its history; meanwhile, if settings are given, the dashboard is served."""
-    watcher = Watcher(peer, History(peer.directory / FILE_NAME, most_remembered=0), from_start=True)
+    watcher = Watcher(peer, History(peer.directory / FILE_NAME, most_remembered=0), from_start=is_new)
     paths = [peer.directory / name for name in (FILE_NAME, RECORD_FILE)]
     peer.on_loop(lambda: HistoryServer(peer.session.node, paths))
     if shown is None:

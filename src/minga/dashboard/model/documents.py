@@ -28,7 +28,7 @@ def head(look: Look, model: RunModel) -> dict[str, Any]:
         "samples_per_second": round(status.samples_per_second, 2),
         "samples": status.samples,
         "target_batch_size": status.target_batch_size,
-        "total_samples": max(model.total_samples, status.total_samples),
+        "total_samples": status.total_samples,
         "members": status.members,
         "digests_agree": status.digests_agree,
         "peers": peer_counts(status),

@@ -72,6 +72,7 @@ class RunStatus:
     `resting`: the peer that looks is on standby. `mode` names the run spec's settings admission and verification
     in a word: open, members, byzantine or members+byzantine. In the last two all members compute and reduce the same,
     so there is no plan and no count of samples towards a step.
+    `total_samples` are those of all steps so far, see `SampleCount`.
     `last_step` and the target batch size are as amended; `amendments` are those that this peer knows, by number.
     `founders` says how many are ready and wanted while the run waits for its founders. `split` is there if the
     model is cut, also while nobody serves it; then steps are batches that the server applied, and `members` are servers
