@@ -34,6 +34,7 @@ class Trainer:
 
     def __init__(self, step: int) -> None:
         self._theirs = _board(Identity.generate())
+        self.peer_id = self._theirs.peer_id
         self.step, self._steps = step, 0
 
     def show_to(self, board: Board) -> None:
@@ -94,8 +95,10 @@ class World:
         elif what == "host resumes" and self.host is None:
             self.host = self._watcher(History(self.path))
         elif what == "trainer restarts" or self.trainer is None:
-            self.trainer = Trainer(self.step)
+            earlier, self.trainer = self.trainer, Trainer(self.step)
             for board in self.boards:
+                if earlier is not None:
+                    board.expel(earlier.peer_id)
                 self.trainer.show_to(board)
         if what == "steps" and self.trainer is not None:
             for _ in range(steps):

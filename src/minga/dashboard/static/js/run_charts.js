@@ -94,9 +94,10 @@ export class RunCharts {
     const { columns } = series.loss;
     const held = series.evaluation.columns;
     const by = this.axis === "time" ? "t" : "samples";
+    const [at, losses] = withGaps(columns.t, columns[by], columns.loss);
     const marks = journals.marks.entries.map((mark) => ({ x: this.axis === "time" ? mark.t : mark.samples, event: mark.event }));
     const isLoss = !headline || headline.endsWith("loss");
-    const [x, training, heldOut] = isLoss ? merged(columns[by], columns.loss, held[by], held.value) : [columns[by], columns.loss, columns.loss.map(() => null)];
+    const [x, training, heldOut] = merged(at, losses, isLoss ? held[by] : [], held.value);
     this.loss.show([x, training, heldOut], marks);
   }
 
@@ -121,9 +122,18 @@ function peerLink({ peer }) {
   return peer ? h("a", { href: `/peers/${peer}`, "data-page": true, class: "id" }, peerName(peer)) : "all peers";
 }
 
-/** Two curves over one x: where only one has a value, the other has null. */
+/** A curve with a hole wherever nobody looked: for a minute at least, and ten times as long as usual. */
+export function withGaps(t, x, y) {
+  const apart = t.slice(1).map((time, place) => time - t[place]);
+  const usual = [...apart].sort((one, other) => one - other)[apart.length >> 1] ?? 0;
+  const longest = Math.max(60, 10 * usual);
+  const places = t.flatMap((_, place) => (place && apart[place - 1] > longest ? [-place, place] : [place]));
+  return [places.map((place) => (place < 0 ? (x[-place - 1] + x[-place]) / 2 : x[place])), places.map((place) => (place < 0 ? null : y[place]))];
+}
+
+/** Two curves over one x: where only one has a value, the other has undefined, over which its line goes on. */
 export function merged(x1, y1, x2, y2) {
-  const points = [...x1.map((x, place) => [x, y1[place], null]), ...x2.map((x, place) => [x, null, y2[place]])];
+  const points = [...x1.map((x, place) => [x, y1[place], undefined]), ...x2.map((x, place) => [x, undefined, y2[place]])];
   points.sort((one, other) => one[0] - other[0]);
   return [0, 1, 2].map((place) => points.map((point) => point[place]));
 }
