@@ -48,6 +48,8 @@ class PeerOptions:
     A peer that is bound to this machine alone (host 127.0.0.1) uses no relay, whatever the run spec says.
     announce: addresses at which others reach this peer though its machine does not know of them, such as "203.0.113.7"
     or "203.0.113.7:4433": a forwarded port, or the outer address of 1:1 NAT.
+    probes: whether to fill the line now and then for less than a second in each direction, to learn what it carries;
+    without that, rounds alone tell.
     """
 
     role: Role = "trainer"
@@ -60,6 +62,7 @@ class PeerOptions:
     port: int = 0
     voucher: Path | str | None = None
     announce: tuple[str, ...] = ()
+    probes: bool = True
 
     def __post_init__(self) -> None:
         for name in ("identity", "directory", "voucher"):
@@ -250,7 +253,7 @@ def enter(
             opened,
             identity,
             run_id,
-            SessionSettings(options.role, *options.caps(), directory / "downloads", may_be_alone),
+            SessionSettings(options.role, *options.caps(), directory / "downloads", may_be_alone, options.probes),
             known,
             Admission(opened.peer_id, opened.wall_time, access.token(opened.peer_id, opened.wall_time())),
             access.meet,

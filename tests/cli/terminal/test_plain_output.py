@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from minga.cli.terminal import output as output_module
 from minga.cli.terminal.output import IDLE_PERIOD_S, PLAIN_PERIOD_S, REFRESH_S, Output, Ticker
@@ -65,3 +66,22 @@ def test_trouble_is_told_though_it_is_said_once(monkeypatch: pytest.MonkeyPatch)
 def test_figures_that_always_move_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
     said = printed(IDLE_PERIOD_S, lambda now: [f"sent {now:.0f} bytes"], monkeypatch, news=lambda _: "step 0")
     assert len(said) <= 2
+
+
+@pytest.mark.parametrize("width", [60, 90])
+def test_on_a_terminal_lines_break_at_spaces_and_what_is_copied_stays_one_line(
+    width: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = Output(json_output=False)
+    output.interactive = True
+    output.console = Console(width=width, force_terminal=True, color_system=None)
+    costs = "Memory at least 29.1 MB of 135 GB; disk 41.8 MB, with 75.4 GB free; 16.4 MB to download at the start"
+    command = f"minga split join {'x' * 200}"
+    output.say(costs)
+    output.say(command)
+    output.interactive = False
+    output.say(costs)
+    *wrapped, copied, piped = capsys.readouterr().out.splitlines()
+    assert len(wrapped) == 2
+    assert " ".join(line.strip() for line in wrapped) == costs
+    assert (copied, piped) == (command, costs)

@@ -106,6 +106,28 @@ async def test_a_probe_is_short_and_bounded() -> None:
     await world.close()
 
 
+def test_what_probes_take_in_a_day_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prober_module, "MAX_DAY_BYTES", 20 * MB)
+    monkeypatch.setattr(prober_module, "DAY_S", 600.0)
+
+    @virtually
+    async def main() -> None:
+        world = LinkWorld([(10.0, 10.0), (10.0, 10.0), (None, None)])
+        await world.start()
+        results = []
+        for _ in range(6):
+            await asyncio.sleep(PEER_PERIOD_S + 1.0)
+            results.append(await probe(world, 0))
+        taken = moved(world)
+        assert results == [True, True, True, False, False, False], "each takes 8 MB of each partner"
+        await asyncio.sleep(prober_module.DAY_S)
+        assert await probe(world, 0)
+        assert moved(world) > taken
+        await world.close()
+
+    main()
+
+
 def test_a_prober_whose_clock_runs_late_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its timer may be late, or its partner's round trip shorter than it was."""
     monkeypatch.setattr(prober_module, "PHASE_S", PHASE_S + 0.4)

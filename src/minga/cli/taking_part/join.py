@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.markup import escape
 
-from minga.cli.taking_part.first_screen import require_recipe, show_and_ask
+from minga.cli.taking_part.first_screen import require_recipe, show_and_ask, with_probes_that_fit
 from minga.cli.taking_part.graceful_leave import GracefulLeave, farewell_of_volunteer, thanks
 from minga.cli.taking_part.link_view import HostWatch
 from minga.cli.taking_part.login import LoginOptions, PersonAtTerminal
@@ -87,6 +87,7 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
     context.output.say("Looking for the run …")
     person = PersonAtTerminal(options.login, context.output)
 
+    peer = with_probes_that_fit(peer, options.rules.traffic)
     availability = Availability(options.rules, peer.run_directory(parsed.run_id), time.time)
     done, log = SessionsDone(), RunLog(options.log_to)
 
@@ -101,7 +102,7 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
         if not done.is_agreed:  # the owner of this machine is asked once
             if peer.role != "monitor":
                 tell_cautions(prospect.spec, context.output)
-            show_and_ask(
+            costs = show_and_ask(
                 prospect,
                 peer,
                 work,
@@ -111,7 +112,8 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
                 limit=options.rules.traffic,
             )
             done.is_agreed = True
-            if will_ask and availability.pause() is not None:
+            availability.expect_start(costs.start_bytes)
+            if availability.pause() is not None:
                 raise _LaterError
 
     is_paused = True

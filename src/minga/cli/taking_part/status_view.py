@@ -11,10 +11,9 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
-from minga.cli.terminal.output import Output, plain_table
+from minga.cli.terminal.output import FittedTable, Output
 from minga.core.units import counted, format_duration, format_size
 
 if TYPE_CHECKING:
@@ -123,13 +122,14 @@ def _of_role(count: int, role: str) -> str:
     return f"{count} unknown" if role == "unknown" else counted(count, role)
 
 
-def peer_table(status: RunStatus) -> Table:
+def peer_table(status: RunStatus) -> FittedTable:
     """One row for each peer."""
-    columns = ("peer", "role", "state", "step", "samples/s", "samples", "sent, received", "path")
-    table = plain_table(*columns, left=("role", "state", "path"))
-    for peer in status.peers[:MAX_ROWS]:
-        table.add_row(*_cells(peer, status))
-    return table
+    return FittedTable(
+        ("peer", "role", "state", "step", "samples/s", "samples", "sent, received", "path"),
+        [_cells(peer, status) for peer in status.peers[:MAX_ROWS]],
+        left=("role", "state", "path"),
+        least_first=("path", "sent, received", "samples", "role", "step"),
+    )
 
 
 def organiser_view(status: RunStatus, figures: dict[str, float]) -> RenderableType:
