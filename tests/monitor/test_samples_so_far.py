@@ -170,3 +170,19 @@ def test_after_a_resume_the_loss_is_that_of_now() -> None:
             assert seen.loss == 3.0
 
     asyncio.run(check())
+
+
+def test_who_begins_to_watch_later_makes_up_no_comings() -> None:
+    async def check() -> None:
+        with TemporaryDirectory() as folder:
+            world = World(Path(folder), {"target_batch_size": BATCH})
+            world.do("steps", 4)
+            world.do("host dies", 1)
+            world.do("host resumes", 1)
+            world.do("steps", 30)
+            world.do("trainer restarts", 1)
+            world.do("steps", 1)
+            events = [entry["event"] for entry in read_history(world.path)]
+            assert [event for event in events if event != "step"] == ["joined", "joined", "left"]
+
+    asyncio.run(check())

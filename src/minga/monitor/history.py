@@ -54,7 +54,10 @@ class History:
 
     def add(self, time_s: float, event: str, **fields: Any) -> None:
         """Append one entry; `time_s` is Unix time. Raises `StorageError` if the disk refuses."""
-        entry = {"t": round(time_s, 3), "event": event, **fields}
+        self.put({"t": round(time_s, 3), "event": event, **fields})
+
+    def put(self, entry: Entry) -> None:
+        """Append an entry that is there already, such as one that another peer told. Raises as `add` does."""
         self.entries.append(entry)
         if len(self.entries) > self._most_remembered:
             del self.entries[: len(self.entries) - self._most_remembered // 2]

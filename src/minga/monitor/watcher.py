@@ -11,6 +11,10 @@ from minga.training.status.run_status import RunStatus
 from minga.training.status.status_reader import Look, StatusReader, Watched
 
 
+SETTLE_S = 10.0
+"""Seconds in which whoever begins to watch in the middle of a run hears of those that are there."""
+
+
 class Watcher:
     """Call `look` once or twice a second from any one thread; each look adds to `history` what is new.
 
@@ -25,6 +29,7 @@ class Watcher:
         self._reader = StatusReader(peer, from_start=from_start)
         if history.path is not None and (known := samples_in(history.path)) is not None:
             self.know_samples(*known)
+        self._known_until_s: float | None = 0.0 if from_start else None
         self._members: set[str] = set()
         self._lost: set[str] = set()
         peer.subscribe(self._on_event)
@@ -58,8 +63,11 @@ class Watcher:
 
     def _note_members(self, look: Look) -> None:
         members = {peer.peer_id for peer in look.status.peers if peer.status is not None}
+        if self._known_until_s is None:
+            self._known_until_s = look.time_s + SETTLE_S
         for peer in sorted(members - self._members):
-            self.history.add(look.time_s, "joined", peer=peer)
+            if look.time_s >= self._known_until_s:  # else it was there before
+                self.history.add(look.time_s, "joined", peer=peer)
             self._lost.discard(peer)
         for peer in sorted(self._members - members):
             self.history.add(look.time_s, "lost" if peer in self._lost else "left", peer=peer)

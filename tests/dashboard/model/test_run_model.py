@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks._dashboard_swarm import BEGIN_S, MadeUpRun, peer_id
 from minga.dashboard.model.contributions import MOST_PEERS, Contributions
-from minga.dashboard.model.documents import live_document, peer_document, run_document, state_of
+from minga.dashboard.model.documents import live_document, peer_counts, peer_document, run_document, state_of
 from minga.dashboard.model.run_model import MOST_MARKS, RunModel
 from minga.monitor.history import parse_entry
 from minga.training.receipts.tally import PeerTotals
@@ -139,6 +139,9 @@ def test_the_documents_name_the_run_and_its_state(run: MadeUpRun) -> None:
     whole, live = run_document(look, model), live_document(look, model)
     assert whole["now"] == live["now"]
     assert (whole["api"], whole["now"]["state"], whole["now"]["peers"]["training"]) == (1, "training", 5)
+    peers = (*look.status.peers[1:], replace(look.status.peers[0], role="auxiliary"))
+    counts = peer_counts(replace(look.status, peers=peers))
+    assert (counts["alive"], counts["training"], counts["helping"]) == (5, 4, 1), "who only averages trains nothing"
     assert state_of(replace(look.status, paused=True)) == "paused"
     assert state_of(replace(look.status, step=100_000)) == "finished"
     assert state_of(replace(look.status, peers=(), averages=False)) == "empty"

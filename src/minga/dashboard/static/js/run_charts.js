@@ -39,11 +39,11 @@ export class RunCharts {
     this.rounds = new Chart("Anatomy of the last rounds", {
       series: [{ label: "compute", color: "accent" }, { label: "wait", color: "c8" }, { label: "communicate", color: "c2" }, { label: "apply", color: "c3" }],
       format: duration, x: "step", stacked: true, bars: true,
-      whenEmpty: ["No rounds yet.", "A peer that takes part sees them; behind a monitor this stays empty."],
+      whenEmpty: ["No rounds yet.", "Each round comes here once its step is applied."],
     });
     this.participation = new Chart("Participation", {
       series: [{ label: "share in the round", color: "accent" }], format: percent,
-      whenEmpty: ["No rounds yet.", "A peer that takes part sees them; behind a monitor this stays empty."],
+      whenEmpty: ["No rounds yet.", "Each round comes here once its step is applied."],
     });
     this.traffic = new Chart("Traffic of all peers", {
       series: [{ label: "sent", color: "accent" }, { label: "received", color: "c2", dash: [6, 4] }], format: bitRate,
@@ -58,14 +58,20 @@ export class RunCharts {
       this.loss.setX(chosen);
       if (this.run) this.showLoss(this.run);
     });
+    this.ofRounds = [
+      card("Anatomy of rounds", { note: "as one peer that takes part saw them" }, this.rounds.element),
+      card("Participation", { note: "peers in step that were in the round" }, this.participation.element),
+      card("Missed rounds", { note: "who missed one, and why" }, this.misses.element),
+    ];
+    const [anatomy, participation, misses] = this.ofRounds;
     return [
       card("Loss", { width: "wide", aside: axis, note: "▲ joined  ▼ left  ✕ lost  ┆ ban or order" }, this.loss.element),
       card("Swarm speed", { note: "samples/s, stacked by peer" }, this.speed.element),
       card("Peers", { note: "alive, training, syncing, relayed" }, this.peers.element),
-      card("Anatomy of rounds", { note: "as the peer behind this page saw them" }, this.rounds.element),
-      card("Participation", { note: "peers in step that were in the round" }, this.participation.element),
+      anatomy,
+      participation,
       card("Traffic", { note: "all peers together" }, this.traffic.element),
-      card("Missed rounds", { note: "who missed one, and why" }, this.misses.element),
+      misses,
       card("Comings and goings", { width: "third" }, this.comings.element),
       card("Newcomers", { width: "third", note: "time to fetch the state" }, this.syncs.element),
       card("Trust", { width: "third", aside: this.counts }, this.findings.element),
@@ -75,6 +81,7 @@ export class RunCharts {
   show(run) {
     this.run = run;
     const { series, journals } = run;
+    for (const one of this.ofRounds) one.hidden = !run.sees_rounds;
     this.showLoss(run);
     this.showSpeed(run.rates);
     const swarm = series.swarm.columns;
