@@ -10,7 +10,6 @@ from minga.monitor.history import History, samples_in
 from minga.training.status.run_status import RunStatus
 from minga.training.status.status_reader import Look, StatusReader, Watched
 
-
 SETTLE_S = 10.0
 """Seconds in which whoever begins to watch in the middle of a run hears of those that are there."""
 
