@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +70,25 @@ def test_trouble_is_told_though_it_is_said_once(monkeypatch: pytest.MonkeyPatch)
 def test_figures_that_always_move_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
     said = printed(IDLE_PERIOD_S, lambda now: [f"sent {now:.0f} bytes"], monkeypatch, news=lambda _: "step 0")
     assert len(said) <= 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes break in another way there")
+def test_a_reader_that_goes_ends_the_command_without_a_word(tmp_path: Path) -> None:
+    """As `minga doctor | head`; a thread of the transport that calls Python would abort an interpreter that ends."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", "from minga.cli import main; main(['doctor', '--directory', '.'])"],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            cwd=tmp_path,
+            env={**os.environ, "HOME": str(tmp_path)},
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize("width", [60, 90])

@@ -73,6 +73,14 @@ class FittedTable:
         return table
 
 
+class _PipedConsole(Console):
+    """Leaves it to `main` what to do when whoever read the output is gone."""
+
+    def on_broken_pipe(self) -> None:
+        """Called while the error is handled."""
+        raise BrokenPipeError
+
+
 class Output:
     """Where a command writes. Any thread may use it.
 
@@ -83,9 +91,9 @@ class Output:
 
     def __init__(self, *, json_output: bool) -> None:
         self.json_output = json_output
-        self.console = Console(highlight=False)
+        self.console = _PipedConsole(highlight=False)
         if not self.console.is_terminal:
-            self.console = Console(highlight=False, width=PLAIN_WIDTH)
+            self.console = _PipedConsole(highlight=False, width=PLAIN_WIDTH)
         self.interactive = self.console.is_terminal and not json_output
         self._lock = threading.Lock()
         self._ended = False
