@@ -62,15 +62,15 @@ SHARE_STEPS = 20
 @dataclass(frozen=True)
 class JoinOptions:
     """How to log in, where the run asks for it, whether to measure the loss on held-out text, and whether to take part
-    without being asked (`yes`), when this machine takes part (`rules`), the step to leave after, how many bytes
-    the files of the run may take, and the loggers that get its figures.
+    without being asked (`yes`), when this machine takes part (`rules`), after how many steps of its own it leaves, how
+    many bytes the files of the run may take, and the loggers that get its figures.
     """
 
     login: LoginOptions
     evaluate: bool = False
     yes: bool = False
     rules: AvailabilityRules = NO_RULES
-    leave_after_step: int | None = None
+    leave_after_steps: int | None = None
     max_files: float = math.inf
     log_to: tuple[LoggerChoice, ...] = ()
 
@@ -155,6 +155,8 @@ class SessionsDone:
     is_agreed: bool = False
     """Whether the owner of this machine has seen the costs, and agreed if that was asked."""
     samples: int = 0
+    steps: int = 0
+    """Those in which this machine took part, whether it had samples for them or not."""
     contributed: int = 0
 
 
@@ -195,7 +197,7 @@ class _Joining:
         from minga.monitor.watcher import Watcher
 
         self.peer, self.work, self.output, self.parent_watch = peer, work, context.output, context.parent_watch
-        self.evaluate, self._last_step = options.evaluate, options.leave_after_step
+        self.evaluate, self._most_steps = options.evaluate, options.leave_after_steps
         self._availability, self._done, self._is_pausing, self._checked_at = availability, done, False, 0.0
         availability.begin_session()
         self._leaving = GracefulLeave(peer, context)
@@ -284,7 +286,7 @@ class _Joining:
     def _is_over(self, step: int) -> bool:
         if self._leaving.is_over(step) or (self.parent_watch is not None and self.parent_watch.is_over(step)):
             return True
-        if self._last_step is not None and step >= self._last_step:
+        if self._most_steps is not None and self._done.steps >= self._most_steps:
             return True
         if time.monotonic() - self._checked_at >= POLL_S and not self._is_pausing:
             self._checked_at = time.monotonic()
@@ -350,6 +352,7 @@ class _Joining:
             match event.data:
                 case StepApplied() as applied:
                     self._shares.append(min(1.0, applied.samples / applied.batch))
+                    self._done.steps += 1
                     self._done.contributed += applied.samples > 0
                     self._step = applied.step
                 case SyncAdvanced() as sync:
