@@ -40,7 +40,7 @@ SIZE = 100_000_000
 @pytest.fixture(autouse=True)
 def _keep_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minga.cli.gc.freeze", lambda: None)
-    monkeypatch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self: None)
+    monkeypatch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self, **_: None)
 
 
 def written(folder: Path, text: str) -> Path:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -34,7 +35,7 @@ SMALL = model_facts("18M")
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("minga.cli.gc.freeze", lambda: None)
-    monkeypatch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self: None)
+    monkeypatch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self, **_: None)
     monkeypatch.setattr("minga.cli.terminal.context.gc.disable", lambda: None)
     monkeypatch.setattr("minga.simulation.forecast.devices.table_path", lambda: tmp_path / "devices.json")
 
@@ -116,18 +117,22 @@ def test_unknown_devices_are_named_with_the_known_ones() -> None:
 
 
 def test_this_machine_s_measurements(tmp_path: Path) -> None:
-    one = Measurement("cpu", "18M", 512, 8, 2.5, 0.1, None, "cpu, 2 threads")
+    shape = (SMALL.parameters, SMALL.operations, SMALL.tokens)
+    one = Measurement("cpu", "own", *shape, 8, 2.5, 0.1, None, "cpu, 2 threads")
     path = tmp_path / "devices.json"
-    keep_measurements([one, Measurement("cuda:0", "18M", 512, 32, 40.0, 0.01, 1 << 30, "fast")], path)
-    keep_measurements([Measurement("cpu", "18M", 512, 8, 3.0, 0.1, None, "cpu, 2 threads")], path)
+    keep_measurements([one, Measurement("cuda:0", "18M", *shape, 32, 40.0, 0.01, 1 << 30, "fast")], path)
+    keep_measurements([Measurement("cpu", "18M", *shape, 8, 3.0, 0.1, None, "cpu, 2 threads")], path)
     measured = read_measurements(path)
     assert {each.device: each.samples_per_s for each in measured} == {"cuda:0": 40.0, "cpu": 3.0}
     (own,) = resolve(parse_peers("(this, 1Gbit)"), SMALL, "lamb", 4096, measured=measured)
     assert (own.samples_per_s, own.micro_batch, own.speed_origin) == (40.0, 32, "measured")
-    with pytest.raises(ConfigurationError, match=r"not measured with 18M and 512 tokens.*models of recipes alone"):
+    with pytest.raises(ConfigurationError, match=r"not measured with 18M of 18,000,000 parameters with 512 tokens.*models of recipes alone"):
         resolve(parse_peers("(this, 1Gbit)"), SMALL, "lamb", 4096)
+    with pytest.raises(ConfigurationError, match=r"run `minga bench-device --model albert-tiny`"):
+        resolve(parse_peers("(this, 1Gbit)"), model_facts("albert-tiny"), "lamb", 4096, measured=measured)
+    namesake = [msgspec.structs.replace(one, model="albert-tiny", tokens=512)]
     with pytest.raises(ConfigurationError, match=r"run `minga bench-device --model albert-tiny --tokens 512`"):
-        resolve(parse_peers("(this, 1Gbit)"), model_facts("albert-tiny"), "lamb", 4096)
+        resolve(parse_peers("(this, 1Gbit)"), model_facts("albert-tiny", 512), "lamb", 4096, measured=namesake)
     path.write_text("[]", "utf-8")
     with pytest.raises(ConfigurationError, match=r"devices\.json: no table of devices"):
         read_measurements(path)
