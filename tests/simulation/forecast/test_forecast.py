@@ -20,6 +20,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.simulation.advice.advice import warnings
 from minga.simulation.advice.advised_batch import advised_batch
 from minga.simulation.advice.comparison import best_of, compare, frugal_of
+from minga.simulation.advice.gaps import gap_of
 from minga.simulation.advice.ways import DENSE, TrainingWay, local_way
 from minga.simulation.forecast.devices import DEVICES, Measurement, keep_measurements, look_up, read_measurements
 from minga.simulation.forecast.forecast import Forecast, encoded_bytes, forecast
@@ -100,6 +101,16 @@ def test_models_that_are_refused(text: str, said: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         model_facts(text)
     assert said in str(refused.value)
+
+
+def test_a_model_has_one_size_by_whatever_name() -> None:
+    assert model_facts("gpt2").parameters == model_facts("causal-lm-paper").parameters
+
+
+def test_of_sparse_gradients_the_forecast_says_what_was_measured() -> None:
+    gap = gap_of("synchronous", "topk(k=41)", "gtopk")
+    assert gap is not None
+    assert (gap.least, gap.most, gap.basis) == (9.9, 36.3, "measured")
 
 
 def test_a_damaged_file_of_weights(tmp_path: Path) -> None:

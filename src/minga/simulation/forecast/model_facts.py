@@ -88,12 +88,12 @@ class Transformer:
 _MLM = 0.15
 KNOWN: Final = {
     # Parameters, layers, width and positions as published with each model; the head's products with the vocabulary.
-    "bert-base": Transformer(110_000_000, 12, 768, 512, _MLM * 30_522 * 768),
-    "bert-large": Transformer(335_000_000, 24, 1024, 512, _MLM * 30_522 * 1024),
-    "gpt2": Transformer(124_000_000, 12, 768, 1024, 50_257 * 768),
-    "gpt2-medium": Transformer(355_000_000, 24, 1024, 1024, 50_257 * 1024),
-    "gpt2-large": Transformer(774_000_000, 36, 1280, 1024, 50_257 * 1280),
-    "gpt2-xl": Transformer(1_558_000_000, 48, 1600, 1024, 50_257 * 1600),
+    "bert-base": Transformer(109_482_240, 12, 768, 512, _MLM * 30_522 * 768),
+    "bert-large": Transformer(335_141_888, 24, 1024, 512, _MLM * 30_522 * 1024),
+    "gpt2": Transformer(124_439_808, 12, 768, 1024, 50_257 * 768),
+    "gpt2-medium": Transformer(354_823_168, 24, 1024, 1024, 50_257 * 1024),
+    "gpt2-large": Transformer(774_030_080, 36, 1280, 1024, 50_257 * 1280),
+    "gpt2-xl": Transformer(1_557_611_200, 48, 1600, 1024, 50_257 * 1600),
 }
 RESNET_50_PARAMETERS: Final = 25_557_032
 RESNET_50_OPERATIONS: Final = 3 * 2 * 4.1e9
