@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from minga.simulation.advice.comparison import best_of, compare, frugal_of
 from minga.simulation.advice.gaps import gap_of
 from minga.simulation.advice.ways import DENSE, TrainingWay, local_way
 from minga.simulation.forecast.devices import DEVICES, Measurement, keep_measurements, look_up, read_measurements
-from minga.simulation.forecast.forecast import Forecast, encoded_bytes, forecast
+from minga.simulation.forecast.forecast import GOSSIP_BYTES_PER_S, Forecast, encoded_bytes, forecast
 from minga.simulation.forecast.memory import footprint
 from minga.simulation.forecast.model_facts import ModelFacts, model_facts
 from minga.simulation.forecast.peer_text import parse_peers
@@ -101,6 +102,12 @@ def test_models_that_are_refused(text: str, said: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         model_facts(text)
     assert said in str(refused.value)
+
+
+def test_gossip_takes_what_the_page_about_it_says() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text("utf-8").split("## Gossip")[1]
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| ", page, re.MULTILINE)
+    assert {int(peers): 1000.0 * float(size) for peers, size in rows} | {1: 0.0} == GOSSIP_BYTES_PER_S
 
 
 def test_a_model_has_one_size_by_whatever_name() -> None:
