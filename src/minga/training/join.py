@@ -236,7 +236,9 @@ def enter(
 ) -> Peer:
     """Start the background thread, appear in the run, and get spec and files by `door`; undo all if that fails."""
     rejoin_file = RejoinFile(directory, PeerId(identity.peer_id)) if options.keeps_files else None
-    places = KnownAddresses() if rejoin_file is None else rejoin_file.places()
+    # Who only looks on, and forgets its key, is led by those that take part from this machine, such as its host.
+    here = KnownAddresses(others=RejoinFile.known_here(directory))
+    places = here if rejoin_file is None else rejoin_file.places()
     known = merged([*entries, *places.others])
     if not may_be_alone and all(place.peer_id == identity.peer_id for place in known):
         raise UnreachableError(

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import typer
 
 import minga
@@ -129,6 +130,24 @@ def test_a_budget_with_which_no_step_can_follow_the_start_is_refused_with_the_sm
         ask("200KB/day", minga.PeerOptions())
     ask("500kB/day", minga.PeerOptions())
     ask("1KB/day", minga.PeerOptions("monitor"))
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (WorkOptions("banana", None, 1), "--device banana: PyTorch has no device of this name; choose auto, cpu,"),
+        (WorkOptions("cuda", None, 1), "--device cuda: "),
+        (WorkOptions("cpu", None, 1, precision="float8"), "--precision float8: choose"),
+    ],
+)
+def test_what_this_machine_cannot_do_is_said_before_it_agrees(work: WorkOptions, said: str) -> None:
+    if work.device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ConfigurationError) as refused:
+        show_and_ask(prospect(), minga.PeerOptions(), work, Output(json_output=False), yes=True, max_files=2**31)
+    assert str(refused.value).startswith(said)
+    if work.device == "cuda" and torch.version.cuda is None:
+        assert "install another one" in str(refused.value)
 
 
 @pytest.mark.parametrize(("answer", "yes", "taken"), [(True, False, True), (False, False, False), (None, True, True)])

@@ -90,6 +90,7 @@ def with_probes_that_fit(peer: PeerOptions, limit: TrafficLimit | None) -> PeerO
 def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: TrafficLimit | None = None) -> Costs:
     """Work it out, by the recipe's facts and by the plan that the run's next leader would make with this peer in it."""
     from minga.recipes.running.devices import choose_devices, machine_name
+    from minga.recipes.running.precision import choose_precision
 
     spec = prospect.spec
     parameters = _parameters(prospect)
@@ -97,6 +98,9 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: Tr
     peer = with_probes_that_fit(peer, limit)
     caps = [_rate(cap) for cap in peer.caps()]
     upload, download = caps[0] or USUAL_UPLOAD, caps[1] or USUAL_DOWNLOAD
+    devices = [] if peer.role == "monitor" else choose_devices(work.device, work.devices, spec, peer.role)
+    if devices:
+        choose_precision(work.precision, devices[0], spec)  # what cannot be is said before anything is agreed
     task = _task(prospect, peer, upload, download)
     state = None if parameters is None else parameters * (4 + STATE_BYTES[spec.optimizer.name])
     files = sum(entry.size_bytes for entry in spec.files.values())
@@ -111,9 +115,7 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: Tr
         organiser=prospect.organiser,
         recipe=spec.model.recipe,
         parameters=parameters,
-        device="none"
-        if peer.role == "monitor"
-        else machine_name(choose_devices(work.device, work.devices, spec, peer.role)),
+        device=machine_name(devices) if devices else "none",
         memory_bytes=None if needed is None else needed[0],
         memory_here=total_memory(),
         disk_bytes=None if needed is None else needed[1],

@@ -122,6 +122,7 @@ def run_host(
         output.say(f"Going on with [bold]{spec.name}[/]: {known.progress}.")
         if known.step is None:
             output.say("It begins at step 0, unless a peer that has its state is there.")
+        output.say("Looking for peers of the run, for up to a minute if they are gone …")
         hosting = host(None, peer, resume=path)
     else:
         output.say(f"Preparing [bold]{spec.name}[/] …")
