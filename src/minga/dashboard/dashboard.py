@@ -13,7 +13,7 @@ from typing import Final
 
 from starlette.types import ASGIApp
 
-from minga.core.errors import ClosedError, ConfigurationError, MingaError, RemoteError, StorageError
+from minga.core.errors import ClosedError, ConfigurationError, MingaError, StorageError
 from minga.core.events.bus import Event
 from minga.core.files import write_atomically
 from minga.dashboard.join_answer import join_answer
@@ -28,7 +28,7 @@ from minga.dashboard.server.pages import Pages
 from minga.dashboard.server.web_server import WebServer
 from minga.dashboard.settings import DashboardSettings
 from minga.monitor.history import RECORD_FILE, Entry, History, read_history
-from minga.monitor.history_exchange import ask_history
+from minga.monitor.history_exchange import told_since
 from minga.monitor.history_gaps import fill_gaps
 from minga.monitor.watcher import Watcher
 from minga.training.organiser import Organiser
@@ -50,9 +50,6 @@ OF_MEMBERS: Final = ("evaluation", "round", "missed", "suspected", "accused", "b
 """Entries that only a peer that takes part records."""
 
 LEAVE_S: Final = 1.5
-MOST_ASKED: Final = 3
-"""Peers that are asked for their history, one after the other until one has some."""
-
 logger = logging.getLogger("minga")
 
 
@@ -249,20 +246,10 @@ class Dashboard:
                 self._run.contributions.decode((self._directory / LEADERBOARD_FILE).read_bytes())
 
     def _missed_since(self, since_s: float) -> list[Entry]:
-        """What a peer that kept a history tells about the time since; organisers are asked first."""
-        session, organiser = self._peer.session, self._peer.link.organiser
-
-        async def ask() -> list[Entry]:
-            peers = sorted(session.node.connected(), key=lambda peer: (peer != organiser, peer))[:MOST_ASKED]
-            for peer in peers:
-                with contextlib.suppress(RemoteError):
-                    if found := await ask_history(session.node, peer, since_s, time.time()):
-                        self._asked_s = max(self._asked_s, *(float(entry["t"]) for entry in found))
-                        return found
-            return []
-
-        loop = self._peer.on_loop(asyncio.get_running_loop)
-        return asyncio.run_coroutine_threadsafe(ask(), loop).result()
+        """What a peer that keeps a history tells about the time since."""
+        found = told_since(self._peer, since_s)
+        self._asked_s = max([self._asked_s, *(float(entry["t"]) for entry in found)])
+        return found
 
     def _keep_leaderboard(self) -> None:
         if self._directory is None or self._run.look is None:

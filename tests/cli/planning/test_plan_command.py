@@ -268,6 +268,7 @@ def test_status_tells_the_plan_in_short() -> None:
     assert plan.round_s == pytest.approx(8.0)
     line = plan_line(plan)
     assert line == ("plan: aaaaaaaaaa 50%, bbbbbbbbbb 50% · rounds take 8 s and wait for the upload of cccccccccc")
+    assert plan_line(plan, 792.0) == "plan: aaaaaaaaaa 50%, bbbbbbbbbb 50% · computing takes 99% of a step"
     # Not sooner than the period, and not with too few.
     assert watch.at(101.0, LiveRates(names[:1], SwarmRates(rates.peers[:1]), SIZE)) is plan
     assert watch.at(200.0, LiveRates(names[:1], SwarmRates(rates.peers[:1]), SIZE)) is None

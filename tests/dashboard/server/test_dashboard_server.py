@@ -616,7 +616,7 @@ def test_a_monitor_asks_a_host_for_what_it_cannot_see_and_shows_no_card_of_which
     async def ask_history(_: object, __: object, since: float, ___: float) -> list[dict[str, Any]]:
         return [entry for entry in told if entry["t"] > since]
 
-    monkeypatch.setattr(dashboard_module, "ask_history", ask_history)
+    monkeypatch.setattr("minga.monitor.history_exchange.ask_history", ask_history)
     monkeypatch.setattr(dashboard_module, "HOST_PERIOD_S", 0.05)
     run = MadeUpRun(3, role="monitor")
     run.peer.session.node.connected = lambda: [peer_id(0)]  # type: ignore[method-assign]

@@ -120,7 +120,7 @@ def test_a_swarm_is_summed_up() -> None:
         assert peers_by_kind(status) == (
             "1 auxiliary averaging, 1 client syncing, 1 monitor watching, 2 trainers training"
         )
-        assert headline(status).startswith("step 7 of 9 · no loss yet · 8/64 samples")
+        assert headline(status).startswith("step 7 of 9 · the loss comes with the next step · 8/64 samples")
         assert headline(status).endswith("2 peers training together, 1 auxiliary helping")
 
     in_loop(check)
@@ -171,7 +171,7 @@ def test_without_a_trainer_the_loss_of_steps_that_were_taken_is_unknown() -> Non
         assert headline(swarm.status()).endswith("2 peers here, none computes gradients")
         assert peers_by_kind(swarm.status()).startswith("2 auxiliaries helping")
         swarm.peer(AddressInfo("trainer"), progress(7))
-        assert headline(swarm.status()).startswith("step 7 of 9 · no loss yet · ")
+        assert headline(swarm.status()).startswith("step 7 of 9 · the loss comes with the next step · ")
         assert headline(swarm.status()).endswith("1 peer training, 2 auxiliaries helping")
 
     in_loop(check)

@@ -114,7 +114,7 @@ def peers_document(look: Look, contributions: Contributions, names: Mapping[str,
 
 def peer_row(peer: PeerStatus, contribution: Contribution | None, name: str) -> dict[str, Any]:
     """One peer in the table."""
-    row = asdict(peer)
+    row = {**asdict(peer), "status": peer.doing}
     row["samples_per_second"] = round(peer.samples_per_second, 2)
     row["age_s"] = round(peer.age_s, 2)
     row["round_trip_s"] = None if peer.round_trip_s is None else round(peer.round_trip_s, 4)

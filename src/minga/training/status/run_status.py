@@ -47,6 +47,11 @@ class PeerStatus:
     is_self: bool
     part: str | None = None
 
+    @property
+    def doing(self) -> str | None:
+        """The `status` in a word for displays: an auxiliary takes part in steps, but computes nothing for them."""
+        return "helping" if self.role == "auxiliary" and self.status == "training" else self.status
+
 
 @dataclass(frozen=True)
 class AmendmentStatus:
@@ -116,7 +121,8 @@ class RunStatus:
         values = asdict(self)
         values["loss"] = None if self.loss is None else round(self.loss, 4)
         values["samples_per_second"] = round(self.samples_per_second, 2)
-        for peer in values["peers"]:
+        for peer, known in zip(values["peers"], self.peers, strict=True):
+            peer["status"] = known.doing
             peer["samples_per_second"] = round(peer["samples_per_second"], 2)
             peer["age_s"] = round(peer["age_s"], 2)
         if self.trouble is not None:

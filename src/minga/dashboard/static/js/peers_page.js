@@ -5,7 +5,7 @@ import { ago, bytes, duration, peerName, short, whole } from "./format.js";
 import { poll } from "./poll.js";
 import { Table } from "./table.js";
 
-const KINDS = { training: "good", averaging: "good", syncing: "warn", paused: "warn", finished: "" };
+const KINDS = { training: "good", helping: "good", averaging: "good", syncing: "warn", paused: "warn", finished: "" };
 
 /** The state of a peer as a tag. */
 export function stateTag(status) {
