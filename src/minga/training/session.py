@@ -77,8 +77,8 @@ class SessionSettings:
 
     All traffic keeps to `max_upload` and `max_download`, and the plan knows them. Verified chunks of an unfinished
     state download are kept in `cache`, and there lies a large state that is being downloaded. With `may_be_alone` the
-    peer goes on where no other answers. One that `probes` fills its line now and then to learn what it carries. `divide` makes the plans of the groups that it leads, and `kinds` are the
-    records that it can read and write.
+    peer goes on where no other answers. One that `probes` fills its line now and then to learn what it carries.
+    `divide` makes the plans of the groups that it leads, and `kinds` are the records that it can read and write.
     """
 
     role: Role = "trainer"

@@ -22,7 +22,10 @@ TOLD: list[Entry] = [
 
 
 def test_a_run_without_a_trainer_is_told_by_the_last_figures_that_somebody_kept() -> None:
-    assert list(last_figures(TOLD)) == ["Last loss told: 4.250, of step 386", "Held out: heldout_loss 4.75, of step 380"]
+    assert list(last_figures(TOLD)) == [
+        "Last loss told: 4.250, of step 386",
+        "Held out: heldout_loss 4.75, of step 380",
+    ]
     assert list(last_figures([{"t": 1.0, "event": "evaluation", "headline": 7}])) == []
 
 

@@ -144,7 +144,10 @@ def test_this_machine_s_measurements(tmp_path: Path) -> None:
     assert {each.device: each.samples_per_s for each in measured} == {"cuda:0": 40.0, "cpu": 3.0}
     (own,) = resolve(parse_peers("(this, 1Gbit)"), SMALL, "lamb", 4096, measured=measured)
     assert (own.samples_per_s, own.micro_batch, own.speed_origin) == (40.0, 32, "measured")
-    with pytest.raises(ConfigurationError, match=r"not measured with 18M of 18,000,000 parameters with 512 tokens.*models of recipes alone"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"not measured with 18M of 18,000,000 parameters with 512 tokens.*models of recipes alone",
+    ):
         resolve(parse_peers("(this, 1Gbit)"), SMALL, "lamb", 4096)
     with pytest.raises(ConfigurationError, match=r"run `minga bench-device --model albert-tiny`"):
         resolve(parse_peers("(this, 1Gbit)"), model_facts("albert-tiny"), "lamb", 4096, measured=measured)

@@ -160,14 +160,12 @@ def _divided(asked: _Question, ways: Sequence[AggregationTree], shares: FloatArr
     return best
 
 
-def _witnessed(
-    asked: _Question, ways: Sequence[AggregationTree], shares: FloatArray, sites: Partition
-) -> Division:
+def _witnessed(asked: _Question, ways: Sequence[AggregationTree], shares: FloatArray, sites: Partition) -> Division:
     """The division by these shares; a sender that would be the only root gives the smallest part to another peer, where
     that takes hardly longer. Those that send nothing are asked first: they have no samples of their own to confirm.
     """
     alone = asked.timed(_parts(ways, shares), sites)
-    roots = {ways[number].root for number in np.flatnonzero(shares)}
+    roots = {ways[number].root for number in np.flatnonzero(shares).tolist()}
     if len(roots) > 1 or not any(asked.rates.sends[root] for root in roots):
         return alone
     able = possible_roots(asked.rates)

@@ -40,9 +40,10 @@ class Costs:
     """What this machine would give. Bytes; None where it is not known before joining.
 
     `download_bytes` is what comes at the start: the files of the run (`files_bytes`) and its state. Beside that a probe
-    of the line takes `probe_upload_bytes` and `probe_download_bytes` at most, and all of a day `probes_day_bytes`. `upload` and `download` are the rates, in
-    bytes per second, that `upload_per_day` and `download_per_day` were worked out with; `capped` says whether the owner
-    of the machine set them; `traffic_limit` is the budget that they set, in words, of `limit_bytes`. `limit_days` and
+    of the line takes `probe_upload_bytes` and `probe_download_bytes` at most, and all of a day `probes_day_bytes`.
+    `is_first`: no other peer computes. `upload` and `download` are the rates, in bytes per second, that
+    `upload_per_day` and `download_per_day` were worked out with; `capped` says whether the owner of the machine set
+    them; `traffic_limit` is the budget that they set, in words, of `limit_bytes`. `limit_days` and
     `limit_steps` say how long that lasts at these rates, beside what starts take. If it is not enough for one start and
     some steps, `least_limit` is the smallest that is.
     """
@@ -230,7 +231,9 @@ def lines(costs: Costs) -> list[str]:
     basis = f"with your limit, {line}" if costs.capped else f"on a line of {line} (yours is measured later)"
     if costs.upload_per_day is None or costs.download_per_day is None:
         first = "you are the first to train; status shows it once one more has joined"
-        told.append(f"Traffic: {first if costs.is_first else 'not known yet; status shows it once this machine trains'}")
+        told.append(
+            f"Traffic: {first if costs.is_first else 'not known yet; status shows it once this machine trains'}"
+        )
     else:
         told.append(
             f"Traffic: about {format_size(costs.upload_per_day)} up and {format_size(costs.download_per_day)} down a "

@@ -141,7 +141,10 @@ def run_host(
             announce(hosted, output, links, bound_to=peer.host)
             watch.begin()
 
-        with contextlib.closing(RunLog(log_to)) as log, _dashboard(hosted, shown, output, is_new=known is None) as watcher:
+        with (
+            contextlib.closing(RunLog(log_to)) as log,
+            _dashboard(hosted, shown, output, is_new=known is None) as watcher,
+        ):
             log.begin(hosted.spec, hosted.directory)
             watcher.history.listeners.append(log)
             _Hosting(hosted, work, context, watcher, tell).run()

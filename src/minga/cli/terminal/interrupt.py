@@ -4,9 +4,10 @@ Theory of operation. Python delivers a signal to the main thread between two byt
 backward pass) delays it. Therefore the C-level handler also writes a byte to a socket, on which a watchdog thread
 waits. The main thread gets its `KeyboardInterrupt` (or `Terminated`) and tidies up as usual; if it has not ended the
 process after `PATIENCE_S`, the watchdog says goodbye to the run in its place, and at the end of the second it says to
-the person what the command has done, and ends the process. Where leaving at once costs something, a command may ask that the first Ctrl-C only says so (`defer`).
-SIGTERM, and SIGHUP when the terminal is closed, end a command in the same way. They seldom come alone: a shell and the
-kernel both send SIGHUP, and some service managers send it after SIGTERM. So only the first of them counts.
+the person what the command has done, and ends the process. Where leaving at once costs something, a command may ask
+that the first Ctrl-C only says so (`defer`). SIGTERM, and SIGHUP when the terminal is closed, end a command in the same
+way. They seldom come alone: a shell and the kernel both send SIGHUP, and some service managers send it after SIGTERM.
+So only the first of them counts.
 """
 
 from __future__ import annotations

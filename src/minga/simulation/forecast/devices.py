@@ -104,8 +104,8 @@ ALIASES: Final = {"cpu": "laptop-cpu", "laptop": "laptop-cpu", "rtx3090": "3090"
 
 
 class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was measured of one model on one device of this machine. Which model that is, its `shape` says: models of two
-    run specs may have one name.
+    """What was measured of one model on one device of this machine. Which model that is, its `shape` says: models of
+    two run specs may have one name.
 
     `update_s` is that of applying one step of all parameters; `peak_bytes` the most memory of the device in use while
     the micro-batch was computed (None where that cannot be told).

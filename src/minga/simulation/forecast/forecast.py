@@ -38,7 +38,7 @@ FORMING_TRIPS: Final = 2.5
 DAY_S: Final = 86_400.0
 
 GOSSIP_BYTES_PER_S: Final = {1: 0.0, 2: 500.0, 10: 5_600.0, 25: 8_000.0, 50: 8_300.0}
-"""By the number of peers: the table of docs/scaling.md, measured with `python -m benchmarks.scaling --gossip 2,10,25,50`.
+"""By the number of peers: the table of docs/scaling.md, measured by `python -m benchmarks.scaling --gossip 2,10,25,50`.
 Larger swarms were not measured, and get the last figure: beats, exchanges and reports are bounded for the whole swarm.
 """
 

@@ -46,7 +46,7 @@ class SampleCount:
             self._step, self.total = step, total
 
     def take(self, step: int, batch: int, *, bounds: tuple[int, int], seen: int) -> None:
-        """The run is at `step`, and its steps have `batch` samples now, and each within `bounds`; peers tell of `seen`."""
+        """The run is at `step`; its steps have `batch` samples now, and each within `bounds`. Peers tell of `seen`."""
         if self._step is None:
             least, most = bounds
             self.total = min(max(seen, step * least), step * most)
