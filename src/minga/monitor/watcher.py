@@ -11,7 +11,7 @@ from minga.training.status.run_status import RunStatus
 from minga.training.status.status_reader import Look, StatusReader, Watched
 
 SETTLE_S = 10.0
-"""Seconds in which whoever begins to watch in the middle of a run hears of those that are there."""
+"""Seconds in which a watcher that begins in the middle of a run hears of the peers that are there."""
 
 
 class Watcher:
