@@ -48,8 +48,6 @@ class PeerOptions:
     A peer that is bound to this machine alone (host 127.0.0.1) uses no relay, whatever the run spec says.
     announce: addresses at which others reach this peer though its machine does not know of them, such as "203.0.113.7"
     or "203.0.113.7:4433": a forwarded port, or the outer address of 1:1 NAT.
-    probes: whether to fill the line now and then for less than a second in each direction, to learn what it carries;
-    without that, rounds alone tell.
     """
 
     role: Role = "trainer"
@@ -62,7 +60,6 @@ class PeerOptions:
     port: int = 0
     voucher: Path | str | None = None
     announce: tuple[str, ...] = ()
-    probes: bool = True
 
     def __post_init__(self) -> None:
         for name in ("identity", "directory", "voucher"):
@@ -115,11 +112,13 @@ def join(
     with_files: bool = True,
     obtain: Obtain | None = None,
     consider: Consider | None = None,
+    probes: bool = True,
 ) -> Peer:
     """Join the run that a link invites to. Blocks until the run was found and its files are here.
 
     `consider` is shown the run before its files are fetched, and raises to decline. The state of the model is fetched
-    later still, when an optimizer begins to take part.
+    later still, when an optimizer begins to take part. With `probes` the peer then fills its line now and then, for
+    less than a second in each direction, to learn what it carries; without, rounds alone tell.
 
     A peer that only watches can do without the files that ship with the run (`with_files`). In a run for members
     `obtain` gets the access token for this peer's key. Without it the link admits the peer, or the token that it showed
@@ -167,6 +166,7 @@ def join(
             access,
             identity,
             may_be_alone=may_be_alone,
+            probes=probes,
         )
         peer.hold(held.pop_all())
     return peer
@@ -233,6 +233,7 @@ def enter(
     identity: Identity,
     *,
     may_be_alone: bool,
+    probes: bool = True,
 ) -> Peer:
     """Start the background thread, appear in the run, and get spec and files by `door`; undo all if that fails."""
     rejoin_file = RejoinFile(directory, PeerId(identity.peer_id)) if options.keeps_files else None
@@ -255,7 +256,7 @@ def enter(
             opened,
             identity,
             run_id,
-            SessionSettings(options.role, *options.caps(), directory / "downloads", may_be_alone, options.probes),
+            SessionSettings(options.role, *options.caps(), directory / "downloads", may_be_alone, probes),
             known,
             Admission(opened.peer_id, opened.wall_time, access.token(opened.peer_id, opened.wall_time())),
             access.meet,

@@ -97,7 +97,7 @@ def test_the_owner_is_asked_while_it_is_there_not_when_the_pause_ends(
             said.append("waited")
 
     @contextmanager
-    def join(*_: object, consider: Callable[[object], None]) -> Iterator[object]:
+    def join(*_: object, consider: Callable[[object], None], probes: bool) -> Iterator[object]:
         consider(SimpleNamespace(spec=None, completed=None))
         said.append("joined")
         yield SimpleNamespace(spec=None, directory=tmp_path)

@@ -82,10 +82,9 @@ class Costs:
         return (self.download_bytes or 0) + self.probe_upload_bytes + self.probe_download_bytes
 
 
-def with_probes_that_fit(peer: PeerOptions, limit: TrafficLimit | None) -> PeerOptions:
-    """Options by which a machine with a small budget of traffic does not spend it on measuring its line."""
-    fits = limit is None or sum(most_probe_bytes(_rate(cap)) for cap in peer.caps()) <= ADVANCE * limit.limit_bytes
-    return peer if fits else replace(peer, probes=False)
+def affords_probes(peer: PeerOptions, limit: TrafficLimit | None) -> bool:
+    """Whether to measure the line: a small budget of traffic is not spent on that."""
+    return limit is None or sum(most_probe_bytes(_rate(cap)) for cap in peer.caps()) <= ADVANCE * limit.limit_bytes
 
 
 def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: TrafficLimit | None = None) -> Costs:
@@ -96,7 +95,6 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: Tr
     spec = prospect.spec
     parameters = _parameters(prospect)
     needed = needed_bytes(spec)
-    peer = with_probes_that_fit(peer, limit)
     caps = [_rate(cap) for cap in peer.caps()]
     upload, download = caps[0] or USUAL_UPLOAD, caps[1] or USUAL_DOWNLOAD
     devices = [] if peer.role == "monitor" else choose_devices(work.device, work.devices, spec, peer.role)
@@ -106,7 +104,7 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: Tr
     state = None if parameters is None else parameters * (4 + STATE_BYTES[spec.optimizer.name])
     files = sum(entry.size_bytes for entry in spec.files.values())
     at_start = None if state is None else state + files
-    probe = (0, 0) if peer.role == "monitor" or not peer.probes else tuple(map(most_probe_bytes, caps))
+    probe = (0, 0) if peer.role == "monitor" or not affords_probes(peer, limit) else tuple(map(most_probe_bytes, caps))
     start_bytes = (at_start or 0) + sum(probe)
     least = None if limit is None or peer.role == "monitor" else limit.least_for(start_bytes)
     days, steps = (None, None) if limit is None or task is None or least else _lasts(limit, task, start_bytes)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.markup import escape
 
-from minga.cli.taking_part.first_screen import require_recipe, show_and_ask, with_probes_that_fit
+from minga.cli.taking_part.first_screen import affords_probes, require_recipe, show_and_ask
 from minga.cli.taking_part.graceful_leave import GracefulLeave, farewell_of_volunteer, thanks
 from minga.cli.taking_part.link_view import HostWatch
 from minga.cli.taking_part.login import LoginOptions, PersonAtTerminal
@@ -87,7 +87,7 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
     context.output.say("Looking for the run …")
     person = PersonAtTerminal(options.login, context.output)
 
-    peer = with_probes_that_fit(peer, options.rules.traffic)
+    probes = affords_probes(peer, options.rules.traffic)
     availability = Availability(options.rules, peer.run_directory(parsed.run_id), time.time)
     done, log = SessionsDone(), RunLog(options.log_to)
 
@@ -121,7 +121,10 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
         while is_paused:
             if done.is_agreed or not will_ask:  # else its owner, who is there now, is asked first
                 wait_until_available(availability, context)
-            with contextlib.suppress(_LaterError), join(parsed, peer, person, consider=consider) as joined:
+            with (
+                contextlib.suppress(_LaterError),
+                join(parsed, peer, person, consider=consider, probes=probes) as joined,
+            ):
                 wire(context, joined)
                 log.begin(joined.spec, joined.directory)
                 is_paused = _Joining(joined, work, context, options, availability, done, log).run()

@@ -32,8 +32,8 @@ class SampleCount:
     """The samples of all steps so far. Each step counts once, with the target batch size at which it was seen: so the
     count does not depend on who watches, and on how often that process began anew.
 
-    A watcher that begins in the middle learns by `know` how many there were before. Until then the count is an estimate:
-    the totals of those who are here, as far as so many steps can have so many samples.
+    A watcher that begins in the middle learns by `know` how many there were before. Until then the count is an
+    estimate: the totals of the peers that are here, as far as so many steps can have so many samples.
     """
 
     def __init__(self) -> None:
