@@ -94,6 +94,7 @@ class MadeUpRun:
         seed: int = 1,
         begin_s: float = BEGIN_S,
         admission: str = "open",
+        role: str = "auxiliary",
     ) -> None:
         self.count, self.time_s, self.step = peers, begin_s, 0
         self.samples = 0
@@ -107,8 +108,8 @@ class MadeUpRun:
         self._loop = Loop()
         self._bus = EventBus(lambda: self.time_s)
         self.history = History(None if directory is None else directory / FILE_NAME, most_remembered=0)
-        self.watcher: Any = SimpleNamespace(history=self.history, listeners=[])
-        self.peer = cast(Peer, self._peer(admission))
+        self.watcher: Any = SimpleNamespace(history=self.history, listeners=[], know_samples=lambda *_: None)
+        self.peer = cast(Peer, self._peer(admission, role))
 
     def serve(
         self, directory: Path | None, desk: Callable[[], Organiser] | None = None, *, port: int = 0, **settings: Any
@@ -217,7 +218,7 @@ class MadeUpRun:
     def _members(self) -> dict[str, Any]:
         return {peer: SimpleNamespace(access=SimpleNamespace(name=name)) for peer, name in self.people.items()}
 
-    def _peer(self, admission: str) -> Any:
+    def _peer(self, admission: str, role: str) -> Any:
         settings = {"training": {"target_batch_size": BATCH}, "security": {"admission": admission}}
         spec = RunSpec.from_mapping({"name": "a made-up run", **settings})
         node = SimpleNamespace(connected=list)
@@ -235,6 +236,7 @@ class MadeUpRun:
         return SimpleNamespace(
             spec=spec,
             peer_id=organiser,
+            role=role,
             run_id=RUN_ID,
             link=Link(),
             session=SimpleNamespace(

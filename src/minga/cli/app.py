@@ -268,7 +268,9 @@ def join(
     pause_on_battery: Annotated[
         bool, typer.Option("--pause-on-battery", help="Do not take part while this laptop is unplugged.")
     ] = False,
-    leave_after_step: Annotated[int | None, typer.Option(min=1, help="Leave once this step is taken.")] = None,
+    leave_after_steps: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Leave once this machine took part in N steps.")
+    ] = None,
     pause: Annotated[
         bool, typer.Option("--pause", help="Let the peers of this machine pause, from another terminal.")
     ] = False,
@@ -319,7 +321,7 @@ def join(
     rules = availability_rules(only, max_traffic, pause_on_battery=pause_on_battery)
     most = parse_size(max_files, "--max-files")
     loggers = tuple(map(LoggerChoice.parse, log_to or ()))
-    options = JoinOptions(LoginOptions(login, secret), evaluate, yes, rules, leave_after_step, most, loggers)
+    options = JoinOptions(LoginOptions(login, secret), evaluate, yes, rules, leave_after_steps, most, loggers)
     own_data = tuple(data or ())
     work = WorkOptions(
         device, micro_batch, threads, own_data, precision, devices, checkpoint_activations, compiled, offload

@@ -126,11 +126,13 @@ def join(
     with_files: bool = True,
     obtain: Obtain | None = None,
     consider: Consider | None = None,
+    probes: bool = True,
 ) -> Peer:
     """Join the run that a link invites to. Blocks until the run was found and its files are here.
 
     `consider` is shown the run before its files are fetched, and raises to decline. The state of the model is fetched
-    later still, when an optimizer begins to take part.
+    later still, when an optimizer begins to take part. With `probes` the peer then fills its line now and then, for
+    less than a second in each direction, to learn what it carries; without, rounds alone tell.
 
     A peer that only watches can do without the files that ship with the run (`with_files`). In a run for members
     `obtain` gets the access token for this peer's key. Without it the link admits the peer, or the token that it showed
@@ -176,7 +178,17 @@ def join(
         identity = options.hold_identity(held)
         door = Door(find, fetch, consider)
         return enter(
-            link.run_id, options, network, directory, entries, door, access, identity, held, may_be_alone=may_be_alone
+            link.run_id,
+            options,
+            network,
+            directory,
+            entries,
+            door,
+            access,
+            identity,
+            held,
+            may_be_alone=may_be_alone,
+            probes=probes,
         )
 
 
@@ -259,13 +271,16 @@ def enter(
     held: contextlib.ExitStack,
     *,
     may_be_alone: bool,
+    probes: bool = True,
 ) -> Peer:
     """Start the background thread, appear in the run, and get spec and files by `door`; undo all if that fails.
 
     The peer takes over what `held` holds.
     """
     rejoin_file = RejoinFile(directory, PeerId(identity.peer_id)) if options.keeps_files else None
-    places = KnownAddresses() if rejoin_file is None else rejoin_file.places()
+    # Who only looks on, and forgets its key, is led by those that take part from this machine, such as its host.
+    here = KnownAddresses(others=RejoinFile.known_here(directory))
+    places = here if rejoin_file is None else rejoin_file.places()
     known = merged([*entries, *places.others])
     if not may_be_alone and all(place.peer_id == identity.peer_id for place in known):
         raise UnreachableError(
@@ -282,7 +297,7 @@ def enter(
             opened,
             identity,
             run_id,
-            SessionSettings(options.role, *options.caps(), directory / "downloads", may_be_alone),
+            SessionSettings(options.role, *options.caps(), directory / "downloads", may_be_alone, probes),
             known,
             Admission(opened.peer_id, opened.wall_time, token),
             access.meet,

@@ -108,6 +108,23 @@ class Organiser:
 
     # ---- barring and handing over
 
+    def whole_id(self, beginning: str) -> str:
+        """The id of the one peer, or invitation, that begins with these digits, as displays show ids.
+
+        Raises `ConfigurationError` if there is none, or more than one.
+        """
+        self.hear()
+        known = {*self.ledger.barred(), *self.ledger.proposed()}
+        for view in self.members():
+            known |= {view.peer, *filter(None, [view.invitation])}
+        if self._peer is not None:
+            known |= {each.peer_id for each in self._peer.status().peers}
+        found = sorted(each for each in known if each.startswith(beginning.lower()))
+        if len(found) != 1:
+            said = f"{len(found)} ids that are known here begin" if found else "no id that is known here begins"
+            raise ConfigurationError(f"{said} with {beginning}; minga members LINK shows whole ids")
+        return found[0]
+
     def bar(self, key: str, reason: str) -> bool:
         """Bar a peer's key or an invitation's; False if more organisers have to do so until it takes effect."""
         if {key} == self.ledger.organisers.keys:

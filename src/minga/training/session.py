@@ -79,8 +79,8 @@ class SessionSettings:
 
     All traffic keeps to `max_upload` and `max_download`, and the plan knows them. Verified chunks of an unfinished
     state download are kept in `cache`, and there lies a large state that is being downloaded. With `may_be_alone` the
-    peer goes on where no other answers. `divide` makes the plans of the groups that it leads, and `kinds` are the
-    records that it can read and write.
+    peer goes on where no other answers. One that `probes` fills its line now and then to learn what it carries.
+    `divide` makes the plans of the groups that it leads, and `kinds` are the records that it can read and write.
     """
 
     role: Role = "trainer"
@@ -88,6 +88,7 @@ class SessionSettings:
     max_download: RateCap | None = None
     cache: Path | None = None
     may_be_alone: bool = False
+    probes: bool = True
     divide: Divide = divide
     kinds: RecordKinds = RUN_KINDS
 
@@ -363,7 +364,10 @@ class Session:
 
         port.at_boundary = serve_state
         self._life = asyncio.get_running_loop().create_task(self._live(member, replica.step), name="minga-member")
-        self.node.spawn(Prober(self.node, lambda: member.swarm_view.reachable() if member.ready.is_set() else []).run())
+        if self.settings.probes:
+            self.node.spawn(
+                Prober(self.node, lambda: member.swarm_view.reachable() if member.ready.is_set() else []).run()
+            )
         self.node.spawn(LinkReporter(self.node, self.board).run())
 
     def _take_amended(self, spec: RunSpec) -> None:

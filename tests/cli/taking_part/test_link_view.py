@@ -163,9 +163,7 @@ def test_a_joiner_hears_once_that_the_host_is_gone_and_gets_a_link_for_others(
     assert len(output.lines) == 2, "it was back, and is gone again"
     look(HOST_GONE_S + 1.0, ORGANISER, RUN)
     look(HOST_GONE_S + 1.0, RUN)
-    assert output.lines[2].startswith(
-        "Nobody else of this run can be seen: the host is gone, or this machine is offline. It goes on alone if "
-    )
+    assert output.lines[2].startswith("No other peer answers. Until one does, this machine trains alone if ")
     look(100.0, RUN, OTHER, complete=True)
     look(HOST_GONE_S + 1.0, RUN, OTHER, complete=True)
     assert len(output.lines) == 3, "a run that is complete needs no newcomers"

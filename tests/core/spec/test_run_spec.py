@@ -342,12 +342,12 @@ def test_all_problems_are_listed_one_a_line() -> None:
             "run.toml: nmae: unknown key; did you mean name?",
             "run.toml: name: missing; it must be a text of 1 to 64 printable characters on one line, "
             "without blanks at its ends",
-            'run.toml: training.target_batch_size = 0: must be a whole number from 1 to 16_777_216, or "auto"',
+            'run.toml: training.target_batch_size = 0: must be a whole number from 1 to 16,777,216, or "auto"',
             "run.toml: training.target_batch: unknown key; did you mean target_batch_size?",
-            "run.toml: training.stop_after_steps = True: must be a whole number from 1 to 1_000_000_000",
-            "run.toml: optimizer.learning_rate = nan: must be a number above 0 and at most 1_000",
+            "run.toml: training.stop_after_steps = True: must be a whole number from 1 to 1,000,000,000",
+            "run.toml: optimizer.learning_rate = nan: must be a number above 0 and at most 1,000",
             "run.toml: optimizer.betas = 1.0: must be two numbers from 0 to below 1, such as [0.9, 0.999]",
-            "run.toml: checkpoints.keep = datetime.date(2020, 1, 1): must be a whole number from 1 to 1_000",
+            "run.toml: checkpoints.keep = datetime.date(2020, 1, 1): must be a whole number from 1 to 1,000",
             "run.toml: averaging.codec = 'UINT8': 'UINT8' is not NAME or NAME(key=value, key=value), "
             'such as "int8" or "int4(block=32)", of at most 120 characters',
         ]
@@ -401,7 +401,7 @@ BAD = [
     ("optimizer.schedule", "step", '"cosine"'),
     ("optimizer.warmup_steps", 125_001, "exceeds total_steps"),
     ("optimizer.total_steps", 0, "from 1"),
-    ("training.target_batch_size", 2**24 + 1, "16_777_216"),
+    ("training.target_batch_size", 2**24 + 1, "16,777,216"),
     ("training.target_batch_size", "automatic", '"auto"'),
     ("training.target_batch_size_min", 40_000, "exceeds target_batch_size_max"),
     ("training.most_communication", 1.0, "below 1"),

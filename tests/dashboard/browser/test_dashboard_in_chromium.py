@@ -191,6 +191,19 @@ def test_a_search_without_result_and_a_peer_that_is_unknown_are_said(
         opened.get_by_text("nothing is known of this peer").wait_for(timeout=PATIENCE_MS)
 
 
+def test_where_nobody_looked_the_curve_has_a_hole(chromium: Any, crowd: tuple[MadeUpRun, str]) -> None:
+    _, url = crowd
+    with page(chromium) as opened:
+        opened.goto(url)
+        curve = """async ([t, y]) => (await import("/static/js/run_charts.js")).withGaps(t, t, y)"""
+        held_out = """async () => (await import("/static/js/run_charts.js")).merged([0, 9], [4, 3], [5], [2])"""
+        assert opened.evaluate(curve, [[0, 1, 2, 300, 301], [5, 4, 3, 2, 1]]) == [
+            [0, 1, 2, 151, 300, 301],
+            [5, 4, 3, None, 2, 1],
+        ]
+        assert opened.evaluate(f"({held_out})().then((found) => found[1][1] === undefined)")
+
+
 def test_the_plan_says_what_limits_the_run(chromium: Any, crowd: tuple[MadeUpRun, str]) -> None:
     _, url = crowd
     with page(chromium) as opened:

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -21,11 +22,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks._dashboard_swarm import LINK, MadeUpRun, peer_id
+from benchmarks._dashboard_swarm import BATCH, BEGIN_S, LINK, MadeUpRun, peer_id
 from minga.core.errors import ClosedError, ConfigurationError, LocalError
 from minga.core.events.averaging import RoundMemberLost
 from minga.dashboard import dashboard as dashboard_module
 from minga.dashboard.dashboard import LEADERBOARD_FILE, Dashboard
+from minga.dashboard.join_answer import join_answer
 from minga.dashboard.server import connection
 from minga.dashboard.server.web_server import WebServer
 from minga.dashboard.settings import DashboardSettings
@@ -295,7 +297,7 @@ def test_viewers_hear_on_while_a_member_is_asked_for_receipts(monkeypatch: pytes
                 pass
         answered.set()
         end_s = time.monotonic() + 10.0
-        while ask(served, "/api/v1/leaderboard").json()["rows"][0]["attested_samples"] != 77:
+        while 77 not in [r["attested_samples"] for r in ask(served, "/api/v1/leaderboard").json()["rows"]]:
             assert time.monotonic() < end_s
     finally:
         answered.set()
@@ -601,6 +603,63 @@ def test_more_connections_than_there_is_room_for_are_closed_at_once(
         assert opened.recv(1) == b""
     for stream in streams:
         stream.close()
+
+
+# ---- behind a monitor
+
+
+def test_a_monitor_asks_a_host_for_what_it_cannot_see_and_shows_no_card_of_which_it_knows_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[dict[str, Any]] = []
+
+    async def ask_history(_: object, __: object, since: float, ___: float) -> list[dict[str, Any]]:
+        return [entry for entry in told if entry["t"] > since]
+
+    monkeypatch.setattr("minga.monitor.history_exchange.ask_history", ask_history)
+    monkeypatch.setattr(dashboard_module, "HOST_PERIOD_S", 0.05)
+    run = MadeUpRun(3, role="monitor")
+    run.peer.session.node.connected = lambda: [peer_id(0)]  # type: ignore[method-assign]
+    dashboard = run.serve(tmp_path)
+    try:
+        run.advance(1.0)  # no step: the made-up peer would take part in its round
+        settle(dashboard)
+        before = ask(dashboard, "/api/v1/run").json()
+        assert not before["sees_rounds"]
+        told += [
+            {"t": BEGIN_S + 11.0, "event": "evaluation", "step": 2, "headline": "x_loss", "x_loss": 5.5},
+            {"t": BEGIN_S + 12.0, "event": "round", "step": 2, "members": 3, "wanted": 3, "time_s": 1, "self": 2},
+            {"t": BEGIN_S + 12.0, "event": "missed", "step": 2, "peer": peer_id(2), "why": "too late"},
+            {"t": BEGIN_S + 12.0, "event": "joined", "peer": peer_id(2)},
+        ]
+        found = before
+        while not found["sees_rounds"]:
+            found = ask(dashboard, "/api/v1/run").json()
+        assert found["series"]["evaluation"]["columns"]["value"] == [5.5]
+        assert [each["why"] for each in found["journals"]["misses"]["entries"]] == ["too late"]
+        assert found["now"]["counts"]["joined"] == 0, "comings it sees itself"
+        time.sleep(0.2)
+        assert ask(dashboard, "/api/v1/run").json()["now"]["counts"]["round"] == 1, "each is told once"
+        monkeypatch.setattr(dashboard_module, "HOST_PERIOD_S", 60.0)  # nobody asks while the made-up run ends
+        time.sleep(0.2)
+        told.clear()
+        dashboard.close()
+        again = run.serve(tmp_path)
+        run.advance(0.0)
+        settle(again)
+        assert ask(again, "/api/v1/run").json()["series"]["evaluation"]["columns"]["value"] == [5.5]
+        again.close()
+    finally:
+        run.close()
+
+
+def test_the_page_of_a_complete_run_offers_the_model_and_no_place_in_it(dashboard: Dashboard, run: MadeUpRun) -> None:
+    look = run.advance(5.0)
+    assert ask(dashboard, "/api/v1/join").json()["complete_at"] is None
+    answer = join_answer(run.peer, look._replace(status=replace(look.status, last_step=look.status.step)))
+    assert answer["complete_at"] == answer["last_step"] == look.status.step
+    assert answer["export"] == f"minga export {LINK} --out model"
+    assert answer["samples_per_step"] == answer["most_samples_per_step"] == BATCH
 
 
 # ---- a new start

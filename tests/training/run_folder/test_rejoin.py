@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -50,6 +51,19 @@ def test_a_damaged_run_spec_counts_as_unknown(tmp_path: Path, body: bytes) -> No
         RejoinFile.spec(tmp_path, Link("ab" * 32, organiser.peer_id, (EntryPoint("cd" * 32, ("127.0.0.1:9",), None),)))
         is None
     )
+
+
+def test_who_only_looks_on_is_led_by_what_others_of_this_machine_remember(tmp_path: Path) -> None:
+    """As `minga status` of a run whose host, on the same machine, is down."""
+    assert RejoinFile.known_here(tmp_path) == ()
+    for number in (1, 2):
+        places = KnownAddresses(others=(address(5, "127.0.0.1:5"), address(number, "127.0.0.1:9")))
+        (tmp_path / f"places-{number}.msgpack").write_bytes(msgspec.msgpack.encode(places))
+    (tmp_path / "places-3.msgpack").write_bytes(b"damaged")
+    assert {each.peer_id for each in RejoinFile.known_here(tmp_path)} == {address(n).peer_id for n in (1, 2, 5)}
+    for number in range(50):
+        (tmp_path / f"places-x{number}.msgpack").write_bytes(b"")
+    assert len(RejoinFile.known_here(tmp_path)) <= MAX_PLACES
 
 
 def test_several_addresses_of_a_peer_are_joined() -> None:

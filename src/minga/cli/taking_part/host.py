@@ -122,6 +122,7 @@ def run_host(
         output.say(f"Going on with [bold]{spec.name}[/]: {known.progress}.")
         if known.step is None:
             output.say("It begins at step 0, unless a peer that has its state is there.")
+        output.say("Looking for peers of the run, for up to a minute if they are gone …")
         hosting = host(None, peer, resume=path)
     else:
         output.say(f"Preparing [bold]{spec.name}[/] …")
@@ -140,7 +141,10 @@ def run_host(
             announce(hosted, output, links, bound_to=peer.host)
             watch.begin()
 
-        with contextlib.closing(RunLog(log_to)) as log, _dashboard(hosted, shown, output) as watcher:
+        with (
+            contextlib.closing(RunLog(log_to)) as log,
+            _dashboard(hosted, shown, output, is_new=known is None) as watcher,
+        ):
             log.begin(hosted.spec, hosted.directory)
             watcher.history.listeners.append(log)
             _Hosting(hosted, work, context, watcher, tell).run()
@@ -169,9 +173,9 @@ _OWN_PROGRAM = (
 
 
 @contextlib.contextmanager
-def _dashboard(peer: Peer, shown: DashboardSettings | None, output: Output) -> Iterator[Watcher]:
+def _dashboard(peer: Peer, shown: DashboardSettings | None, output: Output, *, is_new: bool) -> Iterator[Watcher]:
     """What watches the run and keeps its history; meanwhile, if settings are given, the dashboard is served."""
-    watcher = Watcher(peer, History(peer.directory / FILE_NAME, most_remembered=0), from_start=True)
+    watcher = Watcher(peer, History(peer.directory / FILE_NAME, most_remembered=0), from_start=is_new)
     paths = [peer.directory / name for name in (FILE_NAME, RECORD_FILE)]
     peer.on_loop(lambda: HistoryServer(peer.session.node, paths))
     if shown is None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.markup import escape
 
-from minga.cli.taking_part.first_screen import require_recipe, show_and_ask
+from minga.cli.taking_part.first_screen import affords_probes, require_recipe, show_and_ask
 from minga.cli.taking_part.graceful_leave import GracefulLeave, farewell_of_volunteer, thanks
 from minga.cli.taking_part.link_view import HostWatch
 from minga.cli.taking_part.login import LoginOptions, PersonAtTerminal
@@ -63,15 +63,15 @@ SHARE_STEPS = 20
 @dataclass(frozen=True)
 class JoinOptions:
     """How to log in, where the run asks for it, whether to measure the loss on held-out text, and whether to take part
-    without being asked (`yes`), when this machine takes part (`rules`), the step to leave after, how many bytes
-    the files of the run may take, and the loggers that get its figures.
+    without being asked (`yes`), when this machine takes part (`rules`), after how many steps of its own it leaves, how
+    many bytes the files of the run may take, and the loggers that get its figures.
     """
 
     login: LoginOptions
     evaluate: bool = False
     yes: bool = False
     rules: AvailabilityRules = NO_RULES
-    leave_after_step: int | None = None
+    leave_after_steps: int | None = None
     max_files: float = math.inf
     log_to: tuple[LoggerChoice, ...] = ()
 
@@ -88,6 +88,7 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
     context.output.say("Looking for the run …")
     person = PersonAtTerminal(options.login, context.output)
 
+    probes = affords_probes(peer, options.rules.traffic)
     done, log = SessionsDone(), RunLog(options.log_to)
 
     will_ask = context.output.interactive and not options.yes and sys.stdin.isatty()
@@ -101,7 +102,7 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
         if not done.is_agreed:  # the owner of this machine is asked once
             if peer.role != "monitor":
                 tell_cautions(prospect.spec, context.output)
-            show_and_ask(
+            costs = show_and_ask(
                 prospect,
                 peer,
                 work,
@@ -111,7 +112,8 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
                 limit=options.rules.traffic,
             )
             done.is_agreed = True
-            if will_ask and availability.pause() is not None:
+            availability.expect_start(costs.start_bytes)
+            if availability.pause() is not None:
                 raise _LaterError
 
     is_paused = True
@@ -120,7 +122,10 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
         while is_paused:
             if done.is_agreed or not will_ask:  # else its owner, who is there now, is asked first
                 wait_until_available(availability, context)
-            with contextlib.suppress(_LaterError), join(parsed, peer, person, consider=consider) as joined:
+            with (
+                contextlib.suppress(_LaterError),
+                join(parsed, peer, person, consider=consider, probes=probes) as joined,
+            ):
                 wire(context, joined)
                 log.begin(joined.spec, folder)
                 is_paused = _Joining(joined, work, context, options, availability, done, log).run()
@@ -168,6 +173,8 @@ class SessionsDone:
     is_agreed: bool = False
     """Whether the owner of this machine has seen the costs, and agreed if that was asked."""
     samples: int = 0
+    steps: int = 0
+    """Those in which this machine took part, whether it had samples for them or not."""
     contributed: int = 0
 
 
@@ -208,7 +215,7 @@ class _Joining:
         from minga.monitor.watcher import Watcher
 
         self.peer, self.work, self.output, self.parent_watch = peer, work, context.output, context.parent_watch
-        self.evaluate, self._last_step = options.evaluate, options.leave_after_step
+        self.evaluate, self._most_steps = options.evaluate, options.leave_after_steps
         self._availability, self._done, self._is_pausing, self._checked_at = availability, done, False, 0.0
         availability.begin_session()
         self._leaving = GracefulLeave(peer, context)
@@ -297,7 +304,7 @@ class _Joining:
     def _is_over(self, step: int) -> bool:
         if self._leaving.is_over(step) or (self.parent_watch is not None and self.parent_watch.is_over(step)):
             return True
-        if self._last_step is not None and step >= self._last_step:
+        if self._most_steps is not None and self._done.steps >= self._most_steps:
             return True
         if time.monotonic() - self._checked_at >= POLL_S and not self._is_pausing:
             self._checked_at = time.monotonic()
@@ -363,6 +370,7 @@ class _Joining:
             match event.data:
                 case StepApplied() as applied:
                     self._shares.append(min(1.0, applied.samples / applied.batch))
+                    self._done.steps += 1
                     self._done.contributed += applied.samples > 0
                     self._step = applied.step
                 case SyncAdvanced() as sync:

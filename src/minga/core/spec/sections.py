@@ -110,7 +110,7 @@ class StrategyChange(Section):
     from_step: int = whole(..., 1, MAX_STEPS, "the first step whose samples peers collect by it")
     strategy: PluginName = described(..., "the strategy from there on", 'the name of a strategy, such as "delayed"')
     target_batch_size: Annotated[StrictInt, Field(ge=1, le=MAX_BATCH)] | None = described(
-        None, "samples of a step from there on, if others than before", f"a whole number from 1 to {MAX_BATCH:_}"
+        None, "samples of a step from there on, if others than before", f"a whole number from 1 to {MAX_BATCH:,}"
     )
 
 
@@ -121,7 +121,7 @@ class TrainingSection(Section):
         4096,
         "samples that all peers together accumulate for one step; auto measures how many it takes until communication "
         "costs little",
-        f'a whole number from 1 to {MAX_BATCH:_}, or "auto"',
+        f'a whole number from 1 to {MAX_BATCH:,}, or "auto"',
     )
     target_batch_size_min: int = whole(256, 1, MAX_BATCH, "(auto) never fewer samples, and as many in the first step")
     target_batch_size_max: int = whole(32_768, 1, MAX_BATCH, "(auto) never more samples")

@@ -49,6 +49,11 @@ class PeerStatus:
     is_self: bool
     part: str | None = None
 
+    @property
+    def doing(self) -> str | None:
+        """The `status` in a word for displays: an auxiliary takes part in steps, but computes nothing for them."""
+        return "helping" if self.role == "auxiliary" and self.status == "training" else self.status
+
 
 @dataclass(frozen=True)
 class AmendmentStatus:
@@ -74,6 +79,7 @@ class RunStatus:
     `resting`: the peer that looks is on standby. `mode` names the run spec's settings admission and verification
     in a word: open, members, byzantine or members+byzantine. In the last two all members compute and reduce the same,
     so there is no plan and no count of samples towards a step.
+    `total_samples` are those of all steps so far, see `SampleCount`.
     `last_step` and the target batch size are as amended; `amendments` are those that this peer knows, by number.
     `founders` says how many are ready and wanted while the run waits for its founders. `split` is there if the
     model is cut, also while nobody serves it; then steps are batches that the server applied, and `members` are servers
@@ -117,7 +123,8 @@ class RunStatus:
         values = asdict(self)
         values["loss"] = None if self.loss is None else round(self.loss, 4)
         values["samples_per_second"] = round(self.samples_per_second, 2)
-        for peer in values["peers"]:
+        for peer, known in zip(values["peers"], self.peers, strict=True):
+            peer["status"] = known.doing
             peer["samples_per_second"] = round(peer["samples_per_second"], 2)
             peer["age_s"] = round(peer["age_s"], 2)
         if self.trouble is not None:
