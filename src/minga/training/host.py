@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import Content, write_atomically
 from minga.core.spec.run_spec import RunSpec
+from minga.core.wheel import own_wheel
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.training.access.access_files import AccessFiles
@@ -31,7 +32,7 @@ from minga.training.transfer.file_pieces import describe_file, whole_digest
 
 logger = logging.getLogger("minga.training")
 
-_WRITTEN_BY_HOST = frozenset({"begun", "files", "plugins"})
+_WRITTEN_BY_HOST = frozenset({"begun", "files", "plugins", "wheel"})
 """Settings that no organiser writes."""
 
 
@@ -109,7 +110,8 @@ def _begun(
         entries = {name: describe_file(content) for name, content in files.items()}
     except OSError as error:
         raise ConfigurationError(f"{error.filename}: a file of the run cannot be read: {error.strerror}") from error
-    published = with_origins(spec).published(entries).begin(identity.peer_id)
+    own = own_wheel()
+    published = with_origins(spec).published(entries).begin(identity.peer_id, None if own is None else own.reference)
     if options.ephemeral and options.directory is None:
         directory = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="minga-", ignore_cleanup_errors=True)))
     else:
