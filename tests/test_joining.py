@@ -68,6 +68,7 @@ def test_the_lines_of_the_page_lead_into_the_run(host: Running, newcomer: str, t
     command, verb, link = shlex.split(lines[3])
     assert (command, verb, link) == ("minga", "join", host.told("link")["link"])
     with Running("join", link, "--yes", *WORK, python=newcomer) as joined:
+        assert joined.wait_for("organisers_code")["wheel"] == lines[2].rpartition("/")[2].rstrip("'")
         joined.wait_for("step.applied")
         assert joined.finish(0)["steps_contributed"] > 0
 

@@ -22,8 +22,8 @@ from minga.dashboard.recording.recorder import RunRecorder
 from minga.dashboard.server.answers import Answers
 from minga.dashboard.server.app import make_app
 from minga.dashboard.server.guard import JOIN
+from minga.dashboard.server.join_answers import JoinAnswers
 from minga.dashboard.server.live_feed import LiveFeed
-from minga.dashboard.server.newcomers import Newcomers
 from minga.dashboard.server.orders import OrderDesk
 from minga.dashboard.server.pages import Pages
 from minga.dashboard.server.web_server import WebServer
@@ -187,9 +187,9 @@ class Dashboard:
         def make() -> ASGIApp:
             self._feed = feed = LiveFeed()
             answers = Answers(self._run, feed, self._peer, has_organiser=self._make_desk is not None)
-            newcomers = Newcomers(self._peer, self._run, self.settings, self._urls, self._wheel)
+            joining = JoinAnswers(self._peer, self._run, self.settings, self._urls, self._wheel)
             orders = OrderDesk(self._make_desk, self._run.step_in)
-            return make_app(self.settings, answers, newcomers, orders, Pages())
+            return make_app(self.settings, answers, joining, orders, Pages())
 
         self._server.run(make, self._beside, lambda: self._feed.close() if self._feed else None)
 

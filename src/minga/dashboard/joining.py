@@ -89,7 +89,7 @@ class JoinFacts:
 
 
 @dataclass(frozen=True)
-class Way:
+class Installation:
     """The commands of one kind of machine, and what they download."""
 
     title: str
@@ -97,7 +97,7 @@ class Way:
     note: str
 
 
-def ways_to_join(source: Source, command: str, *, with_data: bool = True) -> list[Way]:
+def ways_to_join(source: Source, command: str, *, with_data: bool = True) -> list[Installation]:
     """Each way from a machine without minga to the `command` that takes part.
 
     PyTorch has a line of its own where pip would otherwise fetch gigabytes for a GPU that is not there.
@@ -110,23 +110,23 @@ def ways_to_join(source: Source, command: str, *, with_data: bool = True) -> lis
     in_container = f'pip install torch --index-url {CPU_WHEELS} && pip install \\"{package}\\" && {command}'
     small = "Downloads about 450 MB: PyTorch for the processor (190 MB), and 250 MB that minga needs."
     return [
-        Way(
+        Installation(
             "Linux",
             (unix, cpu_torch, get, command),
             f"{small} On Debian and Ubuntu the first line needs: sudo apt install python3-venv",
         ),
-        Way(
+        Installation(
             "Linux, with an NVIDIA GPU",
             (unix, get, command),
             "Downloads about 3.3 GB: pip takes PyTorch with CUDA (3 GB), and 250 MB that minga needs.",
         ),
-        Way("macOS", (unix, get, command), "Downloads about 350 MB. PyTorch uses the GPU of Apple's chips."),
-        Way(
+        Installation("macOS", (unix, get, command), "Downloads about 350 MB. PyTorch uses the GPU of Apple's chips."),
+        Installation(
             "Windows, in WSL",
             ("wsl --install   (in PowerShell, once; then in its terminal:)", unix, cpu_torch, get, command),
             f"{small} With an NVIDIA GPU leave out the line with torch: then it is about 3.3 GB.",
         ),
-        Way(
+        Installation(
             "Windows, without WSL (PowerShell)",
             (
                 "py -m venv minga-env; minga-env\\Scripts\\Activate.ps1",
@@ -136,7 +136,7 @@ def ways_to_join(source: Source, command: str, *, with_data: bool = True) -> lis
             ),
             "Downloads about 400 MB, with an NVIDIA GPU about 3 GB.",
         ),
-        Way(
+        Installation(
             "Docker",
             (f'docker run --rm -it -v minga:/data -e XDG_DATA_HOME=/data python:3.12-slim sh -c "{in_container}"',),
             f"{small} The container sees nothing of the machine but the network and its own volume.",
@@ -189,8 +189,7 @@ class JoinPage:
 <button id="theme" class="quiet" type="button" aria-label="Change between dark and light">◐</button>
 </header>
 <main id="main">
-{body}<div class="grid">
-{_card("The run", self._rows(), "two-thirds")}{self._code()}{_card("What it uses", _USES, "wide")}</div>
+{body}{_card("The run", self._rows(), "two-thirds")}{self._code()}{_card("What it uses", _USES, "wide")}</div>
 </main>
 </body>
 </html>
@@ -203,20 +202,16 @@ class JoinPage:
             if facts.link is None
             else "With minga installed, this one command is all:"
         )
+        head = _head("Take part", "Volunteers train one neural network together, each on their own machine. Yours can.")
         command = self._commands((facts.command,), "big-command")
-        return (
-            _head("Take part", "Volunteers train one neural network together, each on their own machine. Yours can.")
-            + f'<div class="grid">{_card("Join", _note(words) + command, "wide")}{self._from_nothing()}</div>\n'
-        )
+        return head + _card("Join", _note(words) + command, "wide") + self._from_nothing()
 
     def _complete(self) -> str:
-        export = self._commands((f"minga export {self.facts.link or 'LINK'} --out model",), "big-command")
-        return (
-            _head(
-                "This run is complete", f"Step {self.facts.completed:,} was its last one. There is nothing left to do."
-            )
-            + f'<div class="grid">{_card("Get the model", _note(_EXPORTS) + export, "wide")}</div>\n'
+        head = _head(
+            "This run is complete", f"Step {self.facts.completed:,} was its last one. There is nothing left to do."
         )
+        export = self._commands((f"minga export {self.facts.link or 'LINK'} --out model",), "big-command")
+        return head + _card("Get the model", _note(_EXPORTS) + export, "wide")
 
     def _from_nothing(self) -> str:
         if self.source is None:
@@ -228,9 +223,9 @@ class JoinPage:
             for place, way in enumerate(ways)
         )
         whose = _OWN_CODE if self.source.base else f"minga comes from {self.source.name}, as the organiser says."
-        note = " ".join(filter(None, (f"{whose} It needs Python 3.11 or later.", self.caution)))
+        said = f"<p>{escape(whose)}</p>" + _note(f"It needs Python 3.11 or later. {self.caution}".rstrip())
         width = "wide" if self.notebook is None else "two-thirds"
-        return _card("From nothing", f'{_note(note)}<div class="stack">{shown}</div>', width) + self._in_notebook()
+        return _card("From nothing", f'{said}<div class="stack">{shown}</div>', width) + self._in_notebook()
 
     def _in_notebook(self) -> str:
         if self.notebook is None:
@@ -295,7 +290,8 @@ _USES: Final = (
 
 
 def _head(title: str, words: str) -> str:
-    return f'<div class="page-head"><div><h1>{escape(title)}</h1><p>{escape(words)}</p></div></div>\n'
+    words = f"<h1>{escape(title)}</h1><p>{escape(words)}</p>"
+    return f'<div class="page-head"><div>{words}</div></div>\n<div class="grid">\n'
 
 
 def _note(words: str) -> str:
@@ -319,7 +315,8 @@ def _script() -> str:
 @cache
 def policy() -> str:
     """What browsers are to let the page do."""
-    return f"default-src 'none'; style-src '{_hash(_style())}'; script-src '{_hash(_script())}'; base-uri 'none'; form-action 'none'"
+    own = f"style-src '{_hash(_style())}'; script-src '{_hash(_script())}'"
+    return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"
 
 
 def _hash(text: str) -> str:

@@ -1,8 +1,8 @@
 """Runs that are announced in the local network by multicast DNS (RFC 6762, RFC 6763), so that nobody passes a link on.
 
-An announcement is a service `_minga._udp` whose TXT record has the name of the run and the link, in pieces. Nothing in
-it is signed: every machine of the network can announce any run under any name. So what is heard is bounded and checked,
-and people compare the organiser's key. Whether a link leads to the run that it names is verified when it is used.
+An announcement is a DNS service whose TXT record has the name of the run and the link, in pieces. Nothing in it is
+signed: every machine of the network can announce any run under any name. So what is heard is bounded and checked, and
+people compare the organiser's key. Whether a link leads to the run that it names is verified when it is used.
 """
 
 from __future__ import annotations

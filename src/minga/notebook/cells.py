@@ -73,14 +73,15 @@ def _install(source: Wheel | str) -> list[Cell]:
 
 
 def _named(source: str) -> list[Cell]:
+    place = ": here the checkout in which this notebook lies" if source == CHECKOUT else ""
     return [
         Cell(
-            "## Install\n\nTakes a minute, and downloads 250 MB if PyTorch is here. `MINGA` is a wheel's address, or a "
-            "folder or file on this machine."
+            "## Install\n\nTakes a minute, and downloads 250 MB if PyTorch is here. `MINGA` is a folder or a file on "
+            f"this machine, or the address of a wheel{place}."
         ),
         Cell(
-            "from pathlib import Path\n\n"
             f"MINGA = {_literal(source)}\n"
+            "from pathlib import Path\n\n"
             'MINGA = MINGA if "://" in MINGA else Path(MINGA).resolve().as_uri()',
             code=True,
         ),

@@ -34,7 +34,7 @@ _THIS_MACHINE_ONLY: Final = (
 )
 
 
-class Newcomers:
+class JoinAnswers:
     """Answers for newcomers to the run of `peer`. `urls` are the addresses of the server, `wheel` what it hands out."""
 
     def __init__(
