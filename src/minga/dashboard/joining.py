@@ -11,7 +11,7 @@ import base64
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -83,9 +83,16 @@ class JoinFacts:
             "Run": link.run_id,
             "Organiser's key": link.organiser,
         }
-        command = "python PROGRAM.py" if spec.model.recipe == CUSTOM else "minga join"
+        command = "minga split join" if spec.split.is_on else "minga join"
+        if spec.model.recipe == CUSTOM:
+            command = "python PROGRAM.py"
         completed = last if status is not None and status.is_complete else None
         return cls(spec.name, word, f"{command} {word or 'LINK'}", rows, completed, spec.model.recipe != CUSTOM)
+
+    @property
+    def notebook_link(self) -> str | None:
+        """The link by which a notebook takes part without the help of a person, if one can."""
+        return self.link if self.command.startswith("minga join ") else None
 
 
 @dataclass(frozen=True)
@@ -250,7 +257,7 @@ class JoinPage:
         if self.address is None:
             return ""
         words = _note(f"The camera of another device opens this page: {self.address}")
-        return _card("On another device", as_svg(code_of(self.address)) + words, "third")
+        return _card("On another device", _code_of(self.address) + words, "third")
 
     def _commands(self, commands: tuple[str, ...], kind: str = "") -> str:
         """Lines of commands. In a file the link and the page's address are marked, so that it can put in its own."""
@@ -300,6 +307,11 @@ def _note(words: str) -> str:
 
 def _card(title: str, content: str, width: str) -> str:
     return f'<section class="card {width}"><div class="card-head"><h2>{escape(title)}</h2></div>{content}</section>\n'
+
+
+@lru_cache(maxsize=16)  # it takes milliseconds, and every person may ask
+def _code_of(address: str) -> str:
+    return as_svg(code_of(address))
 
 
 @cache

@@ -50,7 +50,9 @@ class LanAnnouncement:
         self._announced: ServiceInfo | None = None
 
     def show(self, link: Link) -> None:
-        """Announce this link from now on, as far as it leads to the host itself."""
+        """Announce this link from now on, as far as it leads to the host itself. Does nothing after `close`."""
+        if self._responder.done:
+            return
         entries = tuple(entry for entry in link.entries if entry.peer_id == link.organiser) or link.entries[:1]
         info = _service(self._name, replace(link, entries=entries))
         if self._announced is None:

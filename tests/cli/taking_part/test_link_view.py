@@ -22,7 +22,7 @@ from minga.core.events.bus import EventData
 from minga.core.events.network import AddressChanged, AddressSeen, PeerConnected
 from minga.core.spec.run_spec import RunSpec
 from minga.core.wheel import own_wheel
-from minga.dashboard.joining import COLAB, Source, ways_to_join
+from minga.dashboard.joining import COLAB, JoinFacts, Source, ways_to_join
 from minga.identity.links.links import EntryPoint, Link
 from minga.network.interface import Address, PeerId
 
@@ -255,6 +255,19 @@ def test_each_way_says_what_it_downloads_and_takes_no_gpu_build_unasked() -> Non
         if "NVIDIA" not in way.title and way.title != "macOS":  # where pip's own choice is the one to take
             first = next(line for line in way.commands if "install torch" in line)
             assert "--index-url https://download.pytorch.org/whl/c" in first, way.title
+
+
+def test_each_kind_of_run_is_joined_in_its_own_way() -> None:
+    made = link("93.184.216.34:4433")
+    split = RunSpec.from_mapping({"name": "x", "model": {"recipe": "split"}, "split": {"variant": "u-shaped"}})
+    custom = RunSpec.from_mapping({"name": "x", "model": {"recipe": "custom"}})
+    found = [JoinFacts.of(spec, made) for spec in (PUBLIC, split, custom)]
+    assert [facts.command for facts in found] == [
+        f"minga join {made}",
+        f"minga split join {made}",
+        f"python PROGRAM.py {made}",
+    ]
+    assert [facts.notebook_link for facts in found] == [str(made), None, None]
 
 
 def test_the_page_of_a_run_for_members_holds_no_link(tmp_path: Path) -> None:

@@ -73,13 +73,13 @@ def run_authority(link: str, options: AuthorityOptions, peer: PeerOptions, conte
             output.say(f"{fields['name']} is no longer on the list; the peer {fields['peer'][:10]} {what}.")
 
     server = AuthorityServer(settings, bar, tell)
-    server.handouts = tuple(Handout(*each) for each in _handouts(server.url, server.link))
     try:
+        server.handouts = tuple(Handout(*each) for each in _handouts(server.url, server.link))
         output.event("authority", url=server.url, link=str(server.link), roster=str(settings.roster))
         output.say("Anyone who has this link can try to log in; who is on the list joins by\n")
         if not output.json_output:
             output.console.print(f"minga join {server.link}", markup=False, soft_wrap=True)
-        output.say(f"\nWho has no minga yet finds it, with this link, at {server.url}")
+        output.say(f"\nPeople without minga find it, with this link, at {server.url}")
         output.say(f"\nWho has which peers: {settings.roster}")
         if bar is None:
             output.say("Whoever is taken off the list gets no further token; with --identity they are barred at once.")

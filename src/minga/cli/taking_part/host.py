@@ -396,9 +396,10 @@ def write_landing_page(path: Path, spec: RunSpec, link: Link) -> str:
     facts, source = JoinFacts.of(spec, link), Source.of(spec, base, wheel)
     files = {} if wheel is None else {wheel.name: wheel.data}
     get = spec.network.source_url or wheel
-    if get is not None and facts.link is not None and facts.with_data:
-        files[f"{path.stem}.ipynb"] = to_ipynb(volunteer_cells(facts.link, get)).encode()
-    notebook = f"{path.stem}.ipynb" if f"{path.stem}.ipynb" in files else None
+    notebook = None
+    if get is not None and facts.notebook_link is not None:
+        notebook = f"{path.stem}.ipynb"
+        files[notebook] = to_ipynb(volunteer_cells(facts.notebook_link, get)).encode()
     is_as_signed = wheel is not None and wheel.reference == spec.wheel
     page = JoinPage(facts, source, address=place, notebook=notebook, is_as_signed=is_as_signed, is_file=True)
     try:

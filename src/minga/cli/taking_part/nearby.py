@@ -15,8 +15,8 @@ try:
     from minga.network.lan import LOOK_S, NearbyRun, find_runs
 except ModuleNotFoundError as error:
     raise ConfigurationError(
-        f"runs of the local network are found by the package {error.name}: python -m pip install {error.name}; or name "
-        "the LINK of the run"
+        f"a local network is searched by the package {error.name}: python -m pip install {error.name}; without it take "
+        "part by a LINK"
     ) from error
 
 KEY_DIGITS = 16

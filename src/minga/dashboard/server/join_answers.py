@@ -23,7 +23,6 @@ from minga.dashboard.server.seldom import Seldom
 from minga.dashboard.settings import DEFAULT_PORT, DashboardSettings
 from minga.notebook.cells import volunteer_cells
 from minga.notebook.notebook_file import to_ipynb
-from minga.recipes.registry import CUSTOM
 from minga.training.peer import Peer
 
 NOTEBOOK: Final = "/join.ipynb"
@@ -41,8 +40,13 @@ class JoinAnswers:
         self, peer: Peer, run: LiveRun, settings: DashboardSettings, urls: Sequence[str], wheel: Wheel | None
     ) -> None:
         self._spec, self._settings, self._urls, self._wheel = peer.spec, settings, urls, wheel
-        self._facts = Seldom(lambda: JoinFacts.of(peer.spec, peer.link, None if run.look is None else run.look.status))
-        self._notebook = Seldom(lambda: self._make_notebook(str(peer.link)))
+        self._source = peer.spec.network.source_url or wheel
+
+        def facts() -> JoinFacts:
+            return JoinFacts.of(peer.spec, peer.link, None if run.look is None else run.look.status)
+
+        self._facts = Seldom(facts)
+        self._notebook = Seldom(lambda: self._notebook_for(facts().notebook_link))
 
     @property
     def wheel_path(self) -> str | None:
@@ -62,7 +66,7 @@ class JoinAnswers:
             facts,
             Source.of(self._spec, base, self._wheel),
             address=None if self._settings.is_local else f"{base}{JOIN[1:]}",
-            notebook=NOTEBOOK if self._has_notebook else None,
+            notebook=NOTEBOOK if self._source is not None and facts.notebook_link is not None else None,
             is_as_signed=self._wheel is not None and self._spec.wheel == self._wheel.reference,
             pages=_PAGES if request.scope.get("reader") else (),
             caution=_THIS_MACHINE_ONLY if self._settings.is_local else "",
@@ -77,25 +81,21 @@ class JoinAnswers:
 
     async def notebook(self, _: Request) -> Response:
         """A notebook that joins the run."""
-        if not self._has_notebook:
+        made = await self._notebook.get()
+        if made is None:
             return refusal(404, "no notebook can join this run by itself")
-        return _streamed(await self._notebook.get(), "application/x-ipynb+json", "no-store")
+        return _streamed(made, "application/x-ipynb+json", "no-store")
+
+    def _notebook_for(self, link: str | None) -> bytes | None:
+        if link is None or self._source is None:
+            return None
+        return to_ipynb(volunteer_cells(link, self._source)).encode()
 
     async def wheel(self, _: Request) -> Response:
         """The wheel."""
         if self._wheel is None:
             return refusal(404, "this dashboard hands out no copy of minga")
         return _streamed(self._wheel.data, "application/octet-stream", "no-cache")
-
-    @property
-    def _has_notebook(self) -> bool:
-        """Where a notebook gets a link, minga and a model without the help of a person."""
-        has_source = self._wheel is not None or self._spec.network.source_url is not None
-        return has_source and self._spec.security.admission == "open" and self._spec.model.recipe != CUSTOM
-
-    def _make_notebook(self, link: str) -> bytes:
-        source = self._spec.network.source_url or self._wheel
-        return b"" if source is None else to_ipynb(volunteer_cells(link, source)).encode()
 
     def _base(self, asked: URL) -> str:
         """The address of this server for the commands: that by which the viewer came, if others can come by it, too."""
