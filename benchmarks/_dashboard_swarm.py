@@ -238,7 +238,10 @@ class MadeUpRun:
             run_id=RUN_ID,
             link=Link(),
             session=SimpleNamespace(
-                node=node, admission=SimpleNamespace(members=self._members), board=self._loop.ask(_board_of_three)
+                node=node,
+                admission=SimpleNamespace(members=self._members),
+                board=self._loop.ask(_board_of_three),
+                ledger=None,
             ),
             on_loop=self._loop.ask,
             subscribe=self._subscribe,

@@ -102,7 +102,7 @@ def test_a_second_start_is_a_new_run_and_resume_goes_on_with_the_first(spec: str
         assert third.wait_for("link")["run_id"] == link["run_id"]
         assert third.wait_for("step.applied")["step"] == step + 1
         refused = run("runs", *runs, "--remove", link["run_id"][:16], "--yes")
-        assert "a process on this machine hosts this run from" in refused.stderr
+        assert "a process on this machine takes part in a run from" in refused.stderr
         assert "end that process before you remove it" in refused.stderr
     assert run("runs", *runs, "--remove", link["run_id"][:16], "--yes").returncode == 0
     assert not Path(link["directory"]).exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -21,7 +22,7 @@ def replacing(path: Path) -> Iterator[Path]:
     behind then.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         yield partial
         with partial.open("r+b") as file:

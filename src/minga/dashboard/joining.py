@@ -55,7 +55,7 @@ class JoinFacts:
 
     `link` is None in a run for members, whose organiser gives out invitations; LINK stands for it in the `command` by
     which a machine takes part. `rows` are further facts, by name. `completed` is the last step of a run that has taken
-    it. `with_data`: the run's own data comes in packages that minga installs with its extra `data`.
+    it. `is_custom`: a program of the organiser has the model and its data, and none of minga's recipes.
     """
 
     name: str
@@ -63,11 +63,11 @@ class JoinFacts:
     command: str
     rows: Mapping[str, str]
     completed: int | None = None
-    with_data: bool = True
+    is_custom: bool = False
 
     @classmethod
     def of(cls, spec: RunSpec, link: Link, status: RunStatus | None = None) -> JoinFacts:
-        """The facts of the run of a link, with what is known of it now."""
+        """The facts of the run of a link, by its spec as it is amended, with what is known of it now."""
         word = None if spec.security.admission == "members" else str(link)
         least, most = spec.training.batch_range
         batch = f"{least:,}" if least == most else f"{least:,} to {most:,}"
@@ -87,7 +87,7 @@ class JoinFacts:
         if spec.model.recipe == CUSTOM:
             command = "python PROGRAM.py"
         completed = last if status is not None and status.is_complete else None
-        return cls(spec.name, word, f"{command} {word or 'LINK'}", rows, completed, spec.model.recipe != CUSTOM)
+        return cls(spec.name, word, f"{command} {word or 'LINK'}", rows, completed, spec.model.recipe == CUSTOM)
 
     @property
     def notebook_link(self) -> str | None:
@@ -217,13 +217,15 @@ class JoinPage:
         head = _head(
             "This run is complete", f"Step {self.facts.completed:,} was its last one. There is nothing left to do."
         )
+        if self.facts.is_custom:
+            return head + _card("Get the model", _note(_ORGANISERS_MODEL), "wide")
         export = self._commands((f"minga export {self.facts.link or 'LINK'} --out model",), "big-command")
         return head + _card("Get the model", _note(_EXPORTS) + export, "wide")
 
     def _from_nothing(self) -> str:
         if self.source is None:
             return _card("From nothing", _note(_NO_SOURCE), "wide")
-        ways = ways_to_join(self.source, self.facts.command, with_data=self.facts.with_data)
+        ways = ways_to_join(self.source, self.facts.command, with_data=not self.facts.is_custom)
         shown = "".join(
             f"<details{' open' if place == 0 else ''}><summary><strong>{escape(way.title)}</strong></summary>"
             f"{self._commands(way.commands)}{_note(way.note)}</details>\n"
@@ -284,6 +286,7 @@ _NOTEBOOK: Final = (
     "It holds the same copy of minga, joins with this link, and needs nothing else. In Colab choose Upload and this "
     "file; in Kaggle, File and Import Notebook; Jupyter opens it as it is."
 )
+_ORGANISERS_MODEL: Final = "It is that of a program of the organiser, who has it."
 _EXPORTS: Final = "While a peer that has its state is there, this gets the model:"
 _USES: Final = (
     '<ul class="sentences"><li>The processor or GPU, at full load while it trains; <code>--threads</code> and '

@@ -28,7 +28,14 @@ from minga.identity.links.grant import LinkAccess
 from minga.identity.links.links import Link
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.training.access.access_files import AccessFiles
-from minga.training.access.standing_orders import OPTIMIZER, STRATEGY, StandingOrders, amended_spec, check_changes
+from minga.training.access.standing_orders import (
+    OPTIMIZER,
+    STRATEGY,
+    StandingOrders,
+    amended_spec,
+    check_changes,
+    spec_due,
+)
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins
@@ -184,7 +191,7 @@ class Organiser:
             return {
                 peer: progress.step
                 for peer, progress in known.items()
-                if progress.epoch == epoch and progress.status not in ("syncing", "finished")
+                if progress.lineage.epoch == epoch and progress.status not in ("syncing", "finished")
             }
 
         steps = self._peer.on_loop(look)
@@ -288,8 +295,7 @@ class Organiser:
         """The run spec by the amendments that are due at `step`."""
 
         def amended() -> RunSpec:
-            orders = StandingOrders(self._spec, self.ledger)
-            return orders.spec(orders.due(step))
+            return spec_due(self._spec, self.ledger, step)
 
         return amended() if self._peer is None else self._peer.on_loop(amended)
 
@@ -376,11 +382,12 @@ def desk_in(peer: Peer, identity: Path | None) -> Organiser:
 
 def _take_kept(ledger: AccessLedger, files: AccessFiles, peer: Peer | None) -> None:
     """Enter the orders that this machine remembers, such as those from a time when no peer was there to take them."""
+    kept = files.orders()
     if peer is not None:
         session = peer.session
-        peer.on_loop(lambda: session.admission.take(files.orders()))
+        peer.on_loop(lambda: session.admission.take(kept))
         return
-    for order in files.orders():
+    for order in kept:
         with contextlib.suppress(InvalidOrderError):
             ledger.take(order)
 

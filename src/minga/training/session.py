@@ -20,6 +20,7 @@ from minga.averaging.link_reporter import LinkReporter
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
 from minga.averaging.strategy_choice import round_batch_range
+from minga.core.aio.disk_writes import DiskWrites
 from minga.core.aio.ending import end
 from minga.core.errors import ClosedError, ConfigurationError, MingaError, RejectedError, RemoteError, UnreachableError
 from minga.core.events.bus import EventBus
@@ -34,6 +35,7 @@ from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.network.bandwidth.access_link import AccessLink, AccessRates
 from minga.network.gossip.board import Board
+from minga.network.gossip.changes import Change
 from minga.network.gossip.gossip import Gossip
 from minga.network.gossip.record_kinds import AddressInfo, Credential, RecordKinds
 from minga.network.interface import Address, Network, PeerId
@@ -43,23 +45,23 @@ from minga.network.rpc.handshake import Role
 from minga.network.rpc.node import Node
 from minga.network.rpc.own_address import OwnAddress
 from minga.security.protocol.behaviour import Behaviour
-from minga.training.access.access_files import AccessFiles
+from minga.training.access.access_files import AccessFiles, KnownAccess
 from minga.training.access.access_watch import AccessWatch
 from minga.training.access.admission import Admission
 from minga.training.access.entrance import Entrance
 from minga.training.access.standing_orders import StandingOrders
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
-from minga.training.life.founding import Founding
+from minga.training.life.founding import Founding, FoundingRules, Genesis
 from minga.training.life.member import Member, MemberSettings
 from minga.training.life.state_sync import Download
-from minga.training.life.verified_files import genesis_file
 from minga.training.life.verified_member import VerifiedMember, VerifiedOptions
 from minga.training.receipts.book_file import BookFile
 from minga.training.receipts.receipts import Receipts
-from minga.training.record_kinds import RUN_KINDS
+from minga.training.record_kinds import RUN_KINDS, Progress
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
+from minga.training.transfer.donors import Wanted
 from minga.training.transfer.download import SyncProgress, download
 from minga.training.transfer.server import StateServer
 
@@ -142,18 +144,19 @@ class Session:
         self.own_address = OwnAddress(self.node, self.reachability)
         self.state_server = StateServer(self.node)
         self.member: Member | VerifiedMember | None = None
+        self.disk = DiskWrites()
+        """What this peer writes beside the loop; to be closed when the loop has ended."""
         self.behaviour = Behaviour()
         """The behaviour of this peer in a secure run; only tests of the others' defence change it."""
         self.founding: Founding | None = None
-        """How a secure run begins, as this peer sees it."""
+        """How the run begins, as this peer sees it."""
         self.sync_progress: SyncProgress | None = None
         self.identity = identity
         self.orders: StandingOrders | None = None
         """The organisers' amendments, once a trainer is attached."""
-        self.state_epoch = 0
-        """Of which epoch of the run the state is that a trainer brings: see `Member.epoch`."""
-        self.on_amended: Callable[[RunSpec], None] = lambda _: None
-        """Told the amended run spec when amendments come into force here."""
+        self.spec: RunSpec | None = None
+        """The run spec as it is amended by what is in force here, once a trainer is attached; any thread may read it.
+        """
         self._life: asyncio.Task[None] | None = None
         self._access_watch: AccessWatch | None = None
         self._started = False
@@ -208,9 +211,11 @@ class Session:
             self._access_watch.keep_token(token)
             self._publish_token()
 
-    def follow_orders(self, ledger: AccessLedger, files: AccessFiles | None = None) -> None:
-        """Only peers that the orders in `ledger` allow may take part; what this peer learns about that is kept in
-        `files`.
+    def follow_orders(
+        self, ledger: AccessLedger, files: AccessFiles | None = None, known: KnownAccess | None = None
+    ) -> None:
+        """Only peers that the orders in `ledger` allow may take part, those that are `known` and those to come; what
+        this peer learns about that is kept in `files`.
         """
         refused = self.admission.enforce(ledger)
         self._access_watch = AccessWatch(
@@ -219,6 +224,8 @@ class Session:
             self.admission,
             ledger,
             files,
+            known,
+            self.disk,
             in_step=lambda: self.member is not None and self.member.ready.is_set(),
             on_own_end=self._lose_access,
         )
@@ -238,15 +245,17 @@ class Session:
         spec: RunSpec,
         replica: ReplicaInterface,
         port: GradientPort,
-        organiser: str | None = None,
-        directory: Path | None = None,
+        organiser: str,
+        receipts_file: BookFile | None = None,
     ) -> Member:
         """Begin to take part in steps with a trainer behind `port`; `organiser` is whose key signed the run spec, and
-        `directory` holds the files of the run.
+        `receipts_file` keeps receipts beyond this process.
         """
+        self.spec = spec
         settings = MemberSettings(
             target_batch_sizes=round_batch_range(spec),
             aggregates=self.settings.role != "client",
+            organiser=PeerId(organiser),
             computes=self.settings.role != "auxiliary",
             lossy=LossySettings(spec.averaging.residual_decay, spec.averaging.warmup_rounds),
             most_communication=spec.training.most_communication,
@@ -254,20 +263,26 @@ class Session:
             digest_every=spec.state.digest_every,
             average_parameters_every=spec.averaging.average_parameters_every,
             divide=self.settings.divide,
-            organiser=None if organiser is None else PeerId(organiser),
         )
         watch, ledger = self._access_watch, self.admission.ledger
         orders = None if watch is None or ledger is None else watch.exchange.exchange
         self.orders = standing = StandingOrders(spec, ledger, orders)
-        file = None if directory is None else BookFile(directory, self.peer_id)
-        receipts = Receipts(self.node, self.identity, file, self.admission.credential_of)
-        download_state = self._downloader(replica, port, settings.organiser)
+        receipts = Receipts(self.node, self.identity, receipts_file, self.admission.credential_of)
+        founding = self.founding or self.begin_founding(spec, organiser)
         member = Member(
-            self.node, self.identity, self.board, settings, replica, port, download_state, standing, receipts
+            self.node,
+            self.identity,
+            self.board,
+            settings,
+            replica,
+            port,
+            self._downloader(replica, port),
+            founding,
+            standing,
+            receipts,
         )
         member.amended.on_change = self._take_amended
-        member.begin_epoch(self.state_epoch)
-        member.on_epoch = self._note_epoch
+        member.on_replaced = self.state_server.withdraw
         self._begin(member, replica, port)
         return member
 
@@ -290,23 +305,35 @@ class Session:
                 f'role "{self.settings.role}": in this run everybody computes and can be dialled by everybody, as a '
                 "trainer; where nobody asked for another role, `minga doctor` shows what keeps others from dialling"
             )
-        options = VerifiedOptions(organiser, self.behaviour, directory, entropy)
+        self.spec = spec
+        founding = self.founding or self.begin_founding(spec, organiser)
+        options = VerifiedOptions(founding, self.behaviour, directory, entropy)
         life = VerifiedMember(self.node, self.identity, self.board, spec, options, replica, port)
-        self.founding = life.founding
         self._begin(life, replica, port)
         return life
 
-    def preside(self, spec: RunSpec, organiser: str, directory: Path | None = None) -> None:
-        """In a run whose members check each other: see it founded without taking part. Only the organiser, who must
-        never name other founders, keeps in `directory` who they are.
+    def begin_founding(
+        self, spec: RunSpec, organiser: str, path: Path | None = None, known: Genesis | None = None
+    ) -> Founding:
+        """Learn how the run was founded, and tell others. The genesis is kept at `path`; `known` is what lay there.
+
+        The organiser's peer, where it has a model, founds the run when that takes part. Only looking on, it signs who
+        else does.
         """
-        kept = None if directory is None or self.peer_id != organiser else genesis_file(directory, self.peer_id)
-        self.founding = founding = Founding(self.node, self.identity, organiser, spec.security.founders, kept)
+        is_organiser, only_looks = self.peer_id == organiser, self.settings.role == "monitor"
+        self.founding = founding = Founding(self.node, self.identity, organiser, FoundingRules.of(spec), path, known)
 
-        async def see_it_founded() -> None:
-            await founding.find(takes_part=False)
+        def note(_: PeerId, __: Change) -> None:
+            known = [p.step for p in self.board.payloads(Progress).values() if p.status != "syncing"]
+            founding.step = max([founding.step, *known])
 
-        self.node.spawn(see_it_founded())
+        async def find() -> None:
+            await founding.find()
+
+        self.board.observe(note)
+        if only_looks or not is_organiser:
+            self.node.spawn(find())
+        return founding
 
     async def close(self, reason: str = "") -> None:
         """Say goodbye and end everything, within `SEE_OFF_S` and `LEAVE_S` seconds."""
@@ -331,7 +358,7 @@ class Session:
         self.member = member
 
         def serve_state() -> None:
-            if self.state_server.wants(replica.step):
+            if replica.lineage.is_founded and self.state_server.wants(replica.step):
                 self.state_server.publish(replica.capture())
 
         port.at_boundary = serve_state
@@ -339,11 +366,8 @@ class Session:
         self.node.spawn(Prober(self.node, lambda: member.swarm_view.reachable() if member.ready.is_set() else []).run())
         self.node.spawn(LinkReporter(self.node, self.board).run())
 
-    def _note_epoch(self, epoch: int) -> None:
-        self.state_epoch = epoch
-
     def _take_amended(self, spec: RunSpec) -> None:
-        self.on_amended(spec)
+        self.spec = spec
 
     def _publish_token(self) -> None:
         if credential := self.admission.credential():
@@ -396,26 +420,24 @@ class Session:
             logger.exception("this peer's member of the run failed")
             self.events.emit(MemberFailed(why=traceback.format_exception_only(error)[-1].strip()))
 
-    def _downloader(self, replica: ReplicaInterface, port: GradientPort, organiser: PeerId | None) -> Download:
+    def _downloader(self, replica: ReplicaInterface, port: GradientPort) -> Download:
         def note(progress: SyncProgress) -> None:
             self.sync_progress = progress
             self.events.emit(
                 SyncAdvanced(step=progress.step, done_bytes=progress.done_bytes, total_bytes=progress.total_bytes)
             )
 
-        async def fetch(minimum_step: int, own: StateSnapshot) -> StateSnapshot:
+        async def fetch(wanted: Wanted, own: StateSnapshot) -> StateSnapshot:
             with self.state_server.fetching():
                 state = await download(
                     self.node,
                     self.member.swarm_view.donors() if self.member is not None else [],
-                    minimum_step=minimum_step,
-                    organiser=organiser,
+                    wanted,
                     have=own,
                     cache=self.settings.cache,
                     accept=lambda manifest: port.accept(lambda: replica.check(manifest)),
                     progress=note,
                 )
-            self.state_server.withdraw()  # what was served before is not what this peer will have
             return state.snapshot
 
         return fetch

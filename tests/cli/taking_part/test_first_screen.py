@@ -11,6 +11,7 @@ import pytest
 import typer
 
 import minga
+from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.cli.diagnosing.hops import packages
 from minga.cli.taking_part.first_screen import Costs, costs_of, lines, require_recipe, show_and_ask
@@ -32,7 +33,8 @@ TWO = LiveRates(("a" * 64, "b" * 64), SwarmRates((PeerRates(50 * MBIT, 50 * MBIT
 
 
 def prospect(live: LiveRates = NOBODY, text: str = SPEC) -> Prospect:
-    return Prospect("ab" * 32, "cd" * 32, RunSpec.from_toml(text), live, 256)
+    work = StepWork(live.vector_bytes, 256)
+    return Prospect("ab" * 32, "cd" * 32, RunSpec.from_toml(text), live, work)
 
 
 def test_costs_are_those_of_the_plan_with_this_machine_in_it() -> None:

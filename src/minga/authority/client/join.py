@@ -51,7 +51,11 @@ def join(
         return kept if identity.peer_id == organiser else _completed(log_in(identity, kept))
 
     peer = join_module.join(link, options, obtain=obtain, consider=consider)
-    peer.on_loop(lambda: peer.session.node.spawn(_renew(peer, AuthorityClient(url, run_id), person)))
+    try:
+        peer.on_loop(lambda: peer.session.node.spawn(_renew(peer, AuthorityClient(url, run_id), person)))
+    except BaseException:  # such as Ctrl-C: nobody else knows of this peer yet
+        peer.close()
+        raise
     return peer
 
 

@@ -12,9 +12,7 @@ from typing import Final
 import typer
 from rich.markup import escape
 
-from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.solver.division import PeerRates
-from minga.averaging.strategy_choice import facts_of
 from minga.cli.diagnosing.machine import data_folder, needed_bytes, total_memory
 from minga.cli.terminal.output import Output
 from minga.cli.terminal.peer_options import WorkOptions
@@ -246,8 +244,7 @@ def _task(prospect: Prospect, peer: PeerOptions, upload: float, download: float)
         return None
     own = PeerRates(upload, download, sends=peer.role != "auxiliary", aggregates=peer.role != "client")
     rates = replace(live.rates, peers=(*live.rates.peers, own))
-    overlapped = facts_of(spec).max_in_flight > 0
-    explained = explain(rates, StepWork(live.vector_bytes, prospect.batch, overlapped=overlapped))
+    explained = explain(rates, prospect.work)
     if not 0.0 < explained.step_s < math.inf:
         return None
     return explained.tasks[-1]

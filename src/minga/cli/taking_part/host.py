@@ -351,6 +351,8 @@ def announce(peer: Peer, output: Output, options: LinkOptions, *, bound_to: str 
     if others := peer.on_loop(peer.session.node.connected):
         output.event("under_way", peers=len(others))
         output.say("This run is under way: this machine takes part in it again.")
+    if peer.spec.founder == "first":
+        output.say("This run begins with the weights of the first peer that trains: start the one that has them first.")
     for_members = peer.spec.security.admission == "members"
     if for_members:
         output.say("This run is for members only. Make an invitation, which is a longer link, by\n")

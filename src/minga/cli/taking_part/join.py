@@ -8,8 +8,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -89,7 +90,6 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
     context.output.say("Looking for the run …")
     person = PersonAtTerminal(options.login, context.output)
 
-    availability = Availability(options.rules, peer.run_directory(parsed.run_id), time.time)
     done, log = SessionsDone(), RunLog(options.log_to)
 
     will_ask = context.output.interactive and not options.yes and sys.stdin.isatty()
@@ -118,14 +118,29 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
                 raise _LaterError
 
     is_paused = True
-    with contextlib.closing(log):
+    with contextlib.closing(log), _present(peer.run_directory(parsed.run_id)) as folder:
+        availability = Availability(options.rules, folder, time.time)
         while is_paused:
             if done.is_agreed or not will_ask:  # else its owner, who is there now, is asked first
                 wait_until_available(availability, context)
             with contextlib.suppress(_LaterError), join(parsed, peer, person, consider=consider) as joined:
                 wire(context, joined)
-                log.begin(joined.spec, joined.directory)
+                log.begin(joined.spec, folder)
                 is_paused = _Joining(joined, work, context, options, availability, done, log).run()
+
+
+@contextlib.contextmanager
+def _present(folder: Path) -> Iterator[Path]:
+    """The folder, for word from other commands meanwhile, such as `minga join LINK --pause`; gone if nothing was kept
+    in it.
+    """
+    with contextlib.suppress(OSError):  # joining says what is wrong with the disk
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 class _LaterError(Exception):

@@ -24,6 +24,7 @@ from minga.dashboard.settings import DEFAULT_PORT, DashboardSettings
 from minga.notebook.cells import volunteer_cells
 from minga.notebook.notebook_file import to_ipynb
 from minga.training.peer import Peer
+from minga.training.status.run_status import present_spec
 
 NOTEBOOK: Final = "/join.ipynb"
 _PAGES: Final = (("/", "Run"), ("/peers", "Peers"), ("/leaderboard", "Leaderboard"), ("/plan", "Plan"))
@@ -43,7 +44,9 @@ class JoinAnswers:
         self._source = peer.spec.network.source_url or wheel
 
         def facts() -> JoinFacts:
-            return JoinFacts.of(peer.spec, peer.link, None if run.look is None else run.look.status)
+            session = peer.session
+            present = peer.on_loop(lambda: present_spec(session.board, peer.spec, session.ledger))
+            return JoinFacts.of(present, peer.link, None if run.look is None else run.look.status)
 
         self._facts = Seldom(facts)
         self._notebook = Seldom(lambda: self._notebook_for(facts().notebook_link))

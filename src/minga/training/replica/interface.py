@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from minga.averaging.codecs.layout import VectorLayout
+from minga.training.lineage import Lineage
 from minga.training.state.manifest import Manifest
 from minga.training.state.sketch import Sketch
 from minga.training.state.snapshot import StateSnapshot
@@ -36,6 +37,8 @@ class ReplicaInterface(Protocol):
 
     step: int
     """Global steps that this state has seen."""
+    lineage: Lineage
+    """Where the state comes from."""
 
     @property
     def vector(self) -> VectorInterface:

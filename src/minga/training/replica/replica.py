@@ -21,6 +21,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.optim.norms import TINY_NORM, clip_by_global_norm, global_norm
 from minga.optim.reproducible import ReproducibleOptimizer
+from minga.training.lineage import Lineage
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.build_optimizer import set_learning_rate
 from minga.training.replica.flat_vector import ParameterVector, trained_parameters
@@ -70,6 +71,8 @@ class Replica:
         self._ruled = RuledModel(rules, model)
         self.step = 0
         """Global steps that this state has seen."""
+        self.lineage = Lineage()
+        """Where this state comes from."""
         self.directory: Path | None = None
         """Where copies of a large state lie while they are served or written; None: in memory."""
         averaged = spec.training.buffers == "average"
@@ -310,12 +313,12 @@ class Replica:
     def capture(self) -> StateSnapshot:
         """A copy of the whole shared state after the last step, in CPU memory or in a file."""
         with self._reading(), self._buffers.at_base():
-            return self._state.capture(self.step, self.directory)
+            return self._state.capture(self.step, self.directory).of(self.lineage)
 
     def capture_all(self) -> StateSnapshot:
         """The same of all that is here, whatever is shared."""
         with self._reading(), self._buffers.at_base(), self._state.unshared():
-            return self._state.capture(self.step, self.directory)
+            return self._state.capture(self.step, self.directory).of(self.lineage)
 
     def restore(self, snapshot: StateSnapshot) -> None:
         """Become what `snapshot` holds. Raises `ConfigurationError` if it is of another model or optimizer."""
@@ -323,7 +326,7 @@ class Replica:
             self._state.restore(snapshot)
         self._buffers.rebase()
         self.zero_grad()
-        self.step = snapshot.step
+        self.step, self.lineage = snapshot.step, snapshot.lineage
         self._schedule_at = self._epoch()
 
     def check(self, state: Manifest | StateSnapshot) -> None:

@@ -43,6 +43,7 @@ class RejoinFile:
 
     def __init__(self, directory: Path, peer: PeerId) -> None:
         self._directory, self._places_file = directory, f"places-{peer[:16]}.msgpack"
+        self._earlier: KnownAddresses | None = None
         self._kept: KnownAddresses | None = None
 
     @staticmethod
@@ -59,12 +60,14 @@ class RejoinFile:
         self._write(SPEC_FILE, signed.encode())
 
     def places(self) -> KnownAddresses:
-        """The addresses that were known last."""
-        try:
-            with (self._directory / self._places_file).open("rb") as file:
-                return decode_msgpack(file.read(MAX_PLACES_BYTES), KnownAddresses)
-        except (OSError, *DECODING_ERRORS):
-            return KnownAddresses()
+        """The addresses that an earlier process knew last; read once."""
+        if self._earlier is None:
+            try:
+                with (self._directory / self._places_file).open("rb") as file:
+                    self._earlier = decode_msgpack(file.read(MAX_PLACES_BYTES), KnownAddresses)
+            except (OSError, *DECODING_ERRORS):
+                self._earlier = KnownAddresses()
+        return self._earlier
 
     def now(self, seen: KnownAddresses) -> KnownAddresses:
         """The addresses to remember if these are seen at present.

@@ -10,10 +10,12 @@ from typing import Any
 from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.strategy_choice import facts_of, round_batch_range
 from minga.core.spec.run_spec import RunSpec
+from minga.identity.access.ledger import AccessLedger
 from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
+from minga.training.access.standing_orders import spec_due
 from minga.training.agreement.state_history import is_same
 from minga.training.record_kinds import Metrics, Progress, StateInfo
 from minga.training.status.last_problem import Trouble
@@ -195,11 +197,18 @@ def target_batch_size(board: Board, spec: RunSpec) -> int:
     return int(statistics.mode([batch for batch in told if least <= batch <= most] or [least]))
 
 
-def live_work(board: Board, spec: RunSpec) -> tuple[LiveRates, StepWork]:
-    """The rates on the board, and what a step of the run carries: what a plan is made of. On the event loop only."""
-    live, batch = live_rates(board), target_batch_size(board, spec)
-    present = spec.at(_present_step(board))
-    return live, StepWork(live.vector_bytes, batch, overlapped=facts_of(present).max_in_flight > 0)
+def live_work(board: Board, spec: RunSpec, ledger: AccessLedger | None) -> tuple[LiveRates, StepWork]:
+    """The rates on the board, and what a step of the run carries, as the orders in `ledger` amend it: what a plan is
+    made of. On the event loop only.
+    """
+    present, live = present_spec(board, spec, ledger), live_rates(board)
+    overlapped = facts_of(present.at(_present_step(board))).max_in_flight > 0
+    return live, StepWork(live.vector_bytes, target_batch_size(board, present), overlapped=overlapped)
+
+
+def present_spec(board: Board, spec: RunSpec, ledger: AccessLedger | None) -> RunSpec:
+    """The run spec as the orders in `ledger` amend it at the step where the run is. On the event loop only."""
+    return spec_due(spec, ledger, _present_step(board))
 
 
 def _present_step(board: Board) -> int:
