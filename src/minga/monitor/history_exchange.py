@@ -77,10 +77,11 @@ async def ask_history(node: Node, peer: PeerId, since: float, until: float) -> l
     """The entries that `peer` keeps of that time. Raises `RemoteError`s, such as a refusal if it keeps none."""
     reply = await node.call(peer, HISTORY, HistoryRequest(since, until), HistoryReply, timeout_s=TIMEOUT_S)
     unpacker = zlib.decompressobj()
-    try:
-        text = unpacker.decompress(reply.lines, MOST_TEXT_BYTES)
-    except zlib.error as error:
-        raise ProtocolError("a history that cannot be unpacked", peer=peer) from error
+    with node.blaming(peer):
+        try:
+            text = unpacker.decompress(reply.lines, MOST_TEXT_BYTES)
+        except zlib.error as error:
+            raise ProtocolError("a history that cannot be unpacked", peer=peer) from error
     lines = text.split(b"\n")[:MOST_ENTRIES]
     found = (parse_entry(line) for line in lines if len(line) <= MOST_LINE_BYTES)
     return [entry for entry in found if entry is not None and since < entry["t"] <= until]

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from minga.core.errors import StorageError
+from minga.core.events.bus import Event
+from minga.core.events.network import PeerOffence
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
@@ -144,5 +146,29 @@ def test_the_organiser_tells_nobody_of_a_genesis_that_is_not_on_its_disk(
         with pytest.raises(StorageError):
             await world.founding(organiser).find(STATE)
         assert await other.call(organiser.peer_id, METHOD, AskFounders(STATE), GenesisAnswer) == GenesisAnswer(None, 0)
+
+    main()
+
+
+def test_who_sends_a_forged_genesis_is_blamed_once_and_not_asked_again(tmp_path: Path) -> None:
+    @virtually
+    async def main() -> None:
+        world = Foundation(tmp_path, founders=2)
+        organiser, forger, asking = [await world.node() for _ in range(3)]
+        forged, asked = Genesis.sign(RUN_ID, [forger.peer_id], STATE, identity_of(forger)), list[PeerId]()
+
+        async def forge(peer: PeerId, stream: MessageStream) -> None:
+            asked.append(peer)
+            await answer_with(lambda: GenesisAnswer(forged, 0))(peer, stream)  # type: ignore[misc]
+
+        forger.serve(METHOD, forge)
+        offences = list[Event]()
+        asking.events.subscribe(lambda event: offences.append(event) if event.kind == PeerOffence.kind else None)
+        finding = asyncio.ensure_future(world.founding(asking).find(STATE))
+        await asyncio.sleep(20.0)
+        assert asked == [asking.peer_id]
+        assert [offence.fields["peer"] for offence in offences] == [forger.peer_id]
+        founding = await world.founding(organiser).find(STATE)
+        assert (await finding).genesis == founding.genesis
 
     main()

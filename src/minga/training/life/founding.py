@@ -39,6 +39,7 @@ from minga.core.files import write_atomically
 from minga.core.spec.run_spec import RunSpec
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
+from minga.network.bounded_dict import BoundedDict
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
@@ -167,7 +168,8 @@ class Founding:
         self.rules, self._path = rules, path
         self._ready: dict[PeerId, _Ready] = {}
         """The peers that could found the run, in the order in which they came."""
-        self._forgers: set[PeerId] = set()
+        self._forgers: BoundedDict[PeerId, None] = BoundedDict(MAX_READY)
+        """Peers that sent a genesis which the organiser did not sign; they are not asked again."""
         self._told_step = 0
         self._random = random.Random(f"minga founding {node.peer_id}")
         self._genesis = known
@@ -251,7 +253,7 @@ class Founding:
         except RemoteError:
             return None
         if answer.genesis is not None and not answer.genesis.holds(self._node.run_id, self.organiser):
-            self._forgers.add(peer)
+            self._forgers[peer] = None
             self._node.offend(peer, "it sent a genesis that the organiser did not sign")
             return None
         self._told_step = max(self._told_step, answer.step)
