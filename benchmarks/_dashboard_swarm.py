@@ -228,7 +228,7 @@ class MadeUpRun:
             entries: tuple[Any, ...] = ()
 
             def __init__(self) -> None:
-                self.organiser = organiser
+                self.run_id, self.organiser = RUN_ID, organiser
 
             def __str__(self) -> str:
                 return LINK

@@ -32,6 +32,12 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def in_pieces(data: bytes, piece_bytes: int = 64 << 10) -> Iterator[bytes]:
+    """The same in pieces, for a server that waits for clients that read slowly, and holds one piece for each."""
+    for start in range(0, len(data), piece_bytes):
+        yield data[start : start + piece_bytes]
+
+
 def write_atomically(path: Path, content: Content) -> None:
     """Write `content` to `path`; see `replacing`."""
     with replacing(path) as partial:

@@ -16,12 +16,13 @@ from starlette.types import ASGIApp
 from minga.core.errors import ClosedError, ConfigurationError, MingaError, StorageError
 from minga.core.events.bus import Event
 from minga.core.files import write_atomically
-from minga.dashboard.join_answer import join_answer
+from minga.core.wheel import own_wheel
 from minga.dashboard.live_run import LiveRun
-from minga.dashboard.plan_answer import plan_answer
 from minga.dashboard.recording.recorder import RunRecorder
 from minga.dashboard.server.answers import Answers
 from minga.dashboard.server.app import make_app
+from minga.dashboard.server.guard import JOIN
+from minga.dashboard.server.join_answers import JoinAnswers
 from minga.dashboard.server.live_feed import LiveFeed
 from minga.dashboard.server.orders import OrderDesk
 from minga.dashboard.server.pages import Pages
@@ -77,6 +78,11 @@ class Dashboard:
         self._peer, self._watcher, self._directory, self._make_desk = peer, watcher, directory, desk
         self._earlier = tuple(earlier)
         self._server = WebServer(settings.host, settings.port)
+        self._urls = [settings.url.rstrip("/")] if settings.url is not None else self._server.urls
+        own = own_wheel() if peer.spec.network.source_url is None else None
+        is_organisers = own is not None and (desk is not None or own.reference == peer.spec.wheel)
+        self._wheel = own if is_organisers else None
+        """What it hands out to newcomers: code of the organiser, and of nobody else."""
         self._run = LiveRun(only_watches=peer.role == "monitor")
         self._asked_s = 0.0
         """The time up to which others told what they have recorded."""
@@ -89,20 +95,25 @@ class Dashboard:
         self._thread = threading.Thread(target=self._serve, name="minga-dashboard", daemon=True)
 
     @property
+    def urls(self) -> list[str]:
+        """Where viewers find it, the best address first; with the read token, where they need one."""
+        token = f"?token={self.settings.read_token}" if self.settings.needs_token else ""
+        return [f"{address}/{token}" for address in self._urls]
+
+    @property
     def url(self) -> str:
-        """Where viewers find it; with the read token, where they need one."""
-        return (
-            f"{self._address}/?token={self.settings.read_token}" if self.settings.needs_token else f"{self._address}/"
-        )
+        """The first of these."""
+        return self.urls[0]
+
+    @property
+    def join_url(self) -> str | None:
+        """Where newcomers find out how to take part, without a token; None in a run for members."""
+        return f"{self._urls[0]}{JOIN}" if self._peer.spec.security.admission == "open" else None
 
     @property
     def organiser_url(self) -> str | None:
         """Where the organiser finds it; None without the organiser's key."""
-        return None if self._make_desk is None else f"{self._address}/?token={self.settings.organiser_token}"
-
-    @property
-    def _address(self) -> str:
-        return (self.settings.url or self._server.url).rstrip("/")
+        return None if self._make_desk is None else f"{self._urls[0]}/?token={self.settings.organiser_token}"
 
     def start(self) -> None:
         """Take up what was recorded before, and serve; call `close` also if this fails.
@@ -180,9 +191,10 @@ class Dashboard:
     def _serve(self) -> None:
         def make() -> ASGIApp:
             self._feed = feed = LiveFeed()
-            slow = {"join": lambda: join_answer(self._peer, self._run.look), "plan": lambda: plan_answer(self._peer)}
-            answers = Answers(self._run, feed, slow, has_organiser=self._make_desk is not None)
-            return make_app(self.settings, answers, OrderDesk(self._make_desk, self._run.step_in), Pages())
+            answers = Answers(self._run, feed, self._peer, has_organiser=self._make_desk is not None)
+            joining = JoinAnswers(self._peer, self._run, self.settings, self._urls, self._wheel)
+            orders = OrderDesk(self._make_desk, self._run.step_in)
+            return make_app(self.settings, answers, joining, orders, Pages())
 
         self._server.run(make, self._beside, lambda: self._feed.close() if self._feed else None)
 

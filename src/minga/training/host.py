@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import Content, write_atomically
 from minga.core.spec.run_spec import RunSpec
+from minga.core.wheel import own_wheel
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.training.access.access_files import AccessFiles
@@ -30,7 +31,7 @@ from minga.training.transfer.file_pieces import describe_file, whole_digest
 
 logger = logging.getLogger("minga.training")
 
-_WRITTEN_BY_HOST = frozenset({"begun", "files", "plugins"})
+_WRITTEN_BY_HOST = frozenset({"begun", "files", "plugins", "wheel"})
 """Settings that no organiser writes."""
 
 
@@ -104,7 +105,8 @@ def _begun(spec: RunSpec, files: Mapping[str, Content], identity: Identity, opti
         entries = {name: describe_file(content) for name, content in files.items()}
     except OSError as error:
         raise ConfigurationError(f"{error.filename}: a file of the run cannot be read: {error.strerror}") from error
-    published = with_origins(spec).published(entries).begin(identity.peer_id)
+    own = own_wheel()
+    published = with_origins(spec).published(entries).begin(identity.peer_id, None if own is None else own.reference)
     run = _Run(SignedRunSpec.sign(published, identity), published, made(options.run_directory(published.run_id)))
     for name, path in run.files().items():
         try:

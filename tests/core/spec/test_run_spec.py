@@ -231,6 +231,23 @@ def test_announced_addresses_stay_on_the_machine_of_the_host_and_the_page_is_pub
     assert unpaged.published().run_id == plain.run_id  # another address is no other run
 
 
+def test_the_peer_that_begins_a_run_writes_where_minga_comes_from() -> None:
+    wheel = "minga-0.1.0-py3-none-any.whl#sha256=" + "ab" * 32
+    begun = RunSpec(name="x").begin("cd" * 32, wheel)
+    assert begun.wheel == wheel
+    assert RunSpec.from_canonical(begun.canonical_bytes()) == begun
+    assert begun.published().begin("cd" * 32).wheel is None, "a run that begins again is of another minga"
+    elsewhere = RunSpec.from_mapping({"name": "x", "network": {"source_url": "git+https://example.org/minga@v1"}})
+    assert elsewhere.begin("cd" * 32, wheel).wheel is None
+    assert elsewhere.published().network.source_url == "git+https://example.org/minga@v1"
+    assert b"source_url" not in begun.canonical_bytes()
+    assert b"wheel" not in RunSpec(name="x").canonical_bytes()
+    assert "wheel =" not in RunSpec.example_toml()
+    for wrong in ("minga.whl", wheel[:-1], f"../{wheel}", f"evil-{wheel}", wheel.replace("0.1.0", "0.1.0'")):
+        with pytest.raises(ConfigurationError, match="wheel"):
+            RunSpec.from_mapping({"name": "x", "wheel": wrong})
+
+
 @pytest.mark.parametrize(
     "network",
     [
@@ -243,6 +260,8 @@ def test_announced_addresses_stay_on_the_machine_of_the_host_and_the_page_is_pub
         {"landing_url": "http://example.org/j"},
         {"landing_url": "https://example.org/j#part"},
         {"landing_url": "https://example.org/j k"},
+        {"source_url": "http://example.org/minga.whl"},
+        {"source_url": "https://example.org/'; rm -rf ~; '"},
     ],
 )
 def test_addresses_of_the_network_section_are_checked(network: dict[str, object]) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -18,6 +21,9 @@ import pytest
 from benchmarks import _chromium
 from benchmarks._chromium import DESKTOP, PHONE, page
 from benchmarks._dashboard_swarm import LINK, MadeUpRun, peer_id
+from minga.cli.taking_part.host import write_landing_page
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.links.links import EntryPoint, Link
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running
 
 pytestmark = pytest.mark.skipif(_chromium.why_not() is not None, reason=_chromium.why_not() or "")
@@ -219,6 +225,35 @@ def test_the_way_in_is_one_command(chromium: Any, crowd: tuple[MadeUpRun, str]) 
         command = opened.locator(".big-command")
         command.wait_for(timeout=PATIENCE_MS)
         assert command.inner_text().endswith(LINK)
+        opened.get_by_role("button", name="Copy").first.click()
+        opened.get_by_role("button", name="Copied").wait_for(timeout=PATIENCE_MS)
+        assert opened.problems == []
+
+
+class Files(SimpleHTTPRequestHandler):
+    """A web server that knows nothing of minga."""
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+
+def test_a_page_on_any_web_server_names_its_own_address_and_the_link_behind_it(chromium: Any, tmp_path: Path) -> None:
+    key = "cd" * 32
+    old, new = (Link("ab" * 32, key, (EntryPoint(key, (f"192.168.1.7:{port}",)),)) for port in (1, 2))
+    write_landing_page(tmp_path / "runs" / "j.html", RunSpec(name="a run"), old)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=tmp_path)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_port}/runs/"
+        with page(chromium, DESKTOP, "dark") as opened:
+            opened.goto(f"{base}j.html#{new}")
+            shown = opened.locator("pre").all_inner_texts()
+            assert shown[0] == f"minga join {new}"
+            assert f"minga[data] @ {base}minga-" in shown[1]
+            assert str(old) not in "".join(shown)
+            assert tmp_path.as_uri() not in "".join(shown)
+            assert opened.problems == []
+            assert opened.hosts == {f"127.0.0.1:{server.server_port}"}
+        server.shutdown()
 
 
 NAMELESS = """

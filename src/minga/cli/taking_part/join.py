@@ -37,7 +37,9 @@ from minga.core.errors import ConfigurationError, MingaError
 from minga.core.events.bus import Event
 from minga.core.events.security import SecureAdmitted, SecureCandidate, SecureDropped, SecureFounded, SecureWaiting
 from minga.core.events.training import AccessNotRenewed, StepApplied, SyncAdvanced, SyncFinished
+from minga.core.spec.run_spec import RunSpec
 from minga.core.units import format_duration
+from minga.core.wheel import installed_from
 from minga.integrations.loggers import LoggerChoice, RunLog
 from minga.recipes.registry import CUSTOM
 from minga.training.availability.availability import Availability, AvailabilityRules
@@ -101,6 +103,7 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
             require_recipe(prospect.spec)
         if not done.is_agreed:  # the owner of this machine is asked once
             if peer.role != "monitor":
+                tell_whose_code(prospect.spec, context.output)
                 tell_cautions(prospect.spec, context.output)
             costs = show_and_ask(
                 prospect,
@@ -189,6 +192,14 @@ def tell_complete(prospect: Prospect, link: str, done: SessionsDone, output: Out
     output.summary(
         ok=True, step=prospect.completed, finished=True, steps_contributed=done.contributed, samples=done.samples
     )
+
+
+def tell_whose_code(spec: RunSpec, output: Output) -> None:
+    """Say so if the minga of this machine came from the organiser of the run that it joins."""
+    digest = installed_from()
+    if digest is not None and spec.wheel is not None and spec.wheel.endswith(f"#sha256={digest}"):
+        output.event("organisers_code", wheel=spec.wheel)
+        output.say("The minga on this machine is the organiser's own copy, the one that the run's signed record names.")
 
 
 def machine(run: RecipeRun, devices: Sequence[torch.device]) -> str:

@@ -156,7 +156,7 @@ class LinkWatch:
         self._output.event("link_updated", link=str(link), reach=reach.name.lower())
         self._output.say(f"\nMore is known of this machine's address: the link below is good for {reach}.\n")
         try:
-            self._show(link)
+            await asyncio.to_thread(self._show, link)  # which writes files, and tells the local network
         except StorageError as error:  # of the page with the link; the run goes on
             self._output.say(str(error))
         if address.relay is not None and before.relay != address.relay:
