@@ -86,10 +86,16 @@ def refused_newcomers() -> dict[str, tuple[Callable[[nn.Module], dict[str, Any]]
         return {"optimizer": adamw(model.parameters())}
 
     return {
-        "shape": (wide, "0.weight is float32 [5, 6] in the run and float32 [7, 6] here (2 others differ)"),
-        "frozen": (frozen, "0.bias is trained in the run and frozen here (1 other differs)"),
-        "class": (lambda m: {"optimizer": torch.optim.SGD(m.parameters())}, "AdamW, and the optimizer here is SGD"),
-        "norm": (lambda m: {"optimizer": adamw(m.parameters()), "max_grad_norm": 0.1}, "and here it is 0.1"),
+        "shape": (wide, "the run's model has `0.weight` [5, 6], this program's has [7, 6] (2 others differ)"),
+        "frozen": (frozen, "`0.bias` is trained in the run and frozen in this program (and 1 other)"),
+        "class": (
+            lambda m: {"optimizer": torch.optim.SGD(m.parameters())},
+            "the run is trained by AdamW, this program's optimizer is SGD",
+        ),
+        "norm": (
+            lambda m: {"optimizer": adamw(m.parameters()), "max_grad_norm": 0.1},
+            "the run began with max_grad_norm=None, this program has 0.1",
+        ),
     }
 
 
