@@ -8,6 +8,7 @@ import torch
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.training.replica.interface import ReplicaInterface
+from minga.training.state.lineage import Lineage
 from minga.training.state.snapshot import StateSnapshot
 
 
@@ -27,7 +28,7 @@ class OnesReplica(ReplicaInterface):
     strategy = "synchronous"
 
     def __init__(self) -> None:
-        self.step = 0
+        self.step, self.lineage = 0, Lineage()
         self.is_finite = True
         self.before_adding: Callable[[], None] = lambda: None
         self.applied: list[int] = []
@@ -50,7 +51,7 @@ class OnesReplica(ReplicaInterface):
         self.strategy = strategy
 
     def restore(self, snapshot: StateSnapshot) -> None:
-        self.step = snapshot.step
+        self.step, self.lineage = snapshot.step, snapshot.lineage
 
     def clip_own(self, mean: torch.Tensor) -> float:
         return 1.0

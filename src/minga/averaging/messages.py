@@ -105,6 +105,7 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True):
     sender has not had that plan. With `ballot` the sender promises this leader to hold no result of an attempt at the
     step with a lower number from now on (0: it has no vote), and `accepted` is what it held in the latest one.
     `epoch` is that of the organisers' last regroup which the sender followed; leaders take no peer of another one.
+    `history` stands for all rounds that led to the sender's state; leaders take no peer with another one.
     `note` is what the sender has for the other members besides, see `minga.averaging.contracts.RoundNotes`.
     """
 
@@ -125,6 +126,7 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True):
     ballot: Ballot = 0
     accepted: Accepted | None = None
     epoch: Epoch = 0
+    history: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{32})?\Z")] = ""
     note: Annotated[bytes, msgspec.Meta(max_length=MAX_JOIN_NOTE_BYTES)] = b""
 
 

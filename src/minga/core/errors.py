@@ -9,6 +9,7 @@
     │   ├── StorageError          the disk refused a checkpoint or a cache
     │   ├── ClosedError           the peer or the network was closed while it was used
     │   ├── MinorityError         the majority of the swarm is out of sight; training alone would fork the run
+    │   ├── NoStateError          nobody who has the run's state could be reached for a long time
     │   ├── RunFinishedError      the run reached its last step; nothing is wrong
     │   └── NonFiniteError        a local gradient or state holds NaN or infinity
     └── RemoteError               peer P, in round R, in phase F
@@ -61,6 +62,10 @@ class ClosedError(LocalError):
 
 class MinorityError(LocalError):
     """The majority of the last membership view cannot be seen from here, so training would fork the run."""
+
+
+class NoStateError(LocalError):
+    """This peer has no state of the run, and no peer that has it could be reached for a long time."""
 
 
 class RunFinishedError(LocalError):

@@ -22,6 +22,7 @@ from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_task import ThreadTask
 from minga.training.bridge.watched_step import is_watched
+from minga.training.life.member import FOUNDED
 from minga.training.peer import Peer
 from minga.training.ranks.process_group import ProcessGroup
 from minga.training.ranks.rank_replicas import FollowerReplica, LeaderReplica
@@ -377,6 +378,8 @@ class Optimizer(torch.optim.Optimizer):
                 self._port.finish(work)
                 if work.name == "restore":
                     self._kept_step = None  # what was kept of this step may have been another state
+                elif work.name == FOUNDED:  # nobody else has it yet, and no peer but this one can begin the run
+                    self._keep()
                 self._after_step()
                 waits_since_s = time.monotonic()
             elif work is None and is_done() and not self._is_complete():

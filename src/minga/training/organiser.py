@@ -184,7 +184,7 @@ class Organiser:
             return {
                 peer: progress.step
                 for peer, progress in known.items()
-                if progress.epoch == epoch and progress.status not in ("syncing", "finished")
+                if progress.lineage.epoch == epoch and progress.status not in ("syncing", "finished")
             }
 
         steps = self._peer.on_loop(look)

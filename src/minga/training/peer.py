@@ -52,7 +52,6 @@ from minga.training.transfer.run_files import RunFileServer
 T = TypeVar("T")
 
 CLOSE_S = 0.9
-EPOCH_FILE = "epoch.txt"
 
 
 class Peer:
@@ -89,7 +88,7 @@ class Peer:
         self._archiver: Archiver | None = None
         self._archived_status = self._status
         thread.ask(lambda: RunFileServer(session.node, signed_spec, spec.files, self.files))
-        if spec.security.verification == "byzantine" and self.role == "monitor":
+        if self.role == "monitor":
             thread.ask(lambda: session.preside(spec, signed_spec.organiser, directory))
         atexit.register(self.close)
 
@@ -331,11 +330,7 @@ class Peer:
     def newest_checkpoint(self) -> StateSnapshot | None:
         """The newest intact checkpoint of this run on this machine. Raises `StorageError` if all are damaged."""
         checkpoint = self._checkpoints.load()
-        if checkpoint is None:
-            return None
-        written = checkpoint.files.get(EPOCH_FILE, b"0")
-        self._session.state_epoch = int(written) if written.isdigit() and len(written) < 20 else 0
-        return checkpoint.snapshot
+        return None if checkpoint is None else checkpoint.snapshot
 
     def checkpoint_step(self) -> int | None:
         """The step of the newest checkpoint of this run on this machine; None if there is none."""
@@ -387,12 +382,10 @@ class Peer:
         self._soon(begin)
 
     def _files_of_checkpoint(self) -> dict[str, bytes]:
-        """What lies beside the state: the run spec, the organisers' orders that changed it, and the run's epoch."""
+        """What lies beside the state: the run spec, and the organisers' orders that changed it."""
         ledger = self._session.admission.ledger
         amendments = [] if ledger is None else list(ledger.amendments)
         files = {"run-spec.toml": self.spec.to_toml().encode()}
-        if self._session.state_epoch:
-            files[EPOCH_FILE] = str(self._session.state_epoch).encode()
         if amendments:
             said = [{"number": a.number, "from_step": a.from_step, "changes": dict(a.changes)} for a in amendments]
             files["amendments.json"] = json.dumps(said, indent=1).encode()

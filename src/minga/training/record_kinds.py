@@ -19,6 +19,7 @@ from minga.network.gossip.record_kinds import (
     UnixTime,
 )
 from minga.network.rpc.handshake import Word
+from minga.training.state.lineage import Lineage
 
 MAX_SKETCH_NUMBERS = 32
 MAX_WHY_CHARACTERS = 400
@@ -30,9 +31,9 @@ class Progress(Payload, frozen=True):
     """Name "progress": the global step the owner is at, samples accumulated towards the next, and its speed.
 
     `time` is the owner's Unix time of the count. `vector_bytes` is what the vector that the run averages takes as
-    encoded, 0 if the owner does not say. `target_batch_size` is that of the step, 0 likewise. `epoch` is that of the
-    organisers' last regroup that the owner followed: peers of different epochs have different histories.
-    `status` is a `Status`, or one that is not known here.
+    encoded, 0 if the owner does not say. `target_batch_size` is that of the step, 0 likewise. `lineage` is that of
+    the owner's state: peers of different foundings or epochs have nothing in common. `status` is a `Status`, or one
+    that is not known here.
     """
 
     step: Count
@@ -43,7 +44,7 @@ class Progress(Payload, frozen=True):
     client: bool = False
     vector_bytes: Count = 0
     target_batch_size: Count = 0
-    epoch: Count = 0
+    lineage: Lineage = Lineage()
 
 
 class StateInfo(Payload, frozen=True):

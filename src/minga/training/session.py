@@ -59,7 +59,7 @@ from minga.training.access.entrance import Entrance
 from minga.training.access.standing_orders import StandingOrders
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
-from minga.training.life.founding import Founding
+from minga.training.life.founding import Founding, FoundingRules
 from minga.training.life.member import Member, MemberSettings
 from minga.training.life.state_sync import Download
 from minga.training.life.verified_files import genesis_file
@@ -69,6 +69,7 @@ from minga.training.receipts.receipts import Receipts
 from minga.training.record_kinds import MAX_WHY_CHARACTERS, RUN_KINDS, UNFIT, Progress, Unfit
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
+from minga.training.transfer.donors import Wanted
 from minga.training.transfer.download import SyncProgress, download
 from minga.training.transfer.server import StateServer
 
@@ -157,13 +158,11 @@ class Session:
         self.behaviour = Behaviour()
         """The behaviour of this peer in a secure run; only tests of the others' defence change it."""
         self.founding: Founding | None = None
-        """How a secure run begins, as this peer sees it."""
+        """How the run begins, as this peer sees it."""
         self.sync_progress: SyncProgress | None = None
         self.identity = identity
         self.orders: StandingOrders | None = None
         """The organisers' amendments, once a trainer is attached."""
-        self.state_epoch = 0
-        """Of which epoch of the run the state is that a trainer brings: see `Member.epoch`."""
         self.on_amended: Callable[[RunSpec], None] = lambda _: None
         """Told the amended run spec when amendments come into force here."""
         self._life: asyncio.Task[None] | None = None
@@ -251,7 +250,7 @@ class Session:
         spec: RunSpec,
         replica: ReplicaInterface,
         port: GradientPort,
-        organiser: str | None = None,
+        organiser: str,
         directory: Path | None = None,
     ) -> Member:
         """Begin to take part in steps with a trainer behind `port`; `organiser` is whose key signed the run spec, and
@@ -260,6 +259,7 @@ class Session:
         settings = MemberSettings(
             target_batch_sizes=round_batch_range(spec),
             aggregates=self.settings.role != "client",
+            organiser=PeerId(organiser),
             computes=self.settings.role != "auxiliary",
             lossy=LossySettings(spec.averaging.residual_decay, spec.averaging.warmup_rounds),
             most_communication=spec.training.most_communication,
@@ -267,20 +267,26 @@ class Session:
             digest_every=spec.state.digest_every,
             average_parameters_every=spec.averaging.average_parameters_every,
             divide=self.settings.divide,
-            organiser=None if organiser is None else PeerId(organiser),
         )
         watch, ledger = self._access_watch, self.admission.ledger
         orders = None if watch is None or ledger is None else watch.exchange.exchange
         self.orders = standing = StandingOrders(spec, ledger, orders)
         file = None if directory is None else BookFile(directory, self.peer_id)
         receipts = Receipts(self.node, self.identity, file, self.admission.credential_of)
-        download_state = self._downloader(replica, port, settings.organiser)
+        founding = self._found(spec, organiser, directory)
         member = Member(
-            self.node, self.identity, self.board, settings, replica, port, download_state, standing, receipts
+            self.node,
+            self.identity,
+            self.board,
+            settings,
+            replica,
+            port,
+            self._downloader(replica, port),
+            founding,
+            standing,
+            receipts,
         )
         member.amended.on_change = self._take_amended
-        member.begin_epoch(self.state_epoch)
-        member.on_epoch = self._note_epoch
         self._begin(member, replica, port)
         return member
 
@@ -303,21 +309,26 @@ class Session:
                 f'role "{self.settings.role}": in this run everybody computes and can be dialled by everybody, as a '
                 "trainer; where nobody asked for another role, `minga doctor` shows what keeps others from dialling"
             )
-        options = VerifiedOptions(organiser, self.behaviour, directory, entropy)
+        founding = self._found(spec, organiser, directory)
+        options = VerifiedOptions(founding, self.behaviour, directory, entropy)
         life = VerifiedMember(self.node, self.identity, self.board, spec, options, replica, port)
-        self.founding = life.founding
         self._begin(life, replica, port)
         return life
 
     def preside(self, spec: RunSpec, organiser: str, directory: Path | None = None) -> None:
-        """In a run whose members check each other: see it founded without taking part. Only the organiser, who must
-        never name other founders, keeps in `directory` who they are.
+        """See the run founded without taking part, and tell others of it. Only the organiser, who must never sign
+        another genesis, keeps it in `directory`.
         """
-        kept = None if directory is None or self.peer_id != organiser else genesis_file(directory, self.peer_id)
-        self.founding = founding = Founding(self.node, self.identity, organiser, spec.security.founders, kept)
+        founding = self._found(spec, organiser, directory if self.peer_id == organiser else None)
+
+        def note(_: PeerId, __: Change) -> None:
+            known = [progress.step for progress in self.board.payloads(Progress).values()]
+            founding.step = max([founding.step, *known])
+
+        self.board.observe(note)
 
         async def see_it_founded() -> None:
-            await founding.find(takes_part=False)
+            await founding.find()
 
         self.node.spawn(see_it_founded())
 
@@ -344,7 +355,7 @@ class Session:
         self.member = member
 
         def serve_state() -> None:
-            if self.state_server.wants(replica.step):
+            if replica.lineage.is_founded and self.state_server.wants(replica.step):
                 self.state_server.publish(replica.capture())
 
         port.at_boundary = serve_state
@@ -352,8 +363,10 @@ class Session:
         self.node.spawn(Prober(self.node, lambda: member.swarm_view.reachable() if member.ready.is_set() else []).run())
         self.node.spawn(LinkReporter(self.node, self.board).run())
 
-    def _note_epoch(self, epoch: int) -> None:
-        self.state_epoch = epoch
+    def _found(self, spec: RunSpec, organiser: str, directory: Path | None) -> Founding:
+        path = None if directory is None else genesis_file(directory, self.peer_id)
+        self.founding = Founding(self.node, self.identity, organiser, FoundingRules.of(spec), path)
+        return self.founding
 
     def _take_amended(self, spec: RunSpec) -> None:
         self.on_amended(spec)
@@ -424,20 +437,19 @@ class Session:
         self.events.emit(MemberUnfit(peer=peer, why=why))
         logger.warning("peer %s cannot train in this run; it says: %s", peer[:10], why)
 
-    def _downloader(self, replica: ReplicaInterface, port: GradientPort, organiser: PeerId | None) -> Download:
+    def _downloader(self, replica: ReplicaInterface, port: GradientPort) -> Download:
         def note(progress: SyncProgress) -> None:
             self.sync_progress = progress
             self.events.emit(
                 SyncAdvanced(step=progress.step, done_bytes=progress.done_bytes, total_bytes=progress.total_bytes)
             )
 
-        async def fetch(minimum_step: int, own: StateSnapshot) -> StateSnapshot:
+        async def fetch(wanted: Wanted, own: StateSnapshot) -> StateSnapshot:
             with self.state_server.fetching():
                 state = await download(
                     self.node,
                     self.member.swarm_view.donors() if self.member is not None else [],
-                    minimum_step=minimum_step,
-                    organiser=organiser,
+                    wanted,
                     have=own,
                     cache=self.settings.cache,
                     accept=lambda manifest: port.accept(lambda: replica.check(manifest)),

@@ -12,6 +12,7 @@ from minga.network.gossip.record_kinds import AddressInfo, Left
 from minga.network.interface import PeerId
 from minga.training.life.board_view import BoardView
 from minga.training.record_kinds import Progress
+from minga.training.state.lineage import Lineage
 from tests.worlds.board_swarm import Swarm
 from tests.worlds.swarm_tools import virtually
 
@@ -26,7 +27,7 @@ def looked_at_all(view: BoardView) -> dict[PeerId, Progress]:
         item.owner: item.payload
         for item in board.items(Progress)
         if item.owner != me
-        and item.payload.epoch == view.epoch
+        and item.payload.lineage.epoch == view.lineage.epoch
         and item.owner in infos
         and infos[item.owner].role != "monitor"
     }
@@ -44,7 +45,8 @@ def assert_equal(view: BoardView, step: int) -> None:
     assert view.ahead(step) == [peer for peer, p in settled.items() if p.step > step]
     assert view.at(step) == [peer for peer, p in active.items() if p.step == step]
     assert view.is_behind(step) == (past > 0 and 2 * past >= len(steps) + 1)
-    assert view.newest_step() == (newest[(len(newest) - 1) // 2] if newest else None)
+    reached = view.newest()
+    assert (reached and reached.step) == (newest[(len(newest) - 1) // 2] if newest else None)
     assert set(view.syncing()) == {peer for peer, p in known.items() if p.status == "syncing"}
     assert view.alive() == expected_alive(view)
 
@@ -52,7 +54,7 @@ def assert_equal(view: BoardView, step: int) -> None:
 def expected_alive(view: BoardView) -> list[PeerId]:
     board = view._board
     progress: Mapping[PeerId, Progress] = {item.owner: item.payload for item in board.items(Progress)}
-    elsewhere = {peer for peer, each in progress.items() if each.epoch != view.epoch}
+    elsewhere = {peer for peer, each in progress.items() if each.lineage.epoch != view.lineage.epoch}
     others = {item.owner for item in board.items(AddressInfo) if item.payload.role != "monitor"}
     return sorted((others - elsewhere) | {view._node.peer_id})
 
@@ -70,8 +72,8 @@ def test_conclusions_follow_every_change(seed: int) -> None:
             teller = rng.choice(swarm.peers[1:])
             if not teller.network.state.gone:
                 status, step = rng.choice(STATUSES), rng.randrange(3, 6)
-                epoch, client = int(rng.random() < 0.1), rng.random() < 0.2
-                teller.board.put(Progress(step, 1, 1.0, status, 0.0, client=client, epoch=epoch))
+                lineage, client = Lineage(epoch=int(rng.random() < 0.1)), rng.random() < 0.2
+                teller.board.put(Progress(step, 1, 1.0, status, 0.0, client=client, lineage=lineage))
             if rng.random() < 0.05:
                 teller.board.put(AddressInfo(rng.choice(("monitor", "trainer")), teller.network.address.direct))
             if round_number in (40, 70):
@@ -85,7 +87,7 @@ def test_conclusions_follow_every_change(seed: int) -> None:
             if round_number == 95:
                 swarm.peers[0].board.expel(teller.board.peer_id)
             if round_number in (85, 100):
-                view.epoch = 1 - view.epoch
+                view.lineage = Lineage(epoch=1 - view.lineage.epoch)
             await asyncio.sleep(0.3 * rng.random())
             for step in (2, 3, 4, 5):
                 assert_equal(view, step)

@@ -22,7 +22,8 @@ def test_a_program_is_warned_when_its_state_differs_for_the_second_time(caplog: 
         view: Any = SimpleNamespace(settled=dict, is_behind=lambda step: False)
         events: Any = SimpleNamespace(emit=emitted.append)
         synchroniser: Any = None
-        catching_up = CatchingUp(synchroniser, view, states, events, set)
+        wait: Any = SimpleNamespace(end=lambda: None)
+        catching_up = CatchingUp(synchroniser, view, states, events, set, lambda _: False, wait)
         catching_up.needs_state = False
         for step in (10, 20, 30):
             differs = True

@@ -23,12 +23,16 @@ from minga.training.life.founding import (
     AskFounders,
     Bootstrap,
     Founding,
+    FoundingRules,
     Genesis,
     GenesisAnswer,
 )
 from minga.training.session import Session, SessionSettings
 from tests.worlds.node_world import RUN_ID, World, identity_of
 from tests.worlds.swarm_tools import make_spec, virtually
+
+
+STATE = "5" * 64
 
 
 class Foundation(World):
@@ -40,7 +44,8 @@ class Foundation(World):
 
     def founding(self, node: Node) -> Founding:
         path = self.folder / node.peer_id[:10]
-        return Founding(node, identity_of(node), self.nodes[0].peer_id, self.founders, path)
+        rules = FoundingRules(self.founders, by_organiser=False)
+        return Founding(node, identity_of(node), self.nodes[0].peer_id, rules, path)
 
 
 def answer_with(answer: Callable[[], GenesisAnswer]) -> Callable[[PeerId, MessageStream], object]:
@@ -60,14 +65,14 @@ async def begin(folder: Path, says: dict[int, int]) -> bool:
     organiser, one, other, stranger = [await world.node() for _ in range(4)]
     late = await world.node()
     genesis = Genesis.sign(
-        RUN_ID, [organiser.peer_id, one.peer_id, other.peer_id, late.peer_id], identity_of(organiser)
+        RUN_ID, [organiser.peer_id, one.peer_id, other.peer_id, late.peer_id], STATE, identity_of(organiser)
     )
     stranger.serve(METHOD, answer_with(lambda: GenesisAnswer(genesis, 5)))  # type: ignore[arg-type]
     for index, node in enumerate((organiser, one, other)):
         if index in says:
             node.serve(METHOD, answer_with(lambda step=says[index]: GenesisAnswer(None, step)))  # type: ignore[arg-type, misc]
     founding = world.founding(late)
-    return (await founding.find()).has_begun
+    return (await founding.find(STATE)).has_begun
 
 
 @pytest.mark.parametrize(
@@ -83,8 +88,8 @@ def test_who_has_the_genesis_of_the_time_before_its_start_does_not_begin_again(t
     async def main() -> None:
         world = Foundation(tmp_path, founders=1)
         node = await world.node()
-        assert not (await world.founding(node).find()).has_begun
-        assert (await world.founding(node).find()).has_begun
+        assert not (await world.founding(node).find(STATE)).has_begun
+        assert (await world.founding(node).find(STATE)).has_begun
 
     main()
 
@@ -102,7 +107,7 @@ def test_a_peer_that_does_not_answer_keeps_nobody_from_founding(tmp_path: Path) 
         nodes[1].serve(METHOD, be_silent)
         finding = list[asyncio.Task[Bootstrap]]()
         for node in (nodes[0], *nodes[2:]):
-            finding.append(asyncio.get_running_loop().create_task(world.founding(node).find()))
+            finding.append(asyncio.get_running_loop().create_task(world.founding(node).find(STATE)))
             await asyncio.sleep(0.9)
         async with asyncio.timeout(3 * CALL_S):
             assert not any(beginning.has_begun for beginning in await asyncio.gather(*finding))
@@ -118,10 +123,10 @@ def test_those_who_were_ready_once_are_forgotten(tmp_path: Path) -> None:
         founding = world.founding(organiser)
         for _ in range(2):
             for number in range(MAX_READY + 5):
-                founding._note_ready(PeerId(f"{number:064}"))
+                founding._note_ready(PeerId(f"{number:064}"), STATE)
             assert len(founding._ready) == MAX_READY
             await asyncio.sleep(READY_S + 1.0)
-        await other.call(organiser.peer_id, METHOD, AskFounders(ready=True), GenesisAnswer)
+        await other.call(organiser.peer_id, METHOD, AskFounders(STATE), GenesisAnswer)
         assert [*founding._ready] == [other.peer_id]
 
     main()
@@ -139,8 +144,8 @@ def test_the_organiser_tells_nobody_of_a_genesis_that_is_not_on_its_disk(
         organiser, other = await world.node(), await world.node()
         monkeypatch.setattr(founding_module, "write_atomically", refuse)
         with pytest.raises(StorageError):
-            await world.founding(organiser).find()
-        assert await other.call(organiser.peer_id, METHOD, AskFounders(ready=True), GenesisAnswer) == GenesisAnswer(
+            await world.founding(organiser).find(STATE)
+        assert await other.call(organiser.peer_id, METHOD, AskFounders(STATE), GenesisAnswer) == GenesisAnswer(
             None, 0
         )
 

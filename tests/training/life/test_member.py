@@ -147,8 +147,8 @@ def test_the_delayed_strategy_computes_while_it_averages() -> None:
         for _ in range(3):
             swarm.add(HostSettings(latency_s=0.15), TrainerSettings(1, 0.1))
         try:
-            await swarm.run_until_step(8, limit_s=300)
-            times = [e.event.time for e in swarm.log.of("step.applied") if e.event.fields["step"] in (2, 8)]
+            await swarm.run_until_step(12, limit_s=300)
+            times = [e.event.time for e in swarm.log.of("step.applied") if e.event.fields["step"] in (6, 12)]
             await assert_equal_states(swarm)
         finally:
             await swarm.close()

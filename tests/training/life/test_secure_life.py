@@ -16,6 +16,7 @@ from minga.security.messaging.voting import DivergedError, OutvotedError
 from minga.security.protocol.behaviour import Behaviour
 from minga.security.protocol.members import Members, Reason
 from minga.training.life import verified_member
+from minga.training.life.founding import Founding, FoundingRules
 from minga.training.life.verified_member import LONGEST_PAUSE_S, PATIENT_ATTEMPTS, VerifiedMember, VerifiedOptions
 from minga.training.transfer.donors import OvertakenError
 from tests.worlds.node_world import World, identity_of
@@ -54,7 +55,8 @@ async def make_life(
     node = await World().node()
     replica = SimpleNamespace(vector=SimpleNamespace(layout=VectorLayout((4,), "float32"), numel=4), step=0)
     board, port = SimpleNamespace(put=lambda _: None, observe=lambda _: lambda: None), SimpleNamespace(unit=1)
-    options = VerifiedOptions(node.peer_id, Behaviour())
+    founding = Founding(node, identity_of(node), node.peer_id, FoundingRules(2, by_organiser=False))
+    options = VerifiedOptions(founding, Behaviour())
     life = VerifiedMember(node, identity_of(node), board, make_spec(8), options, replica, port)  # type: ignore[arg-type]
     life._publisher = SimpleNamespace(set_status=lambda _: None)  # type: ignore[assignment]
     life._known = life._founders = frozenset(KNOWN)

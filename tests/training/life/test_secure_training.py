@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -265,13 +266,14 @@ def test_buffers_that_move_with_what_one_peer_computed_are_refused(start: Callab
 def test_a_genesis_holds_for_its_run_and_organiser_only() -> None:
     organiser, other = Identity.ephemeral(), Identity.ephemeral()
     founders = [PeerId(Identity.ephemeral().peer_id) for _ in range(3)]
-    genesis = Genesis.sign("run", founders, organiser)
+    genesis = Genesis.sign("run", founders, "5" * 64, organiser)
     assert genesis.holds("run", organiser.peer_id)
     assert not genesis.holds("other run", organiser.peer_id)
     assert not genesis.holds("run", other.peer_id)
-    more = Genesis((*genesis.founders, other.peer_id), genesis.signature)
+    more = msgspec.structs.replace(genesis, founders=(*genesis.founders, other.peer_id))
     assert not more.holds("run", organiser.peer_id)
-    assert not Genesis.sign("run", [*founders, founders[0]], organiser).holds("run", organiser.peer_id)
+    assert not msgspec.structs.replace(genesis, state="6" * 64).holds("run", organiser.peer_id)
+    assert not Genesis.sign("run", [*founders, founders[0]], "5" * 64, organiser).holds("run", organiser.peer_id)
 
 
 def test_an_organiser_who_only_looks_on_sees_the_run_founded(start: Callable[..., Trainer], tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from minga.simulation import run_virtual
 from minga.training.state.manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES, Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot, TensorEntry
 from minga.training.transfer.chunk_cache import DownloadCache
-from minga.training.transfer.donors import OvertakenError
+from minga.training.transfer.donors import OvertakenError, Wanted
 from minga.training.transfer.download import DownloadedState, SyncProgress, download
 from minga.training.transfer.messages import (
     CHUNKS,
@@ -52,6 +52,7 @@ from minga.training.transfer.server import StateServer
 
 LINE = HostSettings(4e6, 16e6, latency_s=0.02)
 CHUNKS_IN_ALL = 8
+ANY = Wanted()
 
 
 def make_snapshot(step: int = 5, seed: int = 0, chunks: int = CHUNKS_IN_ALL) -> StateSnapshot:
@@ -123,8 +124,8 @@ def virtually(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
     return run
 
 
-async def fetch(newcomer: Peer, donors: list[Peer], **options: Any) -> DownloadedState:
-    return await download(newcomer.node, [donor.id for donor in donors], **options)
+async def fetch(newcomer: Peer, donors: list[Peer], wanted: Wanted = ANY, **options: Any) -> DownloadedState:
+    return await download(newcomer.node, [donor.id for donor in donors], wanted, **options)
 
 
 def same(result: DownloadedState, snapshot: StateSnapshot) -> bool:
@@ -211,10 +212,10 @@ async def test_the_majority_wins_then_the_later_step(swarm: Swarm) -> None:
     assert same(await fetch(swarm.peer(), donors[1:]), later)
     for minimum_step, error in ((4, OvertakenError), (5, UnreachableError)):
         with pytest.raises(UnreachableError, match="another state than the one wanted, of step 9") as told:
-            await fetch(newcomer, donors, expect_digest="0" * 64, minimum_step=minimum_step)
+            await fetch(newcomer, donors, Wanted(minimum_step, "0" * 64))
         assert type(told.value) is error, "who wants that of step 5 is not told that all have gone on from there"
     expected = build_manifest(other).digest
-    assert same(await fetch(newcomer, donors, expect_digest=expected), other)
+    assert same(await fetch(newcomer, donors, Wanted(digest=expected)), other)
 
 
 @virtually
@@ -222,9 +223,9 @@ async def test_of_states_that_as_many_have_the_organisers_wins(swarm: Swarm) -> 
     states = [make_snapshot(5, seed) for seed in range(3)]
     donors = await swarm.donors(*states)
     for donor, state in zip(donors, states, strict=True):
-        assert same(await fetch(swarm.peer(), donors, organiser=donor.id), state)
+        assert same(await fetch(swarm.peer(), donors, Wanted(organiser=donor.id)), state)
     donors = await swarm.donors(states[0], states[1], states[1])
-    assert same(await fetch(swarm.peer(), donors, organiser=donors[0].id), states[1]), "more outvote fewer"
+    assert same(await fetch(swarm.peer(), donors, Wanted(organiser=donors[0].id)), states[1]), "more outvote fewer"
 
 
 @virtually
@@ -232,7 +233,7 @@ async def test_of_states_that_as_many_have_without_the_organiser_that_of_the_low
     states = [make_snapshot(5, seed) for seed in range(4)]
     donors = await swarm.donors(*states)
     lowest = min(range(4), key=lambda index: donors[index].id)
-    assert same(await fetch(swarm.peer(), donors, organiser=swarm.peer().id), states[lowest])
+    assert same(await fetch(swarm.peer(), donors, Wanted(organiser=swarm.peer().id)), states[lowest])
     pairs = [states[index % 2] for index in range(4)]
     donors = await swarm.donors(*pairs)
     lowest = min(range(4), key=lambda index: donors[index].id)
@@ -273,7 +274,7 @@ async def test_without_donors_the_error_says_so(swarm: Swarm) -> None:
 async def test_a_request_waits_for_the_next_boundary_and_one_copy_serves_all(swarm: Swarm) -> None:
     donor, newcomers = swarm.peer(), [swarm.peer() for _ in range(3)]
     assert not donor.server.wants(9)
-    tasks = [asyncio.ensure_future(fetch(each, [donor], minimum_step=6)) for each in newcomers]
+    tasks = [asyncio.ensure_future(fetch(each, [donor], Wanted(6))) for each in newcomers]
     published = []
     for step in range(4, 9):
         await asyncio.sleep(1.0)
@@ -291,7 +292,7 @@ async def test_whoever_fetches_the_state_itself_lets_nobody_wait_for_it(swarm: S
     donors = [*await swarm.donors(make_snapshot()), swarm.peer(), swarm.peer()]
     clock = asyncio.get_running_loop().time
     begun_s = clock()
-    asking = asyncio.create_task(download(swarm.peer().node, [donor.id for donor in donors], minimum_step=5))
+    asking = asyncio.create_task(download(swarm.peer().node, [donor.id for donor in donors], Wanted(5)))
     with donors[1].server.fetching():
         await asyncio.sleep(1.0)
         with donors[2].server.fetching():  # it was asked before it began
@@ -304,7 +305,7 @@ async def test_whoever_fetches_the_state_itself_lets_nobody_wait_for_it(swarm: S
 async def test_a_donor_that_is_behind_says_so(swarm: Swarm) -> None:
     donors = await swarm.donors(make_snapshot(5))
     with pytest.raises(UnreachableError, match="no state of step 6"):
-        await fetch(swarm.peer(), donors, minimum_step=6)
+        await fetch(swarm.peer(), donors, Wanted(6))
 
 
 @virtually
@@ -343,12 +344,12 @@ async def test_a_running_download_keeps_its_snapshot_for_a_while(swarm: Swarm) -
     donor.server.publish(make_snapshot(1))
     slow = asyncio.ensure_future(fetch(swarm.peer(), [donor]))
     await asyncio.sleep(2.0)
-    other = asyncio.ensure_future(fetch(swarm.peer(), [donor], minimum_step=2))
+    other = asyncio.ensure_future(fetch(swarm.peer(), [donor], Wanted(2)))
     await asyncio.sleep(2.0)
     assert donor.server.wants(2)
     donor.server.publish(make_snapshot(2))
     await asyncio.sleep(2.0)
-    third = asyncio.ensure_future(fetch(swarm.peer(), [donor], minimum_step=3))
+    third = asyncio.ensure_future(fetch(swarm.peer(), [donor], Wanted(3)))
     await asyncio.sleep(2.0)
     assert not donor.server.wants(3)
     assert same(await slow, make_snapshot(1))
@@ -616,7 +617,7 @@ async def test_stale_descriptions_are_an_offence(swarm: Swarm) -> None:
     donor = false_donor(swarm, Description(3, "b" * 64))
     newcomer = swarm.peer()
     with pytest.raises(UnreachableError, match="before step 5"):
-        await fetch(newcomer, [donor], minimum_step=5)
+        await fetch(newcomer, [donor], Wanted(5))
     assert newcomer.named("peer.offence") == [donor.id]
 
 

@@ -10,6 +10,7 @@ import pytest
 from minga.training.state.manifest import MAX_STEP, Manifest
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.transfer import server
+from minga.training.transfer.donors import Wanted
 from minga.training.transfer.messages import DESCRIBE, DescribeReply, DescribeRequest
 from tests.training.transfer.test_state_sync import Peer, Swarm, fetch, make_snapshot, same, virtually
 
@@ -41,7 +42,7 @@ async def test_one_peer_does_not_take_all_places_among_the_waiting(swarm: Swarm)
     donor, liar, newcomer = swarm.peer(), swarm.peer(), swarm.peer()
     asking = [asyncio.ensure_future(ask(liar, donor, MAX_STEP)) for _ in range(64)]
     await asyncio.sleep(1.0)
-    fetching = asyncio.ensure_future(fetch(newcomer, [donor], minimum_step=1))
+    fetching = asyncio.ensure_future(fetch(newcomer, [donor], Wanted(1)))
     await asyncio.sleep(1.0)
     donor.server.publish(make_snapshot(1))
     try:
@@ -69,7 +70,7 @@ def test_no_copies_pile_up_while_one_is_hashed(monkeypatch: pytest.MonkeyPatch) 
     async def main() -> None:
         swarm = Swarm()
         donor, newcomer = swarm.peer(), swarm.peer()
-        fetching = asyncio.ensure_future(fetch(newcomer, [donor], minimum_step=1))
+        fetching = asyncio.ensure_future(fetch(newcomer, [donor], Wanted(1)))
         step = 0
         while not fetching.done():
             step += 1

@@ -83,6 +83,8 @@ class GroupFormation:
     ) -> None:
         self.previous = ""
         """Fingerprint of the reduced vector that led to the present state; empty if that came in another way."""
+        self.history = ""
+        """Stands for all rounds that led to the present state: 32 hexadecimal digits."""
         self.batch = BatchSize(settings)
         """The target batch size, as far as this peer knows it."""
         self.epoch = 0
@@ -261,6 +263,7 @@ class GroupFormation:
             ballot=self._acceptor.promise(leader) if leader is not None else 0,
             accepted=self._acceptor.accepted,
             epoch=self.epoch,
+            history=self.history,
             note=self._settings.notes.for_leader(self._step) if leader is not None else b"",
         )
 
@@ -383,8 +386,7 @@ class GroupFormation:
 
     async def _serve_probe(self, peer: PeerId, stream: MessageStream) -> None:
         join = await stream.receive(Join)
-        self._check_join(peer, join)
-        await self._reach(join.step)
+        await self._admit(peer, join)
         group = self._led_group
         if group is None or group.closed:
             leader = self._swarm_view.address(self._following) if self._following is not None else None
@@ -402,8 +404,7 @@ class GroupFormation:
 
     async def _serve_join(self, peer: PeerId, stream: MessageStream) -> None:
         join = await stream.receive(Join)
-        self._check_join(peer, join)
-        await self._reach(join.step)
+        await self._admit(peer, join)
         group = self._led_group
         if group is not None and not group.closed:
             await group.attend(peer, join, stream)
@@ -415,6 +416,13 @@ class GroupFormation:
         await stream.send(Redirect(address))
         await stream.finish()
         await stream.drain()  # it may have sent updates meanwhile
+
+    async def _admit(self, peer: PeerId, join: Join) -> None:
+        """Refuse a peer that has nothing to do with this one's groups, and wait until this one is at its step."""
+        self._check_join(peer, join)
+        await self._reach(join.step)
+        if join.history != self.history:
+            raise RejectedError("other rounds led to its state than to this peer's", code=RefusalCode.DIVERGED)
 
     def _check_join(self, peer: PeerId, join: Join) -> None:
         if join.layout != self._settings.vectors(join.step).layout:

@@ -20,6 +20,7 @@ from minga.training.replica.replica import Replica
 from minga.training.session import Session
 from minga.training.state.manifest import Manifest
 from minga.training.state.snapshot import StateSnapshot
+from minga.training.transfer.donors import Wanted
 from minga.training.transfer.download import download
 
 DONORS_TIMEOUT_S = 10.0
@@ -85,9 +86,9 @@ async def newest_state(session: Session, check: Callable[[Manifest], None]) -> S
         found = donors()
         reached = list(found.values())[(len(found) - 1) // 2] if found else 0
         try:
-            state = await download(
-                session.node, list(found), minimum_step=reached, accept=accept, cache=session.settings.cache
-            )
+            genesis = None if session.founding is None else session.founding.genesis
+            wanted = Wanted(reached, founding="" if genesis is None else genesis.id)
+            state = await download(session.node, list(found), wanted, accept=accept, cache=session.settings.cache)
         except UnreachableError:
             if attempt == ATTEMPTS:
                 raise

@@ -14,6 +14,7 @@ from minga.core.errors import (
     LinkError,
     LocalError,
     MingaError,
+    NoStateError,
     RejectedError,
     RemoteError,
     StorageError,
@@ -21,7 +22,7 @@ from minga.core.errors import (
 from minga.core.refusal_code import RefusalCode
 from minga.core.units import counted
 
-OK, CHECK_FAILED, USAGE, REMOTE, STORAGE, LOCAL, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
+OK, CHECK_FAILED, USAGE, REMOTE, STORAGE, LOCAL, NO_STATE, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 6, 130, 143
 
 MEANINGS = {
     OK: "done",
@@ -30,6 +31,7 @@ MEANINGS = {
     REMOTE: "another peer, or nobody, answered",
     STORAGE: "the disk, or a key file, cannot be used",
     LOCAL: "another trouble of this machine",
+    NO_STATE: "no peer that has the run's state could be reached",
     INTERRUPTED: "ended by Ctrl-C",
     TERMINATED: "told to end",
 }
@@ -68,6 +70,8 @@ def code_of(error: BaseException) -> int:
         return REMOTE
     if isinstance(error, StorageError | IdentityError):
         return STORAGE
+    if isinstance(error, NoStateError):
+        return NO_STATE
     return LOCAL if isinstance(error, LocalError) else CHECK_FAILED
 
 

@@ -103,6 +103,18 @@ class RunFileFailed(EventData, kind="run.file_failed"):
 # ---- state and checkpoints
 
 
+class StateAwaited(EventData, kind="state.awaited"):
+    """This peer has no state of the run, and waits for a peer that gives it one; `why` says for whom or what."""
+
+    why: str
+
+
+class StateFounded(EventData, kind="state.founded"):
+    """The run begins with this peer's state, whose digest the organiser has signed."""
+
+    digest: str
+
+
 class SyncAdvanced(EventData, kind="sync.progress"):
     """A part of a state has arrived."""
 

@@ -168,6 +168,13 @@ class RunSpec(Section):
         target, _ = self.training.batch_range
         return -(-target // (self.security.founders * self.security.micro_batch_size))
 
+    @property
+    def founder(self) -> str:
+        """Whose state is the first one, "organiser" or "first"; of clients whose parts are averaged, the first one's,
+        since the host has the server's part.
+        """
+        return "first" if self.split.averages_clients else self.state.founder
+
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], source: str = "run spec") -> RunSpec:
         """A spec from nested mappings; `source` names them in the `ConfigurationError` that lists all problems."""
@@ -258,6 +265,8 @@ class RunSpec(Section):
         for name in ("announce", "landing_url"):  # and those without addresses of their own
             if not values["network"][name]:
                 del values["network"][name]
+        if self.state.founder == StateSection.model_fields["founder"].default:  # and those that their organiser founds
+            del values["state"]["founder"]
         for entry in values["files"].values():  # and those whose files were described before they had pieces
             if entry["pieces"] is None:
                 del entry["pieces"]

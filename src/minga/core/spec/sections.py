@@ -240,6 +240,13 @@ class StateSection(Section):
     """How peers make sure that they hold the same state."""
 
     digest_every: int = whole(10, 1, 1_000_000, "steps between two comparisons of the state's digest")
+    founder: Literal["organiser", "first"] = choice(
+        "organiser",
+        "whose state is the run's first one. organiser: that of the peer that hosts the run; first: that of the first "
+        "peer that trains, for a host that has no model",
+        "organiser",
+        "first",
+    )
 
 
 class CheckpointsSection(Section):

@@ -25,6 +25,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import DEFAULT_SKETCH
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
+from minga.training.state.lineage import Lineage
 from minga.training.state.manifest import MAX_STATE_BYTES, MAX_TENSORS, Manifest, build_manifest
 from minga.training.state.scalars import STRATEGY_NAME, Json, strategy_of
 from minga.training.state.sketch import Sketch
@@ -116,7 +117,7 @@ class SizeOnlyReplica:
             )
         if spec.averaging.sketch != DEFAULT_SKETCH:
             raise _no_numbers(f'the sketch "{spec.averaging.sketch}"')
-        self.model, self.step = model, 0
+        self.model, self.step, self.lineage = model, 0, Lineage()
         self.history = _hash(f"minga ghost {spec.training.seed}")
         """64 hexadecimal digits that stand for all rounds applied so far."""
         self.strategy = self._first_strategy = spec.training.strategy
@@ -234,12 +235,13 @@ class SizeOnlyReplica:
 
     def capture(self) -> StateSnapshot:
         """The state after the last step: its sizes and the history."""
-        return _snapshot(self.model, self.step, self.history, self._named)
+        return _snapshot(self.model, self.step, self.history, self._named).of(self.lineage)
 
     def restore(self, snapshot: StateSnapshot) -> None:
         """Take over a history. Raises `ConfigurationError` if the snapshot is not of this model."""
         self._check(snapshot.tensors, snapshot.scalars)
-        self.step, self.history = snapshot.step, str(snapshot.scalars["history"])
+        self.step, self.lineage = snapshot.step, snapshot.lineage
+        self.history = str(snapshot.scalars["history"])
         self.strategy = strategy_of(snapshot.scalars) or self._first_strategy
 
     def check(self, state: Manifest | StateSnapshot) -> None:

@@ -24,6 +24,7 @@ from minga.training.agreement.strategy_switch import StrategySwitch
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import ReplicaInterface
+from minga.training.state.lineage import Lineage
 from minga.training.strategy.interface import ContributionFate
 
 
@@ -66,16 +67,18 @@ class ReplicaStep:
         fate: ContributionFate,
         limit: int | None,
         strategy: StrategyChoice,
+        lineage: Lineage,
         *,
         compares: bool,
     ) -> StateInfo | None:
-        """Apply a round's `mean`, and let the trainer go on by `strategy` with at most `limit` samples.
+        """Apply a round's `mean`, which leads to a state of this `lineage`, and let the trainer go on by `strategy`
+        with at most `limit` samples.
 
         Returns what the step led to, before parameters are averaged, if this peer `compares` states now or averages
         parameters.
         """
         plan, step = outcome.plan, outcome.plan.step + 1
-        absorb = self._absorption(outcome, mean, fate, strategy)
+        absorb = self._absorption(outcome, mean, fate, strategy, lineage)
         averages = self._states.interval.is_due(step, plan.averages_every)
         measures = averages or compares
         port, measure = self._port, self._states.measure()
@@ -99,7 +102,12 @@ class ReplicaStep:
     # ---- inner workings
 
     def _absorption(
-        self, outcome: RoundOutcome, mean: torch.Tensor, fate: ContributionFate, strategy: StrategyChoice
+        self,
+        outcome: RoundOutcome,
+        mean: torch.Tensor,
+        fate: ContributionFate,
+        strategy: StrategyChoice,
+        lineage: Lineage,
     ) -> Callable[[], None]:
         """What the training thread has to do to bring the replica to the next step by this round's mean."""
         replica, port, amended, on_absorbed = self._replica, self._port, self._amended, self.on_absorbed
@@ -115,6 +123,7 @@ class ReplicaStep:
             if replica.step != step - 1:
                 raise RuntimeError(f"the replica is at step {replica.step}, and the round led to step {step}")
             port.absorb(step, replica.expand(mean, step - 1, counted_in=counted_in), fate, contributors, earlier)
+            replica.lineage = lineage
             switch.to(strategy)
             if on_absorbed is not None:
                 on_absorbed(step)

@@ -20,6 +20,7 @@ from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node
 from minga.training.life.newcomers import Newcomers
 from minga.training.record_kinds import Progress
+from minga.training.state.lineage import Lineage, Standing
 
 MOST_DONORS = 24
 """Each donor costs a connection, and among this many false donors are hardly the majority."""
@@ -33,8 +34,8 @@ class BoardView:
     second, and in a large swarm something changes each time.
     """
 
-    def __init__(self, board: Board, node: Node) -> None:
-        self._board, self._node = board, node
+    def __init__(self, board: Board, node: Node, organiser: PeerId | None = None) -> None:
+        self._board, self._node, self._organiser = board, node, organiser
         self._newcomers = Newcomers(asyncio.get_running_loop().time)
         self._known: dict[PeerId, Progress] = {}
         self._changed: dict[PeerId, None] | None = None  # since `_known` was brought up to date; None is all of them
@@ -42,8 +43,8 @@ class BoardView:
         self._active: dict[PeerId, Progress] | None = None
         self._present: set[PeerId] = set()  # trainers, clients and auxiliaries of this peer's epoch
         self._alive: list[PeerId] | None = None
-        self._steps = Counter[tuple[int, bool]]()  # how many of the settled are at a step, clients apart
-        self._epoch = 0
+        self._standings = Counter[tuple[Standing, bool]]()  # how many of the settled stand there, clients apart
+        self._lineage = Lineage()
         self._random = random.Random(f"minga donors {node.peer_id}")
         board.observe(self._note)
 
@@ -52,13 +53,17 @@ class BoardView:
         return self._board.observe(observer)
 
     @property
-    def epoch(self) -> int:
-        """That of the organisers' last regroup that this peer followed: it goes with peers of the same one only."""
-        return self._epoch
+    def lineage(self) -> Lineage:
+        """That of this peer's state. It goes with peers of the same founding and epoch only, and looks up to those of a
+        higher standing (`minga.training.state.lineage`) only, whatever their step.
+        """
+        return self._lineage
 
-    @epoch.setter
-    def epoch(self, epoch: int) -> None:
-        self._epoch, self._changed = epoch, None
+    @lineage.setter
+    def lineage(self, lineage: Lineage) -> None:
+        before, self._lineage = self._lineage, lineage
+        if (before.founding, before.epoch) != (lineage.founding, lineage.epoch):
+            self._changed = None
 
     def alive(self) -> list[PeerId]:
         """Trainers, clients and auxiliaries that are alive, this peer included."""
@@ -85,12 +90,19 @@ class BoardView:
         known = self._progress()
         if self._settled is None:
             self._settled = {peer: p for peer, p in known.items() if _is_settled(p)}
-            self._steps = Counter((p.step, p.client) for p in self._settled.values())
+            self._standings = Counter((self._standing_of(p), p.client) for p in self._settled.values())
         return self._settled
 
     def at(self, step: int) -> list[PeerId]:
-        """Other active members at `step`."""
-        return [peer for peer, progress in self.active().items() if progress.step == step]
+        """Other active members at `step`, at which this peer is, with the same history."""
+        return [peer for peer, progress in self.active().items() if self._is_at(progress, step)]
+
+    def alike(self) -> set[PeerId]:
+        """Other living members whose state this peer's can be compared with: none that went on alone from a step that
+        both had, or is to give way to such a one.
+        """
+        own, known = self._lineage, self._progress()
+        return {peer for peer, p in known.items() if (p.lineage.solo, p.lineage.alone) == (own.solo, own.alone)}
 
     def averaging(self, step: int) -> list[PeerId]:
         """Other active members whose round of `step` still runs."""
@@ -98,7 +110,7 @@ class BoardView:
 
     def eligible(self, step: int) -> list[PeerId]:
         """Other active members at `step` that may lead, whether or not they can be reached."""
-        return [peer for peer, p in self.active().items() if p.step == step and not p.client]
+        return [peer for peer, p in self.active().items() if self._is_at(p, step) and not p.client]
 
     def current(self, step: int) -> list[PeerId]:
         """The eligible that can be dialled, or are connected anyway."""
@@ -108,39 +120,44 @@ class BoardView:
         """Living newcomers that are fetching state, and for how many seconds each has done so by now."""
         return self._newcomers.syncing(self._progress())
 
-    def newest_step(self) -> int | None:
-        """The latest step that at least half of the other active members have reached; None if there are none.
+    def newest(self) -> Standing | None:
+        """The highest standing that at least half of the other active members have reached; None if there are none.
 
         A single peer that is ahead of all others, by mistake or on purpose, does not drag them along.
         """
         self.settled()
-        steps = [step for step, client in self._steps.elements() if not client]
-        steps = steps or [step for step, _ in self._steps.elements()]
-        return sorted(steps, reverse=True)[(len(steps) - 1) // 2] if steps else None
+        reached = [standing for standing, client in self._standings.elements() if not client]
+        reached = reached or [standing for standing, _ in self._standings.elements()]
+        return sorted(reached, reverse=True)[(len(reached) - 1) // 2] if reached else None
+
+    def standing(self, step: int) -> Standing:
+        """That of this peer's history, if rounds with others lead it to `step`."""
+        return self._lineage.standing(step, self._organiser)
 
     def ahead(self, step: int) -> list[PeerId]:
-        """Other settled members that are past `step`."""
-        settled = self.settled()
-        if all(each <= step for each, _ in self._steps):
+        """Other settled members that stand higher than this peer at `step`."""
+        settled, own = self.settled(), self.standing(step)
+        if all(each <= own for each, _ in self._standings):
             return []
-        return [peer for peer, progress in settled.items() if progress.step > step]
+        return [peer for peer, progress in settled.items() if self._standing_of(progress) > own]
 
     def is_behind(self, step: int) -> bool:
-        """Whether at least half of the settled members, this one counted, are past `step`."""
+        """Whether at least half of the settled members, this one counted, stand higher than this peer at `step`."""
         self.settled()
-        members = {each: count for (each, client), count in self._steps.items() if not client}
-        ahead = sum(count for each, count in members.items() if each > step)
+        own = self.standing(step)
+        members = {each: count for (each, client), count in self._standings.items() if not client}
+        ahead = sum(count for each, count in members.items() if each > own)
         return ahead > 0 and 2 * ahead >= sum(members.values()) + 1
 
     def donors(self) -> list[PeerId]:
         """Members that could serve state: all of them, or in a large swarm `MOST_DONORS` at random, others each time.
 
-        Those at the newest step come first.
+        Those of the highest standing come first.
         """
         settled = self.settled()
         able = sorted(peer for peer in settled if self._reachable(peer))
         chosen = able if len(able) <= MOST_DONORS else self._random.sample(able, MOST_DONORS)
-        return sorted(chosen, key=lambda peer: (-settled[peer].step, peer))
+        return sorted(sorted(chosen), key=lambda peer: self._standing_of(settled[peer]), reverse=True)
 
     def address(self, peer: PeerId) -> Address | None:
         """Where a peer can be dialled, if known."""
@@ -177,7 +194,7 @@ class BoardView:
             has_newcomer, has_syncing = False, looks_at_all
             for peer in changed:
                 before, now, info = self._known.get(peer), peers.get(peer), infos.get(peer)
-                is_here = info is not None and info.role != "monitor" and (now is None or now.epoch == self._epoch)
+                is_here = info is not None and info.role != "monitor" and (now is None or self._is_kin(now.lineage))
                 self._place(peer, is_here=is_here)
                 now = now if is_here and peer != self._node.peer_id else None
                 self._replace(peer, before, now)
@@ -208,10 +225,22 @@ class BoardView:
             self._active[peer] = now
         if self._settled is not None and before is not None and now is not None and _is_settled(now):
             self._settled[peer] = now
-            self._steps[before.step, before.client] -= 1
-            self._steps[now.step, now.client] += 1
-            if not self._steps[before.step, before.client]:
-                del self._steps[before.step, before.client]
+            place = self._standing_of(before), before.client
+            self._standings[place] -= 1
+            self._standings[self._standing_of(now), now.client] += 1
+            if not self._standings[place]:
+                del self._standings[place]
+
+    def _is_at(self, progress: Progress, step: int) -> bool:
+        return progress.step == step and progress.lineage.rounds == self._lineage.rounds
+
+    def _is_kin(self, lineage: Lineage) -> bool:
+        """Whether a state of this lineage may have to do with this peer's; one that has none yet is nobody's foe."""
+        foundings = {lineage.founding, self._lineage.founding} - {""}
+        return len(foundings) <= 1 and lineage.epoch == self._lineage.epoch
+
+    def _standing_of(self, progress: Progress) -> Standing:
+        return progress.lineage.standing(progress.step, self._organiser)
 
     def _reachable(self, peer: PeerId) -> bool:
         if self._node.is_connected(peer):

@@ -13,15 +13,20 @@ from functools import partial
 from typing import NoReturn
 
 from minga.averaging.matchmaking.leader import OutOfSyncError
-from minga.core.errors import RemoteError
+from minga.core.aio.ending import end
+from minga.core.errors import NoStateError, RemoteError
 from minga.core.events.bus import EventBus
-from minga.core.events.training import MemberDiverged, SyncFailed, SyncOvertaken
+from minga.core.events.training import MemberDiverged, StateAwaited, SyncFailed, SyncOvertaken
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
+from minga.network.rpc.node import Node
 from minga.training.agreement.comparison import StateComparison
 from minga.training.life.board_view import BoardView
+from minga.training.life.founding import Founding, Genesis
 from minga.training.life.state_sync import Synchroniser
+from minga.training.state.snapshot import StateSnapshot
+from minga.training.transfer.donors import Wanted
 
 SYNC_RETRY_S = 1.0
 SYNC_PAUSE_S = 0.1
@@ -33,10 +38,78 @@ MOST_FETCHES_GIVEN_UP = 8
 """Then downloads go on to their end: steps are too short for this peer's line, and each costs others a copy."""
 DIVERGED_S = 5.0
 
+TOLD_S = 2.0
+"""A peer without a state says so after these seconds: most get one sooner."""
+LONGEST_WAIT_S = 1800.0
+"""Seconds for which a peer waits that has no state of the run while no peer gives it one."""
+
 WARNED_AT = 2
 """The divergence at which the program is warned: one may come of a lost link."""
 
 logger = logging.getLogger("minga.training")
+
+
+@loop_bound
+class StateWait:
+    """The wait of a peer that has no state of the run: it says for what it waits, and gives up in the end.
+
+    Such a peer never trains. `organiser` is the peer that founds the run.
+    """
+
+    def __init__(self, node: Node, organiser: PeerId, founding: Founding) -> None:
+        self.organiser = organiser
+        self._node, self._founding = node, founding
+        self._since_s: float | None = None
+        self._is_told = False
+
+    async def for_founding(self, state: str) -> Genesis:
+        """Until the run is founded; `state` as in `Founding.find`."""
+        finding = asyncio.get_running_loop().create_task(self._founding.find(state))
+        try:
+            while not (await asyncio.wait({finding}, timeout=SYNC_RETRY_S))[0]:
+                is_near = self._node.is_connected(self.organiser)
+                away = "" if is_near else ", which is not connected now"
+                self._tell(f"the run has no first state yet; its organiser {self.organiser[:10]} gives it{away}.")
+                self._give_up_if_late(is_hopeful=is_near)
+            return (await finding).genesis
+        finally:
+            self._since_s, self._is_told = None, False
+            await end(finding)
+
+    async def for_state(self, why: str = "") -> None:
+        """For a moment longer; `why` the state did not come, where a peer that has it is in sight.
+
+        Raises `NoStateError` after `LONGEST_WAIT_S` in all.
+        """
+        if not self._is_told:
+            await self._founding.look_again()
+        at = f" It was at step {self._founding.told_step}." if self._founding.told_step else ""
+        self._tell(f"{why or 'no peer that has the state of this run is here'}.{at}")
+        self._give_up_if_late(is_hopeful=False)
+        await asyncio.sleep(SYNC_RETRY_S)
+
+    def end(self) -> None:
+        """The state is here."""
+        self._since_s, self._is_told = None, False
+
+    def _tell(self, why: str) -> None:
+        now = asyncio.get_running_loop().time()
+        self._since_s = now if self._since_s is None else self._since_s
+        if not self._is_told and now - self._since_s >= TOLD_S:
+            self._is_told = True
+            self._node.events.emit(StateAwaited(why=why))
+            logger.warning("waiting: %s Nothing is trained meanwhile.", why)
+
+    def _give_up_if_late(self, *, is_hopeful: bool) -> None:
+        now = asyncio.get_running_loop().time()
+        if is_hopeful:
+            self._since_s = now
+        elif self._since_s is not None and now - self._since_s > LONGEST_WAIT_S:
+            at = f", which was at step {self._founding.told_step}" if self._founding.told_step else ""
+            raise NoStateError(
+                f"for {LONGEST_WAIT_S / 60:.0f} minutes no peer gave the state of this run{at}. Join again when its "
+                "organiser, or another peer that trained, is back"
+            )
 
 
 @loop_bound
@@ -52,18 +125,21 @@ class CatchingUp:
         states: StateComparison,
         events: EventBus,
         others: Callable[[], set[PeerId]],
-        is_last: Callable[[int], bool] = lambda _: False,
+        is_last: Callable[[int], bool],
+        wait: StateWait,
     ) -> None:
         self.needs_state = True
         """Whether this peer takes part in no step before it has looked for a newer state."""
         self.discards_state = False
-        """Whether what this peer has is of no use, however new: it waits until it sees a state to fetch."""
+        """Whether what this peer has is of no use, however new, or no state of the run at all: it waits until it sees a
+        state to fetch.
+        """
         self._at_least = 0
         self._fetches_given_up = 0
         self._diverged_since_s: float | None = None
         self._divergences = 0
         self._synchroniser, self._swarm_view, self._states = synchroniser, swarm_view, states
-        self._events, self._others, self._is_last = events, others, is_last
+        self._events, self._others, self._is_last, self._wait = events, others, is_last, wait
 
     def require(self, at_least: int = 0) -> None:
         """This peer's state will not do: it needs one of step `at_least` or a later one."""
@@ -73,33 +149,37 @@ class CatchingUp:
         """Whether the state of `step`, which this peer has, is too old or diverged."""
         return self.needs_state or self._is_diverged(step)
 
-    def step_to_fetch(self, step: int) -> int | None:
-        """The step whose state this peer needs, which has that of `step`; None if what it has will do.
+    def to_fetch(self, step: int) -> Wanted | None:
+        """The state that this peer needs, which has that of `step`; None if what it has will do.
 
-        It goes back to an earlier one only if its state has been another than that of most for a while.
+        It goes back to a lower standing only if its state has been another than that of most for a while.
         """
-        newest = max(self._swarm_view.newest_step() or 0, self._at_least)
-        if not self._swarm_view.settled():
+        newest, own = self._swarm_view.newest(), self._swarm_view.standing(step)
+        if newest is None:
             return None
-        if self.discards_state:
-            return newest
         since_s, now = self._diverged_since_s, asyncio.get_running_loop().time()
-        return newest if newest >= step or (since_s is not None and now - since_s > DIVERGED_S) else None
+        gives_way = since_s is not None and now - since_s > DIVERGED_S
+        if not self.discards_state and newest < own and not gives_way and self._at_least <= step:
+            return None
+        is_other = (newest.step - newest.shared, newest.alone) != (own.step - own.shared, own.alone)
+        least = newest.step if is_other else max(newest.step, self._at_least)
+        founding = self._swarm_view.lineage.founding
+        return Wanted(least, founding=founding, least=newest, organiser=self._wait.organiser)
 
     async def go_without(self) -> None:
         """There is nothing to fetch: alone, or first of all, just go on."""
-        if self.discards_state:  # none that has the regrouped run's state is in sight
-            await asyncio.sleep(SYNC_RETRY_S)
+        if self.discards_state:
+            await self._wait.for_state()
             return
         if not self.needs_state:  # diverged, from others who have not told their step yet
             await asyncio.sleep(SYNC_PAUSE_S)
         self.needs_state = False
 
-    async def fetch(self, newest: int, *, in_doubt: bool) -> int:
-        """Take over the state of step `newest` or a later one; returns its step. Raises as `Synchroniser.fetch`, and
-        `OutOfSyncError` when the state is of no use any more.
+    async def fetch(self, wanted: Wanted, *, in_doubt: bool) -> StateSnapshot:
+        """Take over such a state; returns it. Raises as `Synchroniser.fetch`, and `OutOfSyncError` when the state is of
+        no use any more.
         """
-        return await self._synchroniser.fetch(newest, partial(self._watch_whether_over, newest), in_doubt=in_doubt)
+        return await self._synchroniser.fetch(wanted, partial(self._watch_whether_over, wanted), in_doubt=in_doubt)
 
     async def note_failure(self, newest: int, error: RemoteError) -> None:
         """The state of step `newest` did not come: tell why, and wait before the next attempt if that is useful."""
@@ -109,7 +189,10 @@ class CatchingUp:
             return
         self._at_least = 0
         self._events.emit(SyncFailed(step=newest, why=error.message))
-        await asyncio.sleep(SYNC_RETRY_S)
+        if self.discards_state:
+            await self._wait.for_state(error.message)
+        else:
+            await asyncio.sleep(SYNC_RETRY_S)
 
     def finish(self, step: int) -> None:
         """The state of `step` is here.
@@ -119,19 +202,26 @@ class CatchingUp:
         self._states.clear()
         self._at_least, self._diverged_since_s, self._fetches_given_up = 0, None, 0
         self.discards_state = False
+        self._wait.end()
         self.needs_state = self._swarm_view.is_behind(step)
 
     # ---- inner workings
 
-    async def _watch_whether_over(self, step: int) -> NoReturn:
-        """Raise `OutOfSyncError` when the state of `step` is of no use any more.
+    async def _watch_whether_over(self, wanted: Wanted) -> NoReturn:
+        """Raise `OutOfSyncError` when the state that was wanted is of no use any more.
 
         A step is held for those that fetch its state. So the next one's is fetched from its very beginning.
         """
         await asyncio.sleep(SHORTEST_FETCH_S)
-        while self._fetches_given_up >= MOST_FETCHES_GIVEN_UP or (self._swarm_view.newest_step() or 0) <= step:
+        while self._fetches_given_up >= MOST_FETCHES_GIVEN_UP or not self._has_gone_on(wanted):
             await asyncio.sleep(OVERTAKEN_PERIOD_S)
-        raise OutOfSyncError("the swarm went on before the state was here", code=RefusalCode.BEHIND, round=step)
+        raise OutOfSyncError(
+            "the swarm went on before the state was here", code=RefusalCode.BEHIND, round=wanted.minimum_step
+        )
+
+    def _has_gone_on(self, wanted: Wanted) -> bool:
+        newest = self._swarm_view.newest()
+        return newest is not None and newest.step > wanted.minimum_step
 
     def _is_diverged(self, step: int) -> bool:
         settled = self._swarm_view.settled() if self._is_last(step) else {}

@@ -1,43 +1,57 @@
-"""How a secure run begins: the organiser signs who its founders are.
+"""How a run begins: its organiser signs which state is the first one, and which peers found the run with it.
 
-A run needs its first list of members before any member exists that could vote on one. Peers that are ready ask the
-peers they are connected to for the genesis. The organiser of the run gets a request from each of them, and signs the
-genesis once there are as many founders as the run spec wants. From then on every peer that has the genesis passes it
-on, and the organiser is not needed any more. A peer that comes later is no founder.
+Theory of operation. A run is founded once. The organiser's peer signs the *genesis*: the founders, and the digest of
+the state with which they begin. It keeps the genesis before any other peer learns of it, so that it never signs a
+second one. From then on every peer that has the genesis passes it on, and the organiser is not needed any more. All
+other states of the run descend from this one (`minga.training.state.lineage`): a peer that has none waits for a peer
+that has one, and never begins with a state of its own.
 
-The genesis does not say whether the run has gone on since, so no single peer is believed about that. A founder that
-waited for the genesis begins, unless more than half of the founders, each asked by itself, answer that they are past
-the first step. A founder that had the genesis before its restart does not begin: it may have made statements that it
-does not remember.
+In an ordinary run the organiser's peer is the one founder. It begins with what its program has, or where it trains
+nothing itself and the run spec says `state.founder = "first"`, the first trainer that asks for the genesis founds the
+run with its state. In a Byzantine-tolerant run as many founders begin together as the run spec says, all with the same
+state: members vote on everything, and a first list of members has to exist before any member could vote on one.
+
+The genesis does not say whether the run has gone on since, so no single peer is believed about that. Of several
+founders, one that waited for the genesis begins, unless more than half of them, each asked by itself, answer that they
+are past the first step. A founder that had the genesis before its restart does not begin: it may have made statements
+that it does not remember.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
+from blake3 import blake3
 
 from minga.core.aio.hedging import racing
 from minga.core.decoding import DECODING_ERRORS, decode_msgpack
-from minga.core.errors import ProtocolError, RemoteError, StorageError
+from minga.core.errors import RemoteError, StorageError
 from minga.core.events.security import SecureFounded, SecureWaiting
 from minga.core.files import write_atomically
+from minga.core.spec.run_spec import RunSpec
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.security.protocol.statements import MAX_MEMBERS, Peer
+from minga.training.state.lineage import DIGEST_BYTES
+from minga.training.state.manifest import Digest
 
-METHOD = "secure.genesis"
-CONTEXT = b"secure genesis"
+METHOD = "run.genesis"
+CONTEXT = b"run genesis"
 ASK_PERIOD_S = 0.5
 CALL_S = 5.0
+MOST_ASKED = 8
+"""Peers that are asked at a time: any that is in the run has the genesis, or will have it soon."""
 READY_S = 12.0
 """A peer that has not asked for this many seconds has left. It is more than `CALL_S` and `ASK_PERIOD_S` together,
 because a peer that waits for the answer of another one is still there.
@@ -46,16 +60,17 @@ MAX_READY = 4 * MAX_MEMBERS
 
 
 class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """The founders of a run, in the order of their ids, signed by its organiser."""
+    """The founders of a run, in the order of their ids, and the digest of its first state, signed by its organiser."""
 
     founders: Annotated[tuple[Peer, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
+    state: Digest
     signature: Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
 
     @classmethod
-    def sign(cls, run_id: str, founders: list[PeerId], organiser: Identity) -> Genesis:
+    def sign(cls, run_id: str, founders: Iterable[PeerId], state: str, organiser: Identity) -> Genesis:
         """The organiser's word."""
         names = tuple(sorted(founders))
-        return cls(names, organiser.sign(_signed(run_id, names), context=CONTEXT))
+        return cls(names, state, organiser.sign(_signed(run_id, names, state), context=CONTEXT))
 
     @classmethod
     def from_file(cls, path: Path, run_id: str, organiser: str) -> Genesis | None:
@@ -74,21 +89,27 @@ class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     def holds(self, run_id: str, organiser: str) -> bool:
         """Whether the organiser of that run signed it."""
         in_order = list(self.founders) == sorted(set(self.founders))
-        return in_order and verify(organiser, self.signature, _signed(run_id, self.founders), context=CONTEXT)
+        signed = _signed(run_id, self.founders, self.state)
+        return in_order and verify(organiser, self.signature, signed, context=CONTEXT)
+
+    @property
+    def id(self) -> str:
+        """What states name that descend from this founding: 32 hexadecimal digits."""
+        return blake3(self.signature).hexdigest(length=DIGEST_BYTES)
 
 
-def _signed(run_id: str, founders: tuple[str, ...]) -> bytes:
-    return msgspec.msgpack.encode((run_id, founders))
+def _signed(run_id: str, founders: tuple[str, ...], state: str) -> bytes:
+    return msgspec.msgpack.encode((run_id, founders, state))
 
 
 class AskFounders(msgspec.Struct, frozen=True):
-    """A request for the genesis; the asking peer is `ready` to be a founder."""
+    """A request for the genesis. With a `state` the asking peer could found the run, with that of this digest."""
 
-    ready: bool
+    state: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
 
 
 class GenesisAnswer(msgspec.Struct, frozen=True):
-    """The genesis, if it is known, and the step at which the sender is."""
+    """The genesis, if it is known, and the newest step of the run that the sender has seen."""
 
     genesis: Genesis | None
     step: Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
@@ -102,73 +123,128 @@ class Bootstrap:
     has_begun: bool
 
 
-@loop_bound
-class Founding:
-    """Finds out who the founders are, and tells others. `founders` is how many the run wants, `organiser` whose key
-    signs, `path` where the genesis is kept.
+@dataclass(frozen=True)
+class FoundingRules:
+    """Who founds a run: as many peers as `founders` says, `by_organiser` if its peer is the only one that may, in which
+    case it is the one founder.
     """
 
-    def __init__(self, node: Node, identity: Identity, organiser: str, founders: int, path: Path | None = None) -> None:
+    founders: int = 1
+    by_organiser: bool = True
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> FoundingRules:
+        """Those of a run."""
+        if spec.security.verification == "byzantine":
+            return cls(spec.security.founders, by_organiser=False)
+        return cls(1, by_organiser=spec.founder == "organiser")
+
+
+@loop_bound
+class Founding:
+    """Finds out how the run was founded, founds it if that is this peer's part, and tells others.
+
+    `organiser` is the peer whose key signs, `path` where the genesis is kept.
+    """
+
+    def __init__(
+        self, node: Node, identity: Identity, organiser: str, rules: FoundingRules, path: Path | None = None
+    ) -> None:
         self.step = 0
-        """To be kept up to date: where this peer is."""
+        """To be kept up to date: the newest step of the run that this peer has seen."""
+        self.told_step = 0
+        """The newest step of the run that another peer told of."""
         self.is_first = asyncio.Event()
         """Set when none of the peers that this peer could ask knew a genesis."""
         self.waiting: tuple[int, int] | None = None
         """How many are ready to be founders and how many the run wants, while it waits for them."""
-        self._node, self._identity, self._organiser = node, identity, organiser
-        self._founders, self._path = founders, path
-        self._ready: dict[PeerId, float] = {}
-        """When each peer that is ready asked last, in seconds of the loop; in the order in which they came."""
+        self.organiser = PeerId(organiser)
+        self._node, self._identity = node, identity
+        self.rules, self._path = rules, path
+        self._ready: dict[PeerId, _Ready] = {}
+        """The peers that could found the run, in the order in which they came."""
+        self._forgers: set[PeerId] = set()
         self._genesis = None if path is None else Genesis.from_file(path, node.run_id, organiser)
         node.serve(METHOD, self._serve)
 
-    async def find(self, *, takes_part: bool = True) -> Bootstrap:
-        """Wait for the genesis, or make it if this is the organiser, who `takes_part` or only looks on."""
+    @property
+    def genesis(self) -> Genesis | None:
+        """The genesis, once it is known here."""
+        return self._genesis
+
+    async def find(self, state: str = "") -> Bootstrap:
+        """Wait for the genesis; or make it, if this is the organiser's peer and the founders are here.
+
+        `state` is the digest of the state with which this peer could found the run, "" if it only looks on.
+        """
         ready, is_of_the_past = -1, self._genesis is not None
         while self._genesis is None:
-            own = [self._node.peer_id] if takes_part else []
-            present = [*own, *self._present()]
-            if len(present) != ready:
-                ready = len(present)
-                self.waiting = ready, self._founders
-                self._node.events.emit(SecureWaiting(ready=ready, wanted=self._founders))
-            if self._identity.peer_id == self._organiser and ready >= self._founders:
-                genesis = Genesis.sign(self._node.run_id, present[: self._founders], self._identity)
+            founders = self._founders(state)
+            if len(founders) != ready:
+                ready = len(founders)
+                self.waiting = ready, self.rules.founders
+                if self.rules.founders > 1:
+                    self._node.events.emit(SecureWaiting(ready=ready, wanted=self.rules.founders))
+            found = await self._ask_all(state)  # the organiser, too: its disk may have lost what it signed
+            if found is None and self._identity.peer_id == self.organiser and ready >= self.rules.founders:
+                chosen = founders[: self.rules.founders]
+                first = state if self._node.peer_id in chosen else self._ready[chosen[0]].state
+                found = Genesis.sign(self._node.run_id, chosen, first, self._identity)
+            if found is not None:
                 # Stored before any peer learns of it: the organiser must never sign another one.
-                await asyncio.to_thread(_keep, self._path, genesis)
-                self._genesis = genesis
-                break
-            if (found := await self._ask_all(ready=takes_part)) is not None:
                 await asyncio.to_thread(_keep, self._path, found)
                 self._genesis = found
                 break
             self.is_first.set()
             await asyncio.sleep(ASK_PERIOD_S)
         self.waiting = None
-        self._node.events.emit(SecureFounded(founders=len(self._genesis.founders)))
-        return Bootstrap(self._genesis, is_of_the_past or await self._have_most_begun(self._genesis.founders))
+        if self.rules.founders > 1:
+            self._node.events.emit(SecureFounded(founders=len(self._genesis.founders)))
+            return Bootstrap(self._genesis, is_of_the_past or await self._have_most_begun(self._genesis.founders))
+        return Bootstrap(self._genesis, is_of_the_past)
+
+    async def look_again(self) -> None:
+        """Ask once more how far the run has got, of those that are connected now."""
+        await self._ask_all("")
 
     # ---- inner workings
 
+    def _founders(self, state: str) -> list[PeerId]:
+        """The peers that could found the run together now, with the same state, in the order in which they came."""
+        own = {self._node.peer_id: state} if state else {}
+        if self.rules.by_organiser:
+            return [peer for peer in own if peer == self.organiser]
+        states = {**own, **{peer: ready.state for peer, ready in self._ready.items() if peer in self._present()}}
+        counts = Counter(states.values())
+        common = max(counts, key=lambda each: (counts[each], each == state), default="")
+        return [peer for peer, each in states.items() if each == common]
+
     def _present(self) -> list[PeerId]:
         now = asyncio.get_running_loop().time()
-        return [peer for peer, asked_s in self._ready.items() if now - asked_s <= READY_S]
+        return [peer for peer, ready in self._ready.items() if now - ready.asked_s <= READY_S]
 
-    async def _ask_all(self, *, ready: bool) -> Genesis | None:
-        """Ask all peers, until one knows the genesis or all have answered."""
-        async with racing(self._ask(peer, ready=ready) for peer in self._node.connected()) as answers:
+    async def _ask_all(self, state: str) -> Genesis | None:
+        """Ask some peers, the organiser's before others, until one knows the genesis or all have answered."""
+        known = [peer for peer in self._node.connected() if peer not in self._forgers]
+        others = random.sample(known, min(len(known), MOST_ASKED))
+        asked = list(dict.fromkeys([*(peer for peer in known if peer == self.organiser), *others]))
+        async with racing(self._ask(peer, state) for peer in asked) as answers:
             for answer in answers:
                 if (found := await answer) is not None:
                     return found
         return None
 
-    async def _ask(self, peer: PeerId, *, ready: bool) -> Genesis | None:
-        with contextlib.suppress(RemoteError):
-            answer = await self._node.call(peer, METHOD, AskFounders(ready), GenesisAnswer, timeout_s=CALL_S)
-            if answer.genesis is not None and not answer.genesis.holds(self._node.run_id, self._organiser):
-                raise ProtocolError("it sent a genesis that the organiser did not sign", peer=peer)
-            return answer.genesis
-        return None
+    async def _ask(self, peer: PeerId, state: str) -> Genesis | None:
+        try:
+            answer = await self._node.call(peer, METHOD, AskFounders(state), GenesisAnswer, timeout_s=CALL_S)
+        except RemoteError:
+            return None
+        if answer.genesis is not None and not answer.genesis.holds(self._node.run_id, self.organiser):
+            self._forgers.add(peer)
+            self._node.offend(peer, "it sent a genesis that the organiser did not sign")
+            return None
+        self.told_step = max(self.told_step, answer.step)
+        return answer.genesis
 
     async def _have_most_begun(self, founders: Sequence[str]) -> bool:
         """Whether more than half of the founders say that they are past the first step."""
@@ -184,22 +260,28 @@ class Founding:
 
     async def _is_past(self, founder: PeerId) -> bool:
         try:
-            return (
-                await self._node.call(founder, METHOD, AskFounders(ready=False), GenesisAnswer, timeout_s=CALL_S)
-            ).step > 0
+            return (await self._node.call(founder, METHOD, AskFounders(), GenesisAnswer, timeout_s=CALL_S)).step > 0
         except RemoteError:
             return False
 
     async def _serve(self, peer: PeerId, stream: MessageStream) -> None:
-        if (await stream.receive(AskFounders)).ready and self._genesis is None:
-            self._note_ready(peer)
+        request = await stream.receive(AskFounders)
+        if request.state and self._genesis is None:
+            self._note_ready(peer, request.state)
         await stream.send(GenesisAnswer(self._genesis, self.step))
 
-    def _note_ready(self, peer: PeerId) -> None:
+    def _note_ready(self, peer: PeerId, state: str) -> None:
         present = self._present()
         self._ready = {each: self._ready[each] for each in present}
         if peer in self._ready or len(present) < MAX_READY:
-            self._ready[peer] = asyncio.get_running_loop().time()
+            self._ready[peer] = _Ready(asyncio.get_running_loop().time(), state)
+
+
+class _Ready(NamedTuple):
+    """When a peer asked last, in seconds of the loop, and the digest of the state that it has."""
+
+    asked_s: float
+    state: str
 
 
 def _keep(path: Path | None, genesis: Genesis) -> None:

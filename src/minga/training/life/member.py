@@ -11,9 +11,11 @@ writes there. It does not know whether it lives in the real or the simulated wor
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
 
 from minga.averaging.allreduce.round import RoundOutcome
@@ -37,6 +39,7 @@ from minga.core.events.training import (
     RunFinished,
     RunPaused,
     RunRegrouped,
+    StateFounded,
     StepApplied,
     SyncFinished,
 )
@@ -58,21 +61,28 @@ from minga.training.agreement.strategy_switch import StrategySwitch
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.trainer_hold import TrainerHold
 from minga.training.life.board_view import BoardView
-from minga.training.life.catching_up import SYNC_PAUSE_S, CatchingUp
+from minga.training.life.catching_up import SYNC_PAUSE_S, CatchingUp, StateWait
+from minga.training.life.founding import Founding
 from minga.training.life.leaving import FAREWELL_S, Companions, closing
 from minga.training.life.progress_publisher import ProgressPublisher
 from minga.training.life.state_sync import Download, Synchroniser
 from minga.training.life.too_slow import TooSlowNotice
 from minga.training.receipts.receipts import Receipts
 from minga.training.replica.interface import ReplicaInterface
+from minga.training.state.lineage import Lineage
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import ContributionFate
 
 PAUSE_LOOK_S, REGROUP_LOOK_S, OVERTAKEN_PERIOD_S = 0.5, 0.5, 0.5
 FLUSH_S = 1.0
 """Seconds in which the last attestation of a peer reaches others when the run is over."""
+FOUNDED = "founded"
+"""The name of the training thread's task after which the state that is here is the first one of the run."""
 HELD = "held"
 """Goes into the fingerprint of a result that was held when its round was given up."""
+
+
+logger = logging.getLogger("minga.training")
 
 
 class RegroupedError(RemoteError):
@@ -87,11 +97,12 @@ class MemberSettings:
     smallest and the largest target batch size (equal where that is fixed; else it is chosen so that communication takes
     no more than the share `most_communication`). `lossy` is for codecs that leave most out. `average_parameters_every`
     so many steps; 0 is as needed. `divide` says who reduces what in the groups that it leads. Where half of a round's
-    members are left, those with the `organiser` go on.
+    members are left, those with the `organiser` go on, whose peer also founds the run.
     """
 
     target_batch_sizes: tuple[int, int]
     aggregates: bool
+    organiser: PeerId
     computes: bool = True
     lossy: LossySettings = field(default_factory=LossySettings)
     most_communication: float = 0.1
@@ -99,7 +110,6 @@ class MemberSettings:
     digest_every: int = 10
     average_parameters_every: int = 0
     divide: Divide = divide
-    organiser: PeerId | None = None
 
 
 @loop_bound
@@ -115,6 +125,7 @@ class Member:
         replica: ReplicaInterface,
         port: GradientPort,
         download: Download,
+        founding: Founding,
         orders: StandingOrders,
         receipts: Receipts | None = None,
     ) -> None:
@@ -125,13 +136,14 @@ class Member:
         """Set once the first synchronisation is over and the peer takes part in steps."""
         self.on_finished: Callable[[StateSnapshot], None] | None = None
         """Called on the loop with the state after the run's last step."""
-        self.on_epoch: Callable[[int], None] = lambda _: None
-        """Called on the loop when the state is of another epoch of the run, or was fetched."""
+        self.lineage = replica.lineage
+        """Where this peer's state comes from; one that is not founded is no state of the run."""
+        self._run_founding = ""
         self.on_step_ended = Observers[[]]()
         """Told when this peer has applied a step, or given a round up."""
-        self.swarm_view = BoardView(board, node)
-        self._node, self._board, self._settings = node, board, settings
-        self._port, self._replica = port, replica
+        self.swarm_view = BoardView(board, node, settings.organiser)
+        self._node, self._board, self._settings, self._organiser = node, board, settings, settings.organiser
+        self._port, self._replica, self._founding = port, replica, founding
         self._synchroniser = Synchroniser(replica, port, download)
         interval = AveragingInterval(
             settings.average_parameters_every,
@@ -169,7 +181,7 @@ class Member:
             lambda: (self.step, self._formation.batch.present),
             client=not settings.aggregates,
             vector_bytes=self.vectors.encoded_bytes,
-            epoch=lambda: self.epoch,
+            lineage=lambda: self.lineage,
         )
         self._too_slow = TooSlowNotice(node)
         self._hold = TrainerHold(port)
@@ -179,8 +191,9 @@ class Member:
         self._switch = StrategySwitch(replica, port, self.vectors)
         self.replica_step = ReplicaStep(replica, port, self._states, average, self.amended, self._switch, node.events)
         """Applies the mean of each round."""
+        self._wait = StateWait(node, settings.organiser, founding)
         self._catching_up = CatchingUp(
-            self._synchroniser, self.swarm_view, self._states, node.events, self._others, self._is_last
+            self._synchroniser, self.swarm_view, self._states, node.events, self._others, self._is_last, self._wait
         )
         self._lost: tuple[PeerId, ...] = ()
         self._companions = Companions(self.swarm_view, self._states)
@@ -213,9 +226,10 @@ class Member:
         self._port.limit(0)  # nobody begins before a leader said how far to go
         publisher = asyncio.get_running_loop().create_task(self._publisher.run())
         try:
+            await self._learn_founding()
             while not await self._is_over():
                 if (regroup := self.amended.regroup(self.epoch)) is not None:
-                    self._follow_regroup(regroup)
+                    await self._follow_regroup(regroup)
                 if self._catching_up.is_due(self.step):
                     await self._synchronise()
                 elif self.amended.is_paused(self.step):
@@ -258,7 +272,7 @@ class Member:
         while self.amended.is_paused(self.step) and not self.swarm_view.is_behind(self.step):
             await asyncio.sleep(PAUSE_LOOK_S)
             if (regroup := self.amended.regroup(self.epoch)) is not None:
-                self._follow_regroup(regroup)
+                await self._follow_regroup(regroup)
                 return
         self._catching_up.needs_state = self.swarm_view.is_behind(self.step)
         self._node.events.emit(RunPaused(step=self.step, paused=False))
@@ -295,26 +309,22 @@ class Member:
     @property
     def epoch(self) -> int:
         """That of the organisers' last regroup that this peer followed, 0 before the first; of its state, too."""
-        return self._formation.epoch
+        return self.lineage.epoch
 
-    def begin_epoch(self, epoch: int) -> None:
-        """The state with which this peer starts is of this epoch."""
-        self._formation.epoch = self.swarm_view.epoch = epoch
-
-    def _follow_regroup(self, regroup: Regroup) -> None:
+    async def _follow_regroup(self, regroup: Regroup) -> None:
         """Go on with the members that the organisers named, or come to what they have."""
         present = [PeerId(peer) for peer in regroup.present]
         has_state = self.ready.is_set() and not self._catching_up.needs_state
         is_one = has_state and self._node.peer_id in present and self.step >= regroup.step
         self._formation.regroup(regroup.epoch, sorted(present), is_one=is_one)
-        self.swarm_view.epoch = regroup.epoch
+        self._take_up(self.lineage.in_epoch(regroup.epoch))
         self._lost = ()
         self._companions.begin_with()
         if not is_one:
             self._catching_up.require(regroup.step)
-            self._catching_up.discards_state = self._node.peer_id not in present
+            self._catching_up.discards_state = self._node.peer_id not in present or not self.lineage.is_founded
         else:
-            self.on_epoch(regroup.epoch)
+            await self._write_lineage("regroup", self.lineage)
         self._node.events.emit(RunRegrouped(step=regroup.step, members=len(present), present=is_one))
 
     def _ends_by_regroup(self, waiting: asyncio.Timeout) -> bool:
@@ -423,11 +433,15 @@ class Member:
         self._port.cap(round_batch_range(goes_on)[1])
         compares = self._is_last(step) or (self._states.is_due(step) and bool(self.swarm_view.active()))
         strategy = StrategyChoice.of(goes_on)
+        lineage = self.lineage.after(plan.result_id, plan.succession)
         with self._hold.beginning_if(lambda: self.swarm_view.is_behind(step)):
-            state = await self.replica_step.take(outcome, self._result, fate, limit, strategy, compares=compares)
+            state = await self.replica_step.take(
+                outcome, self._result, fate, limit, strategy, lineage, compares=compares
+            )
         self._formation.previous = await hashing
         self._too_slow.note(plan, report)
         self.step, self.in_doubt = step, False
+        self._take_up(lineage)
         members = len(plan.members) - len(outcome.lost)
         self._node.events.emit(StepApplied(step=step, samples=samples, members=members, batch=batch))
         self.on_step_ended.tell()
@@ -448,25 +462,80 @@ class Member:
 
     # ---- state
 
+    async def _learn_founding(self) -> None:
+        """Find out with which state the run begins, or found it.
+
+        What this peer has counts only if it is a state of the run: the first one, founded with this peer, or one that
+        descends from it.
+        """
+        me, lineage = self._node.peer_id, self.lineage
+        if lineage.is_founded and self._founding.genesis is None:
+            self._run_founding = lineage.founding  # who is alone goes on without what the file would have told
+            self._node.spawn(self._verify_founding())
+        else:
+            may_found = not lineage.is_founded and (me == self._organiser or not self._founding.rules.by_organiser)
+            state = await self._port.request("digest", self._replica.digest) if may_found else ""
+            genesis = await self._wait.for_founding(state)
+            self._run_founding = genesis.id
+            if state == genesis.state and me in genesis.founders:
+                lineage = Lineage.founded(genesis.id)
+                await self._write_lineage(FOUNDED, lineage)
+                self._node.events.emit(StateFounded(digest=state))
+        self._take_up(lineage)
+        self._drop_foreign_state()
+
+    async def _verify_founding(self) -> None:
+        self._run_founding = (await self._founding.find()).genesis.id
+        self._drop_foreign_state()
+
+    def _drop_foreign_state(self) -> None:
+        """A peer that has no state of the run needs one, whatever else it has."""
+        if self.lineage.founding != self._run_founding:
+            if self.lineage.is_founded:
+                logger.warning("the state that is kept here descends from another founding of this run: it is dropped")
+            self._catching_up.require()
+            self._catching_up.discards_state = True
+            self._take_up(Lineage(epoch=self.epoch))
+
+    def _take_up(self, lineage: Lineage) -> None:
+        """This peer's state is of this lineage now; without one it looks for states of the run's founding."""
+        self.lineage = lineage
+        self._formation.epoch, self._formation.history = lineage.epoch, lineage.rounds
+        self.swarm_view.lineage = (
+            lineage if lineage.is_founded else msgspec.structs.replace(lineage, founding=self._run_founding)
+        )
+        self._founding.step = max(self._founding.step, self.step)
+
+    async def _write_lineage(self, why: str, lineage: Lineage) -> None:
+        """The state that is here is of another lineage than before."""
+
+        def write() -> None:
+            self._replica.lineage = lineage
+
+        await self._port.request(why, write)
+
     async def _synchronise(self) -> None:
         """Fetch what the swarm has and this peer lacks; alone, or first of all, just go on."""
-        newest = self._catching_up.step_to_fetch(self.step)
-        if newest is None:
+        wanted = self._catching_up.to_fetch(self.step)
+        if wanted is None:
             self._hold.end_soon()
             await self._catching_up.go_without()
             return
-        self.step, standing = newest, self.step  # announced: a full step waits for those who fetch this state
+        # Announced: a full step waits for those who fetch this state.
+        self.step, standing = wanted.minimum_step, self.step
         self._publisher.set_status("syncing")
         if self.ready.is_set():  # else it has nothing yet that could count
             self._hold.begin()
         begun_s = asyncio.get_running_loop().time()
         try:
-            self.step = await self._catching_up.fetch(newest, in_doubt=self.in_doubt)
+            state = await self._catching_up.fetch(wanted, in_doubt=self.in_doubt)
         except RemoteError as error:
             self.step = standing  # what this peer has: the next fetch announces its own step
             self._hold.end_soon()
-            await self._catching_up.note_failure(newest, error)
+            await self._catching_up.note_failure(wanted.minimum_step, error)
             return
+        self.step = state.step
+        self._take_up(state.lineage.in_epoch(self.epoch))
         if self.in_doubt and self.step != standing:
             self.vectors.forget()
             self.in_doubt = False
@@ -478,11 +547,10 @@ class Member:
         self._catching_up.finish(self.step)
         self._companions.begin_with({self._node.peer_id, *self.swarm_view.settled()})
         self._hold.end_soon()
-        self.on_epoch(self.epoch)
         self._node.events.emit(SyncFinished(step=self.step, seconds=asyncio.get_running_loop().time() - begun_s))
 
     def _others(self) -> set[PeerId]:
-        return set(self.swarm_view.alive()) - {self._node.peer_id}
+        return self.swarm_view.alike()
 
     async def _is_over(self) -> bool:
         """Whether this peer has the last step, and compared it with those that may have taken it by themselves."""

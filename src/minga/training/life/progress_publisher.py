@@ -15,6 +15,7 @@ from minga.network.gossip.board import Board
 from minga.network.gossip.gossip import usual_beat_s
 from minga.network.rpc.node import Node
 from minga.training.record_kinds import Progress, Status
+from minga.training.state.lineage import Lineage
 
 
 class Reporting(Protocol):
@@ -41,7 +42,7 @@ _IN_STEP: Final = ("training", "averaging")
 class ProgressPublisher:
     """Publishes the progress of one member; `standing` tells at which step it is, and of how many samples that is.
 
-    `client`, `epoch` and, of the step, `vector_bytes` as in `Progress`. A new step, and whether the member takes part
+    `client`, `lineage` and, of the step, `vector_bytes` as in `Progress`. A new step, and whether the member takes part
     at all, are told at once. Whether it computes or averages is told if it still does so a moment later: in a run of
     short steps that would be two more records of each step, which each peer gets from each other one.
     """
@@ -55,10 +56,10 @@ class ProgressPublisher:
         *,
         client: bool,
         vector_bytes: Callable[[int], int],
-        epoch: Callable[[], int] = lambda: 0,
+        lineage: Callable[[], Lineage],
     ) -> None:
         self._board, self._node, self._port, self._standing = board, node, port, standing
-        self._client, self._vector_bytes, self._epoch = client, vector_bytes, epoch
+        self._client, self._vector_bytes, self._lineage = client, vector_bytes, lineage
         self._status: Status = "syncing"
         self._told: tuple[Status, int] | None = None
         self._told_s = -math.inf
@@ -124,6 +125,6 @@ class ProgressPublisher:
                 client=self._client,
                 vector_bytes=self._vector_bytes(step),
                 target_batch_size=batch,
-                epoch=self._epoch(),
+                lineage=self._lineage(),
             )
         )

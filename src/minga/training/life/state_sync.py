@@ -11,16 +11,17 @@ from minga.training.bridge.gradient_port import GradientPort
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import Recovery
+from minga.training.transfer.donors import Wanted
 
-Download = Callable[[int, StateSnapshot], Coroutine[Any, Any, StateSnapshot]]
+Download = Callable[[Wanted, StateSnapshot], Coroutine[Any, Any, StateSnapshot]]
 
 
 @loop_bound
 class Synchroniser:
     """Replaces the state behind `port`.
 
-    `download(minimum_step, have)` fetches the swarm's state of at least that step from other peers, transferring only
-    the chunks that differ from `have`; it raises a `RemoteError` if no peer can serve it.
+    `download(wanted, have)` fetches such a state from other peers, transferring only the chunks that differ from
+    `have`; it raises a `RemoteError` if no peer can serve it.
     """
 
     def __init__(self, replica: ReplicaInterface, port: GradientPort, download: Download) -> None:
@@ -32,20 +33,21 @@ class Synchroniser:
         return snapshot
 
     async def fetch(
-        self, minimum_step: int, overtaken: Callable[[], Coroutine[Any, Any, NoReturn]], *, in_doubt: bool = False
-    ) -> int:
-        """Take over the swarm's state of at least `minimum_step`; returns its step.
+        self, wanted: Wanted, overtaken: Callable[[], Coroutine[Any, Any, NoReturn]], *, in_doubt: bool = False
+    ) -> StateSnapshot:
+        """Take over the swarm's state that is `wanted`; returns it.
 
         What becomes of this peer's own work is for its strategy to say. But where this is `in_doubt`, since others may
-        have counted what this peer gave to a round that came to nothing here, the peer begins anew with a later state:
-        nothing is to count twice. Raises, with nothing changed, `RemoteError` if
-        no peer can serve the state, or the error of `overtaken` during the download.
+        have counted what this peer gave to a round that came to nothing here, or where its rounds are none of those
+        that led to the state, the peer begins anew with a later state: nothing is to count twice. Raises, with nothing
+        changed, `RemoteError` if no peer can serve the state, or the error of `overtaken` during the download.
         """
         own = await self.capture()
-        async with racing((self._download(minimum_step, own), overtaken())) as ends:
+        async with racing((self._download(wanted, own), overtaken())) as ends:
             snapshot: StateSnapshot = await next(ends)
 
         recovery = Recovery.FETCH
+        in_doubt = in_doubt or snapshot.lineage.solo != own.lineage.solo
         if _is_same(snapshot, own):
             recovery = Recovery.REBASE  # nothing was missed
         elif snapshot.step > own.step and not in_doubt:
@@ -57,7 +59,7 @@ class Synchroniser:
             self._port.restore(snapshot, recovery, 0)  # the leader says whether there is time for a micro-batch
 
         await self._port.request("restore", restore)
-        return snapshot.step
+        return snapshot
 
 
 def _is_same(one: StateSnapshot, other: StateSnapshot) -> bool:

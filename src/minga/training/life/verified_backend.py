@@ -19,6 +19,8 @@ from minga.network.rpc.node import Node
 from minga.security.protocol.behaviour import KEPT_STEPS
 from minga.training.bridge.assigned_port import AssignedPort, GradientTask
 from minga.training.replica.interface import ReplicaInterface
+from minga.training.state.lineage import Lineage
+from minga.training.transfer.donors import Wanted
 from minga.training.transfer.download import download
 
 
@@ -75,11 +77,11 @@ class VerifiedBackend:
         state = await download(
             self._node,
             donors,
-            minimum_step=step,
-            expect_digest=digest.hex(),
+            Wanted(step, digest.hex(), self._replica.lineage.founding),
             have=have,
             cache=self._downloads,
             accept=lambda manifest: self._port.accept(lambda: self._replica.check(manifest)),
         )
-        await self._port.request("restore", lambda: self._replica.restore(state.snapshot))
+        founded = state.snapshot.of(Lineage.founded(self._replica.lineage.founding))  # the members' votes say the rest
+        await self._port.request("restore", lambda: self._replica.restore(founded))
         self._past.clear()

@@ -46,9 +46,10 @@ from minga.training.life.founding import Founding
 from minga.training.life.leaving import closing, see_others_off
 from minga.training.life.progress_publisher import ProgressPublisher
 from minga.training.life.verified_backend import VerifiedBackend
-from minga.training.life.verified_files import evidence_file, genesis_file
+from minga.training.life.verified_files import evidence_file
 from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import ReplicaInterface
+from minga.training.state.lineage import Lineage
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.transfer.donors import OvertakenError
 
@@ -62,11 +63,11 @@ MAX_DIVERGENCES = 3
 
 @dataclass(frozen=True)
 class VerifiedOptions:
-    """How one peer takes part: the key of the run's `organiser`, how it conducts itself, the folder of the run, and
-    where its secrets come from.
+    """How one peer takes part: how the run is founded, how the peer conducts itself, the folder of the run, and where
+    its secrets come from.
     """
 
-    organiser: str
+    founding: Founding
     behaviour: Behaviour
     directory: Path | None = None
     entropy: Callable[[int], bytes] = secrets.token_bytes
@@ -92,7 +93,7 @@ class VerifiedMember:
         """Called on the loop with the state after the run's last step."""
         self.on_step_ended = Observers[[]]()
         """Called when this peer has applied a step, or aborted a round."""
-        self.swarm_view = BoardView(board, node)
+        self.swarm_view = BoardView(board, node, options.founding.organiser)
         self.secure: SecureMember | None = None
         """Set while this peer is where the members are."""
         self._node, self._board, self._spec, self._replica, self._port = node, board, spec, replica, port
@@ -125,9 +126,9 @@ class VerifiedMember:
             lambda: (self.step, self._batch_size),
             client=False,
             vector_bytes=lambda _: layout.encoded_bytes(0, layout.total),
+            lineage=lambda: replica.lineage,
         )
-        kept = None if path is None else genesis_file(path, node.peer_id)
-        self.founding = Founding(node, identity, options.organiser, security.founders, kept)
+        self.founding = options.founding
 
     @property
     def step(self) -> int:
@@ -185,9 +186,16 @@ class VerifiedMember:
         """Find out who the founders are; to be one of them at the first step is to be a member from the start."""
         waiting = asyncio.get_running_loop().create_task(self._wait_as_founder())
         try:
-            beginning = await self.founding.find()
+            beginning = await self.founding.find(await self._port.request("digest", self._replica.digest))
         finally:
             waiting.cancel()
+        lineage = Lineage.founded(beginning.genesis.id)
+
+        def found() -> None:
+            self._replica.lineage = lineage
+
+        await self._port.request("founded", found)
+        self.swarm_view.lineage = lineage
         self._known = self._founders = frozenset(map(PeerId, beginning.genesis.founders))
         if self._node.peer_id in self._known and not beginning.has_begun and not step:
             standing = ProtocolState.first(self._node.run_id, self._known)

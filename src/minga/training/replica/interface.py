@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from minga.averaging.codecs.layout import VectorLayout
+from minga.training.state.lineage import Lineage
 from minga.training.state.manifest import Manifest
 from minga.training.state.sketch import Sketch
 from minga.training.state.snapshot import StateSnapshot
@@ -38,6 +39,8 @@ class ReplicaInterface(Protocol):
     """Global steps that this state has seen."""
     trains: str
     """32 hexadecimal digits that stand for what trains here (`trained_record.py`); empty where nothing is said."""
+    lineage: Lineage
+    """Where the state comes from."""
 
     @property
     def vector(self) -> VectorInterface:

@@ -28,6 +28,7 @@ from minga.training.replica.host_memory import HostMemory
 from minga.training.replica.optimizer_check import check_model, check_optimizer, check_plain_descent, check_scheduler
 from minga.training.replica.trained_record import SAMPLES, ModelWatch, TrainedRecord, record_of, trained_parameters
 from minga.training.replica.update_rules import RuledModel, UpdateRules
+from minga.training.state.lineage import Lineage
 from minga.training.state.manifest import Manifest
 from minga.training.state.scalars import strategy_of
 from minga.training.state.sketch import Sketch, sketch_of
@@ -72,6 +73,8 @@ class Replica:
         """Global steps that this state has seen."""
         self.trains = ""
         """What stands for the record of what trains here; see `ReplicaInterface`."""
+        self.lineage = Lineage()
+        """Where this state comes from."""
         self.directory: Path | None = None
         """Where copies of a large state lie while they are served or written; None: in memory."""
         averaged = spec.training.buffers == "average"
@@ -318,13 +321,13 @@ class Replica:
         """A copy of the whole shared state after the last step, in CPU memory or in a file."""
         self._check_model()
         with self._reading(), self._buffers.at_base():
-            return self._state.capture(self.step, self.directory)
+            return self._state.capture(self.step, self.directory).of(self.lineage)
 
     def capture_all(self) -> StateSnapshot:
         """The same of all that is here, whatever is shared."""
         self._check_model()
         with self._reading(), self._buffers.at_base(), self._state.unshared():
-            return self._state.capture(self.step, self.directory)
+            return self._state.capture(self.step, self.directory).of(self.lineage)
 
     def restore(self, snapshot: StateSnapshot) -> None:
         """Become what `snapshot` holds. Raises `ConfigurationError` if it is of another model or optimizer."""
@@ -337,11 +340,12 @@ class Replica:
         self._buffers.rebase()
         self._watch.rebase()
         self.zero_grad()
-        self.step = snapshot.step
+        self.step, self.lineage = snapshot.step, snapshot.lineage
         self._schedule_at = self._epoch()
 
     def check(self, state: Manifest | StateSnapshot) -> None:
         """Refuse a state of another model, optimizer or strategy; see `ReplicaInterface`."""
+        self._check_model()
         self._state.check_model(state)
         if self._record is not None:
             self._record.check(state.scalars)

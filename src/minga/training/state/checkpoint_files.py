@@ -1,6 +1,6 @@
 """The files of one checkpoint: how a snapshot becomes a folder and the reverse.
 
-    manifest.json             step, digest, tensors, scalars, chunk hashes, and the hashes of further files
+    manifest.json             step, lineage, digest, tensors, scalars, chunk hashes, and the hashes of further files
     model.safetensors         parameters and buffers under their own names: any tool can read them
     optimizer.safetensors     what the optimizer keeps, as <parameter>/<key>
     sketch.safetensors        the basis of the run's sketch, if it has one
@@ -27,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 
 from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.training.state.complete_checkpoints import MANIFEST_NAME
+from minga.training.state.lineage import Lineage
 from minga.training.state.manifest import FORMAT, MAX_MANIFEST_BYTES, Manifest, build_manifest
 from minga.training.state.scalars import Json, canonical_json
 from minga.training.state.snapshot import DTYPE_NAMES, DTYPES, StateSnapshot, TensorEntry, layout_bytes
@@ -61,6 +62,7 @@ class _ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     format: int
     step: int
+    lineage: Lineage
     digest: str
     total_bytes: int
     scalars: dict[str, object]
@@ -97,7 +99,7 @@ def write_checkpoint(folder: Path, snapshot: StateSnapshot, manifest: Manifest, 
                 write_tensors(file, tensors, {"format": "pt", "step": str(snapshot.step)})
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    (folder / MANIFEST_NAME).write_bytes(_encode(manifest, files))
+    (folder / MANIFEST_NAME).write_bytes(_encode(manifest, snapshot.lineage, files))
     for path in folder.iterdir():
         _flush(path)
     flush_folder(folder)
@@ -114,7 +116,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     if manifest.digest != written.digest:
         raise ValueError(f"{MANIFEST_NAME} does not match its digest")
     memory = StateMemory.of(layout_bytes(entries), folder.parent)
-    snapshot = StateSnapshot.within(manifest.step, entries, manifest.scalars, memory)
+    snapshot = StateSnapshot.within(manifest.step, entries, manifest.scalars, memory).of(written.lineage)
     _fill(folder, snapshot)
     if damaged := build_manifest(snapshot).diff(manifest):
         raise ValueError(f"{len(damaged)} of {manifest.chunk_count} chunks of the tensors do not match their hashes")
@@ -133,10 +135,11 @@ def _prefix_of(entry: TensorEntry) -> str:
     return next((each for each in _TENSOR_FILES if entry.name.startswith(each)), OPTIMIZER)
 
 
-def _encode(manifest: Manifest, files: Mapping[str, bytes]) -> bytes:
+def _encode(manifest: Manifest, lineage: Lineage, files: Mapping[str, bytes]) -> bytes:
     written = _ManifestFile(
         FORMAT,
         manifest.step,
+        lineage,
         manifest.digest,
         manifest.total_bytes,
         dict(manifest.scalars),

@@ -25,6 +25,7 @@ from minga.core.units import format_size
 from minga.identity.keys.file_lock import FileLock
 from minga.training.state.checkpoint_files import Checkpoint, flush_folder, read_checkpoint, write_checkpoint
 from minga.training.state.complete_checkpoints import complete_checkpoints, folder_name
+from minga.training.state.lineage import Lineage
 from minga.training.state.manifest import Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot
 
@@ -68,7 +69,7 @@ class CheckpointStore:
         manifest = manifest or build_manifest(snapshot)
         final = self.directory / folder_name(manifest.step, manifest.digest)
         if final.exists():
-            if _damage(final) is None:  # the same state, saved before or by another peer
+            if _lineage_of(final) == snapshot.lineage:  # the same state, saved before or by another peer
                 self._prune(final, is_new=False)
                 return final
             self._set_aside(final)
@@ -175,13 +176,12 @@ class CheckpointStore:
             _unlock_beside(folder, lock)
 
 
-def _damage(path: Path) -> str | None:
-    """The fault of a checkpoint; None if it is intact."""
+def _lineage_of(path: Path) -> Lineage | None:
+    """That of a checkpoint; None if it is damaged."""
     try:
-        read_checkpoint(path)
-    except (ValueError, OSError) as error:
-        return str(error)
-    return None
+        return read_checkpoint(path).snapshot.lineage
+    except (ValueError, OSError):
+        return None
 
 
 def _lock_path(partial: Path) -> Path:

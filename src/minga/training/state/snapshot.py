@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import msgspec
 import torch
 
 from minga.averaging.codecs.tensor_bytes import as_bytes
+from minga.training.state.lineage import UNFOUNDED, Lineage
 from minga.training.state.scalars import Json
 from minga.training.state.state_memory import PIECE_BYTES, StateMemory
 
@@ -83,6 +84,8 @@ class StateSnapshot:
     buffer: torch.Tensor
     memory: StateMemory | None = field(default=None, repr=False)
     """That of the buffer, if it lies in a file."""
+    lineage: Lineage = UNFOUNDED
+    """Where the state comes from. It is no part of the state's digest: equal numbers may have unequal histories."""
 
     @classmethod
     def within(
@@ -90,6 +93,10 @@ class StateSnapshot:
     ) -> StateSnapshot:
         """The one whose bytes are in `memory`."""
         return cls(step, tensors, scalars, memory.buffer, memory)
+
+    def of(self, lineage: Lineage) -> StateSnapshot:
+        """The same state with this lineage; nothing is copied."""
+        return replace(self, lineage=lineage)
 
     @cached_property
     def bytes_view(self) -> memoryview:

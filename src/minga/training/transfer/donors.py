@@ -1,14 +1,16 @@
 """Asking donors what state they have, and choosing one.
 
 Donors are asked all at once. Each votes for the states that it holds ready; the state with most votes wins, then the
-later one, then the organiser's, then that of the peer with the lowest id. As soon as more than half of all donors
-agree, the others get `GRACE_S` more to answer.
+one of the higher standing (`minga.training.state.lineage`), then the organiser's, then that of the peer with the lowest
+id. States that do not descend from the run's founding, or of a lower standing than is wanted, are left out. As soon as
+more than half of all donors agree, the others get `GRACE_S` more to answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from blake3 import blake3
 
@@ -17,6 +19,7 @@ from minga.core.errors import ProtocolError, RemoteError, StateMismatchError, Un
 from minga.core.events.training import StateDonorDropped
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
+from minga.training.state.lineage import Lineage, Standing
 from minga.training.state.manifest import Manifest
 from minga.training.transfer.messages import (
     BOUNDARY_WAIT_S,
@@ -50,24 +53,44 @@ class OvertakenError(UnreachableError):
     """No donor has the wanted state any more: all of them have taken further steps since."""
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """The state to fetch: that after `minimum_step` or later, and with this `digest`, if one is given.
+
+    In a run whose lineage is known it descends from this `founding` and stands at `least` or higher; the `organiser`
+    is the run's.
+    """
+
+    minimum_step: int = 0
+    digest: str | None = None
+    founding: str = ""
+    least: Standing | None = None
+    organiser: PeerId | None = None
+
+    def suits(self, state: Description) -> bool:
+        """Whether it is such a state."""
+        lineage = state.lineage
+        return (
+            self.digest in (None, state.digest)
+            and self.founding in ("", lineage.founding)
+            and (self.least is None or lineage.standing(state.step, self.organiser) >= self.least)
+        )
+
+
 class Donors:
     """The donors that were asked: their states, which states lead, and why some donors are not used any more."""
 
-    def __init__(
-        self, node: Node, donors: Sequence[PeerId], expect_digest: str | None, organiser: PeerId | None = None
-    ) -> None:
+    def __init__(self, node: Node, donors: Sequence[PeerId], wanted: Wanted) -> None:
         self.failed: dict[PeerId, RemoteError] = {}
-        self._node, self._donors, self._expect_digest = node, list(dict.fromkeys(donors)), expect_digest
-        self._organiser = organiser
+        self._node, self._donors, self._wanted = node, list(dict.fromkeys(donors)), wanted
         self._votes: dict[Description, set[PeerId]] = {}
         self._reached: dict[PeerId, int] = {}
         """The newest step of which each donor has the state."""
-        self._minimum_step = 0
 
-    async def ask(self, minimum_step: int) -> None:
-        """Ask all donors what they have of that step or later ones."""
-        self._minimum_step = minimum_step
-        asking = {asyncio.ensure_future(_ask(self._node, donor, minimum_step)): donor for donor in self._donors}
+    async def ask(self) -> None:
+        """Ask all donors what they have of the step that is wanted or later ones."""
+        least = self._wanted.minimum_step
+        asking = {asyncio.ensure_future(_ask(self._node, donor, least)): donor for donor in self._donors}
         try:
             waiting = set(asking)
             while waiting:
@@ -84,16 +107,17 @@ class Donors:
     def leading(self) -> tuple[Description, list[PeerId]] | None:
         """The state that most of the donors not yet dropped have, and which these are; None if there is none.
 
-        Of those of one step that as many have that of the organiser counts, else that of the peer with the lowest id,
-        as where states are compared: who gives way there is not to take a state that its other peers give up.
+        Of those of one standing that as many have that of the organiser counts, else that of the peer with the lowest
+        id, as where states are compared: who gives way there is not to take a state that its other peers give up.
         """
+        organiser = self._wanted.organiser
         supporters = {state: sorted(voters - self.failed.keys()) for state, voters in self._votes.items()}
         ranking = sorted(
             supporters,
             key=lambda state: (
                 -len(supporters[state]),
-                -state.step,
-                self._organiser not in supporters[state],
+                [-part for part in state.lineage.standing(state.step, organiser)[:3]],
+                organiser not in supporters[state],
                 supporters[state],
                 state.digest,
             ),
@@ -113,11 +137,11 @@ class Donors:
             f"{donor[:10]}: has another state than the one wanted, of step {reached[donor]}" for donor in reached
         ]
         count, told = len(self._donors), "; ".join(reasons[:MAX_REASONS]) or "there was nobody to ask"
-        kind = OvertakenError if reached and min(reached.values()) > self._minimum_step else UnreachableError
+        kind = OvertakenError if reached and min(reached.values()) > self._wanted.minimum_step else UnreachableError
         return kind(f"none of {count} donors could serve the state ({told})", phase="state download")
 
-    async def fetch_manifest(self) -> tuple[Manifest, list[PeerId]]:
-        """The manifest of the leading state, and the peers that have that state.
+    async def fetch_manifest(self) -> tuple[Manifest, Lineage, list[PeerId]]:
+        """The manifest of the leading state, its lineage, and the peers that have that state.
 
         A donor that does not serve what it described is dropped, with its vote. Raises `UnreachableError` when no
         state is left.
@@ -127,7 +151,8 @@ class Donors:
             donor = supporters[0]
             try:
                 receiving = _receive_manifest(self._node, donor, state.digest)
-                return _checked(donor, state, await timely(receiving, donor, "sent no manifest")), supporters
+                encoded = await timely(receiving, donor, "sent no manifest")
+                return _checked(donor, state, encoded), state.lineage, supporters
             except RemoteError as error:
                 self.drop(donor, error)
         raise self.nobody()
@@ -140,7 +165,7 @@ class Donors:
             return
         self._reached[donor] = max(state.step for state in states)
         for state in states:
-            if self._expect_digest in (None, state.digest):
+            if self._wanted.suits(state):
                 self._votes.setdefault(state, set()).add(donor)
 
 

@@ -7,7 +7,7 @@ not transferred. So healing a peer that differs in one tensor costs a few chunks
 
 A donor that serves bytes that do not match is dropped, named and counted as an offender; the download goes on with the
 others. This module judges a digest by the number of donors that publish it. A caller that learned the digest from the
-signed records of the whole swarm should pass it as `expect_digest`.
+signed records of the whole swarm should say so in `Wanted`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from minga.training.state.snapshot import StateSnapshot
 from minga.training.state.state_memory import StateMemory
 from minga.training.transfer.chunk_cache import DownloadCache
 from minga.training.transfer.chunk_fetch import ChunkFetch, ChunkSource
-from minga.training.transfer.donors import Donors, drop_donor
+from minga.training.transfer.donors import Donors, Wanted, drop_donor
 from minga.training.transfer.messages import CHUNKS
 
 
@@ -64,17 +64,14 @@ Accept = Callable[[Manifest], Coroutine[Any, Any, None]]
 async def download(
     node: Node,
     donors: Sequence[PeerId],
+    wanted: Wanted,
     *,
-    minimum_step: int = 0,
-    expect_digest: str | None = None,
-    organiser: PeerId | None = None,
     have: StateSnapshot | None = None,
     cache: Path | None = None,
     accept: Accept | None = None,
     progress: Callable[[SyncProgress], None] | None = None,
 ) -> DownloadedState:
-    """Download the state after step `minimum_step` or later that most of `donors` publish; of several of one step
-    that as many do, that of the `organiser`.
+    """Download the state that is `wanted` and that most of `donors` publish.
 
     `have` is this peer's own state (without content, if the one to come has none), `cache` a folder for verified
     chunks, where a large state lies, too. `accept` may refuse a manifest, by raising, before memory is taken for its
@@ -82,16 +79,17 @@ async def download(
     `StorageError` if memory does not suffice, and what `accept` raises. Chunks that arrived stay in the cache; trying
     again is up to the caller.
     """
-    asked = Donors(node, donors, expect_digest, organiser)
-    await asked.ask(minimum_step)
-    manifest, supporters = await asked.fetch_manifest()
+    asked = Donors(node, donors, wanted)
+    await asked.ask()
+    manifest, lineage, supporters = await asked.fetch_manifest()
     if accept is not None:
         await accept(manifest)
     try:
         memory = StateMemory.of(manifest.total_bytes, cache, is_meta=have is not None and have.buffer.is_meta)
     except RuntimeError as error:
         raise StorageError(f"no memory for a state of {manifest.total_bytes >> 20} MiB") from error
-    work = _Download(node, manifest, DownloadCache(cache, manifest, node.events), progress, memory)
+    empty = StateSnapshot.within(manifest.step, manifest.tensors, manifest.scalars, memory).of(lineage)
+    work = _Download(node, manifest, empty, DownloadCache(cache, manifest, node.events), progress)
     return await work.run(asked, supporters, have)
 
 
@@ -102,12 +100,12 @@ class _Download:
         self,
         node: Node,
         manifest: Manifest,
+        snapshot: StateSnapshot,
         cache: DownloadCache,
         progress: Callable[[SyncProgress], None] | None,
-        memory: StateMemory,
     ) -> None:
         self._node, self._manifest, self._cache, self._progress = node, manifest, cache, progress
-        self._snapshot = StateSnapshot.within(manifest.step, manifest.tensors, manifest.scalars, memory)
+        self._snapshot = snapshot  # its bytes are still to come
         self._done_bytes = self._done_chunks = self._reused_bytes = 0
         self._received_bytes: dict[PeerId, int] = {}
 

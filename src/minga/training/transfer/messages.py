@@ -15,6 +15,7 @@ import msgspec
 
 from minga.core.errors import SilentError
 from minga.network.interface import PeerId
+from minga.training.state.lineage import Lineage
 from minga.training.state.manifest import MAX_MANIFEST_BYTES, MAX_STATE_BYTES, MAX_STEP, Digest
 
 DESCRIBE, MANIFEST, CHUNKS = "state.describe", "state.manifest", "state.chunks"
@@ -45,10 +46,11 @@ class DescribeRequest(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """One state that the donor holds ready."""
+    """One state that the donor holds ready, and where it comes from."""
 
     step: Step
     digest: Digest
+    lineage: Lineage = Lineage()
 
 
 class DescribeReply(msgspec.Struct, frozen=True):

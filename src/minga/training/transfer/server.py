@@ -141,8 +141,9 @@ class StateServer:
         finally:
             self._admitted_step = max(self._admitted_step, snapshot.step)
         now = self._loop.time()
-        if all(held.manifest.digest != manifest.digest for held in self._held):
-            held = [*self._held]
+        known = [each for each in self._held if each.manifest.digest == manifest.digest]
+        if all(each.snapshot.lineage != snapshot.lineage for each in known):
+            held = [each for each in self._held if each not in known]
             # Snapshots without a download go first, then the oldest.
             while len(held) >= MAX_HELD:
                 held.remove(min(held, key=lambda h: (h.downloads > 0, h.since)))
@@ -191,7 +192,7 @@ class StateServer:
                 self._waiting.remove(entry)
         for held in ready:
             self._use(held.manifest.digest)
-        found = (Description(h.snapshot.step, h.manifest.digest) for h in ready)
+        found = (Description(h.snapshot.step, h.manifest.digest, h.snapshot.lineage) for h in ready)
         await stream.send(DescribeReply(tuple(found)))
 
     async def _serve_manifest(self, peer: PeerId, stream: MessageStream) -> None:
