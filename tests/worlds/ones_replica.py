@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 from minga.averaging.codecs.layout import VectorLayout
+from minga.training.lineage import Lineage
 from minga.training.replica.interface import ReplicaInterface
-from minga.training.state.lineage import Lineage
 from minga.training.state.snapshot import StateSnapshot
 
 

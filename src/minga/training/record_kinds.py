@@ -19,7 +19,7 @@ from minga.network.gossip.record_kinds import (
     UnixTime,
 )
 from minga.network.rpc.handshake import Word
-from minga.training.state.lineage import Lineage
+from minga.training.lineage import Lineage
 
 MAX_SKETCH_NUMBERS = 32
 MAX_WHY_CHARACTERS = 400

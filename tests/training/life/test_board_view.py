@@ -11,8 +11,8 @@ import pytest
 from minga.network.gossip.record_kinds import AddressInfo, Left
 from minga.network.interface import PeerId
 from minga.training.life.board_view import BoardView
+from minga.training.lineage import Lineage
 from minga.training.record_kinds import Progress
-from minga.training.state.lineage import Lineage
 from tests.worlds.board_swarm import Swarm
 from tests.worlds.swarm_tools import virtually
 

@@ -31,7 +31,6 @@ from minga.training.session import Session, SessionSettings
 from tests.worlds.node_world import RUN_ID, World, identity_of
 from tests.worlds.swarm_tools import make_spec, virtually
 
-
 STATE = "5" * 64
 
 
@@ -145,9 +144,7 @@ def test_the_organiser_tells_nobody_of_a_genesis_that_is_not_on_its_disk(
         monkeypatch.setattr(founding_module, "write_atomically", refuse)
         with pytest.raises(StorageError):
             await world.founding(organiser).find(STATE)
-        assert await other.call(organiser.peer_id, METHOD, AskFounders(STATE), GenesisAnswer) == GenesisAnswer(
-            None, 0
-        )
+        assert await other.call(organiser.peer_id, METHOD, AskFounders(STATE), GenesisAnswer) == GenesisAnswer(None, 0)
 
     main()
 

@@ -19,6 +19,7 @@ from minga.security.step.member import BannedError
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_task import ThreadTask
+from minga.training.life.founding import Genesis
 from minga.training.life.verified_member import VerifiedMember
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.session import Session
@@ -75,14 +76,17 @@ class SimulatedPeer:
         replica: ReplicaInterface,
         settings: TrainerSettings | None,
         apply_s: float = 0.0,
+        load_s: float = 0.0,
     ) -> None:
         self.name, self.network, self.session, self.replica = name, network, session, replica
         self.settings = settings
         self.samples_done = 0
         self.error: LocalError | RemoteError | None = None
         self.checkpoint: StateSnapshot | None = None
+        self.genesis: Genesis | None = None
+        """What it kept of how the run was founded."""
         self.port: GradientPort | None = None
-        self.apply_s = apply_s
+        self.apply_s, self.load_s = apply_s, load_s
         self.access: LinkAccess | None = None
         """What admits it to a run for members."""
         self.ended = asyncio.Event()
@@ -110,6 +114,7 @@ class SimulatedPeer:
         """Join the run and train until the end of the run, of the host or of the program."""
         try:
             await self.session.start()
+            await asyncio.sleep(self.load_s)
             if task.life is not None:
                 await task.life(self)
                 return
@@ -140,6 +145,8 @@ class SimulatedPeer:
             asyncio.get_running_loop(), self.replica, strategy=strategy, choose=partial(StrategyChoice.of, spec)
         )
         member = self.session.attach(spec, self.replica, port, task.organiser)
+        if self.genesis is not None and self.session.founding is not None:
+            self.session.founding.remember(self.genesis)
         await self._serve(port, member.ready.is_set, checkpoint_every)
         while True:
             if self.settings is None:
@@ -193,12 +200,14 @@ class SimulatedPeer:
         while True:
             work = port.poll()
             if isinstance(work, ThreadTask):
-                before = self.replica.step
+                before = self.replica.step, self.replica.lineage.founding
                 if work.name == "apply" and self.apply_s:
                     await asyncio.sleep(self.apply_s)
                 port.finish(work)
-                if checkpoint_every and self.replica.step != before and self.replica.step % checkpoint_every == 0:
+                now = self.replica.step, self.replica.lineage.founding
+                if checkpoint_every and now != before and self.replica.step % checkpoint_every == 0:
                     self.checkpoint = self.replica.capture()
+                    self.genesis = None if self.session.founding is None else self.session.founding.genesis
             elif work is None and until():
                 return
             else:

@@ -25,7 +25,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import DEFAULT_SKETCH
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
-from minga.training.state.lineage import Lineage
+from minga.training.lineage import Lineage
 from minga.training.state.manifest import MAX_STATE_BYTES, MAX_TENSORS, Manifest, build_manifest
 from minga.training.state.scalars import STRATEGY_NAME, Json, strategy_of
 from minga.training.state.sketch import Sketch

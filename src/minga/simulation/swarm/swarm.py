@@ -130,12 +130,14 @@ class Swarm:
         max_upload: RateCap | None = None,
         entries: Sequence[Address] | None = None,
         apply_s: float = 0.0,
+        load_s: float = 0.0,
         access: LinkAccess | None = None,
         kinds: RecordKinds = RUN_KINDS,
     ) -> SimulatedPeer:
         """Add a peer that joins now, through `entries`, by default some of the peers that are there already.
 
-        To apply a step takes it `apply_s` seconds. To a run for members `access` admits it. `kinds` are the records
+        To apply a step takes it `apply_s` seconds. Once it has joined, it loads data or a model for `load_s` seconds
+        before its optimizer takes part. To a run for members `access` admits it. `kinds` are the records
         that it knows.
         """
         if auxiliary and trainer is not None:
@@ -149,7 +151,7 @@ class Swarm:
             kinds=kinds,
         )
         trainer = None if auxiliary else trainer or TrainerSettings()
-        return self._start(network, settings, trainer, entries, None, apply_s, access)
+        return self._start(network, settings, trainer, entries, None, apply_s, load_s, access)
 
     def restart(
         self, name: str, *, entries: Sequence[Address] | None = None, checkpoint: StateSnapshot | None = None
@@ -168,6 +170,7 @@ class Swarm:
             entries,
             former.checkpoint if checkpoint is None else checkpoint,
             former.apply_s,
+            former.load_s,
             former.access,
         )
 
@@ -246,6 +249,7 @@ class Swarm:
         entries: Sequence[Address] | None,
         checkpoint: StateSnapshot | None,
         apply_s: float,
+        load_s: float,
         access: LinkAccess | None,
     ) -> SimulatedPeer:
         if entries is None:
@@ -259,8 +263,11 @@ class Swarm:
             admission.open_to_all()
         else:
             session.follow_orders(AccessLedger.of_spec(self.spec.run_id, self.spec, self._organiser.peer_id))
-        peer = SimulatedPeer(network.name, network, session, self._make_replica(self.spec), trainer, apply_s)
+        replica = self._make_replica(self.spec)
+        peer = SimulatedPeer(network.name, network, session, replica, trainer, apply_s, load_s)
         peer.access = access
+        if (former := self.peers.get(peer.name)) is not None:
+            peer.genesis = former.genesis
         session.behaviour = self.conduct_of(peer)
         if checkpoint is not None:
             peer.replica.restore(checkpoint)

@@ -22,9 +22,9 @@ from minga.training.agreement.comparison import StateComparison
 from minga.training.agreement.parameter_average import ParameterAverage
 from minga.training.agreement.strategy_switch import StrategySwitch
 from minga.training.bridge.gradient_port import GradientPort
+from minga.training.lineage import Lineage
 from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import ReplicaInterface
-from minga.training.state.lineage import Lineage
 from minga.training.strategy.interface import ContributionFate
 
 

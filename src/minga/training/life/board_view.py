@@ -19,8 +19,8 @@ from minga.network.gossip.record_kinds import AddressInfo, Left
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node
 from minga.training.life.newcomers import Newcomers
+from minga.training.lineage import Lineage, Standing
 from minga.training.record_kinds import Progress
-from minga.training.state.lineage import Lineage, Standing
 
 MOST_DONORS = 24
 """Each donor costs a connection, and among this many false donors are hardly the majority."""
@@ -55,7 +55,7 @@ class BoardView:
     @property
     def lineage(self) -> Lineage:
         """That of this peer's state. It goes with peers of the same founding and epoch only, and looks up to those of a
-        higher standing (`minga.training.state.lineage`) only, whatever their step.
+        higher standing (`minga.training.lineage`) only, whatever their step.
         """
         return self._lineage
 

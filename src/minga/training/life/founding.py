@@ -3,7 +3,7 @@
 Theory of operation. A run is founded once. The organiser's peer signs the *genesis*: the founders, and the digest of
 the state with which they begin. It keeps the genesis before any other peer learns of it, so that it never signs a
 second one. From then on every peer that has the genesis passes it on, and the organiser is not needed any more. All
-other states of the run descend from this one (`minga.training.state.lineage`): a peer that has none waits for a peer
+other states of the run descend from this one (`minga.training.lineage`): a peer that has none waits for a peer
 that has one, and never begins with a state of its own.
 
 In an ordinary run the organiser's peer is the one founder. It begins with what its program has, or where it trains
@@ -43,7 +43,7 @@ from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.security.protocol.statements import MAX_MEMBERS, Peer
-from minga.training.state.lineage import DIGEST_BYTES
+from minga.training.lineage import DIGEST_BYTES
 from minga.training.state.manifest import Digest
 
 METHOD = "run.genesis"
@@ -202,6 +202,10 @@ class Founding:
             self._node.events.emit(SecureFounded(founders=len(self._genesis.founders)))
             return Bootstrap(self._genesis, is_of_the_past or await self._have_most_begun(self._genesis.founders))
         return Bootstrap(self._genesis, is_of_the_past)
+
+    def remember(self, genesis: Genesis) -> None:
+        """The genesis that an earlier process of this peer knew; for peers without a disk."""
+        self._genesis = genesis
 
     async def look_again(self) -> None:
         """Ask once more how far the run has got, of those that are connected now."""

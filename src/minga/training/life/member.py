@@ -67,9 +67,9 @@ from minga.training.life.leaving import FAREWELL_S, Companions, closing
 from minga.training.life.progress_publisher import ProgressPublisher
 from minga.training.life.state_sync import Download, Synchroniser
 from minga.training.life.too_slow import TooSlowNotice
+from minga.training.lineage import Lineage
 from minga.training.receipts.receipts import Receipts
 from minga.training.replica.interface import ReplicaInterface
-from minga.training.state.lineage import Lineage
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import ContributionFate
 

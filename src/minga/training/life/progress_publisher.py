@@ -14,8 +14,8 @@ from minga.core.thread_guard import loop_bound
 from minga.network.gossip.board import Board
 from minga.network.gossip.gossip import usual_beat_s
 from minga.network.rpc.node import Node
+from minga.training.lineage import Lineage
 from minga.training.record_kinds import Progress, Status
-from minga.training.state.lineage import Lineage
 
 
 class Reporting(Protocol):

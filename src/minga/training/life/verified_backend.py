@@ -18,8 +18,8 @@ from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.security.protocol.behaviour import KEPT_STEPS
 from minga.training.bridge.assigned_port import AssignedPort, GradientTask
+from minga.training.lineage import Lineage
 from minga.training.replica.interface import ReplicaInterface
-from minga.training.state.lineage import Lineage
 from minga.training.transfer.donors import Wanted
 from minga.training.transfer.download import download
 

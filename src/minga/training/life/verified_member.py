@@ -47,9 +47,9 @@ from minga.training.life.leaving import closing, see_others_off
 from minga.training.life.progress_publisher import ProgressPublisher
 from minga.training.life.verified_backend import VerifiedBackend
 from minga.training.life.verified_files import evidence_file
+from minga.training.lineage import Lineage
 from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import ReplicaInterface
-from minga.training.state.lineage import Lineage
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.transfer.donors import OvertakenError
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from minga.averaging.codecs.layout import VectorLayout
-from minga.training.state.lineage import Lineage
+from minga.training.lineage import Lineage
 from minga.training.state.manifest import Manifest
 from minga.training.state.sketch import Sketch
 from minga.training.state.snapshot import StateSnapshot

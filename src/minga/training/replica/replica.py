@@ -21,6 +21,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.optim.norms import TINY_NORM, clip_by_global_norm, global_norm
 from minga.optim.reproducible import ReproducibleOptimizer
+from minga.training.lineage import Lineage
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.build_optimizer import set_learning_rate
 from minga.training.replica.flat_vector import ParameterVector
@@ -28,7 +29,6 @@ from minga.training.replica.host_memory import HostMemory
 from minga.training.replica.optimizer_check import check_model, check_optimizer, check_plain_descent, check_scheduler
 from minga.training.replica.trained_record import SAMPLES, ModelWatch, TrainedRecord, record_of, trained_parameters
 from minga.training.replica.update_rules import RuledModel, UpdateRules
-from minga.training.state.lineage import Lineage
 from minga.training.state.manifest import Manifest
 from minga.training.state.scalars import strategy_of
 from minga.training.state.sketch import Sketch, sketch_of

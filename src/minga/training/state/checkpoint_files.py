@@ -26,8 +26,8 @@ from msgspec.structs import replace
 from safetensors import SafetensorError, safe_open
 
 from minga.core.decoding import DECODING_ERRORS, decode_json
+from minga.training.lineage import Lineage
 from minga.training.state.complete_checkpoints import MANIFEST_NAME
-from minga.training.state.lineage import Lineage
 from minga.training.state.manifest import FORMAT, MAX_MANIFEST_BYTES, Manifest, build_manifest
 from minga.training.state.scalars import Json, canonical_json
 from minga.training.state.snapshot import DTYPE_NAMES, DTYPES, StateSnapshot, TensorEntry, layout_bytes

@@ -23,9 +23,9 @@ from pathlib import Path
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.units import format_size
 from minga.identity.keys.file_lock import FileLock
+from minga.training.lineage import Lineage
 from minga.training.state.checkpoint_files import Checkpoint, flush_folder, read_checkpoint, write_checkpoint
 from minga.training.state.complete_checkpoints import complete_checkpoints, folder_name
-from minga.training.state.lineage import Lineage
 from minga.training.state.manifest import Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot
 

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from minga.averaging.codecs.tensor_bytes import as_bytes
-from minga.training.state.lineage import UNFOUNDED, Lineage
+from minga.training.lineage import UNFOUNDED, Lineage
 from minga.training.state.scalars import Json
 from minga.training.state.state_memory import PIECE_BYTES, StateMemory
 

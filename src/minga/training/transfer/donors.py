@@ -1,7 +1,7 @@
 """Asking donors what state they have, and choosing one.
 
 Donors are asked all at once. Each votes for the states that it holds ready; the state with most votes wins, then the
-one of the higher standing (`minga.training.state.lineage`), then the organiser's, then that of the peer with the lowest
+one of the higher standing (`minga.training.lineage`), then the organiser's, then that of the peer with the lowest
 id. States that do not descend from the run's founding, or of a lower standing than is wanted, are left out. As soon as
 more than half of all donors agree, the others get `GRACE_S` more to answer.
 """
@@ -19,7 +19,7 @@ from minga.core.errors import ProtocolError, RemoteError, StateMismatchError, Un
 from minga.core.events.training import StateDonorDropped
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
-from minga.training.state.lineage import Lineage, Standing
+from minga.training.lineage import Lineage, Standing
 from minga.training.state.manifest import Manifest
 from minga.training.transfer.messages import (
     BOUNDARY_WAIT_S,

@@ -15,7 +15,7 @@ import msgspec
 
 from minga.core.errors import SilentError
 from minga.network.interface import PeerId
-from minga.training.state.lineage import Lineage
+from minga.training.lineage import Lineage
 from minga.training.state.manifest import MAX_MANIFEST_BYTES, MAX_STATE_BYTES, MAX_STEP, Digest
 
 DESCRIBE, MANIFEST, CHUNKS = "state.describe", "state.manifest", "state.chunks"

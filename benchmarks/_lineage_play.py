@@ -1,0 +1,229 @@
+"""One seeded story of how peers of a simulated run come, load, die and come back, and whose weights it ends with.
+
+Each peer builds a model of its own: one of its parameters, the mark, names the peer that made it, and no gradient moves
+it. So whoever trains or takes over a state shows where that came from, whatever the code says of it. The first peer is
+the organiser. It may be the last that has loaded its model, leave or be killed at any phase of a step, and come back
+from its last checkpoint, sooner or later; and so may the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from benchmarks._partition_play import LIMIT_S, spec_of
+from minga.core.errors import LocalError
+from minga.core.events.bus import Event
+from minga.core.spec.run_spec import RunSpec
+from minga.network.virtual.internet import HostSettings
+from minga.optim.sgd import SGD
+from minga.simulation import run_virtual
+from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
+from minga.training.replica.replica import Replica
+
+MOMENTS = ("step.applied", "round.begun", "round.reduced")
+MICRO_BATCH, MICRO_BATCH_S = 4, (0.2, 0.4)
+RATE = 1e6
+SLOWEST_LOAD_S = 15.0
+LONGEST_AWAY_S = 20.0
+ACTS_S = 30.0
+"""Seconds in which peers come, go and come back."""
+QUIET_S = 30.0
+"""Seconds that follow, in which nothing more happens."""
+ORGANISER = 0
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A peer is killed, or `says_goodbye`, at the first `moment` of any peer `at_s` seconds after the beginning or
+    later, and comes back `away_s` seconds later, or not at all.
+    """
+
+    peer: int
+    moment: str
+    at_s: float
+    says_goodbye: bool
+    away_s: float | None
+
+
+@dataclass(frozen=True)
+class Story:
+    """All that a seed decides: when each peer joins, for how long it loads then, and who is lost when."""
+
+    seed: int
+    joins_s: tuple[float, ...]
+    loads_s: tuple[float, ...]
+    losses: tuple[Loss, ...]
+
+    @classmethod
+    def drawn(cls, seed: int) -> Story:
+        """The story of a seed."""
+        rng = random.Random(f"minga lineage {seed}")
+        peers = rng.choice((2, 2, 3, 3, 4, 5))
+        joins = [0.0, *(rng.choice((0.1, rng.uniform(0.0, 20.0))) for _ in range(peers - 1))]
+        loads = [rng.choice((0.0, rng.uniform(0.0, SLOWEST_LOAD_S))) for _ in range(peers)]
+        losses = []
+        for _ in range(rng.choice((0, 1, 1, 2, 3))):
+            peer = ORGANISER if rng.random() < 0.6 else rng.randrange(peers)
+            away = None if peer != ORGANISER and rng.random() < 0.3 else rng.uniform(0.5, LONGEST_AWAY_S)
+            losses.append(Loss(peer, rng.choice(MOMENTS), rng.uniform(1.0, ACTS_S), rng.random() < 0.4, away))
+        return cls(seed, tuple(joins), tuple(loads), tuple(sorted(losses, key=lambda loss: loss.at_s)))
+
+
+@dataclass
+class Ending:
+    """What one story came to."""
+
+    story: Story
+    foreign: tuple[str, ...] = ()
+    """Peers that trained with weights that do not come from the organiser."""
+    apart: tuple[str, ...] = ()
+    """The groups of peers that trained side by side at the end, if there was more than one."""
+    idle: tuple[str, ...] = ()
+    """Peers that did not train at the end although a peer that has the organiser's weights did."""
+    lost_steps: int = 0
+    """By how many steps the organiser's state went back at most."""
+    errors: list[str] = field(default_factory=list)
+
+
+class StoryPlay:
+    """One story on a running virtual loop."""
+
+    def __init__(self, story: Story) -> None:
+        self._story, self._rng = story, random.Random(story.seed)
+        self._made = 0
+        spec = spec_of(2 * MICRO_BATCH * len(story.joins_s))
+        self._swarm = Swarm(
+            spec.published({}), seed=story.seed, make_replica=self._make, gradient=_pull, checkpoint_every=3
+        )
+        self._waiting = list(story.losses)
+        self._foreign: dict[str, None] = {}
+        self._newest: dict[str, int] = {}
+        self._last_s: dict[str, float] = {}
+        self._rounds: dict[str, list[tuple[float, str]]] = defaultdict(list)
+        self._lost_steps = 0
+
+    async def run(self) -> Ending:
+        """Play it, and judge."""
+        ending = Ending(self._story)
+        for index, at_s in enumerate(self._story.joins_s):
+            if index == ORGANISER:
+                self._add(index)
+            else:
+                _later(at_s, lambda index=index: self._add(index))  # type: ignore[misc]
+        await asyncio.sleep(ACTS_S + SLOWEST_LOAD_S + LONGEST_AWAY_S + QUIET_S)
+        self._judge(ending)
+        await self._swarm.close()
+        return ending
+
+    def _make(self, spec: RunSpec) -> Replica:
+        """A model of random weights, marked with the number of the peer that is made now; a restart makes another."""
+        torch.manual_seed(1000 * self._story.seed + self._made)
+        self._made += 1
+        model = torch.nn.Linear(4, 2)
+        model.register_parameter("mark", torch.nn.Parameter(torch.tensor([float(self._made)])))
+        return Replica(spec, SGD(model.parameters(), lr=0.1), model=model)
+
+    def _add(self, index: int) -> None:
+        host = HostSettings(RATE, RATE, self._rng.uniform(0.02, 0.06))
+        trainer = TrainerSettings(MICRO_BATCH, self._rng.uniform(*MICRO_BATCH_S), jitter=0.1)
+        peer = self._swarm.add(host, trainer, name=f"peer-{index}", load_s=self._story.loads_s[index])
+        self._watch(peer)
+
+    def _watch(self, peer: SimulatedPeer) -> None:
+        peer.session.events.subscribe(lambda event: self._hear(peer, event))
+
+    def _hear(self, peer: SimulatedPeer, event: Event) -> None:
+        if event.kind == "round.reduced":
+            self._rounds[peer.name].append((event.time, str(event.fields["round"])))
+        if event.kind == "step.applied":
+            self._last_s[peer.name] = event.time
+            if _mark(peer) != 1.0:  # the organiser's peer is the first that is made
+                self._foreign[peer.name] = None
+            if peer.name == f"peer-{ORGANISER}":
+                self._lost_steps = max(self._lost_steps, self._newest.get(peer.name, 0) - peer.replica.step)
+                self._newest[peer.name] = peer.replica.step
+        for loss in [each for each in self._waiting if each.at_s <= event.time and each.moment == event.kind]:
+            name = f"peer-{loss.peer}"
+            if name in self._swarm.peers and not self._swarm.peers[name].is_gone:
+                self._waiting.remove(loss)
+                _later(0.0, lambda loss=loss, name=name: self._lose(loss, name))  # type: ignore[misc]
+
+    def _lose(self, loss: Loss, name: str) -> None:
+        peer = self._swarm.peers[name]
+        if peer.is_gone:
+            return
+        if loss.says_goodbye:
+            self._ending = asyncio.get_running_loop().create_task(self._leave(peer))
+        else:
+            self._swarm.internet.kill(name)
+        if loss.away_s is not None:
+            _later(loss.away_s + 1.0, lambda: self._come_back(name))
+
+    async def _leave(self, peer: SimulatedPeer) -> None:
+        await peer.session.close()
+        if not peer.is_gone:
+            self._swarm.internet.kill(peer.name)
+
+    def _come_back(self, name: str) -> None:
+        if self._swarm.peers[name].is_gone:
+            self._watch(self._swarm.restart(name))
+
+    def _judge(self, ending: Ending) -> None:
+        living = [peer for peer in self._swarm.alive() if peer.error is None]
+        now = asyncio.get_running_loop().time()
+        trained = [peer for peer in living if now - self._last_s.get(peer.name, -QUIET_S) < QUIET_S / 2]
+        ending.foreign = tuple(self._foreign)
+        groups = self._groups([peer.name for peer in trained], now)
+        ending.apart = tuple(" ".join(sorted(group)) for group in groups) if len(groups) > 1 else ()
+        has_state = any(_mark(peer) == 1.0 and peer.replica.step for peer in living)
+        ending.idle = tuple(peer.name for peer in living if has_state and peer not in trained)
+        ending.lost_steps = self._lost_steps
+        ending.errors = [f"{peer.name}: {peer.error!r}" for peer in self._swarm.alive() if peer.error]
+
+    def _groups(self, names: list[str], now: float) -> list[set[str]]:
+        """Those that took part in common rounds lately."""
+        groups: list[tuple[set[str], set[str]]] = []
+        for name in names:
+            rounds = {round_id for time, round_id in self._rounds[name] if time > now - QUIET_S / 3}
+            joined = [group for group in groups if group[1] & rounds]
+            groups = [group for group in groups if group not in joined]
+            groups.append(({name}.union(*(each for each, _ in joined)), rounds.union(*(each for _, each in joined))))
+        return [members for members, _ in groups]
+
+
+def _mark(peer: SimulatedPeer) -> float:
+    tensors = peer.replica.tensors()
+    return float(next(tensor for name, tensor in tensors.items() if name.endswith("mark")))
+
+
+def _pull(peer: SimulatedPeer, samples: int) -> float:
+    generator = torch.Generator().manual_seed(peer.samples_done * 1009 + int(peer.network.peer_id[:8], 16))
+    for parameter in peer.replica.vector.parameters():
+        is_mark = parameter.numel() == 1
+        parameter.grad = torch.zeros(1) if is_mark else parameter.detach() - torch.randn(1, generator=generator)
+    return float(samples)
+
+
+def play_story(seed: int) -> Ending:
+    """Play the story of a seed to its end."""
+
+    async def main() -> Ending:
+        return await StoryPlay(Story.drawn(seed)).run()
+
+    try:
+        return run_virtual(main(), limit_s=LIMIT_S)
+    except LocalError as error:  # a deadlock, or no end
+        return Ending(Story.drawn(seed), errors=[f"{type(error).__name__}: {error}"])
+
+
+def _later(seconds: float, action: Callable[[], object]) -> None:
+    """Do something that belongs to no simulated peer after some virtual seconds."""
+    asyncio.get_running_loop().call_later(seconds, action, context=contextvars.Context())
