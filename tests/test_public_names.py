@@ -30,6 +30,7 @@ NAMES = [
     "SilentError",
     "StateMismatchError",
     "StorageError",
+    "UnfitError",
     "UnreachableError",
     "host",
     "join",

@@ -22,9 +22,7 @@ from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, p
 TOKENS_REFUSED = "the run counts samples, this program counts tokens"
 
 
-def replicas(
-    *units: str, width: int = 6, kind: type[torch.optim.Optimizer] = SGD
-) -> Callable[..., Replica]:
+def replicas(*units: str, width: int = 6, kind: type[torch.optim.Optimizer] = SGD) -> Callable[..., Replica]:
     """One after the other, each that counts what its unit says."""
     left = list(units)
 

@@ -1,7 +1,7 @@
 """The tensors of a model by name, whatever wraps the model on some peers, and in an order that no program chooses.
 
-Theory of operation. Peers of one run may write the same model in other ways: one compiles a layer (`_orig_mod.`), one
-wraps a part in `DistributedDataParallel` (`module.`), one lists its layers in another order. What they average and
+Theory of operation. Peers of one run may write the same model in other ways: one compiles a layer ("_orig_mod."), one
+wraps a part in `DistributedDataParallel` ("module."), one lists its layers in another order. What they average and
 share is therefore named and ordered by the network itself. What a wrapper adds to a name is left out, also in the
 middle of it, and names are sorted as people do: `layers.2` comes before `layers.10`, so that layers keep their order.
 """
