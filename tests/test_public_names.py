@@ -31,6 +31,7 @@ NAMES = [
     "SilentError",
     "StateMismatchError",
     "StorageError",
+    "UnfitError",
     "UnreachableError",
     "host",
     "join",

@@ -1,7 +1,7 @@
 """minga: train one neural network together with people you do not know, over the internet.
 
 peer = minga.join(link)
-optimizer = minga.Optimizer(minga.optim.AdamW(model.parameters()), peer)
+optimizer = minga.Optimizer(minga.optim.AdamW(model.parameters()), peer, model=model)
 """
 
 from importlib import import_module
@@ -24,6 +24,7 @@ from minga.core.errors import (
     SilentError,
     StateMismatchError,
     StorageError,
+    UnfitError,
     UnreachableError,
 )
 from minga.core.events.bus import Event
@@ -59,6 +60,7 @@ __all__ = [
     "SilentError",
     "StateMismatchError",
     "StorageError",
+    "UnfitError",
     "UnreachableError",
     "host",
     "join",

@@ -52,7 +52,7 @@ def rounding_replicas(
 def learn(peer: SimulatedPeer, samples: int) -> None:
     """The gradient of a regression on random data."""
     generator = torch.Generator().manual_seed(peer.samples_done * 1009 + int(peer.network.peer_id[:8], 16))
-    weight, bias = parameters(peer)
+    bias, weight = parameters(peer)
     inputs = torch.randn(samples, weight.shape[1], generator=generator)
     error = inputs @ weight.detach().T + bias.detach() - inputs[:, :3].cumsum(1)
     weight.grad, bias.grad = error.T @ inputs / samples, error.mean(0)
@@ -60,7 +60,7 @@ def learn(peer: SimulatedPeer, samples: int) -> None:
 
 def loss_of(peer: SimulatedPeer) -> float:
     """The mean squared error on data that no peer trains on."""
-    weight, bias = (each.detach() for each in parameters(peer))
+    bias, weight = (each.detach() for each in parameters(peer))
     inputs = torch.randn(256, weight.shape[1], generator=torch.Generator().manual_seed(5))
     return float(((inputs @ weight.T + bias - inputs[:, :3].cumsum(1)) ** 2).mean())
 

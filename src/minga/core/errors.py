@@ -3,6 +3,7 @@
     MingaError
     ├── LocalError                this machine, its user or its settings
     │   ├── ConfigurationError    a run spec, an option or an argument is not acceptable
+    │   │   └── UnfitError        what this program trains is something else than what the run trains
     │   ├── LinkError             a link cannot be read
     │   ├── IdentityError         a key file cannot be used
     │   ├── StorageError          the disk refused a checkpoint or a cache
@@ -37,6 +38,10 @@ class LocalError(MingaError):
 
 class ConfigurationError(LocalError):
     """A run spec, an option or an argument is not acceptable; the message names the field."""
+
+
+class UnfitError(ConfigurationError):
+    """This program trains something else than its run, or something else than it began with; the message names it."""
 
 
 class LinkError(LocalError):

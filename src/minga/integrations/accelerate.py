@@ -11,16 +11,19 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator, skip_first_batches
+from accelerate.utils import broadcast_object_list
 from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
+from minga.integrations.data_order import order_by, seed_of, streams_of
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
 from minga.integrations.place import RunPlace, enter
 from minga.integrations.tally import Tally, batch_size_of
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
+from minga.training.replica.trained_record import SAMPLES
 
 WITHOUT_SHARDS = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU")
 """Ways of Accelerate in which each process has the whole model."""
@@ -79,6 +82,7 @@ def prepare(
     *,
     options: PeerOptions | None = None,
     weigh: Callable[[Any], int] = batch_size_of,
+    unit: str | None = None,
 ) -> Prepared:
     """Join the run of `link` (or take the program's peer), and prepare these as `accelerator.prepare` does.
 
@@ -87,7 +91,9 @@ def prepare(
     run spec says (`optimizer.max_grad_norm`): `accelerator.clip_grad_norm_` returns the norm and no longer clips.
 
     `weigh` says what a batch counts for, by default its samples. Where the loss is a mean over target tokens it is to
-    return their number. Of the micro-batches of one optimizer call each counts alike in the gradient, which is
+    return their number, and `unit` is "tokens": the word for what it counts, which is needed with it and is the same on
+    all peers. A stream (`IterableDataset`) is put into an order of this peer's own, as far as its class has a way for
+    that. Of the micro-batches of one optimizer call each counts alike in the gradient, which is
     Accelerate's way; a last call with fewer of them is scaled to their mean.
 
     Returns when this peer has the run's current state. Raises what `minga.join` raises, and `ConfigurationError` for
@@ -100,9 +106,14 @@ def prepare(
         )
     if getattr(accelerator.backward, "joined", False):
         raise ConfigurationError("this Accelerator takes part in a run already; put all parameters into one optimizer")
+    if unit is None and weigh is not batch_size_of:
+        raise ConfigurationError(
+            'weigh=... counts what this program says: say what that is, as with unit="tokens" or unit="samples", the '
+            "same on all peers"
+        )
     place = enter(link, options, is_first=accelerator.is_main_process)
     try:
-        return _prepared(accelerator, place, model, optimizer, loader, scheduler, weigh)
+        return _prepared(accelerator, place, model, optimizer, loader, scheduler, weigh, unit or SAMPLES)
     except BaseException:
         place.leave()
         raise
@@ -116,11 +127,15 @@ def _prepared(
     loader: Any,
     scheduler: LRScheduler | None,
     weigh: Callable[[Any], int],
+    unit: str,
 ) -> Prepared:
     tally = Tally()
+    (seed,) = broadcast_object_list([0 if place.peer is None else seed_of(place.peer)])
+    for dataset in streams_of(loader):
+        order_by(seed, dataset)
     joined = JoinedOptimizer(optimizer, tally)
     model, accelerated, loader = accelerator.prepare(model, joined, loader)
-    joined.begin(place, model=model, scheduler=scheduler)
+    joined.begin(place, model=model, scheduler=scheduler, unit=unit)
     tally.window = accelerator.gradient_accumulation_steps
     _listen(accelerator, tally)
     return Prepared(model, accelerated, CountedLoader(loader, joined, weigh, place.peer), GlobalSchedule(joined))

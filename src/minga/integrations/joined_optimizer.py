@@ -17,6 +17,7 @@ from minga.core.events.training import MemberDiverged
 from minga.integrations.place import RunPlace
 from minga.integrations.tally import Tally
 from minga.training.optimizer import Optimizer
+from minga.training.replica.trained_record import SAMPLES
 
 logger = logging.getLogger("minga.integrations")
 
@@ -68,28 +69,38 @@ class JoinedOptimizer(torch.optim.Optimizer):
         self._show()
 
     def begin(
-        self, place: RunPlace, *, model: torch.nn.Module | None = None, scheduler: LRScheduler | None = None
+        self,
+        place: RunPlace,
+        *,
+        model: torch.nn.Module | None = None,
+        scheduler: LRScheduler | None = None,
+        unit: str = SAMPLES,
     ) -> Optimizer:
         """Take part from now on; returns when the run's current state is here. Gradients are clipped as the run spec
-        says (`optimizer.max_grad_norm`).
+        says (`optimizer.max_grad_norm`). `unit` is what the tally counts.
 
         Raises `ConfigurationError` if it has begun before, or for what `minga.Optimizer` refuses.
         """
-        if self.joined is not None:
-            raise ConfigurationError(
-                "training has begun in this run before; make the framework's objects anew, and join"
-            )
+        self.require_new()
         self.joined = Optimizer(
             self.inner,
             place.peer,
             model=model,
             scheduler=scheduler,
             max_grad_norm=place.spec.optimizer.max_grad_norm,
+            unit=unit,
         )
         if place.peer is not None:
             place.peer.subscribe(DivergenceWarning(place.spec.state.digest_every).on_event)
         self._show()
         return self.joined
+
+    def require_new(self) -> None:
+        """Raise `ConfigurationError` if training has begun in the run before."""
+        if self.joined is not None:
+            raise ConfigurationError(
+                "training has begun in this run before; make the framework's objects anew, and join"
+            )
 
     def figures(self) -> dict[str, float]:
         """The state of the run for the framework's logs: `run_step`, `run_peers`, and `run_loss` once it is known.

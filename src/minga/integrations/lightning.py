@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
+from minga.integrations.data_order import order_by, seed_of, streams_of
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
 from minga.integrations.place import RunPlace, enter
@@ -57,7 +58,8 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
     The runs are joined when `fit` sets up, and left when it ends. Optimizers and schedulers are those of
     `configure_optimizers`, the same on all peers; schedulers count global steps. Gradients are clipped after averaging,
     as the run spec says (`optimizer.max_grad_norm`), and the Trainer's own clipping is off. `fit` ends when the runs
-    end. `fit(ckpt_path=...)` goes on with the Trainer's data and counters, and with the state of the run; a run that
+    end. A stream (`IterableDataset`) is put into an order of this peer's own, as far as its class has a way for that.
+    `fit(ckpt_path=...)` goes on with the Trainer's data and counters, and with the state of the run; a run that
     begins takes the state of the checkpoint.
 
     With manual optimization each step of an optimizer counts the batches that went through backward since its last
@@ -130,6 +132,10 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
     def on_train_start(self) -> None:
         """Model and optimizers are in place, and a checkpoint loaded: get the state of the runs."""
         super().on_train_start()
+        peer = self._places[0].peer
+        for dataset in streams_of(self.lightning_module.trainer.train_dataloader):
+            if peer is not None:
+                order_by(seed_of(peer), dataset)
         for optimizer, place, part, schedule in zip(
             self._joined, self._places, self._parts, self._schedules, strict=True
         ):

@@ -23,12 +23,14 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
+from minga.integrations.data_order import seed_of, shuffled_by
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
 from minga.integrations.place import RunPlace, enter
 from minga.integrations.tally import Tally, batch_size_of
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
+from minga.training.replica.trained_record import SAMPLES, TOKENS
 
 logger = logging.getLogger("minga.integrations")
 
@@ -39,7 +41,9 @@ def join(trainer: Trainer, link: Link | str | Peer | None, options: PeerOptions 
     Optimizer, learning rate, warm-up and schedule are those of the Trainer and its arguments, the same on all peers;
     steps of the schedule are global steps, to the run's last one. Gradients are clipped after averaging, as the run
     spec says (`optimizer.max_grad_norm`), and the Trainer's own clipping is off. The data is shuffled by a seed of this
-    peer's own, unless `data_seed` is set.
+    peer's own, unless `data_seed` is set; a stream (`IterableDataset`) is put into an order of this peer's own, as far
+    as its class has a way for that. The state of the run comes with the first batch, which also shows whether the
+    Trainer counts samples or target tokens.
 
     `train()` ends when the run ends, or earlier as the arguments say; a peer that was joined here then leaves. With
     intervals in steps, the run's last state is evaluated and saved as the Trainer does at `max_steps`.
@@ -87,7 +91,7 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, trainer: Trainer, place: RunPlace) -> None:
         self._trainer, self._place = trainer, place
-        self._tally, self._has_ended = Tally(), False
+        self._tally, self._has_ended, self._unit = Tally(), False, SAMPLES
         self._own_batches, self._own_step, self._own_log = trainer.get_batch_samples, trainer.training_step, trainer.log
         self._own_train = trainer.train
         inner = trainer.create_optimizer()
@@ -114,8 +118,9 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
         trainer.train = self._train
         if trainer.args.data_seed is None:
             peer = self._place.peer
-            seed = broadcast_object_list([0 if peer is None else int(peer.peer_id[:8], 16)])
-            trainer.args.data_seed = trainer.accelerator.dataloader_config.data_seed = seed[0]
+            (seed,) = broadcast_object_list([0 if peer is None else seed_of(peer)])
+            trainer.args.data_seed = trainer.accelerator.dataloader_config.data_seed = seed
+            trainer.train_dataset = shuffled_by(seed, trainer.train_dataset)
 
     # ---- in the place of the Trainer's methods
 
@@ -127,13 +132,28 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
 
     def _batches(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
         batches, items = self._own_batches(epoch_iterator, num_batches, device)
+        unit = self._unit_of(batches, items)
+        if self.optimizer.joined is None and batches:
+            self._begin(unit)
+        elif batches and unit != self._unit:
+            raise ConfigurationError(
+                f"the Trainer counted {self._unit} in its batches, and counts {unit} in this one: the run has one "
+                "unit, so all batches need labels, or none"
+            )
         self._tally.clear()
         self._tally.begin(self._weight(batches, items))  # of all micro-batches; counted at the loss of the first
         return batches, items
 
+    def _unit_of(self, batches: list[Any], items: torch.Tensor | int | None) -> str:
+        """What the loss of these batches is a mean over. With one label for each sample there are as many of both."""
+        if items is None or getattr(self._trainer, "loss_is_scaled_for_ga", None) is False:
+            return SAMPLES
+        labels = (batch["labels"] for batch in batches)
+        return SAMPLES if all(each.numel() == len(each) for each in labels) else TOKENS
+
     def _weight(self, batches: list[Any], items: torch.Tensor | int | None) -> int:
-        """What the loss of these batches is a mean over: their target tokens, if the Trainer counted `items`, else
-        their samples; of several processes, this one's share.
+        """How many of these there are: target tokens, if the Trainer counted `items`, else samples; of several
+        processes, this one's share.
         """
         trainer, arguments = self._trainer, self._trainer.args
         if items is None or getattr(trainer, "loss_is_scaled_for_ga", None) is False:
@@ -143,6 +163,13 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
             return tokens * max(1, int(arguments.n_gpu))
         processes, own = int(arguments.world_size), int(arguments.process_index)
         return tokens // processes + (own < tokens % processes)
+
+    def _begin(self, unit: str) -> None:
+        """The model is in place, an earlier checkpoint loaded and a batch at hand: get the state of the run."""
+        self._unit = unit
+        wrapped = self._trainer.model_wrapped
+        model = wrapped if isinstance(wrapped, DistributedDataParallel) else self._trainer.model
+        self.optimizer.begin(self._place, model=model, scheduler=self._schedule, unit=unit)
 
     def _step(self, *arguments: Any, **named: Any) -> torch.Tensor:
         loss: torch.Tensor = self._own_step(*arguments, **named)
@@ -155,10 +182,8 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
     # ---- the Trainer's events
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """The model is in place, and an earlier checkpoint loaded: get the state of the run."""
-        wrapped = self._trainer.model_wrapped  # the others of its wrappers rename parameters
-        model = wrapped if isinstance(wrapped, DistributedDataParallel) else self._trainer.model
-        self.optimizer.begin(self._place, model=model, scheduler=self._schedule)
+        """The run's state comes with the first batch; a Trainer takes it once."""
+        self.optimizer.require_new()
 
     def on_step_end(
         self, arguments: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

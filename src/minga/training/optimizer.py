@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import operator
 import time
@@ -28,6 +29,7 @@ from minga.training.ranks.rank_replicas import FollowerReplica, LeaderReplica
 from minga.training.ranks.replica_choice import make_replica, trains_shards
 from minga.training.ranks.sharded_replicas import ShardedFollower, ShardedReplica
 from minga.training.replica.buffers import averaged_buffers
+from minga.training.replica.trained_record import SAMPLES
 from minga.training.replica.update_rules import UpdateRules
 from minga.training.status.metrics_publisher import METRICS_PERIOD_S
 
@@ -37,6 +39,8 @@ IDLE_S = 0.02
 """Longest pause, in seconds, of a thread that has nothing to do but wait."""
 
 MAX_MICRO_BATCH = 1 << 24
+
+logger = logging.getLogger("minga.training")
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -56,19 +60,23 @@ class Optimizer(torch.optim.Optimizer):
         that themselves. Of a sharded model each rank trains, sends and keeps its own shard (docs/torchrun.md).
     target_batch_size: samples per global step, or "auto"; None takes the run spec's, anything else must agree with it.
     scheduler: a learning-rate scheduler of `optimizer`, advanced once per global step; do not step it yourself.
-    model: gives the parameters their names in checkpoints, and its buffers to the buffers policy of the run spec.
+    model: gives the parameters their names, by which peers average them, and its buffers to the buffers policy of the
+        run spec; what it has frozen is compared between peers. Without it none of that can be.
     max_grad_norm: clip the norm of the averaged gradient, by the same number on all peers; None takes the run spec's,
         or with recipe "custom" does not clip.
     rules: which parameters of `model` rest at a step, and what becomes of them after an update; the same on all peers.
     samples_per_step: the samples of each micro-batch, or a function that is asked for them after each, for loops that
         call `step` without `samples`.
+    unit: the word for what `samples` counts, as the target batch size does: "tokens" where the loss is a mean over
+        target tokens. It is that of the run's first peer; one with another is refused.
     offload: update parameters in RAM, where all stays that `optimizer` keeps; this peer's own affair. The device holds
         parameters and gradients. In a peer of several processes it is refused.
 
-    The constructor returns when this peer has the swarm's current state; of learning rates it takes those of the run.
-    Raises `ConfigurationError` for arguments that disagree with the run, its spec or each other. With
-    `torch.amp.GradScaler`, call `scaler.step(opt, samples=...)`: a micro-batch that overflowed is left out, and the
-    scale shrinks.
+    The constructor returns when this peer has the swarm's current state; learning rates and other numbers of parameter
+    groups are those of the run. Raises `ConfigurationError` for arguments that disagree with the run, its spec or each
+    other, and `UnfitError`, one of these, where this program trains something else than the run; later too, if layers
+    of `model` are replaced or added meanwhile. With `torch.amp.GradScaler`, call `scaler.step(opt, samples=...)`: a
+    micro-batch that overflowed is left out, and the scale shrinks.
     """
 
     def __init__(
@@ -82,6 +90,7 @@ class Optimizer(torch.optim.Optimizer):
         max_grad_norm: float | None = None,
         rules: UpdateRules | None = None,
         samples_per_step: SupportsIndex | Callable[[], SupportsIndex] | None = None,
+        unit: str = SAMPLES,
         offload: bool = False,
     ) -> None:
         if isinstance(optimizer, Optimizer):
@@ -117,8 +126,14 @@ class Optimizer(torch.optim.Optimizer):
             scheduler=scheduler,
             max_grad_norm=_norm(max_grad_norm, spec),
             rules=rules,
+            unit=unit,
             offload=offload,
         )
+        if model is None:
+            logger.warning(
+                "minga.Optimizer was made without model=: peers compare neither what this program's model has frozen "
+                "nor its buffers, and tell layers by their places in the optimizer where it was not given their names"
+            )
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.inner, self.scheduler, self.peer = optimizer, scheduler, peer
         self.param_groups, self.state, self.defaults = optimizer.param_groups, optimizer.state, optimizer.defaults

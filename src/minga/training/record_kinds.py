@@ -22,6 +22,7 @@ from minga.network.rpc.handshake import Word
 from minga.training.lineage import Lineage
 
 MAX_SKETCH_NUMBERS = 32
+MAX_WHY_CHARACTERS = 400
 
 Status = Literal["training", "syncing", "averaging", "paused", "finished"]
 
@@ -50,13 +51,23 @@ class StateInfo(Payload, frozen=True):
     """Name "state": digest (64 hexadecimal digits) of the owner's training state after `step`.
 
     Where the owner's optimizer may round differently from those of others: the `sketch` of its parameters
-    (`minga.training.state.sketch`), and how far from them others may be that count as the same (L2 distance).
+    (`minga.training.state.sketch`), how far from them others may be that count as the same (L2 distance), and what
+    stands for the record of what it trains (`minga.training.replica.trained_record`), which has to be the same.
     """
 
     step: Count
     digest: Digest
     sketch: Annotated[tuple[Number, ...], msgspec.Meta(max_length=MAX_SKETCH_NUMBERS)] = ()
     tolerance: Amount = 0.0
+    trains: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{32})?\Z")] = ""
+
+
+class Unfit(Payload, frozen=True):
+    """Name "unfit": the owner takes part in no step, since its program trains something else than the run; `why` says
+    what, in its own words.
+    """
+
+    why: Annotated[str, msgspec.Meta(max_length=MAX_WHY_CHARACTERS)]
 
 
 class Metrics(Payload, frozen=True):
@@ -84,11 +95,14 @@ class SplitServing(Payload, frozen=True):
     stands_by: bool = False
 
 
+UNFIT = Kind("unfit", 10, Unfit, 4 * MAX_WHY_CHARACTERS + 16, is_urgent=True)
+
 RUN_KINDS = NETWORK_KINDS.extended(
     Kind("progress", 2, Progress, 512),
     Kind("state", 3, StateInfo, 512),
     Kind("metrics", 4, Metrics, MAX_PAYLOAD_BYTES),
     LINKS,
     Kind("split", 9, SplitServing, 256),
+    UNFIT,
 )
 """What every peer of a run can say; a peer that knows more kinds extends it."""

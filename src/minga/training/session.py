@@ -22,10 +22,18 @@ from minga.averaging.solver.planner import divide
 from minga.averaging.strategy_choice import round_batch_range
 from minga.core.aio.disk_writes import DiskWrites
 from minga.core.aio.ending import end
-from minga.core.errors import ClosedError, ConfigurationError, MingaError, RejectedError, RemoteError, UnreachableError
+from minga.core.errors import (
+    ClosedError,
+    ConfigurationError,
+    MingaError,
+    RejectedError,
+    RemoteError,
+    UnfitError,
+    UnreachableError,
+)
 from minga.core.events.bus import EventBus
 from minga.core.events.network import PeerNotDialable
-from minga.core.events.training import AccessLost, MemberFailed, RunNobodyAnswers, SyncAdvanced
+from minga.core.events.training import AccessLost, MemberFailed, MemberUnfit, RunNobodyAnswers, SyncAdvanced
 from minga.core.rate_cap import RateCap
 from minga.core.refusal_code import RefusalCode
 from minga.core.spec.run_spec import RunSpec
@@ -58,7 +66,7 @@ from minga.training.life.state_sync import Download
 from minga.training.life.verified_member import VerifiedMember, VerifiedOptions
 from minga.training.receipts.book_file import BookFile
 from minga.training.receipts.receipts import Receipts
-from minga.training.record_kinds import RUN_KINDS, Progress
+from minga.training.record_kinds import MAX_WHY_CHARACTERS, RUN_KINDS, UNFIT, Progress, Unfit
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.transfer.donors import Wanted
@@ -67,6 +75,8 @@ from minga.training.transfer.server import StateServer
 
 SEE_OFF_S = 0.3
 """Longest time, in seconds, that others of the last round have to take over what this peer made in it."""
+MOST_UNFIT_TOLD = 100
+"""So many times a session tells that another's program does not fit: anybody can say it as often as he likes."""
 LEAVE_S = 0.8
 """Longest time, in seconds, that saying goodbye may take."""
 
@@ -139,6 +149,7 @@ class Session:
             authorizer=self.admission,
             kinds=settings.kinds,
         )
+        self.board.observe(self._note_unfit)
         self.admission.address_of = self.board.address_of
         self.gossip = Gossip(self.board, self.node, entries=self.entries)
         self.reachability = Reachability(self.node)
@@ -161,6 +172,7 @@ class Session:
         self._life: asyncio.Task[None] | None = None
         self._access_watch: AccessWatch | None = None
         self._started = False
+        self._unfit_told = 0
 
     @property
     @any_thread
@@ -419,10 +431,25 @@ class Session:
         try:
             await member.run(step)
         except MingaError as error:
-            self.events.emit(MemberFailed(why=str(error)))
+            self._give_up(str(error))
+            if isinstance(error, UnfitError):  # those who see it come and go hear why
+                self.board.put(Unfit(str(error)[:MAX_WHY_CHARACTERS]))
         except Exception as error:  # a mistake in the program: no other text would say where it was
             logger.exception("this peer's member of the run failed")
-            self.events.emit(MemberFailed(why=traceback.format_exception_only(error)[-1].strip()))
+            self._give_up(traceback.format_exception_only(error)[-1].strip())
+
+    def _give_up(self, why: str) -> None:
+        self.events.emit(MemberFailed(why=why))
+        self.board.retract(Progress)  # while the program lives on, no step is to wait for this peer
+
+    def _note_unfit(self, peer: PeerId, change: Change) -> None:
+        said = self.board.get(peer, Unfit) if change == UNFIT.name and peer != self.peer_id else None
+        if said is None or self._unfit_told >= MOST_UNFIT_TOLD:
+            return
+        self._unfit_told += 1
+        why = "".join(letter if letter.isprintable() else " " for letter in said.why)
+        self.events.emit(MemberUnfit(peer=peer, why=why))
+        logger.warning("peer %s cannot train in this run; it says: %s", peer[:10], why)
 
     def _downloader(self, replica: ReplicaInterface, port: GradientPort) -> Download:
         def note(progress: SyncProgress) -> None:

@@ -13,6 +13,7 @@ from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT
 from minga.averaging.codecs.round_vectors import LossySettings, RoundVectors
 from minga.core.spec.run_spec import RunSpec
 from minga.network.virtual.internet import HostSettings
+from minga.optim import SGD
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm, small_replica
 from minga.training.replica.replica import Replica
@@ -55,7 +56,7 @@ class HalfByHalf(Replica):
 def half_by_half(spec: RunSpec) -> Replica:
     torch.manual_seed(1)
     model = torch.nn.Linear(NUMEL, 1, bias=False)
-    return HalfByHalf(spec, torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    return HalfByHalf(spec, SGD(model.parameters(), lr=0.1), model=model)
 
 
 @pytest.fixture

@@ -379,9 +379,9 @@ def test_a_state_without_the_basis_does_not_fit() -> None:
     plain, sketched, other = (
         matrix_replica(make_spec(4, averaging={"sketch": each})) for each in ("identity", choice, choice)
     )
-    with pytest.raises(ConfigurationError, match="sketch/left is missing in the run"):
+    with pytest.raises(ConfigurationError, match="the run's state has no `sketch/right`"):
         sketched.restore(plain.capture())
-    with pytest.raises(ConfigurationError, match="sketch/left is float32"):
+    with pytest.raises(ConfigurationError, match="the run's state has `sketch/right` float32"):
         plain.restore(sketched.capture())
     projected: Any = sketched.project(normal(1, 48), 4, 0, "a round")
     sketched.expand(projected, 0, counted_in="a round")

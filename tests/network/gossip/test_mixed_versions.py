@@ -59,7 +59,7 @@ class LaterKinds(RecordKinds):
         return super().open(code, payload)
 
 
-LATER = LaterKinds(*RUN_KINDS, Kind("weather", 10, Weather, 128))
+LATER = LaterKinds(*RUN_KINDS, Kind("weather", 100, Weather, 128))
 
 
 def add_fields_to_messages(monkeypatch: pytest.MonkeyPatch, later: list[SimulatedPeer]) -> list[str]:
@@ -110,7 +110,7 @@ def test_two_versions_train_together(steps: int, monkeypatch: pytest.MonkeyPatch
         await assert_equal_states(swarm)
         for one in later:
             for other in swarm.peers.values():
-                said = other.session.board.store.owners[one.network.peer_id].entries[10]
+                said = other.session.board.store.owners[one.network.peer_id].entries[100]
                 assert said.is_opaque == (other not in later)
                 progress = other.session.board.get(one.network.peer_id, Progress)
                 assert progress is not None
@@ -148,7 +148,7 @@ def test_records_come_through_peers_that_cannot_read_them() -> None:
         assert not ends[0].node.is_connected(ends[1].peer_id)
         late = await swarm.add(kinds=LATER)  # enters by the one that cannot read it
         assert late.board.get(ends[0].peer_id, Weather) == Weather(49)
-        assert middle.board.store.owners[ends[0].peer_id].entries[10].is_opaque
+        assert middle.board.store.owners[ends[0].peer_id].entries[100].is_opaque
         assert all(peer.kinds("peer.offence") == peer.kinds("peer.cut_off") == [] for peer in swarm.peers)
         assert middle.kinds("peer.disconnected") == []
         await swarm.close()

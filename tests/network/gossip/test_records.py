@@ -186,13 +186,13 @@ def test_a_kind_that_would_collide_or_has_no_bound_is_not_taken(kind: Kind) -> N
 
 
 def test_a_signature_is_checked_without_knowing_the_kind() -> None:
-    later = RUN_KINDS.extended(Kind("later", 10, Later, 100))
-    told = records.make_record(KEY, "r", 10, NOW_MS, NOW_MS + 60_000, later.encode(Later("x")))
+    later = RUN_KINDS.extended(Kind("later", 100, Later, 100))
+    told = records.make_record(KEY, "r", 100, NOW_MS, NOW_MS + 60_000, later.encode(Later("x")))
     assert records.is_genuine(told, "r")
     assert later.open(told.code, told.payload) == Later("x")
     assert records.check_form(told, RUN_KINDS) is Verdict.NEW
-    assert not records.is_genuine(msgspec.structs.replace(told, code=11), "r")
-    with pytest.raises(ValueError, match="'#10': not known here"):
+    assert not records.is_genuine(msgspec.structs.replace(told, code=101), "r")
+    with pytest.raises(ValueError, match="'#100': not known here"):
         RUN_KINDS.open(told.code, told.payload)
 
 
@@ -274,5 +274,5 @@ def test_wrong_types_in_a_record_are_refused(field: int, value: object) -> None:
 
 def test_wire_codes_never_change() -> None:
     codes = {kind.name: kind.code for kind in RUN_KINDS}
-    names = ["address", "progress", "state", "metrics", "beat", "left", "links", "access", "split"]
+    names = ["address", "progress", "state", "metrics", "beat", "left", "links", "access", "split", "unfit"]
     assert codes == {name: code for code, name in enumerate(names, 1)}

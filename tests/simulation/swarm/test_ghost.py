@@ -213,7 +213,7 @@ def test_what_needs_numbers_is_refused() -> None:
     real = vector_replica(10)(make_spec(8))
     with pytest.raises(ConfigurationError, match="another model"):
         ghostly.check(build_manifest(real.capture()))
-    with pytest.raises(ConfigurationError, match="does not fit this model"):
+    with pytest.raises(ConfigurationError, match=r"one side names its tensors|this program.s has float32"):
         real.check(build_manifest(ghostly.capture()))
 
 

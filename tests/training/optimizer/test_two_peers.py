@@ -74,6 +74,37 @@ def test_two_peers_hold_the_same_model(host: MakePeer, tmp_path: Path, strategy:
     assert not [event for event in heard if event.kind in ("member.diverged", "member.failed")]
 
 
+class Ordered(nn.Module):
+    """Two layers of one shape, listed in an order that the program chooses."""
+
+    def __init__(self, *order: str) -> None:
+        super().__init__()
+        for name in order:
+            self.add_module(name, nn.Linear(6, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.head(torch.tanh(self.body(x))))
+
+
+def test_programs_that_list_their_layers_in_other_orders_come_through_one_door(host: MakePeer, tmp_path: Path) -> None:
+    """Gradients of different layers were averaged with one another, and nobody said so."""
+    models: list[nn.Module] = [Ordered("body", "head"), Ordered("head", "body")]
+    first = host(target_batch_size=32, stop_after_steps=30)
+    heard: list[Event] = []
+    first.subscribe(heard.append)
+    options = minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")
+    with minga.join(str(first.link), options) as guest:
+        one, other = live_together(first, lambda: guest, models)
+        assert one.digest() == other.digest()
+    for (name, value), (twin, same) in zip(
+        sorted(models[0].named_parameters()), sorted(models[1].named_parameters()), strict=True
+    ):
+        assert name == twin
+        assert torch.equal(value, same)
+    assert [event for event in heard if event.kind == "step.applied" and event.fields["members"] == 2]
+    assert not [event for event in heard if event.kind in ("member.diverged", "member.failed", "member.unfit")]
+
+
 def refused_newcomers() -> dict[str, tuple[Callable[[nn.Module], dict[str, Any]], str]]:
     adamw = torch.optim.AdamW
 
@@ -86,14 +117,20 @@ def refused_newcomers() -> dict[str, tuple[Callable[[nn.Module], dict[str, Any]]
         return {"optimizer": adamw(model.parameters())}
 
     return {
-        "shape": (wide, "0.weight is float32 [5, 6] in the run and float32 [7, 6] here (2 others differ)"),
-        "frozen": (frozen, "0.bias is trained in the run and frozen here (1 other differs)"),
-        "class": (lambda m: {"optimizer": torch.optim.SGD(m.parameters())}, "AdamW, and the optimizer here is SGD"),
-        "norm": (lambda m: {"optimizer": adamw(m.parameters()), "max_grad_norm": 0.1}, "and here it is 0.1"),
+        "shape": (wide, "the run's model has `0.weight` [5, 6], this program's has [7, 6] (2 others differ)"),
+        "frozen": (frozen, "`0.bias` is trained in the run and frozen in this program (and 1 other)"),
+        "class": (
+            lambda m: {"optimizer": torch.optim.SGD(m.parameters())},
+            "the run is trained by AdamW, this program's optimizer is SGD",
+        ),
+        "norm": (
+            lambda m: {"optimizer": adamw(m.parameters()), "max_grad_norm": 0.1},
+            "the run began with max_grad_norm=None, this program has 0.1",
+        ),
     }
 
 
-def test_a_newcomer_with_what_does_not_fit_gets_one_clear_error(host: MakePeer, tmp_path: Path) -> None:
+def test_a_newcomer_with_what_does_not_fit_gets_one_clear_error_at_the_door(host: MakePeer, tmp_path: Path) -> None:
     """Another shape named a bias first, and came with fifty lines of the inner workings of the peer; what does not show
     in shapes was taken, and dragged the run to the newcomer's state.
     """
@@ -109,6 +146,8 @@ def test_a_newcomer_with_what_does_not_fit_gets_one_clear_error(host: MakePeer, 
     thread = threading.Thread(target=live, daemon=True)
     thread.start()
     caught: dict[str, BaseException] = {}
+    heard: list[str] = []
+    first.subscribe(lambda event: heard.append(str(event.fields["why"])) if event.kind == "member.unfit" else None)
     try:
         for what, (make, _) in refused_newcomers().items():
             model = small_model()
@@ -122,4 +161,5 @@ def test_a_newcomer_with_what_does_not_fit_gets_one_clear_error(host: MakePeer, 
         thread.join(40)
     for what, (_, message) in refused_newcomers().items():
         assert message in str(caught[what])
+        assert any(message in each for each in heard), "the run's side hears the same"
         assert len(traceback.format_exception(caught[what])) < 10

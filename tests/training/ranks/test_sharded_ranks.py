@@ -248,5 +248,5 @@ def test_what_rank_0_cannot_do_ends_the_other_ranks_with_the_reason(tmp_path: Pa
     CheckpointStore(tmp_path / "before").save(state)
     ranks = [start(PEER, tmp_path, "sharded", "adamw", rank=rank, size=2) for rank in (0, 1)]
     leader, follower = (process.communicate(timeout=60)[1] for process in ranks)
-    assert "ConfigurationError: the state does not fit this model" in leader
-    assert "rank 0 of this peer ended: the state does not fit this model" in follower
+    assert "UnfitError: the run's model has no `0.weight`" in leader
+    assert "rank 0 of this peer ended: the run's model has no `0.weight`" in follower

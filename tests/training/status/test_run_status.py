@@ -343,7 +343,7 @@ def test_trouble_is_seen_in_every_display(kind: str) -> None:
         assert watcher.look().trouble is None
         events.emit(trouble(kind, "the disk [b] is\x1b[2J full"))
         status = watcher.look()
-        who = "p1: " if kind == "secure.banned" else ""
+        who = "p1: " if kind in ("member.unfit", "secure.banned") else ""
         seen = f"{MEANINGS[kind]}: {who}the disk [b] is [2J full"
         for view in (organiser_view(status, {}), volunteer_view(own_part(status, {}))):
             assert f"trouble 1 min 30 s ago: {seen}" in drawn(view)

@@ -73,6 +73,13 @@ class MemberFailed(EventData, kind="member.failed"):
     why: str
 
 
+class MemberUnfit(EventData, kind="member.unfit"):
+    """Another peer takes part in no step: its program trains something else than the run. `why` are its own words."""
+
+    peer: str
+    why: str
+
+
 class RunFinished(EventData, kind="run.finished"):
     """The last step of the run is applied."""
 

@@ -107,6 +107,8 @@ class SizeOnlyVector:
 class SizeOnlyReplica:
     """One peer's copy of a ghost model; see `ReplicaInterface`. Raises `ConfigurationError` if `spec` needs numbers."""
 
+    trains = ""
+
     def __init__(self, spec: RunSpec, model: SizeOnlyModel) -> None:
         if spec.averaging.average_parameters_every:
             raise ConfigurationError(

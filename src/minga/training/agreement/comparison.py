@@ -48,18 +48,19 @@ class StateMeasure:
             return StateInfo(step, digest)
         after = self._replica.sketch()
         tolerance = max(STEP_SHARE * distance(self._before, after), LAST_BITS * length(after))
-        return _told(step, digest, after, tolerance)
+        return self._told(step, digest, after, tolerance)
 
     def at_rest(self) -> StateInfo:
         """The same of a state that came by no step: it tolerates a few last bits only."""
         digest, step = self._replica.digest(), self._replica.step
         if not self._has_sketch:
             return StateInfo(step, digest)
-        return _told(step, digest, sketch := self._replica.sketch(), LAST_BITS * length(sketch))
+        return self._told(step, digest, sketch := self._replica.sketch(), LAST_BITS * length(sketch))
 
-
-def _told(step: int, digest: str, sketch: Sketch, tolerance: float) -> StateInfo:
-    return StateInfo(step, digest, sketch, tolerance) if math.isfinite(tolerance) else StateInfo(step, digest)
+    def _told(self, step: int, digest: str, sketch: Sketch, tolerance: float) -> StateInfo:
+        if not math.isfinite(tolerance):
+            return StateInfo(step, digest)
+        return StateInfo(step, digest, sketch, tolerance, self._replica.trains)
 
 
 @loop_bound

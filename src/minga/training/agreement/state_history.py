@@ -28,9 +28,13 @@ class Drift(NamedTuple):
 
 
 def is_same(one: StateInfo, other: StateInfo) -> bool:
-    """Whether two states of one step count as the same: up to rounding, where the optimizer does not exclude that."""
+    """Whether two states of one step count as the same: up to rounding, where the optimizer does not exclude that, and
+    of peers that train the same.
+    """
     if one.digest == other.digest:
         return True
+    if one.trains != other.trains:
+        return False
     tolerance = min(one.tolerance, other.tolerance)  # so that nobody widens that of others
     return bool(one.sketch) and distance(one.sketch, other.sketch) <= tolerance
 

@@ -18,12 +18,15 @@ peer of one process.
 from __future__ import annotations
 
 import atexit
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import msgspec
 import torch
 
 from minga.averaging.strategy_choice import StrategyChoice
+from minga.core.decoding import decode_json
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.training.ranks.process_group import DIGEST, GATHER, READ, STATE, Header, ProcessGroup
@@ -33,6 +36,7 @@ from minga.training.ranks.shard_stream import ShardStream
 from minga.training.ranks.sharded_state import ShardedAccess, check_kept
 from minga.training.ranks.sharded_vector import ShardedVector
 from minga.training.replica.flat_vector import ParameterVector
+from minga.training.replica.trained_record import TrainedRecord
 from minga.training.state.sketch import Sketch, sketch_of
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.state.state_dict import STRATEGY
@@ -72,11 +76,18 @@ class ShardedReplica(RankReplica):
         self.settle()
         return super().collect(samples)
 
-    def _new_vector(self, optimizer: torch.optim.Optimizer, spec: RunSpec) -> ParameterVector:
-        return ShardedVector(self._ranks, self._stream, optimizer, self._buffers, spec.averaging)
+    def _new_vector(
+        self, optimizer: torch.optim.Optimizer, spec: RunSpec, model: torch.nn.Module | None
+    ) -> ParameterVector:
+        return ShardedVector(self._ranks, self._stream, optimizer, self._buffers, spec.averaging, model)
 
     def _new_access(self) -> TensorAccess:
         return ShardedAccess(self._ranks, self._stream)
+
+    def _agreed(self, record: TrainedRecord) -> TrainedRecord:
+        hashes = self._ranks.share_bytes(msgspec.json.encode([record.frozen, record.packed]))  # rank 0 alone read all
+        frozen, packed = decode_json(hashes, tuple[dict[str, str], dict[str, str]])
+        return dataclasses.replace(record, frozen=frozen, packed=packed)
 
     def _new_combiner(self, model: torch.nn.Module | None) -> Combiner:  # noqa: ARG002
         return _ShardedCombiner(self._ranks, self)
@@ -123,7 +134,7 @@ class ShardedLeader(ShardedReplica, LeaderReplica):
 
     def restore(self, snapshot: StateSnapshot) -> None:
         """Become what `snapshot` holds, each rank its shard of it."""
-        self._state.check(snapshot)
+        self.check(snapshot)
         self._send(snapshot)
 
     def release(self, *, finished: bool) -> None:

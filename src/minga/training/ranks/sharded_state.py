@@ -24,6 +24,8 @@ class ShardedAccess(TensorAccess):
     are not sharded are read at rank 0 and filled in all ranks.
     """
 
+    is_local = False
+
     def __init__(self, ranks: ProcessGroup, stream: ShardStream) -> None:
         self._ranks, self._stream = ranks, stream
 

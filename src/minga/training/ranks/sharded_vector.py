@@ -32,9 +32,10 @@ class ShardedVector(ParameterVector):
         optimizer: torch.optim.Optimizer,
         buffers: SharedBuffers,
         averaging: AveragingSection,
+        model: torch.nn.Module | None,
     ) -> None:
         self._ranks, self._stream = ranks, stream
-        super().__init__(optimizer, buffers, averaging.codec, averaging.download_codec)
+        super().__init__(optimizer, buffers, averaging.codec, averaging.download_codec, model=model)
         starts = accumulate((p.numel() * ITEM_BYTES for p in self._parameters), initial=0)
         placed = [
             Placed(start, p, ITEM_BYTES) for (start, _), p in zip(pairwise(starts), self._parameters, strict=True)

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from minga.training.state.model_names import ModelNames
+
 COUNTER = "num_batches_tracked"
 
 
@@ -21,9 +23,9 @@ class SharedBuffers:
     """The persistent buffers of `model` (of nothing, if None) and their values after the last step."""
 
     def __init__(self, model: torch.nn.Module | None) -> None:
-        named = [] if model is None else _persistent(model)
+        named = {} if model is None else _persistent(model)
         self.averaged = [] if model is None else averaged_buffers(model)
-        others = [(name, buffer) for name, buffer in named if not buffer.is_floating_point()]
+        others = [(name, buffer) for name, buffer in named.items() if not buffer.is_floating_point()]
         self._counters = [buffer for name, buffer in others if name.rpartition(".")[2] == COUNTER]
         self._fixed = [buffer for name, buffer in others if name.rpartition(".")[2] != COUNTER]
         self._bases: list[torch.Tensor] = []
@@ -78,12 +80,11 @@ class SharedBuffers:
 
 def averaged_buffers(model: torch.nn.Module) -> list[torch.Tensor]:
     """The buffers of `model` that the policy "average" concerns: those that persist and hold floating-point numbers."""
-    return [buffer for _, buffer in _persistent(model) if buffer.is_floating_point()]
+    return [buffer for buffer in _persistent(model).values() if buffer.is_floating_point()]
 
 
-def _persistent(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    persistent = model.state_dict(keep_vars=True)
-    return [(name, buffer) for name, buffer in model.named_buffers() if name in persistent and buffer.numel()]
+def _persistent(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: buffer for name, buffer in ModelNames(model).buffers().items() if buffer.numel()}
 
 
 def _difference(buffer: torch.Tensor, base: torch.Tensor) -> torch.Tensor:

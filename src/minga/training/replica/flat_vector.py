@@ -1,7 +1,8 @@
 """Gradients (and averaged buffers) of a model as one flat vector, and back.
 
 Order: tensors that the adaptive codec quantises come first, small ones (biases, norms) after them, so that the codecs
-of a layout form few long segments; within each kind the order is that of the optimizer's parameter groups.
+of a layout form few long segments; within each kind the order is that of the names (`training/state/model_names.py`), so that
+peers whose programs list their layers in other orders average the same ones.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, is_finite
 from minga.averaging.codecs.layout import ADAPTIVE_INT8_MIN_ELEMENTS, VectorLayout
 from minga.core.errors import ConfigurationError
 from minga.training.replica.buffers import SharedBuffers
+from minga.training.replica.trained_record import trained_parameters
 
 QUICK_ELEMENTS = 1 << 16
 JOINED_ELEMENTS = 1 << 13
@@ -23,7 +25,7 @@ STAGED_ELEMENTS = 1 << 24
 
 
 class ParameterVector:
-    """Which tensors make up the averaged vector of one optimizer, and where each lies in it.
+    """Which tensors make up the averaged vector of one optimizer, and where each lies in it; `model` names them.
 
     Parameters that do not require a gradient are left out; shared ones count once. Movements of `buffers` are averaged
     alongside. Raises `ConfigurationError` for parameters that cannot be averaged.
@@ -35,9 +37,15 @@ class ParameterVector:
     quick = False
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, buffers: SharedBuffers, codec: str, download_codec: str | None = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        buffers: SharedBuffers,
+        codec: str,
+        download_codec: str | None = None,
+        *,
+        model: torch.nn.Module | None = None,
     ) -> None:
-        parameters = trained_parameters(optimizer)
+        parameters = trained_parameters(optimizer, model)
         if not parameters:
             raise ConfigurationError("the optimizer has no parameter that requires a gradient")
         tensors = sorted(parameters.values(), key=lambda p: p.numel() < ADAPTIVE_INT8_MIN_ELEMENTS)
@@ -203,11 +211,6 @@ class ParameterVector:
             pinned = joined.device.type == "cuda"
             self._staging = torch.empty(joined.numel(), dtype=torch.float32, pin_memory=pinned)
         return self._staging[: joined.numel()].copy_(joined)  # waits until it is here
-
-
-def trained_parameters(optimizer: torch.optim.Optimizer) -> dict[int, torch.Tensor]:
-    """The parameters of which gradients are averaged, by their `id`: those that require one, each once."""
-    return {id(p): p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
 
 
 def all_finite(tensors: Sequence[torch.Tensor]) -> bool:

@@ -37,6 +37,8 @@ class ReplicaInterface(Protocol):
 
     step: int
     """Global steps that this state has seen."""
+    trains: str
+    """32 hexadecimal digits that stand for what trains here (`trained_record.py`); empty where nothing is said."""
     lineage: Lineage
     """Where the state comes from."""
 

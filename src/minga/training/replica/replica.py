@@ -24,12 +24,11 @@ from minga.optim.reproducible import ReproducibleOptimizer
 from minga.training.lineage import Lineage
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.build_optimizer import set_learning_rate
-from minga.training.replica.flat_vector import ParameterVector, trained_parameters
+from minga.training.replica.flat_vector import ParameterVector
 from minga.training.replica.host_memory import HostMemory
 from minga.training.replica.optimizer_check import check_model, check_optimizer, check_plain_descent, check_scheduler
-from minga.training.replica.trained_set import TrainedSet
+from minga.training.replica.trained_record import SAMPLES, ModelWatch, TrainedRecord, record_of, trained_parameters
 from minga.training.replica.update_rules import RuledModel, UpdateRules
-from minga.training.replica.update_settings import UpdateSettings, name_of
 from minga.training.state.manifest import Manifest
 from minga.training.state.scalars import strategy_of
 from minga.training.state.sketch import Sketch, sketch_of
@@ -44,9 +43,9 @@ class Replica:
     """Applies averaged vectors to a model exactly as every other peer does. Use it on one thread only.
 
     `model` gives names and buffers; without it the state has the optimizer's parameters only. `rules` are followed at
-    each update. With `offload` updates are made in RAM, see `host_memory.py`. One that only `reads` takes any state of
-    its model, whatever optimizer trained it. Raises `ConfigurationError` for an optimizer, model or scheduler that
-    cannot be driven by averaged gradients alone.
+    each update. `unit` is the word for what is counted. With `offload` updates are made in RAM, see `host_memory.py`.
+    One that only `reads` takes any state of its model, whatever optimizer trained it. Raises `ConfigurationError` for
+    an optimizer, model or scheduler that cannot be driven by averaged gradients alone.
     """
 
     def __init__(
@@ -58,6 +57,7 @@ class Replica:
         scheduler: LRScheduler | None = None,
         max_grad_norm: float | None = None,
         rules: UpdateRules | None = None,
+        unit: str = SAMPLES,
         offload: bool = False,
         reads: bool = False,
     ) -> None:
@@ -71,28 +71,35 @@ class Replica:
         self._ruled = RuledModel(rules, model)
         self.step = 0
         """Global steps that this state has seen."""
+        self.trains = ""
+        """What stands for the record of what trains here; see `ReplicaInterface`."""
         self.lineage = Lineage()
         """Where this state comes from."""
         self.directory: Path | None = None
         """Where copies of a large state lie while they are served or written; None: in memory."""
         averaged = spec.training.buffers == "average"
         self._buffers = SharedBuffers(model if averaged else None)
-        self.vector = self._new_vector(optimizer, spec)
+        self.vector = self._new_vector(optimizer, spec, model)
         sketch = make_sketch(spec.averaging.sketch, self.vector.layout)
         decay = spec.averaging.residual_decay
         self._projections = RoundProjections(sketch, decay=decay)
+        access = self._new_access()
         self._state = TrainingState(
             optimizer,
             model=model,
             scheduler=scheduler,
             include_buffers=averaged,
             basis=sketch.basis(),
-            access=self._new_access(),
+            access=access,
         )
-        self._trained = TrainedSet(self._state.parameters(), trained_parameters(optimizer))
+        self._record: TrainedRecord | None = None
         if not reads:
-            settings = UpdateSettings(self._trained.frozen, name_of(optimizer), max_grad_norm)
-            self._state.define_updates(settings)
+            record = record_of(optimizer, model, scheduler, access, max_grad_norm=max_grad_norm, unit=unit)
+            self._record = record = self._agreed(record)
+            self._state.trains, self.trains = record.written(), record.digest(self._state.model_entries())
+        trained, frozen = trained_parameters(optimizer, model), {} if self._record is None else self._record.frozen
+        self._watch = ModelWatch(self._state.model_tensors(), trained, frozen, access)
+        self._is_taken_over = False  # whether the state came from elsewhere before
         self._first_strategy = spec.training.strategy
         self._schedule_at = self._epoch()
         self.vector.quick = True
@@ -252,7 +259,7 @@ class Replica:
         return torch.where(found == self.vector.rounded(values), values, found)
 
     def _end_step(self, step: int) -> None:
-        self._trained.look(self._ruled.resting(step - 1))
+        self._watch.look(self._ruled.resting(step - 1))
         self._ruled.constrain(step)
         if self.scheduler is not None:
             try:
@@ -312,25 +319,36 @@ class Replica:
 
     def capture(self) -> StateSnapshot:
         """A copy of the whole shared state after the last step, in CPU memory or in a file."""
+        self._check_model()
         with self._reading(), self._buffers.at_base():
             return self._state.capture(self.step, self.directory).of(self.lineage)
 
     def capture_all(self) -> StateSnapshot:
         """The same of all that is here, whatever is shared."""
+        self._check_model()
         with self._reading(), self._buffers.at_base(), self._state.unshared():
             return self._state.capture(self.step, self.directory).of(self.lineage)
 
     def restore(self, snapshot: StateSnapshot) -> None:
         """Become what `snapshot` holds. Raises `ConfigurationError` if it is of another model or optimizer."""
+        self.check(snapshot)
+        if self._record is not None and not self._is_taken_over:
+            self._record.tell_of_numbers(snapshot.scalars, self.optimizer.param_groups)
+        self._is_taken_over = True
         with self._changing():
             self._state.restore(snapshot)
         self._buffers.rebase()
+        self._watch.rebase()
         self.zero_grad()
         self.step, self.lineage = snapshot.step, snapshot.lineage
         self._schedule_at = self._epoch()
 
     def check(self, state: Manifest | StateSnapshot) -> None:
         """Refuse a state of another model, optimizer or strategy; see `ReplicaInterface`."""
+        self._check_model()
+        self._state.check_model(state)
+        if self._record is not None:
+            self._record.check(state.scalars)
         self._state.check(state)
         if named := strategy_of(state.scalars):
             STRATEGIES.get(named)
@@ -350,14 +368,27 @@ class Replica:
 
     def digest(self) -> str:
         """The state digest, by which peers compare: the hash of the manifest."""
+        self._check_model()
         with self._reading(), self._buffers.at_base():
             return self._state.digest(self.step)
 
-    def _new_vector(self, optimizer: torch.optim.Optimizer, spec: RunSpec) -> ParameterVector:
-        return ParameterVector(optimizer, self._buffers, spec.averaging.codec, spec.averaging.download_codec)
+    def _new_vector(
+        self, optimizer: torch.optim.Optimizer, spec: RunSpec, model: torch.nn.Module | None
+    ) -> ParameterVector:
+        codecs = spec.averaging.codec, spec.averaging.download_codec
+        return ParameterVector(optimizer, self._buffers, *codecs, model=model)
 
     def _new_access(self) -> TensorAccess:
         return TensorAccess()
+
+    def _agreed(self, record: TrainedRecord) -> TrainedRecord:
+        """This process's record, as all processes of this peer have it."""
+        return record
+
+    def _check_model(self) -> None:
+        """Look what the program did to the model meanwhile, before its state is read for others or for the disk."""
+        if self._record is not None:
+            self._watch.check(self._state.model_tensors())
 
     def _epoch(self) -> int:
         return UNKNOWN if self.scheduler is None else int(getattr(self.scheduler, "last_epoch", UNKNOWN))

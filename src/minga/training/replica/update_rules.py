@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from minga.core.errors import ConfigurationError
-from minga.training.state.state_dict import unwrapped
+from minga.training.state.model_names import ModelNames, unwrapped
 
 
 class UpdateRules(Protocol):
@@ -37,6 +37,7 @@ class RuledModel:
         if rules is not None and model is None:
             raise ConfigurationError("rules of updates name parameters of a model: pass model=..., too")
         self._rules, self._model = rules, None if model is None else unwrapped(model)
+        self._names = None if rules is None or self._model is None else ModelNames(self._model)
 
     @property
     def has_rules(self) -> bool:
@@ -44,17 +45,20 @@ class RuledModel:
         return self._rules is not None
 
     def resting(self, step: int) -> frozenset[str]:
-        """The names of the parameters that rest at `step`."""
-        return frozenset() if self._rules is None else self._rules.frozen(step)
+        """The names of the parameters that rest at `step`, without what wrappers add to them."""
+        if self._rules is None or self._names is None:
+            return frozenset()
+        return frozenset(map(self._names.clean, self._rules.frozen(step)))
 
     def drop_frozen(self, step: int) -> None:
         """Forget the gradients of the parameters that rest at `step`, so that they count as zero.
 
         Raises `ConfigurationError` if the rules name a parameter that the model lacks.
         """
-        if self._model is None or not (names := self.resting(step)):
+        if self._model is None or self._names is None or not (names := self.resting(step)):
             return
-        parameters = dict(self._model.named_parameters())
+        clean = self._names.clean
+        parameters = {clean(n): each for n, each in self._model.named_parameters(remove_duplicate=False)}
         if unknown := sorted(names - parameters.keys()):
             raise ConfigurationError(f"the model has no parameter {unknown[0]}, which the recipe freezes")
         for name in names:

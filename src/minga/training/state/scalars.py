@@ -27,11 +27,11 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 STRATEGY_NAME = "strategy"
 """The key under which a state names its strategy."""
 
-UPDATES = "updates"
-"""The key under which a state says what updates depend on beside it; those of earlier builds lack it."""
+TRAINS = "trains"
+"""The key under which a state says what trains in its run, beside the model's tensors."""
 
-MAX_SCALARS_BYTES = 8 << 20
-"""Largest canonical JSON: 60 bytes for each of 100,000 parameters, and room."""
+MAX_SCALARS_BYTES = 16 << 20
+"""Largest canonical JSON: 60 bytes for each of 100,000 parameters, 90 for each that is frozen, and room."""
 
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 _NOT_SETTINGS = frozenset({"params", "param_names"})

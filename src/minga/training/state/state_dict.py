@@ -9,8 +9,8 @@ Theory of operation. Tensors are named by what they belong to, never by their pl
 
 Python numbers that the optimizer keeps for a parameter, the numbers of its parameter groups and those of the scheduler
 are scalars (see `scalars.py`), and so is the strategy that goes on from the state, if it is another one than the run
-began with, and what updates depend on beside all that (`training/replica/update_settings.py`). The order is that of the
-model, then of the keys' names, so equal states give equal bytes.
+began with, and the record of what trains here (`training/replica/trained_record.py`). Names and their order are those
+of `model_names.py`, so equal states give equal bytes, whatever order a program lists its layers in.
 
 Optimizers create their state on the first step. A newcomer's optimizer has none yet: `restore` creates the tensors
 from the snapshot, with its dtypes and shapes, and removes those that the snapshot lacks. `torch`'s own
@@ -21,20 +21,21 @@ place, so that views of them (a flat parameter buffer, a compiled graph) stay va
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, UnfitError
 from minga.core.units import counted
 from minga.training.state.manifest import Manifest, manifest_of
+from minga.training.state.model_names import ModelNames, by_name, given_names
 from minga.training.state.scalars import (
     STRATEGY_NAME,
-    UPDATES,
+    TRAINS,
     Json,
     decode_number,
     encode_number,
@@ -48,20 +49,12 @@ from minga.training.state.snapshot import DTYPE_NAMES, DTYPES, StateSnapshot, Te
 from minga.training.state.tensor_access import TensorAccess
 
 MODEL, OPTIMIZER, SKETCH, STRATEGY = "model/", "optimizer/", "sketch/", "strategy/"
+_PLACE: Final = re.compile(r"group\d+\.\d+")
+"""A parameter without a name."""
 
 _MAX_OPTIMIZER_FACTOR = 16
 _MAX_OPTIMIZER_EXTRA_BYTES = 64 << 20
 """Optimizer state may take this many times the bytes of the model, and a little: Adam on bfloat16 takes 4 times."""
-
-
-class Alike(Protocol):
-    """Settings that all peers of a run have to have alike."""
-
-    def written(self) -> Json:
-        """As they stand in a state."""
-
-    def check(self, there: Json) -> None:
-        """Raise `ConfigurationError` naming what is other than `there`, which another peer wrote."""
 
 
 class TrainingState:
@@ -83,18 +76,15 @@ class TrainingState:
         access: TensorAccess | None = None,
     ) -> None:
         self._optimizer, self._scheduler, self._access = optimizer, scheduler, access or TensorAccess()
-        self._model = None if model is None else unwrapped(model)
+        self._model = model
         self._include_buffers, self._basis = include_buffers, dict(basis or {})
         self._shared: Callable[[], Mapping[str, torch.Tensor]] | None = None
         self._shares_optimizer = True
-        self._updates: Alike | None = None
         self._of_strategy: dict[str, torch.Tensor] = {}  # restored while there was none
         self.strategy: str | None = None
         """The name of the strategy that goes on from here; None for that with which the run began."""
-
-    def define_updates(self, updates: Alike) -> None:
-        """From now on the state says these settings, and one that says others does not fit."""
-        self._updates = updates
+        self.trains: Json = None
+        """What the state says of what trains here beside the model's tensors; None says nothing."""
 
     def define_shared(self, shared: Callable[[], Mapping[str, torch.Tensor]], *, optimizer: bool) -> None:
         """From now on the state that is captured and described has the tensors that `shared` returns, and not those
@@ -125,10 +115,13 @@ class TrainingState:
         """The names of all model tensors that are here, by their `id`."""
         return {id(tensor): MODEL + name for name, tensor in self._model_tensors()}
 
-    def parameters(self) -> dict[str, torch.Tensor]:
-        """All parameters of model and optimizer that are here, by name."""
-        named = {} if self._model is None else dict(self._model.named_parameters())
-        return named | dict(self._optimized())
+    def model_tensors(self) -> dict[str, torch.Tensor]:
+        """All parameters of model and optimizer that are here, and the model's buffers, by name."""
+        return dict(self._model_tensors())
+
+    def model_entries(self) -> tuple[TensorEntry, ...]:
+        """What the state says of these."""
+        return tuple(_entry(MODEL + name, tensor) for name, tensor in self._model_tensors())
 
     def capture(self, step: int, directory: Path | None = None) -> StateSnapshot:
         """Copy the whole state, as it is after global step `step`: to the CPU, or if it is large into a file in
@@ -164,7 +157,16 @@ class TrainingState:
 
     def check(self, state: Manifest | StateSnapshot) -> None:
         """Raise `ConfigurationError` unless this state can be put in here; nothing is changed."""
+        self.check_model(state)
         self._check(state.tensors, state.scalars)
+
+    def check_model(self, state: Manifest | StateSnapshot) -> None:
+        """Raise `UnfitError` unless this state has the model that is here."""
+        here = {name: _entry(name, tensor) for name, tensor in self._fixed_tensors()}
+        there = {entry.name: entry for entry in state.tensors if entry.name.startswith((MODEL, SKETCH))}
+        _check_prefixes(here.keys() - there, there.keys() - here)
+        if differing := [name for name in here | there if here.get(name) != there.get(name)]:
+            raise UnfitError(_difference(differing, here, there))
 
     def restore(self, snapshot: StateSnapshot) -> None:
         """Put a snapshot into the model, the optimizer and the scheduler, in place.
@@ -230,27 +232,16 @@ class TrainingState:
 
     def _model_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and tensor of everything that belongs under `model/`."""
-        if self._model is None:
-            yield from self._optimized()
-            return
-        parameters = dict(self._model.named_parameters())
-        yield from parameters.items()
-        known = {id(parameter) for parameter in parameters.values()}
-        yield from ((name, each) for name, each in self._optimized() if id(each) not in known)
-        if self._include_buffers:
-            persistent = self._model.state_dict(keep_vars=True)
-            yield from ((name, each) for name, each in self._model.named_buffers() if name in persistent)
+        named = named_parameters(self._optimizer, self._model)
+        if self._model is not None and self._include_buffers:
+            named |= ModelNames(self._model).buffers()
+        yield from by_name(named.items()).items()
 
     def _optimized(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and parameter of everything that the optimizer trains, in the order of its groups."""
-        names: dict[int, str] = {}
-        if self._model is not None:
-            names = {id(parameter): name for name, parameter in self._model.named_parameters()}
-        for i, group in enumerate(self._optimizer.param_groups):
-            given = group.get("param_names")
-            for j, parameter in enumerate(group["params"]):
-                own = given[j] if given else f"group{i}.{j}"
-                yield names.get(id(parameter), own), parameter
+        """Name and parameter of everything that the optimizer has."""
+        has = {id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]}
+        named = named_parameters(self._optimizer, self._model)
+        yield from ((name, parameter) for name, parameter in named.items() if id(parameter) in has)
 
     def _tensors(self) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
         """What the state consists of, in its order."""
@@ -276,8 +267,8 @@ class TrainingState:
             if numbers:
                 state[name] = dict(numbers)
         named: dict[str, Json] = {} if self.strategy is None else {STRATEGY_NAME: self.strategy}
-        if self._updates is not None:
-            named[UPDATES] = self._updates.written()
+        if self.trains is not None:
+            named[TRAINS] = self.trains
         return {
             **named,
             "groups": [group_numbers(group) for group in self._optimizer.param_groups],
@@ -289,18 +280,6 @@ class TrainingState:
 
     def _check(self, tensors: tuple[TensorEntry, ...], scalars: dict[str, Json]) -> None:
         here = {name: _entry(name, tensor) for name, tensor in self._fixed_tensors()}
-        there = {entry.name: entry for entry in tensors if entry.name.startswith((MODEL, SKETCH))}
-        _check_prefixes(here.keys() - there, there.keys() - here)
-        if differing := [name for name in here | there if here.get(name) != there.get(name)]:
-            first, more = differing[0], len(differing) - 1
-            rest = f" ({counted(more, 'other differs', 'others differ')})" if more else ""
-            raise ConfigurationError(
-                f"the state does not fit this model: {first.removeprefix(MODEL)} is {_describe(there.get(first))} in "
-                f"the run and {_describe(here.get(first))} here{rest}; build the same model with the same dtype as the "
-                "run"
-            )
-        if self._updates is not None and UPDATES in scalars:
-            self._updates.check(scalars[UPDATES])
         model_bytes = sum(entry.size_bytes for entry in here.values())
         if strategy_of(scalars) == self.strategy:
             self._check_strategy([entry for entry in tensors if entry.name.startswith(STRATEGY)])
@@ -330,7 +309,7 @@ class TrainingState:
                 )
 
     def _check_scalars(self, scalars: dict[str, Json], parameters: set[str]) -> None:
-        if scalars.keys() - {STRATEGY_NAME, UPDATES} != {"groups", "scheduler", "state"}:
+        if scalars.keys() - {STRATEGY_NAME, TRAINS} != {"groups", "scheduler", "state"}:
             raise ConfigurationError("the state's scalars are malformed: not groups, scheduler and state")
         groups, count = _list(scalars["groups"]), len(self._optimizer.param_groups)
         if len(groups) != count or not all(isinstance(group, dict) for group in groups):
@@ -356,13 +335,24 @@ class TrainingState:
         return tensor
 
 
-def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The model without wrappers that rename its parameters on some peers only."""
-    while True:
-        inner = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", None)
-        if not isinstance(inner, torch.nn.Module):
-            return model
-        model = inner
+def named_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> dict[str, torch.Tensor]:
+    """All parameters of model and optimizer, in order of their names: those of `model`, of others those that the
+    optimizer was given, or else their places in its groups.
+    """
+    named = {} if model is None else ModelNames(model).parameters()
+    known = {id(parameter) for parameter in named.values()}
+    for i, group in enumerate(optimizer.param_groups):
+        given = given_names(group)
+        for j, parameter in enumerate(group["params"]):
+            if id(parameter) not in known:
+                known.add(id(parameter))
+                name = given[j] if given else f"group{i}.{j}"
+                if name in named:
+                    raise ConfigurationError(
+                        f"two parameters are called {name}: pass the model that has both as model="
+                    )
+                named[name] = parameter
+    return by_name(named.items())
 
 
 def _entry(name: str, tensor: torch.Tensor) -> TensorEntry:
@@ -379,7 +369,7 @@ def _plain_key(key: object) -> str:
 
 
 def _check_prefixes(here: Set[str], there: Set[str]) -> None:
-    """Raise `ConfigurationError` if the names that only one side has are the same but for one prefix."""
+    """Raise `UnfitError` if the names that only one side has are the same but for one prefix."""
     mine, theirs = ({name.removeprefix(MODEL) for name in names} for names in (here, there))
     if prefix := _prefix(theirs, mine):
         remedy = f"pass the part {prefix[:-1]} of the model as model=, with Lightning in MingaStrategy"
@@ -387,9 +377,9 @@ def _check_prefixes(here: Set[str], there: Set[str]) -> None:
         remedy = f"pass as model= a module that has the network as its attribute {prefix[:-1]}"
     else:
         return
-    raise ConfigurationError(
-        f"the state does not fit this model: the names differ by the prefix {prefix!r}: {min(theirs)} in the run is "
-        f"{min(mine)} here; {remedy} (docs/trainers.md, Lightning: how frameworks are mixed)"
+    raise UnfitError(
+        f"the names of this program's model differ from the run's by the prefix {prefix!r}: {min(theirs)} in the run "
+        f"is {min(mine)} here; {remedy} (docs/trainers.md, Lightning: how frameworks are mixed)"
     )
 
 
@@ -420,8 +410,33 @@ def _split(name: str) -> tuple[str, str]:
     return parameter, key
 
 
-def _describe(entry: TensorEntry | None) -> str:
-    return "missing" if entry is None else f"{entry.dtype} {list(entry.shape)}"
+def _difference(names: Sequence[str], here: Mapping[str, TensorEntry], there: Mapping[str, TensorEntry]) -> str:
+    """What to say of tensors of these `names`, which are others in the run than here: of the largest, for that is the
+    weight of a layer and not its bias.
+    """
+    first, more = max(names, key=lambda name: (here.get(name) or there[name]).size_bytes), len(names) - 1
+    run, own, name = there.get(first), here.get(first), first.removeprefix(MODEL)
+    whole = "model" if first.startswith(MODEL) else "state"
+    if run is not None and own is not None:
+        says_dtype = run.dtype != own.dtype
+        theirs, ours = (_describe(each, says_dtype=says_dtype) for each in (run, own))
+        found = f"the run's {whole} has `{name}` {theirs}, this program's has {ours}"
+    elif run is not None:
+        found = f"the run's {whole} has `{name}` {_describe(run)}, this program's has no such tensor"
+    else:
+        found = f"the run's {whole} has no `{name}`, this program's has {_describe(own)}"
+    rest = f" ({counted(more, 'other differs', 'others differ')})" if more else ""
+    if all(_PLACE.fullmatch(each.removeprefix(MODEL)) for each in here) != all(
+        _PLACE.fullmatch(each.removeprefix(MODEL)) for each in there
+    ):
+        return f"{found}{rest}: one side names its tensors and the other does not; pass model=... to minga.Optimizer"
+    return f"{found}{rest}: build the same model, with the same dtype, as the run"
+
+
+def _describe(entry: TensorEntry | None, *, says_dtype: bool = True) -> str:
+    return (
+        "missing" if entry is None else f"{entry.dtype} {list(entry.shape)}" if says_dtype else f"{list(entry.shape)}"
+    )
 
 
 def _dictionary(value: Json) -> dict[str, Json]:

@@ -18,6 +18,9 @@ from minga.training.state.state_memory import PIECE_BYTES, StateMemory
 class TensorAccess:
     """Reads and fills tensors that are in this process as they are."""
 
+    is_local = True
+    """Whether one process can read alone."""
+
     def memory(self, size_bytes: int, directory: Path | None) -> StateMemory:
         """Memory for a state of so many bytes; see `StateMemory.of`."""
         return StateMemory.of(size_bytes, directory)

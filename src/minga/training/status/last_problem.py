@@ -12,6 +12,7 @@ from minga.core.events.training import (
     CheckpointFailed,
     CheckpointNotUploaded,
     MemberFailed,
+    MemberUnfit,
     ParametersNotAveraged,
     RunFileFailed,
     RunFinished,
@@ -27,6 +28,7 @@ MEANINGS = {
     CheckpointNotUploaded.kind: "an archived checkpoint was not copied",
     GroupMinority.kind: "no step can be taken",
     MemberFailed.kind: "this peer no longer takes part in steps",
+    MemberUnfit.kind: "another peer's program does not fit this run",
     ParametersNotAveraged.kind: "the parameters were not averaged",
     SecureBanned.kind: "a member was banned",
     RunFileFailed.kind: "a file of the run did not come",
@@ -96,6 +98,6 @@ def _reason(event: Event) -> str:
         return _MINORITY.format(view=event.data.view)
     fields = event.fields
     reason = str(fields.get("why") or fields.get("reason") or "for no known reason")
-    if event.kind == SecureBanned.kind and "peer" in fields:
+    if event.kind in (MemberUnfit.kind, SecureBanned.kind) and "peer" in fields:
         return f"{str(fields['peer'])[:10]}: {reason}"
     return reason

@@ -1,0 +1,92 @@
+"""Streams of data, which each peer of a run is to read in an order of its own.
+
+A data set with an index is shuffled by a sampler, which has a seed. An `IterableDataset` has none: unless something
+that belongs to the peer enters its order, all peers compute the same samples at the same time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from minga.training.peer import Peer
+
+SHUFFLE_BUFFER = 1000
+"""Examples of a stream of one shard among which the next one is drawn; the usual number of Hugging Face datasets."""
+_SEEDS = 1 << 28
+"""An epoch may be added to a seed, in 32 bits."""
+
+logger = logging.getLogger("minga.integrations")
+
+
+def seed_of(peer: Peer) -> int:
+    """The seed of this peer's own order of the data."""
+    return int(peer.peer_id[:8], 16)
+
+
+class EpochsOfPeer:
+    """The method `set_epoch` of a data set that orders itself by its epoch: each peer has other ones."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self._dataset, self._first = dataset, seed % _SEEDS
+
+    def __call__(self, epoch: int) -> None:
+        """Set the epoch of this peer that comes in the place of `epoch`."""
+        type(self._dataset).set_epoch(self._dataset, self._first + epoch)
+
+
+def shuffled_by(seed: int, dataset: Any) -> Any:
+    """A data set to take in the place of `dataset`: if it is a stream, in the order of the peer with this `seed`."""
+    if _is_stream(dataset) and _is_of_hub(dataset):
+        return dataset.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER if dataset.num_shards == 1 else 1)
+    order_by(seed, dataset)
+    return dataset
+
+
+def order_by(seed: int, dataset: Any) -> None:
+    """Have a stream come in the order of the peer with this `seed`, as far as its class has a way for that; else warn
+    once. Anything else is left alone.
+    """
+    if not _is_stream(dataset) or isinstance(vars(dataset).get("set_epoch"), EpochsOfPeer):
+        return
+    name, generator = type(dataset).__name__, getattr(dataset, "generator", None)
+    if callable(getattr(dataset, "set_epoch", None)) and not (_is_of_hub(dataset) and dataset.num_shards == 1):
+        epochs = EpochsOfPeer(dataset, seed)
+        epochs(0)
+        vars(dataset)["set_epoch"] = epochs
+    elif isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    elif _is_of_hub(dataset):
+        logger.warning(
+            "the data set is a stream of one shard: all peers read the same samples in the same order. Add "
+            "dataset = dataset.shuffle(seed=int(peer.peer_id[:8], 16)) before the loader is made"
+        )
+    else:
+        logger.warning(
+            "%s is an IterableDataset whose order cannot be changed from here: unless it has one of its own on each "
+            "peer, all read the same samples in the same order. Seed it by the peer, as with "
+            "random.Random(int(peer.peer_id[:8], 16)), or give it a method set_epoch(self, epoch)",
+            name,
+        )
+
+
+def streams_of(loaders: Any) -> Iterator[Any]:
+    """The data sets of a loader, or of nested mappings and sequences of them."""
+    if hasattr(loaders, "dataset"):
+        yield loaders.dataset
+    elif isinstance(loaders, Mapping | list | tuple):
+        for each in loaders.values() if isinstance(loaders, Mapping) else loaders:
+            yield from streams_of(each)
+
+
+def _is_stream(dataset: Any) -> bool:
+    return isinstance(dataset, IterableDataset)
+
+
+def _is_of_hub(dataset: Any) -> bool:
+    """Whether it is a stream of Hugging Face datasets, which this need not import."""
+    return any(kind.__module__.partition(".")[0] == "datasets" for kind in type(dataset).__mro__)

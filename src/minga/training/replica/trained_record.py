@@ -1,0 +1,431 @@
+"""What trains here: the record by which peers know that they train one thing, and what became of it in this program.
+
+Theory of operation. A peer that froze what the others train, counts tokens where they count samples, or trains an
+adapter on another base model comes to other parameters, or to the same ones of another model, and no number of a round
+shows it. So each state says what its peers have, and whoever takes a state over compares (`Replica.check`). Names,
+shapes and dtypes of the model are the manifest's own, and so are the numbers of the parameter groups, which a newcomer
+takes over; this record says the rest, under the scalar `trains`. It is fixed when the replica is made, so that it can
+be part of every digest by which states are compared, and `digest` stands for all of it. What the organisers amend
+later reaches all peers and changes nothing in it.
+
+What is frozen is compared by hashes: parameters that require no gradient or are not in the optimizer, and all that
+layers with packed weights keep beside them (buffers, and the scales that some save without a name of their own). A
+packed layer is one that has integers of at least two dimensions, other than indices (int64): no layer learns those.
+Other buffers move, and belong to the buffers policy of the run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from blake3 import blake3
+from torch.optim.lr_scheduler import LRScheduler
+
+from minga.core.errors import ConfigurationError, UnfitError
+from minga.core.units import counted
+from minga.training.state.model_names import ModelNames, by_name
+from minga.training.state.scalars import TRAINS, Json, canonical_json, decode_number, encode_number, group_numbers
+from minga.training.state.snapshot import TensorEntry
+from minga.training.state.state_dict import named_parameters
+from minga.training.state.tensor_access import TensorAccess
+
+SAMPLES, TOKENS = "samples", "tokens"
+MAX_UNIT_CHARACTERS = 40
+_SWITCHES: Final = ("amsgrad", "centered", "debias", "decoupled_weight_decay", "maximize", "nesterov")
+"""Settings that are no numbers, which a newcomer would take over, and make other updates."""
+_RATES: Final = {"lr", "initial_lr"}
+_CYCLED: Final = {"momentum", "betas"}
+_HASH_CHARACTERS: Final = 16
+_PARALLEL_BYTES: Final = 32 << 20
+"""Tensors of at least this size are hashed by several threads."""
+
+_MALFORMED: Final = "the state's scalars are malformed: they do not say what trains in the run"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainedRecord:
+    """That of one peer, as it was when its replica was made. Raises `ConfigurationError` for a unit that is no word."""
+
+    unit: str
+    """What the peers count in micro-batches and in the target batch size."""
+    groups: tuple[tuple[str, ...], ...]
+    """The names of the trained parameters in each parameter group of the optimizer."""
+    optimizers: tuple[str, ...]
+    """How each group is updated, as `kind_of` has it."""
+    settings: tuple[frozenset[str], ...]
+    """The names of the numbers that each group has."""
+    scheduler: str
+    """The class of the learning-rate scheduler; empty for none."""
+    max_grad_norm: float | None
+    frozen: Mapping[str, str]
+    """Hashes of the parameters that no mean changes, by name: they require no gradient, or the optimizer does not have
+    them.
+    """
+    packed: Mapping[str, str]
+    """Hashes of what layers with packed weights keep beside these."""
+
+    def __post_init__(self) -> None:
+        if not (1 <= len(self.unit) <= MAX_UNIT_CHARACTERS and self.unit.isprintable() and self.unit.strip()):
+            raise ConfigurationError(
+                f"unit={self.unit!r} is no word for what step(samples=...) counts, such as {SAMPLES!r} or {TOKENS!r}"
+            )
+
+    def written(self) -> Json:
+        """As it stands in a state; names that the state has elsewhere are left out."""
+        norm = None if self.max_grad_norm is None else encode_number(float(self.max_grad_norm))
+        later: list[Json] = [list[Json](names) for names in self.groups[1:]]
+        return {
+            "unit": self.unit,
+            "groups": later,  # the first has the other names
+            "optimizers": list[Json](self.optimizers),
+            "scheduler": self.scheduler,
+            "max_grad_norm": norm,
+            "frozen": dict[str, Json](self.frozen),
+            "packed": dict[str, Json](self.packed),
+        }
+
+    def digest(self, model: Sequence[TensorEntry]) -> str:
+        """32 hexadecimal digits that stand for it and for the `model` whose tensors the state describes so."""
+        tensors: list[Json] = [[each.name, each.dtype, list[Json](each.shape)] for each in model]
+        settings: list[Json] = [list[Json](sorted(names)) for names in self.settings]
+        written = canonical_json({"model": tensors, "settings": settings, TRAINS: self.written()})
+        return blake3(b"minga what trains 1\n" + written).hexdigest(length=16)
+
+    def check(self, scalars: Mapping[str, Json]) -> None:
+        """Raise `UnfitError` that names what is other in the run, a state of which has these `scalars`, than here; the
+        model's tensors are the same. Raises `ConfigurationError` if the scalars do not say it.
+        """
+        run = _Written(scalars)
+        self._check_frozen(run)
+        if (theirs := run.word("scheduler")) != self.scheduler:
+            raise UnfitError(
+                f"the run's learning-rate scheduler is {theirs or 'none'}, this program's is "
+                f"{self.scheduler or 'none'}: give minga.Optimizer the same scheduler=... on all peers"
+            )
+        self._check_groups(run)
+        if (norm := decode_number(run.part.get("max_grad_norm"))) != self.max_grad_norm:
+            raise UnfitError(
+                f"the run began with max_grad_norm={norm}, this program has {self.max_grad_norm}: give minga.Optimizer "
+                "that one, which is peer.spec.optimizer.max_grad_norm where the run's host takes the run spec's; what "
+                "organisers made of it by minga amend counts by itself"
+            )
+        if (unit := run.word("unit")) != self.unit:
+            raise UnfitError(
+                f"the run counts {unit}, this program counts {self.unit}: the target batch size is in {unit}, so "
+                "count these on all peers, and say so by unit=... (docs/trainers.md, Units)"
+            )
+        for theirs_by_name, ours_by_name in ((run.hashes("frozen"), self.frozen), (run.hashes("packed"), self.packed)):
+            differing = [name for name, own in ours_by_name.items() if theirs_by_name[name] != own]
+            if differing:
+                raise UnfitError(
+                    f"`{differing[0]}` is frozen and has other values in the run than in this program"
+                    f"{_rest(differing)}: begin from the same weights on all peers, with the same quantisation, or "
+                    "seed the model alike where they are random"
+                )
+
+    def tell_of_numbers(self, scalars: Mapping[str, Json], groups: Sequence[Mapping[str, Any]]) -> None:
+        """Tell the program which numbers of its optimizer's `groups` give way to those of the run, whose state has
+        these `scalars`; what a schedule moves is left out.
+        """
+        moves = _RATES | (_CYCLED if self.scheduler in ("CyclicLR", "OneCycleLR") else set())
+        for group, theirs in zip(groups, _list(scalars.get("groups")), strict=True):
+            own = group_numbers(group)
+            for name in sorted(own.keys() - moves):
+                if (run := _mapping(theirs).get(name)) != own[name]:
+                    logger.warning(
+                        "%s = %s of this program's optimizer gives way to the run's %s", name, own[name], run
+                    )
+
+    def _check_frozen(self, run: _Written) -> None:
+        theirs = run.hashes("frozen")
+        if differing := sorted(theirs.keys() ^ self.frozen.keys()):
+            first = differing[0]
+            one, other = ("frozen", "trained") if first in theirs else ("trained", "frozen")
+            raise UnfitError(
+                f"`{first[:100]}` is {one} in the run and {other} in this program{_rest(differing)}: before "
+                "minga.Optimizer is made, the same parameters have to require a gradient and to be in the optimizer "
+                "on all peers"
+            )
+        if differing := sorted(run.hashes("packed").keys() ^ self.packed.keys()):
+            first = differing[0]
+            one, other = ("no", "one") if first in self.packed else ("a", "none")
+            raise UnfitError(
+                f"the run's packed layers have {one} `{first[:100]}`, this program's have {other}"
+                f"{_rest(differing)}: quantise the model alike on all peers"
+            )
+
+    def _check_groups(self, run: _Written) -> None:
+        theirs, settings = run.groups({name for names in self.groups for name in names}), run.settings()
+        if len(settings) != len(self.groups):
+            raise UnfitError(
+                f"the run's optimizer has {counted(len(settings), 'parameter group')}, this program's has "
+                f"{len(self.groups)}: make the same on all peers, in the same order"
+            )
+        if differing := [name for name, place in self._places() if theirs.get(name) != place]:
+            first = differing[0]
+            raise UnfitError(
+                f"`{first}` is in parameter group {theirs.get(first)} of the run's optimizer, and in group "
+                f"{dict(self._places())[first]} of this program's{_rest(differing)}: make the same groups on all "
+                "peers, in the same order"
+            )
+        kinds = run.words("optimizers")
+        if kinds != self.optimizers:
+            raise UnfitError(
+                f"the run is trained by {_listed(kinds)}, this program's optimizer is {_listed(self.optimizers)}: all "
+                "peers need the same one"
+            )
+        for place, (here, there) in enumerate(zip(self.settings, settings, strict=True)):
+            if differing := sorted(here ^ there):
+                first = differing[0]
+                one, other = ("no", "one") if first in here else ("a", "none")
+                raise UnfitError(
+                    f"parameter group {place} of the run's optimizer has {one} number {first[:100]}, this program's "
+                    f"has {other}{_rest(differing)}: make the optimizer with the same settings on all peers"
+                )
+
+    def _places(self) -> Iterator[tuple[str, int]]:
+        for place, names in enumerate(self.groups):
+            yield from ((name, place) for name in names)
+
+
+class _Written:
+    """A record in the scalars of a state, which another peer wrote: everything is looked at before it is used."""
+
+    def __init__(self, scalars: Mapping[str, Json]) -> None:
+        self._scalars = scalars
+        self.part = _mapping(scalars.get(TRAINS))
+
+    def word(self, name: str) -> str:
+        return _text(self.part.get(name))
+
+    def words(self, name: str) -> tuple[str, ...]:
+        return tuple(_text(each) for each in _list(self.part.get(name)))
+
+    def hashes(self, name: str) -> dict[str, str]:
+        return {key: _text(value) for key, value in _mapping(self.part.get(name)).items()}
+
+    def groups(self, trained: Collection[str]) -> dict[str, int]:
+        """The place of the group of each of the `trained`: the first has those that no other has."""
+        later = enumerate(_list(self.part.get("groups")), 1)
+        return dict.fromkeys(trained, 0) | {_text(name): place for place, names in later for name in _list(names)}
+
+    def settings(self) -> list[frozenset[str]]:
+        return [frozenset(_mapping(group)) for group in _list(self._scalars.get("groups"))]
+
+
+def record_of(
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module | None,
+    scheduler: LRScheduler | None,
+    access: TensorAccess,
+    *,
+    max_grad_norm: float | None,
+    unit: str,
+) -> TrainedRecord:
+    """The record of this program. What is frozen is hashed: about 0.3 s per GB and core, and the way from a device."""
+    trained = set(trained_parameters(optimizer, model))
+    frozen = {name: each for name, each in named_parameters(optimizer, model).items() if name not in trained}
+    names = {id(each): name for name, each in named_parameters(optimizer, model).items()}
+    groups = optimizer.param_groups
+    return TrainedRecord(
+        unit,
+        tuple(tuple(sorted({names[id(p)] for p in group["params"]} & trained)) for group in groups),
+        tuple(kind_of(optimizer, group) for group in groups),
+        tuple(frozenset(group_numbers(group)) for group in groups),
+        "" if scheduler is None else _known_class(scheduler, LRScheduler, ("torch.optim.lr_scheduler",)),
+        None if max_grad_norm is None else float(max_grad_norm),
+        {name: hash_of(each, access) for name, each in frozen.items()},
+        {name: hash_of(each, access) for name, each in ({} if model is None else _packed(model)).items()},
+    )
+
+
+def trained_parameters(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None
+) -> dict[str, torch.Tensor]:
+    """The parameters of which gradients are averaged, in order of their names: those of the optimizer that require a
+    gradient, each once.
+    """
+    given = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    return {name: each for name, each in named_parameters(optimizer, model).items() if id(each) in given}
+
+
+def kind_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
+    """The optimizer's class, without the package, as what keeps equal tensors goes by equal names, and which switches
+    of a group are not as usual. Of a class that a program derived it is the one of torch or minga.
+    """
+    name = _known_class(optimizer, torch.optim.Optimizer, ("torch.optim.", "minga.optim."))
+    on = {switch for switch in _SWITCHES if group.get(switch) is True} - {"debias"}
+    if group.get("debias") is False:
+        on.add("no debias")
+    if name in ("Adam", "AdamW") and "decoupled_weight_decay" in on:  # torch has AdamW as an Adam with this
+        name, on = "AdamW", on - {"decoupled_weight_decay"}
+    return f"{name} ({', '.join(sorted(on))})" if on else name
+
+
+def hash_of(tensor: torch.Tensor, access: TensorAccess) -> str:
+    """16 hexadecimal digits that stand for the dtype, shape and bytes of a tensor."""
+    hasher = blake3(f"{tensor.dtype} {list(tensor.shape)}\n".encode(), max_threads=_threads(tensor))
+    for piece in access.read([tensor.detach()]):
+        hasher.update(piece.numpy().data)
+    return hasher.hexdigest(length=_HASH_CHARACTERS // 2)
+
+
+class ModelWatch:
+    """Notices what a program does to the tensors of its model after the run's optimizer was made.
+
+    `model` are all by name, `trained` those of them that the optimizer trains, `frozen` those with a hash.
+    """
+
+    def __init__(
+        self,
+        model: Mapping[str, torch.Tensor],
+        trained: Collection[str],
+        frozen: Mapping[str, str],
+        access: TensorAccess,
+    ) -> None:
+        self._access = access
+        self._begun = {name: (each, each.dtype, each.shape) for name, each in model.items()}
+        self._trained, self._frozen = frozenset(trained), dict(frozen)
+        self._watched = {
+            name: (each, each.requires_grad) for name, each in model.items() if name in frozen or name in trained
+        }
+        self._versions: dict[str, tuple[int, int]] = {}
+        self.rebase()
+
+    def look(self, resting: Collection[str]) -> None:
+        """Warn, once for each, of parameters whose `requires_grad` was changed; those that rest by rules may be so."""
+        changed = {name: before for name, (each, before) in self._watched.items() if each.requires_grad != before}
+        may_change = {*self._frozen, *resting}
+        thawed = [name for name, before in changed.items() if not before]
+        frozen = [name for name, before in changed.items() if before and name not in may_change]
+        if thawed:
+            logger.warning(
+                "%s requires a gradient now and did not when minga.Optimizer was made: the run does not train it",
+                thawed[0] + _rest(thawed),
+            )
+        if frozen:
+            logger.warning(
+                "%s requires no gradient now and did when minga.Optimizer was made: the run goes on training it. To "
+                "let parameters rest for some steps, pass rules= on all peers",
+                frozen[0] + _rest(frozen),
+            )
+        for name in (*thawed, *frozen):
+            del self._watched[name]
+
+    def check(self, model: Mapping[str, torch.Tensor]) -> None:
+        """Raise `UnfitError` unless the model has the tensors that it had, by their names; warn, once for each, of
+        frozen ones that have other values.
+        """
+        if lost := [name for name in self._trained if self._begun[name][0] is not model.get(name)]:
+            raise UnfitError(
+                f"the optimizer trains {counted(len(lost), 'tensor')} that the model no longer has, such as "
+                f"`{min(lost)}`: a layer was replaced after minga.Optimizer was made. Change the model before, or fill "
+                "its tensors in place (copy_)"
+            )
+        if more := sorted(model.keys() - self._begun.keys()):
+            raise UnfitError(
+                f"the model has {counted(len(more), 'tensor')} that it had not when minga.Optimizer was made, such as "
+                f"`{more[0]}`: the run knows nothing of them. Add layers before"
+            )
+        for name, (tensor, dtype, shape) in self._begun.items():
+            now = model.get(name)
+            if now is None or now is not tensor or (now.dtype, now.shape) != (dtype, shape):
+                found = "is gone" if now is None else "is another tensor"
+                if now is tensor:
+                    found = f"is {_described(now.dtype, now.shape)}, and was {_described(dtype, shape)}"
+                raise UnfitError(
+                    f"`{name}` of the model {found} since minga.Optimizer was made: change the model before, or fill "
+                    "its tensors in place (copy_)"
+                )
+        self._warn_of_changed()
+
+    def rebase(self) -> None:
+        """Take the present values of what is frozen for those that all peers have: the state was replaced."""
+        if self._access.is_local:  # else all processes would have to look at the same time
+            self._versions = {name: _version(self._begun[name][0]) for name in self._frozen}
+
+    def _warn_of_changed(self) -> None:
+        moved = [name for name, before in self._versions.items() if _version(self._begun[name][0]) != before]
+        changed = [name for name in moved if hash_of(self._begun[name][0], self._access) != self._frozen[name]]
+        if changed:
+            logger.warning(
+                "%s is frozen in the run, and this program changed its values: peers compare only those that it had "
+                "when minga.Optimizer was made",
+                changed[0] + _rest(changed),
+            )
+        self._versions = {n: _version(self._begun[n][0]) for n in self._versions if n not in changed}
+
+
+def _packed(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What layers with packed weights keep beside their parameters, by name."""
+    names, found = ModelNames(model), dict[str, torch.Tensor]()
+    packed = {names.clean(path): any(map(_is_packed, _own_tensors(module))) for path, module in model.named_modules()}
+    parameters = names.parameters() if any(packed.values()) else {}
+    for name, value in names.saved().items() if parameters else ():
+        home = name.rpartition(".")[0]
+        while home and home not in packed:
+            home = home.rpartition(".")[0]
+        if packed.get(home) and isinstance(value, torch.Tensor) and name not in parameters:
+            found[name] = value
+    return by_name(found.items())
+
+
+def _own_tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters(recurse=False)
+    yield from module.buffers(recurse=False)
+
+
+def _is_packed(tensor: torch.Tensor) -> bool:
+    return tensor.ndim >= 2 and tensor.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32)
+
+
+def _known_class(thing: object, base: type, packages: tuple[str, ...]) -> str:
+    """The class of `thing`, or the nearest one above it that belongs to `packages` and is not the `base` of all."""
+    known = (each for each in type(thing).__mro__ if each is not base and each.__module__.startswith(packages))
+    return next(known, type(thing)).__name__
+
+
+def _version(tensor: torch.Tensor) -> tuple[int, int]:
+    """Another one where the values may be others."""
+    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version  # noqa: SLF001  (no other name for it)
+
+
+def _threads(tensor: torch.Tensor) -> int:
+    return blake3.AUTO if tensor.numel() * tensor.itemsize >= _PARALLEL_BYTES else 1
+
+
+def _described(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+
+def _listed(kinds: Sequence[str]) -> str:
+    return " and ".join(each[:100] for each in dict.fromkeys(kinds))
+
+
+def _rest(names: Sequence[str]) -> str:
+    more = len(names) - 1
+    return f" (and {counted(more, 'other')})" if more else ""
+
+
+def _mapping(value: Json) -> dict[str, Json]:
+    if not isinstance(value, dict):
+        raise ConfigurationError(_MALFORMED)
+    return value
+
+
+def _list(value: Json) -> list[Json]:
+    if not isinstance(value, list):
+        raise ConfigurationError(_MALFORMED)
+    return value
+
+
+def _text(value: Json) -> str:
+    if not isinstance(value, str):
+        raise ConfigurationError(_MALFORMED)
+    return value
