@@ -1,4 +1,4 @@
-"""Seeded partitions of simulated swarms: do two histories ever both go on?
+"""Seeded partitions of simulated swarms, and seeded lives of their peers: does one history go on, and the right one?
 
     python -m benchmarks.partitions --json
 
@@ -7,15 +7,22 @@ only, or link by link in random order within a second; at which phase of a round
 newcomer comes meanwhile. The links are cut for 10 s, then restored, and the swarm is watched for 15 s more. Then as
 many partitions as `--real` says (seeds as before) of four real processes in network namespaces.
 
+Each story draws two to five peers with weights of their own: when they join, for how long they load then, and at which
+phase of a step the organiser or another leaves or is killed, to come back from its checkpoint, or not.
+
     forks            partitions after which one step had two states, but for the exceptions of `docs/guarantees.md`
     excepted         the same after a round of two members, the exception that `docs/guarantees.md` names
     steps_apart      steps that had two states, in the worst of the forks
     stall_s          by how much longer than usual the side that went on took for a step after healing; median, minimum
                      and maximum, `real_stall_s` in namespaces
     stood_still      partitions after which a living peer applied no step in the last third of the watch
+    foreign_lineages stories in which a peer trained with weights that do not come from the organiser's
+    stories_apart    stories that end with two groups that train side by side
+    stories_idle     stories that end with a peer that does not train though another does
 
-ok: no forks (`real_forks` in namespaces), nobody stands still, and no error. Each seed that forked is printed; `--seeds
-A:B` plays some only.
+
+ok: no forks (`real_forks` in namespaces), no foreign lineage, no story that ends apart or idle, nobody stands still,
+and no error. Each seed with a fault is printed; `--seeds A:B` and `--stories A:B` play some only.
 """
 
 from __future__ import annotations
@@ -24,6 +31,7 @@ import argparse
 from collections import Counter
 from collections.abc import Callable
 
+from benchmarks._lineage_play import Ending, play_story
 from benchmarks._partition_play import Verdict, play
 from benchmarks._partition_real import play_real
 from benchmarks._report import emit, finish, note, parser, spread
@@ -38,17 +46,22 @@ def main(argv: list[str] | None = None) -> int:
     arguments.add_argument(
         "--seeds", type=_seeds, default=_seeds(SEEDS), metavar="A:B", help=f"which (default {SEEDS})"
     )
+    arguments.add_argument(
+        "--stories", type=_seeds, default=_seeds(SEEDS), metavar="A:B", help=f"lives of peers (default {SEEDS})"
+    )
     arguments.add_argument("--real", type=int, default=10, metavar="N", help="partitions in namespaces (default 10)")
     options = arguments.parse_args(argv)
     verdicts = [_played(seed, play) for seed in options.seeds]
     real = [_played(seed, play_real) for seed in range(options.real)] if options.real and not why_unavailable() else []
+    endings = [_told(seed) for seed in options.stories]
+    foreign, apart, idle = ([e for e in endings if getattr(e, name)] for name in ("foreign", "apart", "idle"))
     forks = [verdict for verdict in verdicts if verdict.forked_at is not None and not verdict.excepted]
     still = [verdict for verdict in [*verdicts, *real] if verdict.stood_still]
-    errors = [error for verdict in [*verdicts, *real] for error in verdict.errors]
+    errors = [error for each in [*verdicts, *real, *endings] for error in each.errors]
     real_forks = [verdict for verdict in real if verdict.forked_at is not None]
     return finish(
         "partitions",
-        not (forks or real_forks or still or errors),
+        not (forks or real_forks or foreign or apart or idle or still or errors),
         options.json,
         partitions=len(verdicts),
         forks=len(forks),
@@ -57,11 +70,23 @@ def main(argv: list[str] | None = None) -> int:
         steps_apart=max((verdict.steps_apart for verdict in forks), default=0),
         stall_s=spread(verdict.stall_s for verdict in verdicts if verdict.stall_s is not None),
         stood_still=len(still),
+        stories=len(endings),
+        foreign_lineages=len(foreign),
+        stories_apart=len(apart),
+        stories_idle=len(idle),
         real=len(real) if real or not options.real else why_unavailable(),
         real_forks=len(real_forks),
         real_stall_s=spread(verdict.stall_s for verdict in real if verdict.stall_s is not None),
         errors=errors[:5],
     )
+
+
+def _told(seed: int) -> Ending:
+    ending = play_story(seed)
+    note(f"story {seed}: {len(ending.story.joins_s)} peers, {len(ending.story.losses)} losses")
+    if ending.foreign or ending.apart or ending.idle or ending.errors:
+        emit(story=seed, foreign=ending.foreign, apart=ending.apart, idle=ending.idle, errors=ending.errors)
+    return ending
 
 
 def _played(seed: int, play: Callable[[int], Verdict]) -> Verdict:

@@ -44,6 +44,15 @@ which either may decide alone, and a first group, which succeeds none. Nor is th
 committed, they say goodbye, and the rest is cut into halves before all of it has heard of the commit. Then the halves
 judge by electorates of different rounds, neither of which has the leavers in it.
 
+Where the first step comes from is not this protocol's affair, but one thing depends on it: electorates are compared
+within one history only. So each state carries its lineage (`minga.training.lineage`): the founding that the organiser
+signed, once, and a running digest of the ids of the committed rounds. A leader takes no peer into an attempt whose
+digest is another, so all members of an attempt have the same rounds behind them, and with them, by 1 to 4, one
+electorate. A peer without a founded state is no member of any attempt: it can make no first group of its own. What the
+exceptions above leave (two of one electorate of two, a peer alone with its checkpoint) are histories of one founding.
+They differ in their digests, cannot mix, and are ordered by `Standing`; the order is total, and both sides know it, so
+of two that meet exactly one gives way.
+
 A majority that is lost for good leaves no quorum, and nothing above lets the rest go on: it cannot tell a death from a
 cut. So the organisers may, by a signed order that names the members that go on (`identity/access/amendments.py`). It
 begins another epoch, and each epoch is an instance of all of the above with its own first electorate, the members

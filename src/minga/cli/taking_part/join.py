@@ -36,7 +36,7 @@ from minga.cli.terminal.peer_options import WorkOptions, apply_threads, wire
 from minga.core.errors import ConfigurationError, MingaError
 from minga.core.events.bus import Event
 from minga.core.events.security import SecureAdmitted, SecureCandidate, SecureDropped, SecureFounded, SecureWaiting
-from minga.core.events.training import AccessNotRenewed, StepApplied, SyncAdvanced, SyncFinished
+from minga.core.events.training import AccessNotRenewed, StateAwaited, StepApplied, SyncAdvanced, SyncFinished
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import format_duration
 from minga.core.wheel import installed_from
@@ -389,7 +389,7 @@ class _Joining:
                     self._phase = "downloading the state"
                 case SyncFinished() | SecureFounded():
                     self._phase = "training"
-                case SecureWaiting():
+                case SecureWaiting() | StateAwaited():
                     self._phase = "waiting"
                 case SecureCandidate(peer=self.peer.peer_id):
                     self._phase = "on probation"
