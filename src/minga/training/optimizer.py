@@ -46,9 +46,10 @@ class Optimizer(torch.optim.Optimizer):
     averaging (or, with the delayed strategy, collects the result) and applies the same update as every other peer.
 
     optimizer: any `torch.optim.Optimizer`, of the same class on all peers; its parameters are averaged as gradients in
-        float32. A parameter that had no gradient counts with a gradient of zero. Which ones require one is to be the
-        same on all peers, and stays as it is when this is made: one that requires none is never trained, and the others
-        always, but for steps at which they rest by `rules` (docs/trainers.md).
+        float32. A parameter without a gradient counts as zeros where others have one; where nobody has, it stays as it
+        is, as with torch. Which ones require one is to be the same on all peers, and stays as it is when this is made:
+        one that requires none is never trained, and the others always, but for steps at which they rest by `rules`
+        (docs/trainers.md).
     peer: from `minga.join` or `minga.host`; one peer has one optimizer. If `torch.distributed` is initialised, all its
         processes are one peer: rank 0 passes the peer, the others None, and all make the same calls. Gradients are
         combined over the ranks, unless `model` is a `DistributedDataParallel` or sharded by `fully_shard`: these do

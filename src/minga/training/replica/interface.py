@@ -23,7 +23,9 @@ class VectorInterface(Protocol):
     layout: VectorLayout
     numel: int
     parameters_numel: int
-    """Elements of the parameters, which come first; movements of averaged buffers follow."""
+    """Elements of the parameters, which come first; movements of averaged buffers follow, and which parameters had a
+    gradient.
+    """
 
     def new(self, numel: int | None = None) -> torch.Tensor:
         """A zeroed float32 vector, flat and in CPU memory (on the device `meta` if it has no numbers), of `numel`
