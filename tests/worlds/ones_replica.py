@@ -24,7 +24,7 @@ class OnesVector:
 class OnesReplica(ReplicaInterface):
     """Adds ones to accumulators, unless `is_finite` is False, and calls `before_adding` first."""
 
-    strategy = "synchronous"
+    strategy, wanted_rates = "synchronous", ()
 
     def __init__(self) -> None:
         self.step = 0

@@ -254,6 +254,7 @@ class Optimizer(torch.optim.Optimizer):
             )
         self.inner.load_state_dict({k: v for k, v in state_dict.items() if k != "global_step"})
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
+        self._replica.loop_rates.keep()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not possible once the vector that peers average is fixed; raises `ConfigurationError`."""

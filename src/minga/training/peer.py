@@ -297,6 +297,7 @@ class Peer:
             target_batch_sizes=round_batch_range(self.spec.at(replica.step)),
         )
         port.on_broken_sum = replica.look_closely
+        replica.loop_rates.is_heard = self.peer_id == self._signed_spec.organiser
         own = self._own = OwnStateKeeper(self.directory, self._session.peer_id, self.spec, replica, port)
         before = own.take_up()
 

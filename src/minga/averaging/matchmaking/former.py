@@ -137,7 +137,7 @@ class GroupFormation:
     def give_up(self, plan: Plan, term: int, fingerprint: str) -> None:
         """The round of this plan was given up after this peer held its result, in `term`, which may be committed."""
         leader = plan.members[0].peer_id
-        held = Accepted(plan.ballot, leader, term, plan.result_id, fingerprint, plan.orders)
+        held = Accepted(plan.ballot, leader, term, plan.result_id, fingerprint, plan.orders, plan.rates)
         self._acceptor.hold(held, plan.succession)
 
     async def form(self, step: int, avoid: Collection[PeerId] = ()) -> Plan:
@@ -297,7 +297,9 @@ class GroupFormation:
             plan = await self._plan_maker.plan(self._step, registrations)
             every = self._settings.averages_every(self._step)
             due = self._settings.orders.due(self._step)
-            plan = msgspec.structs.replace(plan, ballot=ballot, orders=due, averages_every=every)
+            told = registrations.get(self._settings.organiser) if self._settings.organiser else None
+            rates = () if told is None else told.report.rates
+            plan = msgspec.structs.replace(plan, ballot=ballot, orders=due, averages_every=every, rates=rates)
             plan = await self._succession.decide(plan, registrations, voters)
             next_batch = self.batch.next(registrations.values(), plan.orders)
             limits = group.limits_of_the_next(plan.ids, registrations, next_batch)

@@ -184,6 +184,11 @@ class SizeOnlyReplica:
     def amend(self, changes: Mapping[str, Any]) -> None:
         """There is no optimizer."""
 
+    @property
+    def wanted_rates(self) -> tuple[float, ...]:
+        """There is no loop that sets any."""
+        return ()
+
     def inner_step(self) -> bool:
         """There is nothing to change."""
         return True

@@ -225,7 +225,6 @@ class Member:
                     self.ready.set()
                     await self._take_step()
             self._node.events.emit(RunFinished(step=self.step))
-            await self._tell_last_state()
             self._publisher.set_status("finished")
             if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
                 self.on_finished(await self._synchroniser.capture())
@@ -485,15 +484,20 @@ class Member:
         return set(self.swarm_view.alive()) - {self._node.peer_id}
 
     async def _is_over(self) -> bool:
-        """Whether this peer has the last step, and compared it with those that may have taken it by themselves."""
+        """Whether this peer has the last step, and compared it with the others of the last round, and with those that
+        may have taken it by themselves.
+        """
         deadline = asyncio.get_running_loop().time() + FAREWELL_S
-        while self._is_finished() and self._companions.lost and asyncio.get_running_loop().time() < deadline:
+        while self._is_finished() and asyncio.get_running_loop().time() < deadline:
+            await self._tell_last_state()
             if self._catching_up.is_due(self.step):
                 await self._synchronise()
             elif self._companions.may_differ(self.step):
                 await asyncio.sleep(SYNC_PAUSE_S)
             else:
                 break
+        if self._is_finished():
+            self._catching_up.warn_of_end(self.step)
         return self._is_finished()
 
     async def _tell_last_state(self) -> None:

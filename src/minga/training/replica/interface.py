@@ -7,7 +7,7 @@ matters.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -15,6 +15,9 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.training.state.manifest import Manifest
 from minga.training.state.sketch import Sketch
 from minga.training.state.snapshot import StateSnapshot
+
+LOOP_RATES: Final = "loop_rates"
+"""The change by `ReplicaInterface.amend` that is no order of the organisers, but what the organiser's loop sets."""
 
 
 class VectorInterface(Protocol):
@@ -97,7 +100,14 @@ class ReplicaInterface(Protocol):
 
     def amend(self, changes: Mapping[str, Any]) -> None:
         """Go by other settings of the optimizer from now on: `optimizer.learning_rate` (of the first parameter group;
-        those of the others change in proportion) and `optimizer.max_grad_norm`. To say the same twice changes nothing.
+        those of the others change in proportion), `optimizer.max_grad_norm`, and `loop_rates`, the learning rates of
+        all groups in the next update. To say the same twice changes nothing.
+        """
+
+    @property
+    def wanted_rates(self) -> tuple[float, ...]:
+        """Learning rates of all groups that the run is to have from the next round on, as the organiser's loop says;
+        empty for none. Any thread may ask.
         """
 
     def inner_step(self) -> bool:

@@ -25,6 +25,8 @@ from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.build_optimizer import set_learning_rate
 from minga.training.replica.flat_vector import ParameterVector, trained_parameters
 from minga.training.replica.host_memory import HostMemory
+from minga.training.replica.interface import LOOP_RATES
+from minga.training.replica.loop_rates import LoopRates
 from minga.training.replica.optimizer_check import check_model, check_optimizer, check_plain_descent, check_scheduler
 from minga.training.replica.trained_set import TrainedSet
 from minga.training.replica.update_rules import RuledModel, UpdateRules
@@ -92,6 +94,8 @@ class Replica:
             self._state.define_updates(settings)
         self._first_strategy = spec.training.strategy
         self._schedule_at = self._epoch()
+        self.loop_rates = LoopRates(optimizer, has_schedule=scheduler is not None)
+        """What the program's loop does to the numbers of the optimizer."""
         self.vector.quick = True
         self._host = HostMemory(optimizer) if offload else None
 
@@ -133,7 +137,7 @@ class Replica:
 
         Returns when it is computed to the end, on whatever device: to `accumulate` it then takes no time worth mention.
         """
-        self.check_schedule()
+        self.check_loop()
         self.vector.wait()
         return samples
 
@@ -210,6 +214,9 @@ class Replica:
             self.max_grad_norm = None if norm in (None, "off") else float(norm)
         if "optimizer.learning_rate" in changes:
             set_learning_rate(self.optimizer, self.scheduler, float(changes["optimizer.learning_rate"]))
+            self.loop_rates.keep()
+        if LOOP_RATES in changes:
+            self.loop_rates.give(changes[LOOP_RATES])
 
     def inner_step(self) -> bool:
         """Take an optimizer step of this peer alone by the present gradients, clipped; see `ReplicaInterface`.
@@ -235,6 +242,7 @@ class Replica:
         if self.max_grad_norm is not None:
             clip_by_global_norm(self.vector.parameters(), self.max_grad_norm)
         self.optimizer.step()
+        self.loop_rates.keep()  # some optimizers count in their parameter groups
         self._ruled.constrain(self.step)
         return True
 
@@ -251,11 +259,13 @@ class Replica:
     def _end_step(self, step: int) -> None:
         self._trained.look(self._ruled.resting(step - 1))
         self._ruled.constrain(step)
+        self.loop_rates.judge(step - 1)
         if self.scheduler is not None:
             try:
                 self.scheduler.step()
             finally:
                 self._schedule_at = self._epoch()
+        self.loop_rates.keep()
         self.zero_grad()
         self.step = step
 
@@ -325,6 +335,7 @@ class Replica:
         self.zero_grad()
         self.step = snapshot.step
         self._schedule_at = self._epoch()
+        self.loop_rates.begin_anew()
 
     def check(self, state: Manifest | StateSnapshot) -> None:
         """Refuse a state of another model, optimizer or strategy; see `ReplicaInterface`."""
@@ -332,13 +343,21 @@ class Replica:
         if named := strategy_of(state.scalars):
             STRATEGIES.get(named)
 
-    def check_schedule(self) -> None:
-        """Raise `ConfigurationError` if somebody else advanced the scheduler, which would differ between peers."""
+    @property
+    def wanted_rates(self) -> tuple[float, ...]:
+        """See `LoopRates.wanted`."""
+        return self.loop_rates.wanted
+
+    def check_loop(self) -> None:
+        """Put back what the program's loop did to learning rates. Raises `ConfigurationError` if it advanced the
+        scheduler, or sets other rates than the run's again, which would differ between peers.
+        """
         if self._epoch() != self._schedule_at:
             raise ConfigurationError(
                 "the learning-rate scheduler was stepped by the program; leave that to minga.Optimizer, which does it "
                 "once per global step"
             )
+        self.loop_rates.look(self.step)
 
     def sketch(self) -> Sketch:
         """That of the parameters, as float32."""
