@@ -60,6 +60,9 @@ class Optimizer(torch.optim.Optimizer):
     max_grad_norm: clip the norm of the averaged gradient, by the same number on all peers; None takes the run spec's,
         or with recipe "custom" does not clip.
     rules: which parameters of `model` rest at a step, and what becomes of them after an update; the same on all peers.
+    after_update: called once for each global step, on all peers, when the parameters are those of the new step: what
+        `model` has beside them, such as an average of the weights or a target network, follows them there, by the same
+        function on all peers (docs/trainers.md). It leaves alone what `optimizer` trains.
     samples_per_step: the samples of each micro-batch, or a function that is asked for them after each, for loops that
         call `step` without `samples`.
     offload: update parameters in RAM, where all stays that `optimizer` keeps; this peer's own affair. The device holds
@@ -81,6 +84,7 @@ class Optimizer(torch.optim.Optimizer):
         model: torch.nn.Module | None = None,
         max_grad_norm: float | None = None,
         rules: UpdateRules | None = None,
+        after_update: Callable[[], object] | None = None,
         samples_per_step: SupportsIndex | Callable[[], SupportsIndex] | None = None,
         offload: bool = False,
     ) -> None:
@@ -117,6 +121,7 @@ class Optimizer(torch.optim.Optimizer):
             scheduler=scheduler,
             max_grad_norm=_norm(max_grad_norm, spec),
             rules=rules,
+            after_update=after_update,
             offload=offload,
         )
         super().__init__(optimizer.param_groups, optimizer.defaults)

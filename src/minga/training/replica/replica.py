@@ -45,7 +45,7 @@ class Replica:
     """Applies averaged vectors to a model exactly as every other peer does. Use it on one thread only.
 
     `model` gives names and buffers; without it the state has the optimizer's parameters only. `rules` are followed at
-    each update. With `offload` updates are made in RAM, see `host_memory.py`. One that only `reads` takes any state of
+    each update, and `after_update` is called after it. With `offload` updates are made in RAM, see `host_memory.py`. One that only `reads` takes any state of
     its model, whatever optimizer trained it. Raises `ConfigurationError` for an optimizer, model or scheduler that
     cannot be driven by averaged gradients alone.
     """
@@ -59,6 +59,7 @@ class Replica:
         scheduler: LRScheduler | None = None,
         max_grad_norm: float | None = None,
         rules: UpdateRules | None = None,
+        after_update: Callable[[], object] | None = None,
         offload: bool = False,
         reads: bool = False,
     ) -> None:
@@ -70,6 +71,7 @@ class Replica:
                 check_plain_descent(name, optimizer, max_grad_norm)
         self.optimizer, self.scheduler, self.max_grad_norm = optimizer, scheduler, max_grad_norm
         self._ruled = RuledModel(rules, model)
+        self._after_update = after_update
         self.step = 0
         """Global steps that this state has seen."""
         self.directory: Path | None = None
@@ -206,6 +208,7 @@ class Replica:
                 clip_by_global_norm(self.vector.parameters(), self.max_grad_norm)
             self.optimizer.step()
             self._end_step(step)
+        self._follow_update()
 
     def amend(self, changes: Mapping[str, Any]) -> None:
         """Go by other settings of the optimizer from now on; see `ReplicaInterface`."""
@@ -248,13 +251,15 @@ class Replica:
 
     def adopt(self, values: torch.Tensor, step: int) -> torch.Tensor:
         """Come to global step `step` with these parameters; see `ReplicaInterface`."""
+        found = values
         with self._changing():
             self.vector.adopt(values)
             self._end_step(step)
-            if not self._ruled.has_rules:
-                return values
-            found = self.vector.read_values()
-        return torch.where(found == self.vector.rounded(values), values, found)
+            if self._ruled.has_rules:
+                found = self.vector.read_values()
+                found = torch.where(found == self.vector.rounded(values), values, found)
+        self._follow_update()
+        return found
 
     def _end_step(self, step: int) -> None:
         self._trained.look(self._ruled.resting(step - 1))
@@ -268,6 +273,13 @@ class Replica:
         self.loop_rates.keep()
         self.zero_grad()
         self.step = step
+
+    def _follow_update(self) -> None:
+        """Let the program change what the optimizer does not train, once a global step."""
+        if self._after_update is not None:
+            self._after_update()
+            self._buffers.rebase()
+        self._trained.note()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors of model and optimizer by their names in checkpoints."""
@@ -332,6 +344,7 @@ class Replica:
         with self._changing():
             self._state.restore(snapshot)
         self._buffers.rebase()
+        self._trained.note()
         self.zero_grad()
         self.step = snapshot.step
         self._schedule_at = self._epoch()
