@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from minga.averaging.codecs.layout import VectorLayout
-from minga.training.replica.interface import ReplicaInterface
+from minga.training.replica.interface import LoopReport, ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 
 
@@ -24,7 +24,7 @@ class OnesVector:
 class OnesReplica(ReplicaInterface):
     """Adds ones to accumulators, unless `is_finite` is False, and calls `before_adding` first."""
 
-    strategy, wanted_rates = "synchronous", ()
+    strategy, loop = "synchronous", LoopReport()
 
     def __init__(self) -> None:
         self.step = 0

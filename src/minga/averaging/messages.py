@@ -28,6 +28,7 @@ MAX_PLAN_BYTES = 1 << 20
 MAX_JOIN_NOTE_BYTES, MAX_PLAN_NOTE_BYTES = 1 << 10, 1 << 15
 LONGEST_S = 1e9
 MAX_GROUPS = 256
+MAX_FIRST = 32
 MAX_LEARNING_RATE = 1e9
 
 Step = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEP)]
@@ -44,6 +45,7 @@ Epoch = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 OrderIds = Annotated[tuple[Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")], ...], msgspec.Meta(max_length=64)]
 LearningRate = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_LEARNING_RATE)]
 LearningRates = Annotated[tuple[LearningRate, ...], msgspec.Meta(max_length=MAX_GROUPS)]
+First = Annotated[tuple[Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)], ...], msgspec.Meta(max_length=MAX_FIRST)]
 Ballot = Annotated[int, msgspec.Meta(ge=0, le=MAX_BALLOT)]
 
 
@@ -65,7 +67,9 @@ class Report(msgspec.Struct, frozen=True):
     rule. `parked`: this peer stopped at a boundary because it has as many samples as its `limit` (None: it has none)
     says; its next micro-batch would have `micro_batch` samples. In runs whose rounds take the contribution of the best
     member alone, `score` says how good this one's would be (None: it has nothing to give). The organiser's says which
-    learning `rates` its program's loop set, one for each parameter group, if these are others than the run has.
+    learning `rates` its program's loop set, one for each parameter group, if these are others than the run has. In a
+    peer's first steps `first` is a sketch of the gradient of its first micro-batch: who draws the same samples has it,
+    too.
     """
 
     samples: Samples = 0
@@ -77,6 +81,7 @@ class Report(msgspec.Struct, frozen=True):
     limit: Samples | None = None
     score: PeerScore | None = None
     rates: LearningRates = ()
+    first: First = ()
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -217,6 +222,9 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     `rates`, the learning rates of the parameter groups as the organiser's loop set them (none: those of the state).
     After a step whose number `averages_every` divides, the members average their parameters, too; 0 is never.
 
+    The first micro-batches of the `twins` gave one gradient, as far as they say: with equal seeds peers draw equal
+    samples.
+
     The `contributors` are the members that are expected to give something to the mean. With `scores` (one for each
     member; None where one has nothing to give) the round has one contributor, the member with the best, and all others
     give nothing: see `minga.averaging.planning.best_contributor`.
@@ -248,6 +256,7 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     contributors: Members = ()
     scores: Annotated[tuple[PeerScore | None, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
     rates: LearningRates = ()
+    twins: Members = ()
 
     @property
     def ids(self) -> tuple[PeerId, ...]:

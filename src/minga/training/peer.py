@@ -101,6 +101,13 @@ class Peer:
         return self._session.peer_id
 
     @property
+    def seed(self) -> int:
+        """A number of this peer's own, from 0 to 2**32 - 1, to seed the order of its data and its augmentation by:
+        peers that are seeded alike compute the same samples. It stays the same as long as the peer's key does.
+        """
+        return int(self.peer_id[:8], 16)
+
+    @property
     def role(self) -> str:
         """How this peer takes part: "trainer", "client", "auxiliary" or "monitor"."""
         return self._session.settings.role

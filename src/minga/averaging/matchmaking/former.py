@@ -297,9 +297,7 @@ class GroupFormation:
             plan = await self._plan_maker.plan(self._step, registrations)
             every = self._settings.averages_every(self._step)
             due = self._settings.orders.due(self._step)
-            told = registrations.get(self._settings.organiser) if self._settings.organiser else None
-            rates = () if told is None else told.report.rates
-            plan = msgspec.structs.replace(plan, ballot=ballot, orders=due, averages_every=every, rates=rates)
+            plan = msgspec.structs.replace(plan, ballot=ballot, orders=due, averages_every=every)
             plan = await self._succession.decide(plan, registrations, voters)
             next_batch = self.batch.next(registrations.values(), plan.orders)
             limits = group.limits_of_the_next(plan.ids, registrations, next_batch)

@@ -25,6 +25,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import DEFAULT_SKETCH
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
+from minga.training.replica.interface import LoopReport
 from minga.training.state.manifest import MAX_STATE_BYTES, MAX_TENSORS, Manifest, build_manifest
 from minga.training.state.scalars import STRATEGY_NAME, Json, strategy_of
 from minga.training.state.sketch import Sketch
@@ -185,9 +186,9 @@ class SizeOnlyReplica:
         """There is no optimizer."""
 
     @property
-    def wanted_rates(self) -> tuple[float, ...]:
-        """There is no loop that sets any."""
-        return ()
+    def loop(self) -> LoopReport:
+        """There is nothing to tell of it."""
+        return LoopReport()
 
     def inner_step(self) -> bool:
         """There is nothing to change."""

@@ -231,7 +231,7 @@ class GradientPort(TrainingThread):
             since_s = self._reopened_s if self._boundary_s is None else self._boundary_s
             is_idle = self._paused or self._stands or (since_s is None and not parked)
             said: dict[str, Any] = {"limit": self._limit, "score": self._strategy.score}
-            said["rates"] = self._replica.wanted_rates
+            said |= self._replica.loop._asdict()
             if self._broken_in_row >= NOT_AWAITED_AFTER:
                 return Report(samples, **said)
             if is_idle:

@@ -62,7 +62,7 @@ from minga.training.life.catching_up import SYNC_PAUSE_S, CatchingUp
 from minga.training.life.leaving import FAREWELL_S, Companions, closing
 from minga.training.life.progress_publisher import ProgressPublisher
 from minga.training.life.state_sync import Download, Synchroniser
-from minga.training.life.too_slow import TooSlowNotice
+from minga.training.life.worth import WorthNotice
 from minga.training.receipts.receipts import Receipts
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
@@ -171,7 +171,7 @@ class Member:
             vector_bytes=self.vectors.encoded_bytes,
             epoch=lambda: self.epoch,
         )
-        self._too_slow = TooSlowNotice(node)
+        self._worth = WorthNotice(node)
         self._hold = TrainerHold(port)
         self.amended = Amended(orders, replica)
         """The organisers' amendments, as this member goes by them."""
@@ -425,7 +425,7 @@ class Member:
         with self._hold.beginning_if(lambda: self.swarm_view.is_behind(step)):
             state = await self.replica_step.take(outcome, self._result, fate, limit, strategy, compares=compares)
         self._formation.previous = await hashing
-        self._too_slow.note(plan, report)
+        self._worth.note(plan, report, batch)
         self.step, self.in_doubt = step, False
         members = len(plan.members) - len(outcome.lost)
         self._node.events.emit(StepApplied(step=step, samples=samples, members=members, batch=batch))

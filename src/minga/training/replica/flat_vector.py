@@ -20,13 +20,17 @@ import torch
 from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, is_finite
 from minga.averaging.codecs.layout import ADAPTIVE_INT8_MIN_ELEMENTS, VectorLayout
 from minga.core.errors import ConfigurationError
+from minga.optim.shards import local
 from minga.training.replica.buffers import SharedBuffers
+from minga.training.state.sketch import Sketch, length, sketch_of
 
 QUICK_ELEMENTS = 1 << 16
 JOINED_ELEMENTS = 1 << 13
 """Neighbours of at most so many elements are joined: to copy one costs less than to look at it and to add it alone."""
 STAGED_ELEMENTS = 1 << 24
 """Gradients on an accelerator come to the CPU in pieces of at most this many elements, or of one tensor."""
+SAMPLED = 256
+"""A sample of the gradients has so many tensors, and so many elements of each, at most."""
 PRESENT = 2.0**-10
 """What one sample with a gradient adds to its parameter's number: little beside gradients, whose norms robust means
 compare, and enough for float16.
@@ -103,6 +107,15 @@ class ParameterVector:
         for start, piece in self._fetch(far):
             vector[start : start + piece.numel()].add_(piece, alpha=weight)
         return True
+
+    @torch.no_grad()
+    def sample(self) -> Sketch:
+        """A sketch of some elements of the present gradients, by which peers tell whether theirs are the same; empty
+        if it is not finite.
+        """
+        gradients = [p.grad for p in self._parameters[:SAMPLED] if p.grad is not None and not p.grad.is_sparse]
+        found = sketch_of([local(gradient).reshape(-1)[:SAMPLED] for gradient in gradients])
+        return found if length(found) < CONTRIBUTION_LIMIT else ()
 
     @torch.no_grad()
     def is_finite(self) -> bool:

@@ -7,7 +7,7 @@ matters.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
@@ -18,6 +18,16 @@ from minga.training.state.snapshot import StateSnapshot
 
 LOOP_RATES: Final = "loop_rates"
 """The change by `ReplicaInterface.amend` that is no order of the organisers, but what the organiser's loop sets."""
+
+
+class LoopReport(NamedTuple):
+    """What others have to know of a program's loop: learning `rates` of all groups that the run is to have from the
+    next round on, if this is the organiser's, and in its first steps a sketch of the gradient of the `first`
+    micro-batch. Empty for nothing.
+    """
+
+    rates: tuple[float, ...] = ()
+    first: Sketch = ()
 
 
 class VectorInterface(Protocol):
@@ -105,10 +115,8 @@ class ReplicaInterface(Protocol):
         """
 
     @property
-    def wanted_rates(self) -> tuple[float, ...]:
-        """Learning rates of all groups that the run is to have from the next round on, as the organiser's loop says;
-        empty for none. Any thread may ask.
-        """
+    def loop(self) -> LoopReport:
+        """What others have to know of the program's loop. Any thread may ask."""
 
     def inner_step(self) -> bool:
         """Take an optimizer step of this peer alone by the present gradients; the global step stays. False, with

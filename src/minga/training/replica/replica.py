@@ -25,7 +25,7 @@ from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.build_optimizer import set_learning_rate
 from minga.training.replica.flat_vector import ParameterVector, trained_parameters
 from minga.training.replica.host_memory import HostMemory
-from minga.training.replica.interface import LOOP_RATES
+from minga.training.replica.interface import LOOP_RATES, LoopReport
 from minga.training.replica.loop_rates import LoopRates
 from minga.training.replica.optimizer_check import check_model, check_optimizer, check_plain_descent, check_scheduler
 from minga.training.replica.trained_set import TrainedSet
@@ -39,15 +39,17 @@ from minga.training.state.state_dict import TrainingState
 from minga.training.state.tensor_access import TensorAccess
 
 UNKNOWN: Final = -1
+FIRST_STEPS: Final = 3
+"""Steps of a peer of which it tells the others a sketch of its first micro-batch."""
 
 
 class Replica:
     """Applies averaged vectors to a model exactly as every other peer does. Use it on one thread only.
 
     `model` gives names and buffers; without it the state has the optimizer's parameters only. `rules` are followed at
-    each update, and `after_update` is called after it. With `offload` updates are made in RAM, see `host_memory.py`. One that only `reads` takes any state of
-    its model, whatever optimizer trained it. Raises `ConfigurationError` for an optimizer, model or scheduler that
-    cannot be driven by averaged gradients alone.
+    each update, and `after_update` is called after it. With `offload` updates are made in RAM, see `host_memory.py`.
+    One that only `reads` takes any state of its model, whatever optimizer trained it. Raises `ConfigurationError` for
+    an optimizer, model or scheduler that cannot be driven by averaged gradients alone.
     """
 
     def __init__(
@@ -98,6 +100,9 @@ class Replica:
         self._schedule_at = self._epoch()
         self.loop_rates = LoopRates(optimizer, has_schedule=scheduler is not None)
         """What the program's loop does to the numbers of the optimizer."""
+        self._first: Sketch = ()
+        self._first_step: int | None = UNKNOWN  # the last of those of which the first micro-batch is told
+        self._firsts = 0
         self.vector.quick = True
         self._host = HostMemory(optimizer) if offload else None
 
@@ -139,7 +144,7 @@ class Replica:
 
         Returns when it is computed to the end, on whatever device: to `accumulate` it then takes no time worth mention.
         """
-        self.check_loop()
+        self.look_at_loop()
         self.vector.wait()
         return samples
 
@@ -357,13 +362,14 @@ class Replica:
             STRATEGIES.get(named)
 
     @property
-    def wanted_rates(self) -> tuple[float, ...]:
-        """See `LoopRates.wanted`."""
-        return self.loop_rates.wanted
+    def loop(self) -> LoopReport:
+        """See `ReplicaInterface`."""
+        return LoopReport(self.loop_rates.wanted, self._first)
 
-    def check_loop(self) -> None:
-        """Put back what the program's loop did to learning rates. Raises `ConfigurationError` if it advanced the
-        scheduler, or sets other rates than the run's again, which would differ between peers.
+    def look_at_loop(self) -> None:
+        """A micro-batch ended: take note of it if it is the first of a step, and put back what the loop did to learning
+        rates. Raises `ConfigurationError` if it advanced the scheduler, or sets other rates than the run's again, which
+        would differ between peers.
         """
         if self._epoch() != self._schedule_at:
             raise ConfigurationError(
@@ -371,6 +377,10 @@ class Replica:
                 "once per global step"
             )
         self.loop_rates.look(self.step)
+        if self._first_step != self.step and self._first_step is not None:
+            self._firsts += 1
+            self._first = self.vector.sample() if self._firsts <= FIRST_STEPS else ()
+            self._first_step = self.step if self._firsts <= FIRST_STEPS else None
 
     def sketch(self) -> Sketch:
         """That of the parameters, as float32."""
