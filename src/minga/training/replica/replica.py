@@ -17,7 +17,6 @@ from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.sketches.interface import make_sketch
 from minga.averaging.sketches.round_projections import RoundProjections
 from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
-from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.optim.norms import TINY_NORM, clip_by_global_norm, global_norm
 from minga.optim.reproducible import ReproducibleOptimizer
@@ -27,7 +26,8 @@ from minga.training.replica.flat_vector import ParameterVector, trained_paramete
 from minga.training.replica.host_memory import HostMemory
 from minga.training.replica.interface import LOOP_RATES, LoopReport
 from minga.training.replica.loop_rates import LoopRates
-from minga.training.replica.optimizer_check import check_model, check_optimizer, check_plain_descent, check_scheduler
+from minga.training.replica.optimizer_check import check_model, check_optimizer, check_plain_descent
+from minga.training.replica.schedule import UNKNOWN, Schedule
 from minga.training.replica.trained_set import TrainedSet
 from minga.training.replica.update_rules import RuledModel, UpdateRules
 from minga.training.replica.update_settings import UpdateSettings, name_of
@@ -38,7 +38,6 @@ from minga.training.state.snapshot import StateSnapshot
 from minga.training.state.state_dict import TrainingState
 from minga.training.state.tensor_access import TensorAccess
 
-UNKNOWN: Final = -1
 FIRST_STEPS: Final = 3
 """Steps of a peer of which it tells the others a sketch of its first micro-batch."""
 
@@ -67,7 +66,7 @@ class Replica:
     ) -> None:
         check_optimizer(optimizer)
         check_model(model, optimizer)
-        check_scheduler(scheduler, optimizer)
+        self._schedule = Schedule(scheduler, optimizer, spec.training.stop_after_steps)
         for name in spec.training.strategies:
             if StrategyChoice.of(spec, name).facts.owns_optimizer:
                 check_plain_descent(name, optimizer, max_grad_norm)
@@ -97,7 +96,6 @@ class Replica:
             settings = UpdateSettings(self._trained.frozen, name_of(optimizer), max_grad_norm)
             self._state.define_updates(settings)
         self._first_strategy = spec.training.strategy
-        self._schedule_at = self._epoch()
         self.loop_rates = LoopRates(optimizer, has_schedule=scheduler is not None)
         """What the program's loop does to the numbers of the optimizer."""
         self._first: Sketch = ()
@@ -270,11 +268,7 @@ class Replica:
         self._trained.look(self._ruled.resting(step - 1))
         self._ruled.constrain(step)
         self.loop_rates.judge(step - 1)
-        if self.scheduler is not None:
-            try:
-                self.scheduler.step()
-            finally:
-                self._schedule_at = self._epoch()
+        self._schedule.advance()
         self.loop_rates.keep()
         self.zero_grad()
         self.step = step
@@ -352,7 +346,7 @@ class Replica:
         self._trained.note()
         self.zero_grad()
         self.step = snapshot.step
-        self._schedule_at = self._epoch()
+        self._schedule.note()
         self.loop_rates.begin_anew()
 
     def check(self, state: Manifest | StateSnapshot) -> None:
@@ -371,11 +365,7 @@ class Replica:
         rates. Raises `ConfigurationError` if it advanced the scheduler, or sets other rates than the run's again, which
         would differ between peers.
         """
-        if self._epoch() != self._schedule_at:
-            raise ConfigurationError(
-                "the learning-rate scheduler was stepped by the program; leave that to minga.Optimizer, which does it "
-                "once per global step"
-            )
+        self._schedule.check()
         self.loop_rates.look(self.step)
         if self._first_step != self.step and self._first_step is not None:
             self._firsts += 1
@@ -397,6 +387,3 @@ class Replica:
 
     def _new_access(self) -> TensorAccess:
         return TensorAccess()
-
-    def _epoch(self) -> int:
-        return UNKNOWN if self.scheduler is None else int(getattr(self.scheduler, "last_epoch", UNKNOWN))
