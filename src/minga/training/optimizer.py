@@ -241,6 +241,16 @@ class Optimizer(torch.optim.Optimizer):
             for parameter in group["params"]:
                 parameter.grad = None
 
+    def train(self) -> None:
+        """Come back from `eval`; also for optimizers that have no such methods, of which it does nothing."""
+        self._replica.point.come_back()
+
+    def eval(self) -> None:
+        """Bring the parameters to where they are evaluated, if the wrapped optimizer has an average of them, such as
+        those of `schedulefree`. Peers go on sharing the point at which it trains.
+        """
+        self._replica.point.leave()
+
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state, with the key `global_step` added."""
         return {**self.inner.state_dict(), "global_step": self.global_step}

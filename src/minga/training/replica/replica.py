@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from minga.training.replica.loop_rates import LoopRates
 from minga.training.replica.optimizer_check import check_model, check_optimizer, check_plain_descent
 from minga.training.replica.schedule import UNKNOWN, Schedule
 from minga.training.replica.trained_set import TrainedSet
+from minga.training.replica.training_point import TrainingPoint
 from minga.training.replica.update_rules import RuledModel, UpdateRules
 from minga.training.replica.update_settings import UpdateSettings, name_of
 from minga.training.state.manifest import Manifest
@@ -71,6 +72,8 @@ class Replica:
             if StrategyChoice.of(spec, name).facts.owns_optimizer:
                 check_plain_descent(name, optimizer, max_grad_norm)
         self.optimizer, self.scheduler, self.max_grad_norm = optimizer, scheduler, max_grad_norm
+        self.point = TrainingPoint(optimizer)
+        """Whether the program evaluates."""
         self._ruled = RuledModel(rules, model)
         self._after_update = after_update
         self.step = 0
@@ -162,11 +165,16 @@ class Replica:
     def settle(self) -> None:
         """The program has done with the model what it wanted: bring it to where the optimizer has its parameters."""
 
-    def _reading(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._host is None else self._host.read()
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        with self.point.here(), nullcontext() if self._host is None else self._host.read():
+            yield
 
-    def _changing(self, *, with_gradients: bool = False) -> AbstractContextManager[None]:
-        return nullcontext() if self._host is None else self._host.change(with_gradients=with_gradients)
+    @contextmanager
+    def _changing(self, *, with_gradients: bool = False) -> Iterator[None]:
+        host = nullcontext() if self._host is None else self._host.change(with_gradients=with_gradients)
+        with self.point.here(), host:
+            yield
 
     def release(self, *, finished: bool) -> None:
         """Nothing is left to do for the swarm until the next micro-batch: the peer's other processes may go on too."""
