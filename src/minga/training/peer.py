@@ -272,8 +272,9 @@ class Peer:
         def check() -> None:
             if self._session.member is not None:
                 raise ConfigurationError(
-                    "this peer already has an optimizer; put all parameters into one, as parameter groups, or use one "
-                    "peer for each model"
+                    "this peer already has an optimizer, and a peer has one. Put all parameters into it as parameter "
+                    "groups; optimizers of two kinds for one model, such as Muon beside AdamW, go into one class that "
+                    "holds both (docs/trainers.md); several models are several runs, with a peer for each"
                 )
             if self.role == "monitor":
                 raise ConfigurationError("a monitor only watches; join with another role to train")
