@@ -59,6 +59,7 @@ class Optimizer(torch.optim.Optimizer):
     model: gives the parameters their names in checkpoints, and its buffers to the buffers policy of the run spec.
     max_grad_norm: clip the norm of the averaged gradient, by the same number on all peers; None takes the run spec's,
         or with recipe "custom" does not clip.
+    max_grad_value: clip each element of the averaged gradient, before its norm, by the same number on all peers.
     rules: which parameters of `model` rest at a step, and what becomes of them after an update; the same on all peers.
     after_update: called once for each global step, on all peers, when the parameters are those of the new step: what
         `model` has beside them, such as an average of the weights or a target network, follows them there, by the same
@@ -83,6 +84,7 @@ class Optimizer(torch.optim.Optimizer):
         scheduler: LRScheduler | None = None,
         model: torch.nn.Module | None = None,
         max_grad_norm: float | None = None,
+        max_grad_value: float | None = None,
         rules: UpdateRules | None = None,
         after_update: Callable[[], object] | None = None,
         samples_per_step: SupportsIndex | Callable[[], SupportsIndex] | None = None,
@@ -120,6 +122,7 @@ class Optimizer(torch.optim.Optimizer):
             model=model,
             scheduler=scheduler,
             max_grad_norm=_norm(max_grad_norm, spec),
+            max_grad_value=None if max_grad_value is None else _positive(max_grad_value, "max_grad_value"),
             rules=rules,
             after_update=after_update,
             offload=offload,
@@ -421,9 +424,13 @@ def _spec(ranks: ProcessGroup | None, peer: Peer | None) -> RunSpec:
 def _norm(max_grad_norm: float | None, spec: RunSpec) -> float | None:
     if max_grad_norm is None:  # a custom loop's optimizer is not the run spec's
         return None if spec.model.recipe == "custom" else spec.optimizer.max_grad_norm
-    if not (math.isfinite(max_grad_norm) and max_grad_norm > 0):
-        raise ConfigurationError(f"max_grad_norm={max_grad_norm} is no positive number")
-    return max_grad_norm
+    return _positive(max_grad_norm, "max_grad_norm")
+
+
+def _positive(number: float, name: str) -> float:
+    if not (math.isfinite(number) and number > 0):
+        raise ConfigurationError(f"{name}={number} is no positive number")
+    return number
 
 
 def _check_public(spec: RunSpec, ranks: ProcessGroup | None, model: torch.nn.Module | None) -> None:

@@ -13,6 +13,7 @@ the way: by a coarse codec, or where what a peer sent counts in one part of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -116,6 +117,25 @@ class ParameterVector:
         gradients = [p.grad for p in self._parameters[:SAMPLED] if p.grad is not None and not p.grad.is_sparse]
         found = sketch_of([local(gradient).reshape(-1)[:SAMPLED] for gradient in gradients])
         return found if length(found) < CONTRIBUTION_LIMIT else ()
+
+    @torch.no_grad()
+    def clipped(self) -> str:
+        """By what the present gradients seem to have been clipped since backward; empty if they do not.
+
+        They were changed in place; then their largest elements are equal, or their norm is a round number.
+        """
+        found = [p.grad for p in self._parameters if p.grad is not None and not p.grad.is_sparse]
+        if not found or not all(gradient._version for gradient in found):  # noqa: SLF001  (torch has no other word)
+            return ""
+        sizes = [local(gradient).detach().abs().float() for gradient in found if local(gradient).numel()]
+        largest = max((float(size.max()) for size in sizes), default=0.0)
+        ties, total = sum(int((size == largest).sum()) for size in sizes), sum(size.numel() for size in sizes)
+        norm = math.sqrt(sum(float(size.double().square().sum()) for size in sizes))
+        if 0.0 < largest < math.inf and 1 < ties < total:
+            return f"clip_grad_value_ to {largest:g}"
+        if 0.0 < norm < math.inf and _is_round(norm):
+            return f"clip_grad_norm_ to {norm:.4g}"
+        return ""
 
     @torch.no_grad()
     def is_finite(self) -> bool:
@@ -288,6 +308,12 @@ def _runs_of_small(numels: Sequence[int]) -> list[tuple[int, int]]:
             first, joined = (index + 1, 0) if numel > JOINED_ELEMENTS else (index, 0)
         joined += numel if numel <= JOINED_ELEMENTS else 0
     return [run for run in reversed([*runs, (first, len(numels))]) if run[1] > run[0] + 1]
+
+
+def _is_round(number: float) -> bool:
+    """Whether it is 1, 2 or 5 times a power of ten, as closely as clipping to such a norm comes."""
+    digit = number / 10.0 ** math.floor(math.log10(number * (1 + 1e-5)))
+    return any(abs(digit / each - 1.0) < 1e-5 for each in (1.0, 2.0, 5.0))
 
 
 def _check_parameter(parameter: torch.Tensor) -> None:

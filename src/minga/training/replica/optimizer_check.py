@@ -41,7 +41,7 @@ def check_model(model: nn.Module | None, optimizer: torch.optim.Optimizer) -> No
         )
 
 
-def check_plain_descent(strategy: str, optimizer: torch.optim.Optimizer, max_grad_norm: float | None) -> None:
+def check_plain_descent(strategy: str, optimizer: torch.optim.Optimizer, *, is_clipped: bool) -> None:
     """Raise `ConfigurationError` unless `optimizer` moves parameters by the learning rate times what a strategy says,
     and by weight decay, no more.
     """
@@ -53,7 +53,7 @@ def check_plain_descent(strategy: str, optimizer: torch.optim.Optimizer, max_gra
             f'training.strategy = "{strategy}" brings its own optimizer instead of {type(optimizer).__name__}: take '
             'optimizer.name = "sgd" with optimizer.momentum = 0, or training.strategy = "synchronous"'
         )
-    if max_grad_norm is not None:
+    if is_clipped:
         raise ConfigurationError(
             f'training.strategy = "{strategy}" does not step by gradients: set optimizer.max_grad_norm = "off"'
         )

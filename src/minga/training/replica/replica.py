@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -17,9 +18,11 @@ from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.sketches.interface import make_sketch
 from minga.averaging.sketches.round_projections import RoundProjections
 from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
+from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.optim.norms import TINY_NORM, clip_by_global_norm, global_norm
 from minga.optim.reproducible import ReproducibleOptimizer
+from minga.optim.shards import local
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.build_optimizer import set_learning_rate
 from minga.training.replica.flat_vector import ParameterVector, trained_parameters
@@ -38,6 +41,8 @@ from minga.training.state.sketch import Sketch, sketch_of
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.state.state_dict import TrainingState
 from minga.training.state.tensor_access import TensorAccess
+
+logger = logging.getLogger("minga.training")
 
 FIRST_STEPS: Final = 3
 """Steps of a peer of which it tells the others a sketch of its first micro-batch."""
@@ -60,6 +65,7 @@ class Replica:
         model: torch.nn.Module | None = None,
         scheduler: LRScheduler | None = None,
         max_grad_norm: float | None = None,
+        max_grad_value: float | None = None,
         rules: UpdateRules | None = None,
         after_update: Callable[[], object] | None = None,
         offload: bool = False,
@@ -70,8 +76,9 @@ class Replica:
         self._schedule = Schedule(scheduler, optimizer, spec.training.stop_after_steps)
         for name in spec.training.strategies:
             if StrategyChoice.of(spec, name).facts.owns_optimizer:
-                check_plain_descent(name, optimizer, max_grad_norm)
-        self.optimizer, self.scheduler, self.max_grad_norm = optimizer, scheduler, max_grad_norm
+                check_plain_descent(name, optimizer, is_clipped=max_grad_norm is not None or max_grad_value is not None)
+        self.optimizer, self.scheduler = optimizer, scheduler
+        self.max_grad_norm, self._max_grad_value = max_grad_norm, max_grad_value
         self.point = TrainingPoint(optimizer)
         """Whether the program evaluates."""
         self._ruled = RuledModel(rules, model)
@@ -83,6 +90,11 @@ class Replica:
         averaged = spec.training.buffers == "average"
         self._buffers = SharedBuffers(model if averaged else None)
         self.vector = self._new_vector(optimizer, spec)
+        if max_grad_value is not None and self._clips_own:
+            raise ConfigurationError(
+                f'max_grad_value= clips the mean, and the codec "{spec.averaging.codec}" leaves out of it what comes '
+                "later: pass max_grad_norm=, or take a codec that sends everything"
+            )
         sketch = make_sketch(spec.averaging.sketch, self.vector.layout)
         decay = spec.averaging.residual_decay
         self._projections = RoundProjections(sketch, decay=decay)
@@ -96,7 +108,7 @@ class Replica:
         )
         self._trained = TrainedSet(self._state.parameters(), trained_parameters(optimizer))
         if not reads:
-            settings = UpdateSettings(self._trained.frozen, name_of(optimizer), max_grad_norm)
+            settings = UpdateSettings(self._trained.frozen, name_of(optimizer), max_grad_norm, max_grad_value)
             self._state.define_updates(settings)
         self._first_strategy = spec.training.strategy
         self.loop_rates = LoopRates(optimizer, has_schedule=scheduler is not None)
@@ -104,6 +116,7 @@ class Replica:
         self._first: Sketch = ()
         self._first_step: int | None = UNKNOWN  # the last of those of which the first micro-batch is told
         self._firsts = 0
+        self._is_told_of_clipping = False
         self.vector.quick = True
         self._host = HostMemory(optimizer) if offload else None
 
@@ -215,11 +228,20 @@ class Replica:
         with self._changing():
             self.vector.load(mean)
             self._ruled.drop_frozen(step - 1)
-            if self.max_grad_norm is not None and not self._clips_own:
-                clip_by_global_norm(self.vector.parameters(), self.max_grad_norm)
+            if not self._clips_own:
+                self._clip()
             self.optimizer.step()
             self._end_step(step)
         self._follow_update()
+
+    def _clip(self) -> None:
+        """Clip the gradients by which the optimizer is about to step."""
+        if self._max_grad_value is not None:
+            for parameter in self.vector.parameters():
+                if parameter.grad is not None:
+                    local(parameter.grad).clamp_(-self._max_grad_value, self._max_grad_value)
+        if self.max_grad_norm is not None:
+            clip_by_global_norm(self.vector.parameters(), self.max_grad_norm)
 
     def amend(self, changes: Mapping[str, Any]) -> None:
         """Go by other settings of the optimizer from now on; see `ReplicaInterface`."""
@@ -253,8 +275,7 @@ class Replica:
             return self._step_alone()
 
     def _step_alone(self) -> bool:
-        if self.max_grad_norm is not None:
-            clip_by_global_norm(self.vector.parameters(), self.max_grad_norm)
+        self._clip()
         self.optimizer.step()
         self.loop_rates.keep()  # some optimizers count in their parameter groups
         self._ruled.constrain(self.step)
@@ -378,7 +399,18 @@ class Replica:
         if self._first_step != self.step and self._first_step is not None:
             self._firsts += 1
             self._first = self.vector.sample() if self._firsts <= FIRST_STEPS else ()
+            self._warn_of_clipping()
             self._first_step = self.step if self._firsts <= FIRST_STEPS else None
+
+    def _warn_of_clipping(self) -> None:
+        if not self._is_told_of_clipping and (found := self.vector.clipped()):
+            self._is_told_of_clipping = True
+            logger.warning(
+                "the program clips gradients before step(), it seems by %s: that clips the micro-batches of this peer, "
+                "and not the mean of all peers. Leave it out, and pass minga.Optimizer(..., max_grad_norm=NUMBER) or "
+                "max_grad_value=NUMBER, which clip the averaged gradient, on all peers alike",
+                found,
+            )
 
     def sketch(self) -> Sketch:
         """That of the parameters, as float32."""

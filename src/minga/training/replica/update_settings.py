@@ -21,7 +21,7 @@ from minga.training.state.scalars import Json, decode_number, encode_number
 
 _SWITCHES: Final = ("amsgrad", "maximize", "nesterov")
 """Settings that are no numbers, which a newcomer would take over, and make other updates."""
-_FROZEN, _OPTIMIZER, _NORM = "frozen", "optimizer", "max_grad_norm"
+_FROZEN, _OPTIMIZER, _NORM, _VALUE = "frozen", "optimizer", "max_grad_norm", "max_grad_value"
 
 
 def name_of(optimizer: torch.optim.Optimizer) -> str:
@@ -45,11 +45,13 @@ class UpdateSettings:
     """As `name_of` has it."""
     max_grad_norm: float | None
     """As at the beginning of the run: the organisers' amendments, which reach all peers, leave it."""
+    max_grad_value: float | None = None
 
     def written(self) -> Json:
         """As it stands in a state."""
         norm = None if self.max_grad_norm is None else encode_number(float(self.max_grad_norm))
-        return {_FROZEN: list[Json](sorted(self.frozen)), _OPTIMIZER: self.optimizer, _NORM: norm}
+        value: dict[str, Json] = {} if self.max_grad_value is None else {_VALUE: encode_number(self.max_grad_value)}
+        return {_FROZEN: list[Json](sorted(self.frozen)), _OPTIMIZER: self.optimizer, _NORM: norm, **value}
 
     def check(self, there: Json) -> None:
         """Raise `ConfigurationError` naming what is other than `there`, which another peer wrote."""
@@ -66,6 +68,12 @@ class UpdateSettings:
                 f"the run began with max_grad_norm={norm}, and here it is {self.max_grad_norm}: give minga.Optimizer "
                 "that one, which is peer.spec.optimizer.max_grad_norm where the run's host takes the run spec's; what "
                 "organisers made of it by minga amend counts by itself"
+            )
+
+        if (value := decode_number(there.get(_VALUE))) != self.max_grad_value:
+            raise ConfigurationError(
+                f"the run began with max_grad_value={value}, and here it is {self.max_grad_value}: give "
+                "minga.Optimizer that one"
             )
 
     def _check_frozen(self, there: set[str]) -> None:
