@@ -94,11 +94,11 @@ class SizeOnlyLayout(VectorLayout):
 
 
 class SizeOnlyVector:
-    """The averaged vector of a ghost."""
+    """The averaged vector of a ghost; as of a real one its end says which parameters had a gradient."""
 
     def __init__(self, model: SizeOnlyModel, codec: str, download_codec: str | None = None) -> None:
-        self.layout: VectorLayout = SizeOnlyLayout(model.numels, codec, download_codec)
-        self.numel = self.parameters_numel = self.layout.total
+        self.layout: VectorLayout = SizeOnlyLayout((*model.numels, len(model.numels)), codec, download_codec)
+        self.numel, self.parameters_numel = self.layout.total, sum(model.numels)
 
     def new(self, numel: int | None = None) -> torch.Tensor:
         """A float32 vector that takes no memory, of `numel` elements if not as long as this one."""
