@@ -64,7 +64,7 @@ class Account:
 
     def note_mean(self, step: int, mean: torch.Tensor, fate: ContributionFate) -> None:
         """A peer absorbs the mean that leads to `step`."""
-        self.applied[step] = self.weights[self._results[step]] * mean.double()
+        self.applied[step] = self.weights[self._results[step]] * mean[:NUMEL].double()
         self.fates[step].append(fate)
 
     def missing(self, peers: list[SimulatedPeer]) -> float:
@@ -73,9 +73,9 @@ class Account:
         for peer in peers:
             member, replica = peer.session.member, peer.replica
             for residual in member.vectors._residuals.values():  # type: ignore[union-attr]
-                kept += residual.mass.double()
-            kept += replica._projections.left_out.double()  # type: ignore[attr-defined]
-            kept += (replica.read_values() - peer.port._strategy.anchor).double()  # type: ignore[union-attr]
+                kept += residual.mass[:NUMEL].double()
+            kept += replica._projections.left_out[:NUMEL].double()  # type: ignore[attr-defined]
+            kept += (replica.read_values() - peer.port._strategy.anchor)[:NUMEL].double()  # type: ignore[union-attr]
         rest = self.moved - sum(self.applied.values()) - kept
         return float(rest.norm() / self.moved.norm())
 
@@ -92,7 +92,7 @@ def movements(account: Account) -> type[Any]:
         def micro_batch(self, samples: int) -> bool:
             before = self.replica.read_values().double()
             done = bool(super().micro_batch(samples))
-            account.moved += self.replica.read_values().double() - before
+            account.moved += (self.replica.read_values().double() - before)[:NUMEL]
             return done
 
         def contribution(self) -> tuple[torch.Tensor | None, int]:

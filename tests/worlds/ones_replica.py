@@ -8,7 +8,7 @@ import torch
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.training.lineage import Lineage
-from minga.training.replica.interface import ReplicaInterface
+from minga.training.replica.interface import LoopReport, ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 
 
@@ -25,7 +25,7 @@ class OnesVector:
 class OnesReplica(ReplicaInterface):
     """Adds ones to accumulators, unless `is_finite` is False, and calls `before_adding` first."""
 
-    strategy = "synchronous"
+    strategy, loop = "synchronous", LoopReport()
 
     def __init__(self) -> None:
         self.step, self.lineage = 0, Lineage()

@@ -27,6 +27,9 @@ MAX_SCORE = 1e30
 MAX_PLAN_BYTES = 1 << 20
 MAX_JOIN_NOTE_BYTES, MAX_PLAN_NOTE_BYTES = 1 << 10, 1 << 15
 LONGEST_S = 1e9
+MAX_GROUPS = 256
+MAX_FIRST = 32
+MAX_LEARNING_RATE = 1e9
 
 Step = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEP)]
 Samples = Annotated[int, msgspec.Meta(ge=0, le=MAX_SAMPLES)]
@@ -40,6 +43,9 @@ Peer = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Members = Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 OrderIds = Annotated[tuple[Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")], ...], msgspec.Meta(max_length=64)]
+LearningRate = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_LEARNING_RATE)]
+LearningRates = Annotated[tuple[LearningRate, ...], msgspec.Meta(max_length=MAX_GROUPS)]
+First = Annotated[tuple[Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)], ...], msgspec.Meta(max_length=MAX_FIRST)]
 Ballot = Annotated[int, msgspec.Meta(ge=0, le=MAX_BALLOT)]
 
 
@@ -60,7 +66,10 @@ class Report(msgspec.Struct, frozen=True):
     (0 when none is, or nothing is known of them), began `busy_s` seconds ago and takes `micro_batch_s` seconds as a
     rule. `parked`: this peer stopped at a boundary because it has as many samples as its `limit` (None: it has none)
     says; its next micro-batch would have `micro_batch` samples. In runs whose rounds take the contribution of the best
-    member alone, `score` says how good this one's would be (None: it has nothing to give).
+    member alone, `score` says how good this one's would be (None: it has nothing to give). The organiser's says which
+    learning `rates` its program's loop set, one for each parameter group, if these are others than the run has. In a
+    peer's first steps `first` is a sketch of the gradient of its first micro-batch: who draws the same samples has it,
+    too.
     """
 
     samples: Samples = 0
@@ -71,13 +80,15 @@ class Report(msgspec.Struct, frozen=True):
     parked: bool = False
     limit: Samples | None = None
     score: PeerScore | None = None
+    rates: LearningRates = ()
+    first: First = ()
 
 
 class Accepted(msgspec.Struct, frozen=True):
     """The result that a peer held in an attempt at a step which it then gave up: another peer may have applied it.
 
     It is that of round `round_id`, held in term `term` of the attempt with number `ballot` that `leader` led. Equal
-    results have the same `fingerprint`. `orders` are those of its plan.
+    results have the same `fingerprint`. `orders` and `rates` are those of its plan.
     """
 
     ballot: Annotated[int, msgspec.Meta(ge=1, le=MAX_BALLOT)]
@@ -86,6 +97,7 @@ class Accepted(msgspec.Struct, frozen=True):
     round_id: RoundId
     fingerprint: Fingerprint
     orders: OrderIds = ()
+    rates: LearningRates = ()
 
     @property
     def order(self) -> tuple[int, str, int]:
@@ -208,8 +220,12 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     `voters` are here and `tie_breaker` decides between halves (see `Electorate`); 0 in a first round, in which all
     vote. A plan may take over the result of an earlier attempt, round `adopts`, instead of reducing anew: then the
     `holders` have it, and the `view`, its members, is what counts for the next step. `orders` are the organisers'
-    amendments by which all members take this step, with an adopted result those of the attempt that made it. After a
-    step whose number `averages_every` divides, the members average their parameters, too; 0 is never.
+    amendments by which all members take this step, with an adopted result those of the attempt that made it. So are
+    `rates`, the learning rates of the parameter groups as the organiser's loop set them (none: those of the state).
+    After a step whose number `averages_every` divides, the members average their parameters, too; 0 is never.
+
+    The first micro-batches of the `twins` gave one gradient, as far as they say: with equal seeds peers draw equal
+    samples.
 
     The `contributors` are the members that are expected to give something to the mean. With `scores` (one for each
     member; None where one has nothing to give) the round has one contributor, the member with the best, and all others
@@ -241,6 +257,8 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     averages_every: Annotated[int, msgspec.Meta(ge=0, le=MAX_INTERVAL)] = 0
     contributors: Members = ()
     scores: Annotated[tuple[PeerScore | None, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
+    rates: LearningRates = ()
+    twins: Members = ()
 
     @property
     def ids(self) -> tuple[PeerId, ...]:

@@ -154,6 +154,19 @@ class JoinedOptimizer(torch.optim.Optimizer):
         self.inner.zero_grad(set_to_none=set_to_none)
         self.tally.clear()
 
+    def train(self) -> None:
+        """As the wrapped optimizer has it, if it has such a method."""
+        self._mode("train")
+
+    def eval(self) -> None:
+        """As the wrapped optimizer has it, if it has such a method."""
+        self._mode("eval")
+
+    def _mode(self, name: str) -> None:
+        switch = getattr(self.inner if self.joined is None else self.joined, name, None)
+        if callable(switch):
+            switch()
+
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state, with the key `global_step` added."""
         return {**self.inner.state_dict(), "global_step": self.global_step}

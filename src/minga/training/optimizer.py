@@ -51,9 +51,10 @@ class Optimizer(torch.optim.Optimizer):
     averaging (or, with the delayed strategy, collects the result) and applies the same update as every other peer.
 
     optimizer: any `torch.optim.Optimizer`, of the same class on all peers; its parameters are averaged as gradients in
-        float32. A parameter that had no gradient counts with a gradient of zero. Which ones require one is to be the
-        same on all peers, and stays as it is when this is made: one that requires none is never trained, and the others
-        always, but for steps at which they rest by `rules` (docs/trainers.md).
+        float32. A parameter without a gradient counts as zeros where others have one; where nobody has, it stays as it
+        is, as with torch. Which ones require one is to be the same on all peers, and stays as it is when this is made:
+        one that requires none is never trained, and the others always, but for steps at which they rest by `rules`
+        (docs/trainers.md).
     peer: from `minga.join` or `minga.host`; one peer has one optimizer. If `torch.distributed` is initialised, all its
         processes are one peer: rank 0 passes the peer, the others None, and all make the same calls. Gradients are
         combined over the ranks, unless `model` is a `DistributedDataParallel` or sharded by `fully_shard`: these do
@@ -64,7 +65,11 @@ class Optimizer(torch.optim.Optimizer):
         run spec; what it has frozen is compared between peers. Without it none of that can be.
     max_grad_norm: clip the norm of the averaged gradient, by the same number on all peers; None takes the run spec's,
         or with recipe "custom" does not clip.
+    max_grad_value: clip each element of the averaged gradient, before its norm, by the same number on all peers.
     rules: which parameters of `model` rest at a step, and what becomes of them after an update; the same on all peers.
+    after_update: called once for each global step, on all peers, when the parameters are those of the new step: what
+        `model` has beside them, such as an average of the weights or a target network, follows them there, by the same
+        function on all peers (docs/trainers.md). It leaves alone what `optimizer` trains.
     samples_per_step: the samples of each micro-batch, or a function that is asked for them after each, for loops that
         call `step` without `samples`.
     unit: the word for what `samples` counts, as the target batch size does: "tokens" where the loss is a mean over
@@ -88,7 +93,9 @@ class Optimizer(torch.optim.Optimizer):
         scheduler: LRScheduler | None = None,
         model: torch.nn.Module | None = None,
         max_grad_norm: float | None = None,
+        max_grad_value: float | None = None,
         rules: UpdateRules | None = None,
+        after_update: Callable[[], object] | None = None,
         samples_per_step: SupportsIndex | Callable[[], SupportsIndex] | None = None,
         unit: str = SAMPLES,
         offload: bool = False,
@@ -125,7 +132,9 @@ class Optimizer(torch.optim.Optimizer):
             model=model,
             scheduler=scheduler,
             max_grad_norm=_norm(max_grad_norm, spec),
+            max_grad_value=None if max_grad_value is None else _positive(max_grad_value, "max_grad_value"),
             rules=rules,
+            after_update=after_update,
             unit=unit,
             offload=offload,
         )
@@ -250,6 +259,16 @@ class Optimizer(torch.optim.Optimizer):
             for parameter in group["params"]:
                 parameter.grad = None
 
+    def train(self) -> None:
+        """Come back from `eval`; also for optimizers that have no such methods, of which it does nothing."""
+        self._replica.point.come_back()
+
+    def eval(self) -> None:
+        """Bring the parameters to where they are evaluated, if the wrapped optimizer has an average of them, such as
+        those of `schedulefree`. Peers go on sharing the point at which it trains.
+        """
+        self._replica.point.leave()
+
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state, with the key `global_step` added."""
         return {**self.inner.state_dict(), "global_step": self.global_step}
@@ -268,6 +287,7 @@ class Optimizer(torch.optim.Optimizer):
             )
         self.inner.load_state_dict({k: v for k, v in state_dict.items() if k != "global_step"})
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
+        self._replica.loop_rates.keep()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not possible once the vector that peers average is fixed; raises `ConfigurationError`."""
@@ -419,9 +439,13 @@ def _spec(ranks: ProcessGroup | None, peer: Peer | None) -> RunSpec:
 def _norm(max_grad_norm: float | None, spec: RunSpec) -> float | None:
     if max_grad_norm is None:  # a custom loop's optimizer is not the run spec's
         return None if spec.model.recipe == "custom" else spec.optimizer.max_grad_norm
-    if not (math.isfinite(max_grad_norm) and max_grad_norm > 0):
-        raise ConfigurationError(f"max_grad_norm={max_grad_norm} is no positive number")
-    return max_grad_norm
+    return _positive(max_grad_norm, "max_grad_norm")
+
+
+def _positive(number: float, name: str) -> float:
+    if not (math.isfinite(number) and number > 0):
+        raise ConfigurationError(f"{name}={number} is no positive number")
+    return number
 
 
 def _check_public(spec: RunSpec, ranks: ProcessGroup | None, model: torch.nn.Module | None) -> None:

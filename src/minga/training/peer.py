@@ -96,6 +96,13 @@ class Peer:
         return self._session.peer_id
 
     @property
+    def seed(self) -> int:
+        """A number of this peer's own, from 0 to 2**32 - 1, to seed the order of its data and its augmentation by:
+        peers that are seeded alike compute the same samples. It stays the same as long as the peer's key does.
+        """
+        return int(self.peer_id[:8], 16)
+
+    @property
     def role(self) -> str:
         """How this peer takes part: "trainer", "client", "auxiliary" or "monitor"."""
         return self._session.settings.role
@@ -255,8 +262,9 @@ class Peer:
         def check() -> None:
             if self._session.member is not None:
                 raise ConfigurationError(
-                    "this peer already has an optimizer; put all parameters into one, as parameter groups, or use one "
-                    "peer for each model"
+                    "this peer already has an optimizer, and a peer has one. Put all parameters into it as parameter "
+                    "groups; optimizers of two kinds for one model, such as Muon beside AdamW, go into one class that "
+                    "holds both (docs/trainers.md); several models are several runs, with a peer for each"
                 )
             if self.role == "monitor":
                 raise ConfigurationError("a monitor only watches; join with another role to train")
@@ -287,6 +295,7 @@ class Peer:
             target_batch_sizes=round_batch_range(self.spec.at(replica.step)),
         )
         port.on_broken_sum = replica.look_closely
+        replica.loop_rates.is_heard = self.peer_id == self._signed_spec.organiser
         before = self.checkpointer.take_up(replica, port)
         receipts_file = BookFile(self.directory, self._session.peer_id, self._session.disk)
 

@@ -301,7 +301,7 @@ def test_a_run_with_a_sketch(sketch: str, codec: str, strategy: str) -> None:
             assert all(torch.equal(bases[0][name], basis[name]) for basis in bases for name in bases[0])
             assert_one_group_per_step(swarm)
             assert not offences(swarm)
-            wrong = float((newcomer.replica.read_values() - 3.0).norm() / 3.0 / 48**0.5)
+            wrong = float((newcomer.replica.read_values()[:48] - 3.0).norm() / 3.0 / 48**0.5)
             assert wrong < 0.2
             names = [entry.name for entry in newcomer.replica.capture().tensors if entry.name.startswith("sketch/")]
             assert names == (["sketch/left", "sketch/right"] if sketch.startswith("powersgd") else [])
@@ -340,7 +340,7 @@ def test_a_run_whose_fragments_take_turns(sketch: str, codec: str) -> None:
             assert not offences(swarm)
             layouts = {newcomer.replica.layout_of(step).fingerprint for step in range(40, 48)}
             assert len(layouts) == (4 if sketch.startswith("powersgd") else 2)
-            wrong = float((newcomer.replica.read_values() - 3.0).norm() / 3.0 / 97**0.5)
+            wrong = float((newcomer.replica.read_values()[:97] - 3.0).norm() / 3.0 / 97**0.5)
             assert wrong < 0.2
         finally:
             await swarm.close()
@@ -371,7 +371,7 @@ def test_parameters_of_low_precision_have_a_basis_of_float32() -> None:
         assert replicas[0].digest() == replicas[1].digest()
     tensors = replicas[0].capture().tensors
     assert {entry.dtype for entry in tensors if entry.name.startswith("sketch/")} == {"float32"}
-    assert (replicas[0].read_values() - before).max() < -0.1
+    assert (replicas[0].read_values() - before)[: replicas[0].vector.parameters_numel].max() < -0.1
 
 
 def test_a_state_without_the_basis_does_not_fit() -> None:
@@ -383,7 +383,7 @@ def test_a_state_without_the_basis_does_not_fit() -> None:
         sketched.restore(plain.capture())
     with pytest.raises(ConfigurationError, match="the run's state has `sketch/right` float32"):
         plain.restore(sketched.capture())
-    projected: Any = sketched.project(normal(1, 48), 4, 0, "a round")
+    projected: Any = sketched.project(normal(1, sketched.vector.numel), 4, 0, "a round")
     sketched.expand(projected, 0, counted_in="a round")
     assert other.digest() != sketched.digest()
     other.restore(sketched.capture())

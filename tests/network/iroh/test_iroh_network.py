@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -135,6 +136,44 @@ def test_bound_to_one_host() -> None:
             await other.close()
         finally:
             await network.close()
+
+    run(main)
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize(
+    ("host", "own", "aside"),
+    [("127.0.0.1", "127.0.0.1", "[::1]"), ("::1", "[::1]", "127.0.0.1"), ("::", "[::]", "127.0.0.1")],
+)
+def test_a_host_is_bound_and_told_and_nothing_else(host: str, own: str, aside: str) -> None:
+    """The other IP version, without which iroh does not go, stays on this machine."""
+
+    async def main() -> None:
+        settings = NetworkSettings(host=host)
+        network, other = (
+            await IrohNetwork.open(os.urandom(32), settings),
+            await IrohNetwork.open(os.urandom(32), settings),
+        )
+        try:
+            bound = dict(text.rsplit(":", 1) for text in network._endpoint.bound_sockets())
+            assert bound.keys() == {own, aside}
+            told = [text.rpartition(":") for text in network.address.direct]
+            assert {port for _, _, port in told} == {bound[own]}
+            assert all(ip.startswith("[") == (":" in host) for ip, _, _ in told)
+            assert own in [ip for ip, _, _ in told] or (own == "[::]" and "[::1]" in [ip for ip, _, _ in told])
+            await join(other, network)
+        finally:
+            await network.close()
+            await other.close()
 
     run(main)
 

@@ -203,6 +203,35 @@ def test_states_stay_equal_with_every_codec(codec: str) -> None:
     main()
 
 
+@pytest.mark.parametrize("others", [1, 2])
+def test_who_comes_to_another_end_than_the_others_takes_theirs(others: int) -> None:
+    """Nobody would follow the last step that shows the difference."""
+
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(24, training={"stop_after_steps": 3}), seed=2)
+        peers = [swarm.add(HostSettings(latency_s=0.02), TrainerSettings(2, 0.1)) for _ in range(1 + others)]
+        odd = peers[-1].replica
+        apply = odd.apply
+
+        def apply_otherwise(mean: torch.Tensor, step: int) -> None:
+            apply(mean, step)
+            if step == 3:
+                odd.write_values(odd.read_values() + 1.0)
+
+        odd.apply = apply_otherwise  # type: ignore[method-assign]
+        try:
+            for peer in peers:
+                await peer.ended.wait()
+            await assert_equal_states(swarm)
+            assert [e.peer for e in swarm.log.of("member.diverged")]
+            assert {peer.replica.step for peer in peers} == {3}
+        finally:
+            await swarm.close()
+
+    main()
+
+
 def test_a_run_ends_for_everybody_after_its_last_step() -> None:
     @virtually
     async def main() -> None:
@@ -213,7 +242,8 @@ def test_a_run_ends_for_everybody_after_its_last_step() -> None:
             await swarm.run_until_step(4, limit_s=100)
             for peer in [*peers, auxiliary]:
                 while not [e for e in swarm.log.of("run.finished") if e.peer == peer.name]:
-                    await same_step(swarm)
+                    await asyncio.sleep(0.01)
+            await same_step(swarm)
             await assert_equal_states(swarm)
             assert {peer.replica.step for peer in peers} == {4}
             assert [peer.error for peer in swarm.peers.values()] == [None] * 4
@@ -372,7 +402,7 @@ def test_a_round_tells_its_plan_and_doubts_the_rates_if_it_is_late() -> None:
             assert (begun["parts"], begun["sites"]) == (4, 0)
             assert begun["predicted_s"] == pytest.approx(1.75, rel=0.3)
             told = {item.owner: item.payload.vector_bytes for item in peers[0].session.board.items(Progress)}
-            assert told == {peer.network.peer_id: 1_000_000 for peer in peers}
+            assert told == {peer.network.peer_id: 1_000_004 for peer in peers}
             before = max(peer.session.node.access_link.doubts for peer in peers)
             assert before == 0
             swarm.script("slow_link peer-1 to 4Mbit at 0s")

@@ -202,11 +202,11 @@ def test_an_interrupt_in_the_middle_of_an_update_ends_the_peer(host: MakePeer) -
 def test_an_error_of_the_torch_optimizer_ends_the_peer(host: MakePeer) -> None:
     model = small_model()
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = lr_scheduler.OneCycleLR(inner, max_lr=0.5, total_steps=2)
+    scheduler = lr_scheduler.LambdaLR(inner, lambda step: 1.0 / (2 - step))
     opt = minga.Optimizer(inner, host(), scheduler=scheduler, model=model)
-    with pytest.raises(ValueError, match="Tried to step 3 times"):
+    with pytest.raises(ZeroDivisionError):
         train(opt, model)
-    with pytest.raises(minga.ClosedError, match=r"could not apply .*Tried to step 3 times"):
+    with pytest.raises(minga.ClosedError, match=r"could not apply .*division by zero"):
         train(opt, model)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 
 import minga
+from minga import optim
 from tests.worlds.optimizer_loops import BATCH, STEPS, MakePeer, batches, mean_loss, same, small_model, train
 
 
@@ -25,6 +29,40 @@ def test_alone_it_is_the_bare_optimizer_bit_by_bit(host: MakePeer, name: str, st
         plain.step()
         plain.zero_grad()
     assert (opt.global_step, opt.finished, opt.dropped_micro_batches) == (STEPS, True, 0)
+    assert same(ours, bare)
+
+
+class Experts(nn.Module):
+    """Experts, of which each batch uses one, and a low-rank pair whose first half begins with gradients of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(6, 3), nn.Linear(6, 3), nn.Linear(6, 3)])
+        self.down, self.up = nn.Linear(6, 2, bias=False), nn.Linear(2, 3, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = self.experts[int(x[0, 0] > 0)]
+        return torch.as_tensor(chosen(x) + self.up(self.down(x)))
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, optim.AdamW], ids=["torch", "minga"])
+def test_what_nobody_used_is_left_alone_and_a_gradient_of_zeros_is_no_missing_one(
+    host: MakePeer, make: Callable[..., torch.optim.Optimizer]
+) -> None:
+    """By zeros an optimizer decays a parameter and moves its moments; without a gradient it does neither."""
+    ours = Experts()
+    bare, start = copy.deepcopy(ours), copy.deepcopy(ours)
+    opt = minga.Optimizer(make(ours.parameters(), lr=0.05, weight_decay=0.5), host(stop_after_steps=8), model=ours)
+    plain = make(bare.parameters(), lr=0.05, weight_decay=0.5)
+    train(opt, ours)
+    for batch in itertools.islice(batches(BATCH), 8):
+        mean_loss(bare, batch).backward()
+        plain.step()
+        plain.zero_grad()
+    assert opt.finished
+    assert [len(opt.state[expert.weight]) > 0 for expert in ours.experts] == [True, True, False]
+    assert torch.equal(ours.experts[2].weight, start.experts[2].weight)
     assert same(ours, bare)
 
 

@@ -156,7 +156,7 @@ def test_what_a_sharded_model_cannot_have_is_refused_with_words(ranks: ProcessGr
         leader(ranks, by_hand)
     with pytest.raises(minga.ConfigurationError, match="pass the model that was"):
         leader(ranks, fully_shard(model_of()), model=None)
-    with pytest.raises(minga.ConfigurationError, match="rules of updates"):
+    with pytest.raises(minga.ConfigurationError, match="rules= and after_update="):
         leader(ranks, fully_shard(model_of()), rules=object())
     with pytest.raises(ValueError, match="moments of 8 bits"):
         AdamW(fully_shard(model_of()).parameters(), storage=MomentStorage(bits=8))

@@ -52,6 +52,12 @@ class Peer:
         self.replica.write_values(torch.tensor(values))
         self.strategy.count(1)
 
+    def receive(self, step: int, *mean: float) -> None:
+        """A round without this peer's contribution had this mean."""
+        vector = self.replica.vector.new()
+        vector[: len(mean)] = torch.tensor(mean)
+        self.strategy.absorb(step, vector, ABSENT)
+
     def step(self, gradient: torch.Tensor, loss: float = 1.0) -> bool:
         self.weight.grad = gradient.reshape(self.weight.shape).clone()
         self.strategy.note_loss(loss)
@@ -208,7 +214,7 @@ def test_between_rounds_each_step_draws_a_little_to_the_last_best_peer() -> None
     peer.step(torch.tensor([-20.0]))
     peer.step(torch.tensor([-20.0]))
     assert float(peer.x) == 2.0  # nothing to be drawn to before the first round
-    peer.strategy.absorb(1, torch.tensor([6.0]), ABSENT)
+    peer.receive(1, 6.0)
     assert float(peer.x) == 4.0
     peer.step(torch.zeros(1))
     assert float(peer.x) == pytest.approx(4.0 + 0.1 * 2.0)  # it took two steps in the round before
@@ -230,7 +236,7 @@ def test_the_score_is_the_mean_of_the_last_losses() -> None:
     for loss, wanted in ((6.0, 6.0), (2.0, 4.0), (1.0, 3.0), (0.0, 1.0)):
         peer.step(torch.zeros(6), loss)
         assert peer.strategy.score == PeerScore(wanted, early=loss > 1.0)
-    peer.strategy.absorb(1, torch.zeros(6), ABSENT)
+    peer.receive(1)
     assert peer.strategy.score is None  # it has nothing to give yet
     peer.step(torch.zeros(6), 5.0)
     assert peer.strategy.score == PeerScore(2.0)
@@ -262,7 +268,7 @@ def test_a_peer_that_lost_its_parameters_begins_at_the_centre(kind: type[Centred
             peer.strategy.contribution()
         assert peer.strategy.contribution() == (None, 0)
         for _ in range(rounds):
-            peer.strategy.absorb(1, torch.tensor([3.0]), ABSENT)
+            peer.receive(1, 3.0)
         if not rounds:
             assert not peer.step(torch.tensor([math.nan]))
         assert torch.equal(peer.x, peer.centre)
@@ -280,7 +286,7 @@ def test_a_peer_that_missed_rounds_keeps_its_own_and_is_drawn_to_the_new_centre(
         late.step(torch.tensor([-80.0]))
         local = {name: each.clone() for name, each in late.strategy.local_tensors().items()}
         for step in (1, 2):
-            others.strategy.absorb(step, torch.tensor([4.0 / (1.0 if kind is Leader else 0.43)]), ABSENT)
+            others.receive(step, 4.0 / (1.0 if kind is Leader else 0.43))
         assert late.strategy.missed(2) is Recovery.REBASE
         snapshot = others.replica.capture()
         late.replica.restore(snapshot)

@@ -139,7 +139,7 @@ class GroupFormation:
     def give_up(self, plan: Plan, term: int, fingerprint: str) -> None:
         """The round of this plan was given up after this peer held its result, in `term`, which may be committed."""
         leader = plan.members[0].peer_id
-        held = Accepted(plan.ballot, leader, term, plan.result_id, fingerprint, plan.orders)
+        held = Accepted(plan.ballot, leader, term, plan.result_id, fingerprint, plan.orders, plan.rates)
         self._acceptor.hold(held, plan.succession)
 
     async def form(self, step: int, avoid: Collection[PeerId] = ()) -> Plan:

@@ -130,6 +130,7 @@ class Succession:
             holders=tuple(holders),
             view=members,
             orders=newest.orders,
+            rates=newest.rates,
             predicted_s=None,
         )
 

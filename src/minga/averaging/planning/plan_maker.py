@@ -12,8 +12,10 @@ A member refuses a plan that is unfair to it, see `plan_check.py`.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace as with_fields
@@ -41,6 +43,10 @@ MOVED: Final = 0.1
 RESTING_PERIOD_S: Final = 120.0
 FEW: Final = 16
 """Rates of so many members are put together here: to ask another thread takes longer."""
+SAME: Final = 2.0**-12
+"""Gradients that differ by this share of their length are of the same samples: devices round differently."""
+MOST_COMPARED: Final = 32
+"""First micro-batches that are compared: equal seeds show among a few peers."""
 REGROUPED_S: Final = 10.0
 """Seconds after which that is asked anew for a group that has other members."""
 
@@ -112,8 +118,14 @@ class PlanMaker:
         members = [member_of(registrations[peer].join) for peer in order]
         plan = make_plan(name, needs, members, division, [i for i, peer in enumerate(order) if peer in rests])
         gives = self._contributors(registrations)
-        scores = tuple(registrations[peer].score for peer in order) if self._takes_best else ()
-        return with_fields(plan, contributors=tuple(i for i, peer in enumerate(order) if peer in gives), scores=scores)
+        organiser = None if self._settings.organiser is None else registrations.get(self._settings.organiser)
+        return with_fields(
+            plan,
+            contributors=tuple(i for i, peer in enumerate(order) if peer in gives),
+            scores=tuple(registrations[peer].score for peer in order) if self._takes_best else (),
+            rates=() if organiser is None else organiser.report.rates,
+            twins=_twins([registrations[peer].report.first for peer in order]),
+        )
 
     async def prepare(self, registrations: Mapping[PeerId, Registration]) -> None:
         """Have what `plan` needs at hand for the peers that are registered now."""
@@ -199,6 +211,16 @@ class PlanMaker:
 async def _aside(work: Callable[..., Result], *arguments: Any) -> Result:
     """Do it on another thread: with many members it takes tens of milliseconds, in which no packet would be read."""
     return await asyncio.get_running_loop().run_in_executor(None, work, *arguments)
+
+
+def _twins(firsts: Sequence[Sequence[float]]) -> tuple[int, ...]:
+    """The places of those whose sketches are equal up to rounding, among the first `MOST_COMPARED` that told one."""
+    told = [(place, first) for place, first in enumerate(firsts) if any(first)][:MOST_COMPARED]
+    found = set[int]()
+    for (i, one), (j, other) in combinations(told, 2):
+        if len(one) == len(other) and math.dist(one, other) <= SAME * math.hypot(*one):
+            found |= {i, j}
+    return tuple(sorted(found))
 
 
 def _who_rests(rates: SwarmRates, work: StepWork) -> tuple[int, ...]:

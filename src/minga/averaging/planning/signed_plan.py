@@ -197,7 +197,7 @@ def _flaws_of_the_decision(plan: Plan) -> Iterator[str]:
 def _flaws_of_roles(plan: Plan) -> Iterator[str]:
     known = range(len(plan.members))
     on_sites = [index for site in plan.sites for index in site]
-    if any(index not in known for index in (*on_sites, *plan.resting, *plan.contributors)):
+    if any(index not in known for index in (*on_sites, *plan.resting, *plan.contributors, *plan.twins)):
         yield "it names a member that it does not have"
     if len(plan.scores) not in (0, len(plan.members)):
         yield "it has not one score for each member"

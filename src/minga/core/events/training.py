@@ -47,6 +47,20 @@ class TrainingTooSlow(EventData, kind="training.too_slow"):
     why: str
 
 
+class TrainingNotNeeded(EventData, kind="training.not_needed"):
+    """The micro-batches of the others fill the target batch, so that hardly any sample of this peer counts."""
+
+    step: int
+    why: str
+
+
+class TrainingTwin(EventData, kind="training.twin"):
+    """Another peer computes the same samples as this one, as with equal seeds."""
+
+    step: int
+    why: str
+
+
 class MemberStatus(EventData, kind="member.status"):
     """What this peer does now: `status` is "training", "syncing", "averaging" or "finished"."""
 

@@ -19,10 +19,11 @@ import ipaddress
 import math
 import re
 import secrets
+import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, Literal
 
 from iroh import iroh_ffi
@@ -36,7 +37,7 @@ from minga.network.interrupt import Interrupt
 from minga.network.iroh import ffi_bytes
 from minga.network.iroh.accept_queue import AcceptQueue
 from minga.network.iroh.connection import IrohConnection
-from minga.network.iroh.settings import NetworkSettings, announced_addresses, bind_address, relay_mode
+from minga.network.iroh.settings import NetworkSettings, announced_addresses, bind_addresses, relay_mode
 from minga.network.iroh.stream import BINDING_ERRORS, describe, read_exactly
 from minga.network.tcp.listener import TcpListener
 
@@ -65,7 +66,7 @@ class IrohNetwork(Network):
     def __init__(self, endpoint: Any, settings: NetworkSettings, listener: TcpListener | None) -> None:
         self._endpoint, self._settings, self._listener = endpoint, settings, listener
         self._peer_id = PeerId(str(endpoint.id()))
-        self._announced = announced_addresses(settings, _bound_port(endpoint))
+        self._announced = announced_addresses(settings, _bound_port(endpoint, settings))
         self._learned: deque[str] = deque()
         self._address, self._address_s = Address(self._peer_id), -math.inf
         self._on_address = Observers[[]]()
@@ -91,14 +92,7 @@ class IrohNetwork(Network):
         if getattr(iroh_ffi, "_UNIFFI_GLOBAL_EVENT_LOOP", None) not in (None, asyncio.get_running_loop()):
             iroh_ffi.uniffi_set_event_loop(None)
         try:
-            options = iroh_ffi.EndpointOptions(
-                preset=iroh_ffi.preset_n0() if settings.relay == "public" else iroh_ffi.preset_minimal(),
-                relay_mode=relay_mode(settings),
-                bind_addr=bind_address(settings),
-                secret_key=secret_key,
-                alpns=[ALPN],
-            )
-            endpoint = await iroh_ffi.Endpoint.bind(options)
+            endpoint = await _bind(secret_key, settings)
         except BINDING_ERRORS as error:
             place = f"{f'port {settings.port}' if settings.port else 'any port'} on {settings.host or 'all interfaces'}"
             raise ConfigurationError(f"cannot open the network with {place}: {describe(error)}") from None
@@ -106,9 +100,10 @@ class IrohNetwork(Network):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELAY_TIMEOUT_S):
                     await endpoint.online()
-        for announced in announced_addresses(settings, _bound_port(endpoint)):
+        port = _bound_port(endpoint, settings)
+        for announced in announced_addresses(settings, port):
             await endpoint.add_external_addr(announced)  # so that hole punching offers it, too
-        listen_at = (settings.host, _bound_port(endpoint)) if settings.dialable else None
+        listen_at = (settings.host, port) if settings.dialable else None
         owner = PeerId(str(endpoint.id()))
         return cls(endpoint, settings, await TcpListener.make(owner, listen_at) if settings.tcp else None)
 
@@ -119,7 +114,8 @@ class IrohNetwork(Network):
 
     @property
     def address(self) -> Address:
-        """The announced addresses, what iroh found out or peers told, all interfaces', and the relay.
+        """The announced addresses, what iroh found out or peers told, those of all interfaces or of the one that the
+        settings name, and the relay.
 
         Public ones come first, since others take only so many. It is asked for in each step, and iroh takes a while to
         answer: what it said stays good for `ADDRESS_AGE_S`.
@@ -131,13 +127,16 @@ class IrohNetwork(Network):
         return self._address
 
     def _read_address(self) -> Address:
-        known = self._endpoint.addr()
+        known, host = self._endpoint.addr(), self._settings.host
+        found = [text for text in known.direct_addresses() if host is None or _is_ipv6(text) == _is_ipv6(host)]
         direct = dict.fromkeys([*self._announced, *self._learned])
-        direct |= dict.fromkeys(sorted(known.direct_addresses(), key=lambda text: not is_public(text)))
-        for socket in self._endpoint.bound_sockets():
-            host, _, port = socket.rpartition(":")
-            if host == "0.0.0.0":  # noqa: S104  (compared, not bound)
+        direct |= dict.fromkeys(sorted(found, key=lambda text: not is_public(text)))
+        for place in self._endpoint.bound_sockets():
+            bound, _, port = place.rpartition(":")
+            if bound == "0.0.0.0":  # noqa: S104  (compared, not bound)
                 direct[f"127.0.0.1:{port}"] = None
+            elif bound == "[::]" and host == "::":
+                direct |= dict.fromkeys(f"[{ip}]:{port}" for ip in (*_own_ipv6(), "::1"))
         return Address(self._peer_id, tuple(direct)[:MAX_ENDPOINTS], known.relay_url())
 
     @property
@@ -318,8 +317,49 @@ class IrohNetwork(Network):
         return True
 
 
-def _bound_port(endpoint: Any) -> int:
-    return int(endpoint.bound_sockets()[0].rpartition(":")[2])
+async def _bind(secret_key: bytes, settings: NetworkSettings) -> Any:
+    """An endpoint at the addresses of the settings; on a machine without the other IP version at the first alone."""
+    addresses = bind_addresses(settings)
+    try:
+        return await _builder(secret_key, settings, addresses).bind()
+    except BINDING_ERRORS:
+        if len(addresses) < 2:
+            raise
+    return await _builder(secret_key, settings, addresses[:1]).bind()
+
+
+def _builder(secret_key: bytes, settings: NetworkSettings, addresses: Sequence[str]) -> Any:
+    builder = iroh_ffi.EndpointBuilder()
+    if settings.relay == "public":
+        builder.apply_n0()
+    else:
+        builder.apply_minimal()
+    builder.relay_mode(relay_mode(settings))
+    builder.secret_key(secret_key)
+    builder.alpns([ALPN])
+    for address in addresses:
+        builder.bind_addr(address)
+    return builder
+
+
+def _bound_port(endpoint: Any, settings: NetworkSettings) -> int:
+    """The port at the host of the settings; that of IPv4 without one."""
+    sockets: list[str] = endpoint.bound_sockets()
+    wants_ipv6 = settings.host is not None and _is_ipv6(settings.host)
+    return int(next(each for each in sockets if _is_ipv6(each) == wants_ipv6).rpartition(":")[2])
+
+
+def _is_ipv6(text: str) -> bool:
+    """Whether this is an IPv6 address, with or without a port, and not an IPv4 one."""
+    return text.startswith("[") or text.count(":") > 1
+
+
+def _own_ipv6() -> list[str]:
+    """The address from which this machine would reach others by IPv6, which it finds out without a packet."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+        probe.connect(("2001:db8::1", 9))  # of documentation: nobody's
+        return [str(probe.getsockname()[0])]
+    return []
 
 
 def _closed() -> ClosedError:

@@ -77,8 +77,14 @@ def announced_addresses(settings: NetworkSettings, bound_port: int) -> tuple[str
     return tuple(f"{f'[{ip}]' if ':' in ip else ip}:{port or bound_port}" for ip, port in found)
 
 
-def bind_address(settings: NetworkSettings) -> str | None:
-    """The socket address to bind as iroh takes it; None for any port on all interfaces."""
+def bind_addresses(settings: NetworkSettings) -> tuple[str, ...]:
+    """The socket addresses to bind as iroh takes them; none for any port on all interfaces.
+
+    iroh opens a socket for IPv4 and one for IPv6, and the one that it is not told of on all interfaces. So beside a
+    `host` the other one is told to be on this machine alone.
+    """
     if settings.host is None:
-        return f"0.0.0.0:{settings.port}" if settings.port else None
-    return f"[{settings.host}]:{settings.port}" if ":" in settings.host else f"{settings.host}:{settings.port}"
+        return (f"0.0.0.0:{settings.port}",) if settings.port else ()
+    if ":" in settings.host:
+        return f"[{settings.host}]:{settings.port}", "127.0.0.1:0"
+    return f"{settings.host}:{settings.port}", "[::1]:0"

@@ -26,6 +26,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import DEFAULT_SKETCH
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.training.lineage import Lineage
+from minga.training.replica.interface import LoopReport
 from minga.training.state.manifest import MAX_STATE_BYTES, MAX_TENSORS, Manifest, build_manifest
 from minga.training.state.scalars import STRATEGY_NAME, Json, strategy_of
 from minga.training.state.sketch import Sketch
@@ -93,11 +94,11 @@ class SizeOnlyLayout(VectorLayout):
 
 
 class SizeOnlyVector:
-    """The averaged vector of a ghost."""
+    """The averaged vector of a ghost; as of a real one its end says which parameters had a gradient."""
 
     def __init__(self, model: SizeOnlyModel, codec: str, download_codec: str | None = None) -> None:
-        self.layout: VectorLayout = SizeOnlyLayout(model.numels, codec, download_codec)
-        self.numel = self.parameters_numel = self.layout.total
+        self.layout: VectorLayout = SizeOnlyLayout((*model.numels, len(model.numels)), codec, download_codec)
+        self.numel, self.parameters_numel = self.layout.total, sum(model.numels)
 
     def new(self, numel: int | None = None) -> torch.Tensor:
         """A float32 vector that takes no memory, of `numel` elements if not as long as this one."""
@@ -186,6 +187,11 @@ class SizeOnlyReplica:
 
     def amend(self, changes: Mapping[str, Any]) -> None:
         """There is no optimizer."""
+
+    @property
+    def loop(self) -> LoopReport:
+        """There is nothing to tell of it."""
+        return LoopReport()
 
     def inner_step(self) -> bool:
         """There is nothing to change."""

@@ -106,14 +106,16 @@ def check_conclusion(kind: type[Strategy], **settings: Any) -> None:
 
 
 def check_fragments(kind: type[Strategy], **settings: Any) -> None:
-    """As many rounds as there are fragments carry each element once, in the same order ever after, and change all."""
+    """As many rounds as there are fragments carry each parameter once, in the same order ever after, and change all."""
     facts, trainer = facts_for(kind, settings), Trainer(kind, settings)
     layouts = [trainer.replica.layout_of(step) for step in range(2 * facts.fragments)]
     names = [layout.fingerprint for layout in layouts]
     require(names == 2 * names[: facts.fragments], kind, "its rounds carry other vectors each time")
     if facts.payload == "coefficients":
         return
-    carried, whole = sum(layout.total for layout in layouts) / 2, trainer.replica.vector.numel
+    vector = trainer.replica.vector
+    tail, whole = vector.numel - vector.parameters_numel, vector.parameters_numel
+    carried = sum(layout.total - tail for layout in layouts) / 2
     require(carried == whole, kind, f"as many rounds as it has fragments carry {carried:g} of {whole} elements")
     if facts.payload == "parameters":
         return

@@ -24,7 +24,7 @@ from minga.training.agreement.strategy_switch import StrategySwitch
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.lineage import Lineage
 from minga.training.record_kinds import StateInfo
-from minga.training.replica.interface import ReplicaInterface
+from minga.training.replica.interface import LOOP_RATES, ReplicaInterface
 from minga.training.strategy.interface import ContributionFate
 
 
@@ -116,10 +116,12 @@ class ReplicaStep:
         counted_in = outcome.plan.result_id if fate is ContributionFate.COUNTED else None
         known = counted_in in self._attempts
         earlier = len(self._attempts) - 1 - self._attempts.index(str(counted_in)) if known else 0
-        contributors = outcome.contributors
+        contributors, rates = outcome.contributors, outcome.plan.rates
 
         def absorb() -> None:
             amended.apply()
+            if rates:
+                replica.amend({LOOP_RATES: list(rates)})
             if replica.step != step - 1:
                 raise RuntimeError(f"the replica is at step {replica.step}, and the round led to step {step}")
             port.absorb(step, replica.expand(mean, step - 1, counted_in=counted_in), fate, contributors, earlier)

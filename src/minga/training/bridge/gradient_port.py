@@ -32,7 +32,7 @@ import enum
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -230,14 +230,15 @@ class GradientPort(TrainingThread):
             rate = self._times.samples_per_s
             since_s = self._reopened_s if self._boundary_s is None else self._boundary_s
             is_idle = self._paused or self._stands or (since_s is None and not parked)
-            score = self._strategy.score
+            said: dict[str, Any] = {"limit": self._limit, "score": self._strategy.score}
+            said |= self._replica.loop._asdict()
             if self._broken_in_row >= NOT_AWAITED_AFTER:
-                return Report(samples, limit=self._limit, score=score)
+                return Report(samples, **said)
             if is_idle:
-                return Report(samples, rate, parked=parked, limit=self._limit, score=score)
+                return Report(samples, rate, parked=parked, **said)
             busy_s = 0.0 if parked or since_s is None else max(0.0, self._loop.time() - since_s)
             last, each_s = self._last_samples, self._times.each_s
-            return Report(samples, rate, last, busy_s, each_s, parked=parked, limit=self._limit, score=score)
+            return Report(samples, rate, last, busy_s, each_s, parked=parked, **said)
 
     def limit(self, samples: int | None) -> None:
         """Stop at the first boundary with at least so many samples, at once if the thread does not compute; and go on

@@ -6,7 +6,7 @@
 
 Read: member, board_view (which peers are there, how far the swarm is), newcomers (which peers fetch the state, and for
 how long), progress_publisher (this peer's Progress), catching_up (when this peer fetches the state), state_sync
-(fetching it), too_slow (tells a peer that its micro-batches are too long), leaving (how a peer leaves); then
+(fetching it), worth (tells a peer that what it computes is worth nothing), leaving (how a peer leaves); then
 verified_member, founding (which peers are founders), verified_backend (gradients that any member can compute again),
 verified_files (what a secure peer keeps on disk).
 

@@ -207,6 +207,15 @@ class CatchingUp:
         self._wait.end()
         self.needs_state = self._swarm_view.is_behind(step)
 
+    def warn_of_end(self, step: int) -> None:
+        """The run is over at `step`: tell the program if its end is not that of the others."""
+        if self._is_diverged(step):
+            logger.warning(
+                "the run ended at step %d, and the model here is another than that of the other peers: use theirs, "
+                "and see what this program does with parameters, optimizer or learning rate that theirs do not",
+                step,
+            )
+
     # ---- inner workings
 
     async def _watch_whether_over(self, wanted: Wanted) -> NoReturn:

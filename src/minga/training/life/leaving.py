@@ -3,7 +3,8 @@
 Where there are but two members, each goes on alone when it loses sight of the other. If they find each other again,
 they compare their states, and one of them gives way. After the last step no other would follow that shows the
 difference. So a peer that lost others shortly before the end waits for these and compares. It need not be in the last
-round that it lost them: alone, each takes several steps in the seconds of a broken line.
+round that it lost them: alone, each takes several steps in the seconds of a broken line. In the same way those of the
+last round compare once more, so that a run does not end with several models because their programs differ.
 """
 
 from __future__ import annotations
@@ -61,8 +62,13 @@ class Companions:
         self._parted_s.clear()
 
     def may_differ(self, step: int) -> bool:
-        """Whether one that was lost has not told yet that it has the state of `step`, or may still need this peer's."""
+        """Whether one that was lost has not told yet that it has the state of `step`, or may still need this peer's; or
+        half of those of the last round, as far as they are here, have not told theirs.
+        """
         settled = self._swarm_view.settled()
+        here = [peer for peer in self._together if peer in settled]
+        if 2 * sum(not self._states.has_told(peer, step) for peer in here) >= max(1, len(here)):
+            return True
         return any(
             peer not in settled or not self._states.has_told(peer, step) or self._is_behind(peer, step, settled[peer])
             for peer in self.lost
@@ -82,8 +88,10 @@ async def see_others_off(
     """Stay for a moment until no other peer `is_behind` by its progress; they may need this peer's data."""
     deadline = asyncio.get_running_loop().time() + FAREWELL_S
     while asyncio.get_running_loop().time() < deadline:
-        settled = swarm_view.settled()
-        if not any(is_behind(peer, settled[peer]) for peer in others if peer in settled):
+        settled, syncing = swarm_view.settled(), swarm_view.syncing()
+        if not any(is_behind(peer, settled[peer]) for peer in others if peer in settled) and syncing.keys().isdisjoint(
+            others
+        ):
             return
         await asyncio.sleep(0.05)
 

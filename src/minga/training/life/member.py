@@ -66,7 +66,7 @@ from minga.training.life.founding import Founding
 from minga.training.life.leaving import FAREWELL_S, Companions, closing
 from minga.training.life.progress_publisher import ProgressPublisher
 from minga.training.life.state_sync import Download, Synchroniser
-from minga.training.life.too_slow import TooSlowNotice
+from minga.training.life.worth import WorthNotice
 from minga.training.lineage import Lineage
 from minga.training.receipts.receipts import Receipts
 from minga.training.replica.interface import ReplicaInterface
@@ -185,7 +185,7 @@ class Member:
             vector_bytes=self.vectors.encoded_bytes,
             lineage=lambda: self.lineage,
         )
-        self._too_slow = TooSlowNotice(node)
+        self._worth = WorthNotice(node)
         self._hold = TrainerHold(port)
         self.amended = Amended(orders, replica)
         """The organisers' amendments, as this member goes by them."""
@@ -241,7 +241,6 @@ class Member:
                     self.ready.set()
                     await self._take_step()
             self._node.events.emit(RunFinished(step=self.step))
-            await self._tell_last_state()
             self._publisher.set_status("finished")
             if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
                 self.on_finished(await self._synchroniser.capture())
@@ -441,7 +440,7 @@ class Member:
                 outcome, self._result, fate, limit, strategy, lineage, compares=compares
             )
         self._formation.previous = await hashing
-        self._too_slow.note(plan, report)
+        self._worth.note(plan, report, batch)
         self.step, self.in_doubt = step, False
         self._take_up(lineage)
         members = len(plan.members) - len(outcome.lost)
@@ -556,15 +555,20 @@ class Member:
         return self.swarm_view.alike()
 
     async def _is_over(self) -> bool:
-        """Whether this peer has the last step, and compared it with those that may have taken it by themselves."""
+        """Whether this peer has the last step, and compared it with the others of the last round, and with those that
+        may have taken it by themselves.
+        """
         deadline = asyncio.get_running_loop().time() + FAREWELL_S
-        while self._is_finished() and self._companions.lost and asyncio.get_running_loop().time() < deadline:
+        while self._is_finished() and asyncio.get_running_loop().time() < deadline:
+            await self._tell_last_state()
             if self._catching_up.is_due(self.step):
                 await self._synchronise()
             elif self._companions.may_differ(self.step):
                 await asyncio.sleep(SYNC_PAUSE_S)
             else:
                 break
+        if self._is_finished():
+            self._catching_up.warn_of_end(self.step)
         return self._is_finished()
 
     async def _tell_last_state(self) -> None:

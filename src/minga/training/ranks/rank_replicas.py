@@ -79,7 +79,7 @@ class RankReplica(Replica):
 
     def collect(self, samples: int) -> int:
         """Combine the micro-batches of all ranks; returns the samples of all that are finite."""
-        self.check_schedule()
+        self.look_at_loop()
         return self._combiner.combine(samples)
 
     def _new_combiner(self, model: torch.nn.Module | None) -> Combiner:

@@ -55,8 +55,8 @@ class ShardedReplica(RankReplica):
 
     def __init__(self, ranks: ProcessGroup, spec: RunSpec, optimizer: torch.optim.Optimizer, **settings: Any) -> None:
         self._reshard = _resharding(settings.get("model"))
-        if settings.get("rules") is not None:
-            raise ConfigurationError("rules of updates read whole parameters: they are not for a sharded model")
+        if settings.get("rules") is not None or settings.get("after_update") is not None:
+            raise ConfigurationError("rules= and after_update= read whole parameters: they are not for a sharded model")
         later = spec.training.strategies[1:]
         if not all(StrategyChoice.of(spec, name).facts.shares_optimizer for name in later):
             raise ConfigurationError(_OTHER_STATE)

@@ -42,7 +42,8 @@ class ShardedVector(ParameterVector):
         ]
         self._map = ShardMap(placed, stream.shards, self.parameters_numel * ITEM_BYTES)
         self._held: list[torch.Tensor] | None = None
-        self._movements = torch.zeros(self.numel - self.parameters_numel)
+        self._tail = torch.zeros(self.numel - self.parameters_numel)
+        """What follows the parameters in the vector, of the micro-batch that is held: buffers and presence."""
 
     def new(self, numel: int | None = None) -> torch.Tensor:
         """A zeroed float32 vector in CPU memory; of no elements in ranks other than 0."""
@@ -60,14 +61,13 @@ class ShardedVector(ParameterVector):
     @torch.no_grad()
     def hold(self, share: float) -> None:
         """Keep the present gradients for `accumulate`, whatever the program does with them; and the mean of the
-        movements of buffers over the ranks, of which this one counts by its `share`.
+        movements of buffers over the ranks, of which this one counts by its `share`, and which gradients there are.
         """
         self._held = [_gradient_here(parameter) for parameter in self._parameters]
-        if self._movements.numel():
-            moved = [movement.reshape(-1).cpu() for movement in self._buffers.movements()]
-            torch.cat(moved, out=self._movements)
-            self._movements.mul_(share)
-            self._ranks.sum_at_leader(self._movements)
+        present = self._presence([parameter.grad is not None for parameter in self._parameters])
+        torch.cat([*self._moved(), present], out=self._tail)
+        self._tail.mul_(share)
+        self._ranks.sum_at_leader(self._tail)
 
     def let_go(self) -> None:
         """Forget what `hold` kept."""
@@ -80,15 +80,15 @@ class ShardedVector(ParameterVector):
         for start, piece in self._stream.gather(self._map, held, torch.float32):
             values = piece.view(torch.float32)
             vector[start // ITEM_BYTES :][: values.numel()].add_(values, alpha=weight)
-        if self._ranks.leads and self._movements.numel():
-            vector[self.parameters_numel :].add_(self._movements, alpha=weight)
+        if self._ranks.leads:
+            vector[self.parameters_numel :].add_(self._tail, alpha=weight)
         return True
 
     @torch.no_grad()
     def load(self, vector: torch.Tensor) -> None:
         """Set the gradients of all ranks from rank 0's vector of means, and move the averaged buffers by theirs."""
         self.load_gradients(vector)
-        self._move_buffers(vector)
+        self._advance_buffers(vector)
 
     @torch.no_grad()
     def load_gradients(self, vector: torch.Tensor) -> None:
@@ -99,6 +99,13 @@ class ShardedVector(ParameterVector):
                 parameter.grad = torch.empty_like(parameter)
             gradients.append(parameter.grad)
         self._scatter(gradients, vector)
+        told = torch.zeros(len(gradients), dtype=torch.uint8)
+        if self._ranks.leads:
+            told.copy_(torch.tensor(self.has_gradient(vector)))
+        self._ranks.share(told)
+        for parameter, has_gradient in zip(self._parameters, told.tolist(), strict=True):
+            if not has_gradient:
+                parameter.grad = None
 
     @torch.no_grad()
     def read_values(self) -> torch.Tensor:
@@ -108,16 +115,16 @@ class ShardedVector(ParameterVector):
         for start, piece in self._stream.gather(self._map, parts, torch.float32):
             numbers = piece.view(torch.float32)
             values[start // ITEM_BYTES :][: numbers.numel()].copy_(numbers)
-        if self._ranks.leads and self._movements.numel():
-            movements = [movement.reshape(-1).cpu() for movement in self._buffers.movements()]
-            torch.cat(movements, out=values[self.parameters_numel :])
+        if self._ranks.leads and self._buffers.averaged:
+            movements = torch.cat(self._moved())
+            values[self.parameters_numel :][: movements.numel()].copy_(movements)
         return values
 
     @torch.no_grad()
     def adopt(self, vector: torch.Tensor) -> None:
         """Set the parameters of all ranks from such a vector, and move the averaged buffers by their means."""
         self.write_values(vector)
-        self._move_buffers(vector)
+        self._advance_buffers(vector)
 
     @torch.no_grad()
     def write_values(self, vector: torch.Tensor) -> None:
@@ -129,13 +136,18 @@ class ShardedVector(ParameterVector):
         raw = vector[: self.parameters_numel].view(torch.uint8)
         self._stream.scatter(self._map, parts, lambda start, stop: raw[start:stop], torch.float32)
 
-    def _move_buffers(self, vector: torch.Tensor) -> None:
-        if not self._movements.numel():
+    def _moved(self) -> list[torch.Tensor]:
+        return [movement.reshape(-1).cpu() for movement in self._buffers.movements()]
+
+    def _advance_buffers(self, vector: torch.Tensor) -> None:
+        sizes = [buffer.numel() for buffer in self._buffers.averaged]
+        if not sizes:
             self._buffers.advance([])
             return
-        means = vector[self.parameters_numel :].clone() if self._ranks.leads else torch.empty_like(self._movements)
+        start, stop = self.parameters_numel, self.parameters_numel + sum(sizes)
+        means = vector[start:stop].clone() if self._ranks.leads else torch.empty(stop - start)
         self._ranks.share(means)
-        self._buffers.advance(list(torch.split(means, [buffer.numel() for buffer in self._buffers.averaged])))
+        self._buffers.advance(list(torch.split(means, sizes)))
 
 
 def _gradient_here(parameter: torch.Tensor) -> torch.Tensor:

@@ -4,17 +4,21 @@ Theory of operation. What is averaged is how far each floating-point buffer (Bat
 has moved since the last step, not its value: constants such as masks and position tables thus contribute exact zeros,
 whatever codec the run uses, even where they hold infinities. Whole numbers cannot be averaged: BatchNorm's
 `num_batches_tracked` counts global steps, as it would with one large batch, and any other buffer goes back to what it
-was after the last step. Buffers that are not persistent are rebuilt by each peer's own code and left alone.
+was after the last step, of which the program is told. Buffers that are not persistent are rebuilt by each peer's own
+code and left alone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 
 import torch
 
 from minga.training.state.model_names import ModelNames
+
+logger = logging.getLogger("minga.training")
 
 COUNTER = "num_batches_tracked"
 
@@ -28,6 +32,7 @@ class SharedBuffers:
         others = [(name, buffer) for name, buffer in named.items() if not buffer.is_floating_point()]
         self._counters = [buffer for name, buffer in others if name.rpartition(".")[2] == COUNTER]
         self._fixed = [buffer for name, buffer in others if name.rpartition(".")[2] != COUNTER]
+        self._watched = [name for name, _ in others if name.rpartition(".")[2] != COUNTER]
         self._bases: list[torch.Tensor] = []
         self.rebase()
 
@@ -47,6 +52,7 @@ class SharedBuffers:
     def advance(self, means: Sequence[torch.Tensor]) -> None:
         """Begin the next step with the mean movements of all peers, one flat tensor for each of `averaged`."""
         tensors = [*self.averaged, *self._counters, *self._fixed]
+        self._warn_of_changed()
         for buffer, base in zip(tensors, self._bases, strict=True):
             buffer.copy_(base)
         for buffer, mean in zip(self.averaged, means, strict=True):
@@ -54,6 +60,20 @@ class SharedBuffers:
         for counter in self._counters:
             counter.add_(1)
         self.rebase()
+
+    def _warn_of_changed(self) -> None:
+        """Say, once, which of the whole numbers go back."""
+        bases = self._bases[len(self._bases) - len(self._fixed) :]
+        for name, buffer, base in zip(self._watched, self._fixed, bases, strict=False):
+            if not torch.equal(buffer, base):
+                self._watched = []
+                logger.warning(
+                    "the buffer %s was changed by the program, and goes back at each global step: whole numbers cannot "
+                    "be averaged over peers. minga.Optimizer(..., after_update=function) calls a function that may "
+                    'change it once for each global step; training.buffers = "local" leaves all buffers to each peer',
+                    name,
+                )
+                return
 
     @contextlib.contextmanager
     def at_base(self) -> Iterator[None]:

@@ -2,11 +2,19 @@
 
 Order: tensors that the adaptive codec quantises come first, small ones (biases, norms) after them, so that the codecs
 of a layout form few long segments; within each kind the order is that of the names (`training/state/model_names.py`),
-so that peers whose programs list their layers in other orders average the same ones.
+so that peers whose programs list their layers in other orders average the same ones. Movements of averaged buffers
+follow, and at the end one number for each parameter, in the same order.
+
+Such a number says in how many of the samples the parameter had a gradient at all. To torch a gradient of zeros and none
+are two things: by zeros an optimizer decays a parameter and moves its moments, and without a gradient it leaves the
+parameter alone. So the mean over all peers has to tell them apart. A parameter has no gradient in a mean if this number
+is 0, which nobody added to, and all elements of its gradient are. The second half matters where something was lost on
+the way: by a coarse codec, or where what a peer sent counts in one part of the vector and not in another.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -14,21 +22,29 @@ import torch
 from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, is_finite
 from minga.averaging.codecs.layout import ADAPTIVE_INT8_MIN_ELEMENTS, VectorLayout
 from minga.core.errors import ConfigurationError
+from minga.optim.shards import local
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.trained_record import trained_parameters
+from minga.training.state.sketch import Sketch, length, sketch_of
 
 QUICK_ELEMENTS = 1 << 16
 JOINED_ELEMENTS = 1 << 13
 """Neighbours of at most so many elements are joined: to copy one costs less than to look at it and to add it alone."""
 STAGED_ELEMENTS = 1 << 24
 """Gradients on an accelerator come to the CPU in pieces of at most this many elements, or of one tensor."""
+SAMPLED = 256
+"""A sample of the gradients has so many tensors, and so many elements of each, at most."""
+PRESENT = 2.0**-10
+"""What one sample with a gradient adds to its parameter's number: little beside gradients, whose norms robust means
+compare, and enough for float16.
+"""
 
 
 class ParameterVector:
     """Which tensors make up the averaged vector of one optimizer, and where each lies in it; `model` names them.
 
     Parameters that do not require a gradient are left out; shared ones count once. Movements of `buffers` are averaged
-    alongside. Raises `ConfigurationError` for parameters that cannot be averaged.
+    alongside, and which parameters had a gradient. Raises `ConfigurationError` for parameters that cannot be averaged.
 
     With `quick` only tensors of at most `QUICK_ELEMENTS` elements (biases and norms, which hardly ever stay finite
     where others do not) are looked at before they are added: whoever uses the sum has to look at that.
@@ -54,8 +70,11 @@ class ParameterVector:
         self._parameters = [p for p in tensors if p.numel()]
         self._buffers = buffers
         self._staging: torch.Tensor | None = None
+        self._all_present = torch.full((len(self._parameters),), PRESENT)
         self.layout = VectorLayout(
-            tuple(tuple(t.shape) for t in [*self._parameters, *buffers.averaged]), codec, download_codec
+            tuple(tuple(t.shape) for t in [*self._parameters, *buffers.averaged, self._all_present]),
+            codec,
+            download_codec,
         )
         self.numel = self.layout.total
         self.parameters_numel = sum(p.numel() for p in self._parameters)
@@ -73,8 +92,9 @@ class ParameterVector:
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
         """Add `weight` times the present gradients, and the buffers' movements likewise, to `vector`.
 
-        Returns False, leaving `vector` unchanged, if a gradient is not finite. Missing gradients count as zero, sparse
-        ones are made dense. The mean of a buffer is thus over all micro-batches, as that of a gradient is.
+        Returns False, leaving `vector` unchanged, if a gradient is not finite. Missing gradients count as zero where
+        others have one, sparse ones are made dense. The mean of a buffer is thus over all micro-batches, as that of a
+        gradient is.
         """
         with torch.no_grad():  # as a decorator it takes twice as long
             return self._accumulate(vector, weight)
@@ -98,6 +118,34 @@ class ParameterVector:
         return True
 
     @torch.no_grad()
+    def sample(self) -> Sketch:
+        """A sketch of some elements of the present gradients, by which peers tell whether theirs are the same; empty
+        if it is not finite.
+        """
+        gradients = [p.grad for p in self._parameters[:SAMPLED] if p.grad is not None and not p.grad.is_sparse]
+        found = sketch_of([local(gradient).reshape(-1)[:SAMPLED] for gradient in gradients])
+        return found if length(found) < CONTRIBUTION_LIMIT else ()
+
+    @torch.no_grad()
+    def clipped(self) -> str:
+        """By what the present gradients seem to have been clipped since backward; empty if they do not.
+
+        They were changed in place; then their largest elements are equal, or their norm is a round number.
+        """
+        found = [p.grad for p in self._parameters if p.grad is not None and not p.grad.is_sparse]
+        if not found or not all(gradient._version for gradient in found):  # noqa: SLF001  (torch has no other word)
+            return ""
+        sizes = [local(gradient).detach().abs().float() for gradient in found if local(gradient).numel()]
+        largest = max((float(size.max()) for size in sizes), default=0.0)
+        ties, total = sum(int((size == largest).sum()) for size in sizes), sum(size.numel() for size in sizes)
+        norm = math.sqrt(sum(float(size.double().square().sum()) for size in sizes))
+        if 0.0 < largest < math.inf and 1 < ties < total:
+            return f"clip_grad_value_ to {largest:g}"
+        if 0.0 < norm < math.inf and _is_round(norm):
+            return f"clip_grad_norm_ to {norm:.4g}"
+        return ""
+
+    @torch.no_grad()
     def is_finite(self) -> bool:
         """Whether the present gradients and the buffers' movements are, as far as they are looked at; broken buffers
         go back.
@@ -105,12 +153,17 @@ class ParameterVector:
         return self._are_finite(self._present())
 
     def _present(self) -> list[torch.Tensor | None]:
-        """The present gradients, and the buffers' movements, as flat dense tensors; None for those that are missing."""
+        """The present gradients, the buffers' movements, and which gradients are present, as flat dense tensors; None
+        for gradients that are missing.
+        """
         gradients = (p.grad for p in self._parameters)
         flats = [None if g is None else (g.to_dense() if g.is_sparse else g).reshape(-1) for g in gradients]
-        if not self._buffers.averaged:
-            return flats
-        return [*flats, *(movement.reshape(-1) for movement in self._buffers.movements())]
+        present = self._presence([flat is not None for flat in flats])
+        return [*flats, *(movement.reshape(-1) for movement in self._buffers.movements()), present]
+
+    def _presence(self, is_present: Sequence[bool]) -> torch.Tensor:
+        """The end of the vector for one sample with these gradients."""
+        return self._all_present if all(is_present) else torch.tensor(is_present, dtype=torch.float32) * PRESENT
 
     def _joined(self, flats: list[torch.Tensor | None]) -> tuple[list[torch.Tensor | None], list[int]]:
         """The same values with small neighbours in RAM as one tensor each, and the sizes of all."""
@@ -132,21 +185,37 @@ class ParameterVector:
     def load(self, vector: torch.Tensor) -> None:
         """Set all gradients from a vector of means, and move the averaged buffers by theirs."""
         self.load_gradients(vector)
-        self._buffers.advance(list(self._slices(vector))[len(self._parameters) :])
+        self._advance_buffers(vector)
 
     @torch.no_grad()
     def load_gradients(self, vector: torch.Tensor) -> None:
-        """Set all gradients from a vector."""
-        for parameter, part in zip(self._parameters, self._slices(vector), strict=False):
+        """Set all gradients from a vector; None for parameters of which nobody had one."""
+        slices = zip(self._parameters, self._slices(vector), self.has_gradient(vector), strict=False)
+        for parameter, part, has_gradient in slices:
+            if not has_gradient:
+                parameter.grad = None
+                continue
             if parameter.grad is None or parameter.grad.is_sparse:
                 parameter.grad = torch.empty_like(parameter)
             parameter.grad.copy_(part.view(parameter.shape))
 
+    def has_gradient(self, vector: torch.Tensor) -> list[bool]:
+        """For each of `parameters` whether anybody had a gradient of it, by a vector of means or sums."""
+        told = vector[self.numel - len(self._parameters) :].tolist()
+        if all(told):
+            return [True] * len(told)
+        return [bool(number) or bool(part.any()) for number, part in zip(told, self._slices(vector), strict=False)]
+
+    def _advance_buffers(self, vector: torch.Tensor) -> None:
+        self._buffers.advance(list(self._slices(vector))[len(self._parameters) : -1])
+
     @torch.no_grad()
     def read_values(self) -> torch.Tensor:
-        """The parameters themselves, in the order of the vector, and the movements of averaged buffers."""
+        """The parameters themselves, in the order of the vector, and the movements of averaged buffers; zeros behind
+        these.
+        """
         values = self.new()
-        for value, part in zip([*self._parameters, *self._buffers.movements()], self._slices(values), strict=True):
+        for value, part in zip([*self._parameters, *self._buffers.movements()], self._slices(values), strict=False):
             part.copy_(value.reshape(-1))
         return values
 
@@ -154,7 +223,7 @@ class ParameterVector:
     def adopt(self, vector: torch.Tensor) -> None:
         """Set the parameters from such a vector, and move the averaged buffers by their means."""
         self.write_values(vector)
-        self._buffers.advance(list(self._slices(vector))[len(self._parameters) :])
+        self._advance_buffers(vector)
 
     @torch.no_grad()
     def write_values(self, vector: torch.Tensor) -> None:
@@ -242,6 +311,12 @@ def _runs_of_small(numels: Sequence[int]) -> list[tuple[int, int]]:
             first, joined = (index + 1, 0) if numel > JOINED_ELEMENTS else (index, 0)
         joined += numel if numel <= JOINED_ELEMENTS else 0
     return [run for run in reversed([*runs, (first, len(numels))]) if run[1] > run[0] + 1]
+
+
+def _is_round(number: float) -> bool:
+    """Whether it is 1, 2 or 5 times a power of ten, as closely as clipping to such a norm comes."""
+    digit = number / 10.0 ** math.floor(math.log10(number * (1 + 1e-5)))
+    return any(abs(digit / each - 1.0) < 1e-5 for each in (1.0, 2.0, 5.0))
 
 
 def _check_parameter(parameter: torch.Tensor) -> None:

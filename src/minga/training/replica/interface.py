@@ -7,7 +7,7 @@ matters.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
@@ -17,6 +17,19 @@ from minga.training.state.manifest import Manifest
 from minga.training.state.sketch import Sketch
 from minga.training.state.snapshot import StateSnapshot
 
+LOOP_RATES: Final = "loop_rates"
+"""The change by `ReplicaInterface.amend` that is no order of the organisers, but what the organiser's loop sets."""
+
+
+class LoopReport(NamedTuple):
+    """What others have to know of a program's loop: learning `rates` of all groups that the run is to have from the
+    next round on, if this is the organiser's, and in its first steps a sketch of the gradient of the `first`
+    micro-batch. Empty for nothing.
+    """
+
+    rates: tuple[float, ...] = ()
+    first: Sketch = ()
+
 
 class VectorInterface(Protocol):
     """The vector that is averaged: its layout, its elements, and memory for one."""
@@ -24,7 +37,9 @@ class VectorInterface(Protocol):
     layout: VectorLayout
     numel: int
     parameters_numel: int
-    """Elements of the parameters, which come first; movements of averaged buffers follow."""
+    """Elements of the parameters, which come first; movements of averaged buffers follow, and which parameters had a
+    gradient.
+    """
 
     def new(self, numel: int | None = None) -> torch.Tensor:
         """A zeroed float32 vector, flat and in CPU memory (on the device `meta` if it has no numbers), of `numel`
@@ -100,8 +115,13 @@ class ReplicaInterface(Protocol):
 
     def amend(self, changes: Mapping[str, Any]) -> None:
         """Go by other settings of the optimizer from now on: `optimizer.learning_rate` (of the first parameter group;
-        those of the others change in proportion) and `optimizer.max_grad_norm`. To say the same twice changes nothing.
+        those of the others change in proportion), `optimizer.max_grad_norm`, and `loop_rates`, the learning rates of
+        all groups in the next update. To say the same twice changes nothing.
         """
+
+    @property
+    def loop(self) -> LoopReport:
+        """What others have to know of the program's loop. Any thread may ask."""
 
     def inner_step(self) -> bool:
         """Take an optimizer step of this peer alone by the present gradients; the global step stays. False, with

@@ -1,4 +1,4 @@
-"""Which optimizers, models and schedules a run can drive by averaged gradients alone."""
+"""Which optimizers and models a run can drive by averaged gradients alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Final
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from minga.core.errors import ConfigurationError
 from minga.optim.sgd import SGD
@@ -42,7 +41,7 @@ def check_model(model: nn.Module | None, optimizer: torch.optim.Optimizer) -> No
         )
 
 
-def check_plain_descent(strategy: str, optimizer: torch.optim.Optimizer, max_grad_norm: float | None) -> None:
+def check_plain_descent(strategy: str, optimizer: torch.optim.Optimizer, *, is_clipped: bool) -> None:
     """Raise `ConfigurationError` unless `optimizer` moves parameters by the learning rate times what a strategy says,
     and by weight decay, no more.
     """
@@ -54,22 +53,7 @@ def check_plain_descent(strategy: str, optimizer: torch.optim.Optimizer, max_gra
             f'training.strategy = "{strategy}" brings its own optimizer instead of {type(optimizer).__name__}: take '
             'optimizer.name = "sgd" with optimizer.momentum = 0, or training.strategy = "synchronous"'
         )
-    if max_grad_norm is not None:
+    if is_clipped:
         raise ConfigurationError(
             f'training.strategy = "{strategy}" does not step by gradients: set optimizer.max_grad_norm = "off"'
         )
-
-
-def check_scheduler(scheduler: LRScheduler | None, optimizer: torch.optim.Optimizer) -> None:
-    """Raise `ConfigurationError` unless `scheduler` depends on nothing but the number of steps of `optimizer`."""
-    if scheduler is None:
-        return
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise ConfigurationError("ReduceLROnPlateau needs a metric, on which peers would not agree; use a schedule")
-    if not isinstance(scheduler, LRScheduler):
-        raise ConfigurationError(
-            f"scheduler= must be a torch LRScheduler, not a {type(scheduler).__name__}; for a function of the step use "
-            "torch.optim.lr_scheduler.LambdaLR(optimizer, f)"
-        )
-    if scheduler.optimizer is not optimizer:
-        raise ConfigurationError("the scheduler belongs to another optimizer: make it with the one that is wrapped")

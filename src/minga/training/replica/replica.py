@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,13 +22,18 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.optim.norms import TINY_NORM, clip_by_global_norm, global_norm
 from minga.optim.reproducible import ReproducibleOptimizer
+from minga.optim.shards import local
 from minga.training.lineage import Lineage
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.build_optimizer import set_learning_rate
 from minga.training.replica.flat_vector import ParameterVector
 from minga.training.replica.host_memory import HostMemory
-from minga.training.replica.optimizer_check import check_model, check_optimizer, check_plain_descent, check_scheduler
+from minga.training.replica.interface import LOOP_RATES, LoopReport
+from minga.training.replica.loop_rates import LoopRates
+from minga.training.replica.optimizer_check import check_model, check_optimizer, check_plain_descent
+from minga.training.replica.schedule import UNKNOWN, Schedule
 from minga.training.replica.trained_record import SAMPLES, ModelWatch, TrainedRecord, record_of, trained_parameters
+from minga.training.replica.training_point import TrainingPoint
 from minga.training.replica.update_rules import RuledModel, UpdateRules
 from minga.training.state.manifest import Manifest
 from minga.training.state.scalars import strategy_of
@@ -36,14 +42,18 @@ from minga.training.state.snapshot import StateSnapshot
 from minga.training.state.state_dict import TrainingState
 from minga.training.state.tensor_access import TensorAccess
 
-UNKNOWN: Final = -1
+logger = logging.getLogger("minga.training")
+
+FIRST_STEPS: Final = 3
+"""Steps of a peer of which it tells the others a sketch of its first micro-batch."""
 
 
 class Replica:
     """Applies averaged vectors to a model exactly as every other peer does. Use it on one thread only.
 
     `model` gives names and buffers; without it the state has the optimizer's parameters only. `rules` are followed at
-    each update. `unit` is the word for what is counted. With `offload` updates are made in RAM, see `host_memory.py`.
+    each update, and `after_update` is called after it. `unit` is the word for what is counted. With `offload` updates
+    are made in RAM, see `host_memory.py`.
     One that only `reads` takes any state of its model, whatever optimizer trained it. Raises `ConfigurationError` for
     an optimizer, model or scheduler that cannot be driven by averaged gradients alone.
     """
@@ -56,19 +66,25 @@ class Replica:
         model: torch.nn.Module | None = None,
         scheduler: LRScheduler | None = None,
         max_grad_norm: float | None = None,
+        max_grad_value: float | None = None,
         rules: UpdateRules | None = None,
+        after_update: Callable[[], object] | None = None,
         unit: str = SAMPLES,
         offload: bool = False,
         reads: bool = False,
     ) -> None:
         check_optimizer(optimizer)
         check_model(model, optimizer)
-        check_scheduler(scheduler, optimizer)
+        self._schedule = Schedule(scheduler, optimizer, spec.training.stop_after_steps)
         for name in spec.training.strategies:
             if StrategyChoice.of(spec, name).facts.owns_optimizer:
-                check_plain_descent(name, optimizer, max_grad_norm)
-        self.optimizer, self.scheduler, self.max_grad_norm = optimizer, scheduler, max_grad_norm
+                check_plain_descent(name, optimizer, is_clipped=max_grad_norm is not None or max_grad_value is not None)
+        self.optimizer, self.scheduler = optimizer, scheduler
+        self.max_grad_norm, self._max_grad_value = max_grad_norm, max_grad_value
+        self.point = TrainingPoint(optimizer)
+        """Whether the program evaluates."""
         self._ruled = RuledModel(rules, model)
+        self._after_update = after_update
         self.step = 0
         """Global steps that this state has seen."""
         self.trains = ""
@@ -80,6 +96,11 @@ class Replica:
         averaged = spec.training.buffers == "average"
         self._buffers = SharedBuffers(model if averaged else None)
         self.vector = self._new_vector(optimizer, spec, model)
+        if max_grad_value is not None and self._clips_own:
+            raise ConfigurationError(
+                f'max_grad_value= clips the mean, and the codec "{spec.averaging.codec}" leaves out of it what comes '
+                "later: pass max_grad_norm=, or take a codec that sends everything"
+            )
         sketch = make_sketch(spec.averaging.sketch, self.vector.layout)
         decay = spec.averaging.residual_decay
         self._projections = RoundProjections(sketch, decay=decay)
@@ -94,14 +115,27 @@ class Replica:
         )
         self._record: TrainedRecord | None = None
         if not reads:
-            record = record_of(optimizer, model, scheduler, access, max_grad_norm=max_grad_norm, unit=unit)
+            record = record_of(
+                optimizer,
+                model,
+                scheduler,
+                access,
+                max_grad_norm=max_grad_norm,
+                max_grad_value=max_grad_value,
+                unit=unit,
+            )
             self._record = record = self._agreed(record)
             self._state.trains, self.trains = record.written(), record.digest(self._state.model_entries())
         trained, frozen = trained_parameters(optimizer, model), {} if self._record is None else self._record.frozen
         self._watch = ModelWatch(self._state.model_tensors(), trained, frozen, access)
         self._is_taken_over = False  # whether the state came from elsewhere before
         self._first_strategy = spec.training.strategy
-        self._schedule_at = self._epoch()
+        self.loop_rates = LoopRates(optimizer, has_schedule=scheduler is not None)
+        """What the program's loop does to the numbers of the optimizer."""
+        self._first: Sketch = ()
+        self._first_step: int | None = UNKNOWN  # the last of those of which the first micro-batch is told
+        self._firsts = 0
+        self._is_told_of_clipping = False
         self.vector.quick = True
         self._host = HostMemory(optimizer) if offload else None
 
@@ -143,7 +177,7 @@ class Replica:
 
         Returns when it is computed to the end, on whatever device: to `accumulate` it then takes no time worth mention.
         """
-        self.check_schedule()
+        self.look_at_loop()
         self.vector.wait()
         return samples
 
@@ -163,11 +197,16 @@ class Replica:
     def settle(self) -> None:
         """The program has done with the model what it wanted: bring it to where the optimizer has its parameters."""
 
-    def _reading(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._host is None else self._host.read()
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        with self.point.here(), nullcontext() if self._host is None else self._host.read():
+            yield
 
-    def _changing(self, *, with_gradients: bool = False) -> AbstractContextManager[None]:
-        return nullcontext() if self._host is None else self._host.change(with_gradients=with_gradients)
+    @contextmanager
+    def _changing(self, *, with_gradients: bool = False) -> Iterator[None]:
+        host = nullcontext() if self._host is None else self._host.change(with_gradients=with_gradients)
+        with self.point.here(), host:
+            yield
 
     def release(self, *, finished: bool) -> None:
         """Nothing is left to do for the swarm until the next micro-batch: the peer's other processes may go on too."""
@@ -208,10 +247,20 @@ class Replica:
         with self._changing():
             self.vector.load(mean)
             self._ruled.drop_frozen(step - 1)
-            if self.max_grad_norm is not None and not self._clips_own:
-                clip_by_global_norm(self.vector.parameters(), self.max_grad_norm)
+            if not self._clips_own:
+                self._clip()
             self.optimizer.step()
             self._end_step(step)
+        self._follow_update()
+
+    def _clip(self) -> None:
+        """Clip the gradients by which the optimizer is about to step."""
+        if self._max_grad_value is not None:
+            for parameter in self.vector.parameters():
+                if parameter.grad is not None:
+                    local(parameter.grad).clamp_(-self._max_grad_value, self._max_grad_value)
+        if self.max_grad_norm is not None:
+            clip_by_global_norm(self.vector.parameters(), self.max_grad_norm)
 
     def amend(self, changes: Mapping[str, Any]) -> None:
         """Go by other settings of the optimizer from now on; see `ReplicaInterface`."""
@@ -220,6 +269,9 @@ class Replica:
             self.max_grad_norm = None if norm in (None, "off") else float(norm)
         if "optimizer.learning_rate" in changes:
             set_learning_rate(self.optimizer, self.scheduler, float(changes["optimizer.learning_rate"]))
+            self.loop_rates.keep()
+        if LOOP_RATES in changes:
+            self.loop_rates.give(changes[LOOP_RATES])
 
     def inner_step(self) -> bool:
         """Take an optimizer step of this peer alone by the present gradients, clipped; see `ReplicaInterface`.
@@ -242,32 +294,40 @@ class Replica:
             return self._step_alone()
 
     def _step_alone(self) -> bool:
-        if self.max_grad_norm is not None:
-            clip_by_global_norm(self.vector.parameters(), self.max_grad_norm)
+        self._clip()
         self.optimizer.step()
+        self.loop_rates.keep()  # some optimizers count in their parameter groups
         self._ruled.constrain(self.step)
         return True
 
     def adopt(self, values: torch.Tensor, step: int) -> torch.Tensor:
         """Come to global step `step` with these parameters; see `ReplicaInterface`."""
+        found = values
         with self._changing():
             self.vector.adopt(values)
             self._end_step(step)
-            if not self._ruled.has_rules:
-                return values
-            found = self.vector.read_values()
-        return torch.where(found == self.vector.rounded(values), values, found)
+            if self._ruled.has_rules:
+                found = self.vector.read_values()
+                found = torch.where(found == self.vector.rounded(values), values, found)
+        self._follow_update()
+        return found
 
     def _end_step(self, step: int) -> None:
         self._watch.look(self._ruled.resting(step - 1))
         self._ruled.constrain(step)
-        if self.scheduler is not None:
-            try:
-                self.scheduler.step()
-            finally:
-                self._schedule_at = self._epoch()
+        self.loop_rates.judge(step - 1)
+        self._schedule.advance()
+        self.loop_rates.keep()
         self.zero_grad()
         self.step = step
+
+    def _follow_update(self) -> None:
+        """Let the program change what the optimizer does not train, once a global step."""
+        if self._after_update is not None:
+            self._after_update()
+            self._buffers.rebase()
+        if self._after_update is not None or self._ruled.has_rules:
+            self._watch.rebase()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors of model and optimizer by their names in checkpoints."""
@@ -341,7 +401,8 @@ class Replica:
         self._watch.rebase()
         self.zero_grad()
         self.step, self.lineage = snapshot.step, snapshot.lineage
-        self._schedule_at = self._epoch()
+        self._schedule.note()
+        self.loop_rates.begin_anew()
 
     def check(self, state: Manifest | StateSnapshot) -> None:
         """Refuse a state of another model, optimizer or strategy; see `ReplicaInterface`."""
@@ -353,12 +414,32 @@ class Replica:
         if named := strategy_of(state.scalars):
             STRATEGIES.get(named)
 
-    def check_schedule(self) -> None:
-        """Raise `ConfigurationError` if somebody else advanced the scheduler, which would differ between peers."""
-        if self._epoch() != self._schedule_at:
-            raise ConfigurationError(
-                "the learning-rate scheduler was stepped by the program; leave that to minga.Optimizer, which does it "
-                "once per global step"
+    @property
+    def loop(self) -> LoopReport:
+        """See `ReplicaInterface`."""
+        return LoopReport(self.loop_rates.wanted, self._first)
+
+    def look_at_loop(self) -> None:
+        """A micro-batch ended: take note of it if it is the first of a step, and put back what the loop did to learning
+        rates. Raises `ConfigurationError` if it advanced the scheduler, or sets other rates than the run's again, which
+        would differ between peers.
+        """
+        self._schedule.check()
+        self.loop_rates.look(self.step)
+        if self._first_step != self.step and self._first_step is not None:
+            self._firsts += 1
+            self._first = self.vector.sample() if self._firsts <= FIRST_STEPS else ()
+            self._warn_of_clipping()
+            self._first_step = self.step if self._firsts <= FIRST_STEPS else None
+
+    def _warn_of_clipping(self) -> None:
+        if not self._is_told_of_clipping and (found := self.vector.clipped()):
+            self._is_told_of_clipping = True
+            logger.warning(
+                "the program clips gradients before step(), it seems by %s: that clips the micro-batches of this peer, "
+                "and not the mean of all peers. Leave it out, and pass minga.Optimizer(..., max_grad_norm=NUMBER) or "
+                "max_grad_value=NUMBER, which clip the averaged gradient, on all peers alike",
+                found,
             )
 
     def sketch(self) -> Sketch:
@@ -389,6 +470,3 @@ class Replica:
         """Look what the program did to the model meanwhile, before its state is read for others or for the disk."""
         if self._record is not None:
             self._watch.check(self._state.model_tensors())
-
-    def _epoch(self) -> int:
-        return UNKNOWN if self.scheduler is None else int(getattr(self.scheduler, "last_epoch", UNKNOWN))

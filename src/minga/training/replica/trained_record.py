@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import torch
@@ -27,6 +28,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ConfigurationError, UnfitError
 from minga.core.units import counted
+from minga.optim.shards import local
 from minga.training.state.model_names import ModelNames, by_name
 from minga.training.state.scalars import TRAINS, Json, canonical_json, decode_number, encode_number, group_numbers
 from minga.training.state.snapshot import TensorEntry
@@ -42,6 +44,8 @@ _CYCLED: Final = {"momentum", "betas"}
 _HASH_CHARACTERS: Final = 16
 _PARALLEL_BYTES: Final = 32 << 20
 """Tensors of at least this size are hashed by several threads."""
+_SAMPLED_TENSORS, _SAMPLED_ELEMENTS = 64, 4
+"""After each step, so many frozen parameters are looked at, by so many elements of each."""
 
 _MALFORMED: Final = "the state's scalars are malformed: they do not say what trains in the run"
 
@@ -63,6 +67,7 @@ class TrainedRecord:
     scheduler: str
     """The class of the learning-rate scheduler; empty for none."""
     max_grad_norm: float | None
+    max_grad_value: float | None
     frozen: Mapping[str, str]
     """Hashes of the parameters that no mean changes, by name: they require no gradient, or the optimizer does not have
     them.
@@ -79,6 +84,7 @@ class TrainedRecord:
     def written(self) -> Json:
         """As it stands in a state; names that the state has elsewhere are left out."""
         norm = None if self.max_grad_norm is None else encode_number(float(self.max_grad_norm))
+        value = None if self.max_grad_value is None else encode_number(float(self.max_grad_value))
         later: list[Json] = [list[Json](names) for names in self.groups[1:]]
         return {
             "unit": self.unit,
@@ -86,6 +92,7 @@ class TrainedRecord:
             "optimizers": list[Json](self.optimizers),
             "scheduler": self.scheduler,
             "max_grad_norm": norm,
+            "max_grad_value": value,
             "frozen": dict[str, Json](self.frozen),
             "packed": dict[str, Json](self.packed),
         }
@@ -114,6 +121,11 @@ class TrainedRecord:
                 f"the run began with max_grad_norm={norm}, this program has {self.max_grad_norm}: give minga.Optimizer "
                 "that one, which is peer.spec.optimizer.max_grad_norm where the run's host takes the run spec's; what "
                 "organisers made of it by minga amend counts by itself"
+            )
+        if (value := decode_number(run.part.get("max_grad_value"))) != self.max_grad_value:
+            raise UnfitError(
+                f"the run began with max_grad_value={value}, this program has {self.max_grad_value}: give "
+                "minga.Optimizer that one"
             )
         if (unit := run.word("unit")) != self.unit:
             raise UnfitError(
@@ -226,6 +238,7 @@ def record_of(
     access: TensorAccess,
     *,
     max_grad_norm: float | None,
+    max_grad_value: float | None,
     unit: str,
 ) -> TrainedRecord:
     """The record of this program. What is frozen is hashed: about 0.3 s per GB and core, and the way from a device."""
@@ -240,6 +253,7 @@ def record_of(
         tuple(frozenset(group_numbers(group)) for group in groups),
         "" if scheduler is None else _known_class(scheduler, LRScheduler, ("torch.optim.lr_scheduler",)),
         None if max_grad_norm is None else float(max_grad_norm),
+        None if max_grad_value is None else float(max_grad_value),
         {name: hash_of(each, access) for name, each in frozen.items()},
         {name: hash_of(each, access) for name, each in ({} if model is None else _packed(model)).items()},
     )
@@ -280,6 +294,10 @@ class ModelWatch:
     """Notices what a program does to the tensors of its model after the run's optimizer was made.
 
     `model` are all by name, `trained` those of them that the optimizer trains, `frozen` those with a hash.
+
+    Frozen parameters belong to the state all the same: a target network, or an average of the weights, that the program
+    changes in its loop is another one on each peer. A few numbers show it at each step, however it was changed; where
+    torch counts changes, the hashes show the rest when the state is read.
     """
 
     def __init__(
@@ -292,14 +310,18 @@ class ModelWatch:
         self._access = access
         self._begun = {name: (each, each.dtype, each.shape) for name, each in model.items()}
         self._trained, self._frozen = frozenset(trained), dict(frozen)
+        self._compared = dict.fromkeys(frozen)  # those that are not yet told to have other values, in order
         self._watched = {
             name: (each, each.requires_grad) for name, each in model.items() if name in frozen or name in trained
         }
         self._versions: dict[str, tuple[int, int]] = {}
+        self._samples: dict[str, tuple[float, ...]] = {}
         self.rebase()
 
     def look(self, resting: Collection[str]) -> None:
-        """Warn, once for each, of parameters whose `requires_grad` was changed; those that rest by rules may be so."""
+        """Warn, once for each, of parameters whose `requires_grad` was changed, but those that rest by rules; and of
+        frozen ones that have other values.
+        """
         changed = {name: before for name, (each, before) in self._watched.items() if each.requires_grad != before}
         may_change = {*self._frozen, *resting}
         thawed = [name for name, before in changed.items() if not before]
@@ -317,6 +339,8 @@ class ModelWatch:
             )
         for name in (*thawed, *frozen):
             del self._watched[name]
+        found = _samples({name: self._begun[name][0] for name in self._samples})
+        self._warn_of_values([name for name, before in self._samples.items() if found[name] != before])
 
     def check(self, model: Mapping[str, torch.Tensor]) -> None:
         """Raise `UnfitError` unless the model has the tensors that it had, by their names; warn, once for each, of
@@ -346,20 +370,34 @@ class ModelWatch:
         self._warn_of_changed()
 
     def rebase(self) -> None:
-        """Take the present values of what is frozen for those that all peers have: the state was replaced."""
+        """Take the present values of what is frozen for those that all peers have: the state was replaced, or changed
+        by what all peers call.
+        """
+        self._samples = _samples({name: self._begun[name][0] for name in islice(self._compared, _SAMPLED_TENSORS)})
         if self._access.is_local:  # else all processes would have to look at the same time
-            self._versions = {name: _version(self._begun[name][0]) for name in self._frozen}
+            self._versions = {name: _version(self._begun[name][0]) for name in self._compared}
 
     def _warn_of_changed(self) -> None:
         moved = [name for name, before in self._versions.items() if _version(self._begun[name][0]) != before]
-        changed = [name for name in moved if hash_of(self._begun[name][0], self._access) != self._frozen[name]]
-        if changed:
-            logger.warning(
-                "%s is frozen in the run, and this program changed its values: peers compare only those that it had "
-                "when minga.Optimizer was made",
-                changed[0] + _rest(changed),
-            )
-        self._versions = {n: _version(self._begun[n][0]) for n in self._versions if n not in changed}
+        self._warn_of_values(
+            [name for name in moved if hash_of(self._begun[name][0], self._access) != self._frozen[name]]
+        )
+        self._versions = {name: _version(self._begun[name][0]) for name in self._versions}
+
+    def _warn_of_values(self, changed: Sequence[str]) -> None:
+        if not changed:
+            return
+        logger.warning(
+            "%s is frozen in the run, and this program changed its values: each peer has others then, and peers "
+            "compare only those that it had when minga.Optimizer was made. What is to follow the trained parameters, "
+            "such as an average of them or a target network, is changed once for each global step on all peers by "
+            "minga.Optimizer(..., model=all_of_it, after_update=function)",
+            changed[0] + _rest(changed),
+        )
+        for name in changed:
+            del self._compared[name]
+            self._versions.pop(name, None)
+            self._samples.pop(name, None)
 
 
 def _packed(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -394,6 +432,19 @@ def _known_class(thing: object, base: type, packages: tuple[str, ...]) -> str:
 def _version(tensor: torch.Tensor) -> tuple[int, int]:
     """Another one where the values may be others."""
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version  # noqa: SLF001  (no other name for it)
+
+
+@torch.no_grad()
+def _samples(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[float, ...]]:
+    """A few numbers of each, by one transfer from each device."""
+    found: dict[str, tuple[float, ...]] = dict.fromkeys(tensors, ())
+    real = {name: tensor for name, tensor in tensors.items() if not (tensor.is_meta or tensor.is_complex())}
+    for device in {tensor.device for tensor in real.values()}:
+        here = {name: tensor for name, tensor in real.items() if tensor.device == device}
+        parts = [local(tensor).reshape(-1)[:_SAMPLED_ELEMENTS].to(torch.float32) for tensor in here.values()]
+        numbers = iter(torch.cat(parts).nan_to_num().tolist())
+        found |= {name: tuple(islice(numbers, part.numel())) for name, part in zip(here, parts, strict=True)}
+    return found
 
 
 def _threads(tensor: torch.Tensor) -> int:

@@ -20,7 +20,9 @@ from minga.core.events.training import (
     StepApplied,
     SyncFailed,
     SyncFinished,
+    TrainingNotNeeded,
     TrainingTooSlow,
+    TrainingTwin,
 )
 
 MEANINGS = {
@@ -35,7 +37,9 @@ MEANINGS = {
     SplitSuspicious.kind: "what the server of the cut model sends may be wrong",
     StateCacheFailed.kind: "the downloaded state is not kept on the disk",
     SyncFailed.kind: "the state did not come",
+    TrainingNotNeeded.kind: "this peer finds no work",
     TrainingTooSlow.kind: "this peer's samples do not count for now",
+    TrainingTwin.kind: "this peer computes what another one does",
 }
 """The kinds of events that are trouble, and what they mean."""
 

@@ -1,4 +1,4 @@
-"""When a peer is told that its micro-batches are too long for the steps of the run."""
+"""When a peer is told that what it computes is worth nothing to the run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ import pytest
 
 from minga.averaging.messages import Plan, Report
 from minga.core.events.training import TrainingTooSlow
-from minga.training.life.too_slow import TooSlowNotice
-from tests.worlds.swarm_tools import virtually
+from minga.network.virtual.internet import HostSettings
+from minga.simulation.swarm.simulated_peer import TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
+from minga.training.life.worth import WorthNotice
+from tests.worlds.swarm_tools import make_spec, virtually
 
 
 def told(limits: Sequence[int], micro_batch_s: float, steps_s: Sequence[float]) -> list[tuple[int, str]]:
@@ -22,12 +25,12 @@ def told(limits: Sequence[int], micro_batch_s: float, steps_s: Sequence[float]) 
     async def main() -> list[tuple[int, str]]:
         events: list[TrainingTooSlow] = []
         node = SimpleNamespace(peer_id="me", events=SimpleNamespace(emit=events.append))
-        notice = TooSlowNotice(cast(Any, node))
-        report = SimpleNamespace(micro_batch=16, micro_batch_s=micro_batch_s)
+        notice = WorthNotice(cast(Any, node))
+        report = SimpleNamespace(micro_batch=16, micro_batch_s=micro_batch_s, rate=1.0)
         for step, (limit, seconds) in enumerate(zip(limits, steps_s, strict=True)):
             await asyncio.sleep(seconds)
-            plan = SimpleNamespace(step=step, limits=(64, limit), resting=(), rank_of=lambda _: 1)
-            notice.note(cast(Plan, plan), cast(Report, report))
+            plan = SimpleNamespace(step=step, limits=(64, limit), resting=(), twins=(), rank_of=lambda _: 1)
+            notice.note(cast(Plan, plan), cast(Report, report), 64)
         return [(event.step, event.why) for event in events]
 
     return cast(list[tuple[int, str]], main())
@@ -53,3 +56,23 @@ def test_a_peer_that_is_left_nothing_for_another_reason_is_not_told(
     limits: list[int], micro_batch_s: float, steps_s: list[float]
 ) -> None:
     assert not told(limits, micro_batch_s, steps_s)
+
+
+def test_a_peer_whose_samples_find_no_room_is_told_once() -> None:
+    """Three trainers of two samples, where two fill the target before the third has its own."""
+
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(4), seed=2)
+        for seconds in (0.2, 0.2, 0.3):
+            swarm.add(HostSettings(latency_s=0.02), TrainerSettings(2, seconds))
+        try:
+            await swarm.run_until_step(60, limit_s=200)
+        finally:
+            await swarm.close()
+        told = swarm.log.of("training.not_needed")
+        assert [each.peer for each in told] == ["peer-2"]
+        assert "fill the target of 4 samples a step" in str(told[0].event.fields["why"])
+        assert "raise training.target_batch_size" in str(told[0].event.fields["why"])
+
+    main()

@@ -1,0 +1,94 @@
+"""Scripts that clip gradients before the step, which is not what they mean in a run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import minga
+from tests.worlds.script_peers import Machine, batches_of, network, run_scripts, spec_of, values
+
+STEPS = 4
+
+
+def script(clip: Callable[[nn.Module], Any] = lambda _: None, **settings: Any) -> Callable[[Machine], Any]:
+    def train(machine: Machine) -> Any:
+        model = network()
+        inner = torch.optim.SGD(model.parameters(), lr=0.5)
+        optimizer = minga.Optimizer(inner, machine.peer, model=model, **settings)
+        machine.meet(optimizer)
+        for batch in machine.batches(4):
+            for half in batch.split(2):  # gradients are accumulated in place
+                (0.5 * model(half).square().mean()).backward()
+            clip(model)
+            optimizer.step(samples=4)
+            if optimizer.finished:
+                return values(model)
+        raise AssertionError
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("clip", "said"),
+    [
+        (lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.01), "clip_grad_value_ to 0.01"),
+        (lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.05), "clip_grad_norm_ to 0.05"),
+        (lambda _: None, ""),
+    ],
+    ids=["value", "norm", "nothing"],
+)
+def test_clipping_before_the_step_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, clip: Callable[[nn.Module], Any], said: str
+) -> None:
+    with caplog.at_level(logging.WARNING, "minga"):
+        first, second = run_scripts(spec_of(8, STEPS), [script(clip)] * 2, tmp_path)
+    assert first == second
+    words = [each.getMessage() for each in caplog.records if "clips gradients before step()" in each.getMessage()]
+    assert all(said in each and "max_grad_value=NUMBER" in each for each in words)
+    assert bool(words) == bool(said)
+    assert len(words) <= 2  # one from each peer
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_elements_of_the_averaged_gradient_are_clipped(tmp_path: Path, count: int) -> None:
+    found = run_scripts(
+        spec_of(4 if count == 1 else 12, STEPS), [script(max_grad_value=0.02, max_grad_norm=0.05)] * count, tmp_path
+    )
+    assert all(each == found[0] for each in found)
+    if count == 1:
+        model = network()
+        plain = torch.optim.SGD(model.parameters(), lr=0.5)
+        for _, batch in zip(range(STEPS), batches_of(0, 4), strict=False):
+            for half in batch.split(2):
+                (0.5 * model(half).square().mean()).backward()
+            nn.utils.clip_grad_value_(model.parameters(), 0.02)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            plain.step()
+            plain.zero_grad()
+        assert found[0] == pytest.approx(values(model), abs=1e-7)
+
+
+def test_a_peer_that_clips_otherwise_is_refused(tmp_path: Path) -> None:
+    def host(machine: Machine) -> Any:
+        model = network()
+        inner = torch.optim.SGD(model.parameters(), lr=0.5)
+        optimizer = minga.Optimizer(inner, machine.peer, model=model, max_grad_value=0.02)
+        model(next(machine.batches(4))).square().mean().backward()
+        optimizer.step(samples=4)
+        machine.meet(optimizer)
+
+    def guest(machine: Machine) -> Any:
+        while machine.peer.status().step < 1:
+            __import__("time").sleep(0.01)
+        return script()(machine)
+
+    _, error = run_scripts(spec_of(4, None), [host, guest], tmp_path)
+    assert isinstance(error, minga.ConfigurationError)
+    assert "the run began with max_grad_value=0.02, this program has None" in str(error)

@@ -1,0 +1,73 @@
+"""Schedules of scripts that were written for another number of steps than the run has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+import minga
+from minga.training.replica.replica import Replica
+from tests.worlds.script_peers import Machine, network, run_scripts, spec_of
+
+STEPS = 8
+RATES = [1.0, 0.5, 0.25]
+SHORT: dict[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]] = {
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.5, total_steps=4),
+    "list": lambda o: lr_scheduler.LambdaLR(o, lambda step: RATES[step]),
+    "warm-up, then one cycle": lambda o: lr_scheduler.SequentialLR(
+        o,
+        [lr_scheduler.LinearLR(o, 0.1, total_iters=2), lr_scheduler.OneCycleLR(o, max_lr=0.5, total_steps=3)],
+        [2],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step()`")
+def test_beyond_the_end_of_a_schedule_its_last_rate_is_held(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, count: int
+) -> None:
+    def train(machine: Machine) -> Any:
+        model = network()
+        inner = torch.optim.AdamW(model.parameters(), lr=0.1)
+        optimizer = minga.Optimizer(inner, machine.peer, model=model, scheduler=SHORT[name](inner))
+        machine.meet(optimizer)
+        for batch in machine.batches(4):
+            model(batch).square().mean().backward()
+            optimizer.step(samples=4)
+            if optimizer.finished:
+                return optimizer.digest(), optimizer.param_groups[0]["lr"]
+        raise AssertionError
+
+    with caplog.at_level(logging.WARNING, "minga"):
+        found = run_scripts(spec_of(12, STEPS), [train] * count, tmp_path)
+    assert len(set(found)) == 1
+    words = [each.getMessage() for each in caplog.records if "schedule ends at" in each.getMessage()]
+    assert len(words) == count  # at the start, and not again
+    assert all(f"and the run at {STEPS}" in each for each in words)
+
+
+@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step()`")
+def test_who_takes_the_state_over_beyond_the_end_holds_the_same_rate(name: str) -> None:
+    def replica() -> Replica:
+        model = network()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        return Replica(spec_of(4, None), optimizer, model=model, scheduler=SHORT[name](optimizer))
+
+    old, new = replica(), replica()
+    for step in range(1, 10):
+        old.apply(torch.full((old.vector.numel,), 0.01), step)
+        if step == 7:
+            new.restore(old.capture())
+        if step > 7:
+            new.apply(torch.full((old.vector.numel,), 0.01), step)
+    assert new.digest() == old.digest()
+    assert new.optimizer.param_groups[0]["lr"] > 0.0

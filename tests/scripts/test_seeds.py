@@ -1,0 +1,43 @@
+"""Scripts that seed everything with one number, as most do, and so draw the same samples on each machine."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import minga
+from tests.worlds.script_peers import Machine, network, run_scripts, spec_of
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("seeded_by", ["1337", "peer.seed"])
+def test_peers_that_draw_the_same_samples_are_told_what_to_add(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, count: int, seeded_by: str
+) -> None:
+    def train(machine: Machine) -> Any:
+        model = network()
+        chance = torch.Generator().manual_seed(1337 if seeded_by == "1337" else machine.peer.seed)
+        optimizer = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), machine.peer, model=model)
+        told: list[str] = []
+        machine.peer.subscribe(lambda event: told.append(event.kind))
+        machine.meet(optimizer)
+        while not optimizer.finished:
+            batch = torch.randn(4, 6, generator=chance)
+            model(batch).square().mean().backward()
+            optimizer.step(samples=4)
+        return told.count("training.twin"), optimizer.digest()
+
+    with caplog.at_level(logging.WARNING, "minga"):
+        found = run_scripts(spec_of(4 * count, 6), [train] * count, tmp_path)
+    assert len({digest for _, digest in found}) == 1
+    words = [each.getMessage() for each in caplog.records if "computes what another one does" in each.getMessage()]
+    if seeded_by == "peer.seed":
+        assert (words, [twins for twins, _ in found]) == ([], [0] * count)
+    else:
+        assert [twins for twins, _ in found].count(1) >= 2  # a third may have found no room in the first steps
+        assert all("torch.manual_seed(peer.seed)" in each for each in words)
+        assert len(words) == sum(twins for twins, _ in found)
