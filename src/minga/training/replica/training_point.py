@@ -21,8 +21,8 @@ class TrainingPoint:
     would take the state of others for that of its other point.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer: Any = optimizer
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
         self._has_two = all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
         self._aside: list[torch.Tensor] | None = None
         if self._has_two:
