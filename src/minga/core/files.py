@@ -1,7 +1,10 @@
-"""Files that are there whole or not at all, whenever the program is killed."""
+"""Files that are there whole or not at all, whenever the program is killed; and texts as people's programs save
+them.
+"""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import shutil
@@ -9,6 +12,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
+
+NOT_TEXT = "not a text in UTF-8: save it as UTF-8, in PowerShell with `Set-Content -Encoding utf8`"
+"""What is said of a file that is none."""
 
 Content: TypeAlias = "bytes | Path"
 """What a file holds: its bytes, or a file with the same content, for what is too large to lie in memory."""
@@ -51,3 +57,20 @@ def write(path: Path, content: Content) -> None:
         shutil.copyfile(content, path)
     else:
         path.write_bytes(content)
+
+
+def text_encoding(path: Path) -> str:
+    """The encoding of a text file by its first bytes: UTF-8, or UTF-16 as PowerShell writes what is redirected to a
+    file. Raises `OSError`.
+    """
+    with path.open("rb") as file:
+        return _encoding(file.read(2))
+
+
+def decode_text(data: bytes, errors: str = "strict") -> str:
+    """The text in such a file. Raises `UnicodeDecodeError`, which is a `ValueError`, if `errors` are not replaced."""
+    return data.decode(_encoding(data[:2]), errors)
+
+
+def _encoding(head: bytes) -> str:
+    return "utf-16" if head in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"

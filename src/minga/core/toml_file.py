@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from minga.core.errors import ConfigurationError
+from minga.core.files import NOT_TEXT, decode_text
 
 
 def read_toml(path: Path, max_bytes: int) -> dict[str, Any]:
@@ -19,9 +20,9 @@ def read_toml(path: Path, max_bytes: int) -> dict[str, Any]:
     if len(data) > max_bytes:
         raise ConfigurationError(f"{path}: more than {max_bytes} bytes; is it the right file?")
     try:
-        return tomllib.loads(data.decode("utf-8-sig"))
+        return tomllib.loads(decode_text(data))
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
+        raise ConfigurationError(f"{path}: byte {error.start}: {NOT_TEXT}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: not valid TOML: {str(error)[:200]}") from error
 

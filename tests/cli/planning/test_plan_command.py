@@ -114,7 +114,7 @@ def test_what_is_refused_names_file_key_and_what_is_allowed(text: str, said: str
 def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "large").write_bytes(b"#" * (1 << 20) + b"#")
-    for name, said in (("missing", "cannot be read"), ("binary", "not a text file"), ("large", "more than")):
+    for name, said in (("missing", "cannot be read"), ("binary", "not a text in UTF-8"), ("large", "more than")):
         with pytest.raises(ConfigurationError, match=said):
             read_swarm_file(tmp_path / name)
 

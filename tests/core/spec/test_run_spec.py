@@ -327,8 +327,11 @@ def test_files(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_bytes(b'\xef\xbb\xbfname = "caf\xc3\xa9"\r\n[training]\r\nseed = 3\r\n')
     assert RunSpec.from_file(path).name == "caf\u00e9"
+    for encoding in ("utf-16-le", "utf-16-be"):  # what PowerShell redirects to a file
+        path.write_bytes('\ufeffname = "caf\u00e9"\r\n[training]\r\nseed = 3\r\n'.encode(encoding))
+        assert (RunSpec.from_file(path).name, RunSpec.from_file(path).training.seed) == ("caf\u00e9", 3)
     path.write_bytes(b'name = "caf\xe9"')
-    with pytest.raises(ConfigurationError, match=r"run\.toml: not a text file in UTF-8 \(byte 11\)"):
+    with pytest.raises(ConfigurationError, match=r"run\.toml: byte 11: not a text in UTF-8: .* PowerShell"):
         RunSpec.from_file(path)
     with pytest.raises(ConfigurationError, match=r"none\.toml: cannot be read"):
         RunSpec.from_file(tmp_path / "none.toml")

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import copy
 import random
 import string
+from dataclasses import replace
 
 import pytest
 import segno
@@ -120,6 +122,8 @@ def test_every_truncation_is_detected() -> None:
         "minga join {}",
         "$ minga  JOIN '{}'",
         "`minga status {}`",
+        "> {}",
+        "> > minga join {}",
     ],
 )
 def test_dressing_is_taken_off(paste: str) -> None:
@@ -132,6 +136,14 @@ def test_case_and_line_breaks_carry_nothing() -> None:
     assert Link.parse(text.capitalize()) == LINK
     assert Link.parse(text[:70] + "\r\n  " + text[70:]) == LINK
     assert Link.parse(text[:70] + "\u00ad" + text[70:]) == LINK
+    assert Link.parse(f"> minga join\n> {text[:70]}\n>{text[70:]}\n") == LINK, "quoted by a mail program"
+
+
+def test_a_link_is_its_word() -> None:
+    assert isinstance(LINK, str)
+    assert {LINK, str(LINK), Link.parse(LINK)} == {str(LINK)}
+    assert "\n".join([LINK, ""]) == f"{LINK}\n"
+    assert copy.deepcopy(LINK).entries == replace(LINK, authority=None).entries == LINK.entries
 
 
 @pytest.mark.parametrize(

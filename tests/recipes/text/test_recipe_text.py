@@ -84,6 +84,7 @@ def test_jsonl_files(tmp_path):
         ("a.jsonl", b"[" * 100_000, "not JSON"),
         ("a.jsonl", b'"' + b"x" * (9 << 20), "longer than 8 Mi"),
         ("a.txt", b"\xff\xfe\x00", "not a text in UTF-8"),
+        ("b.txt", b"caf\xe9", "not a text in UTF-8: save it as UTF-8, in PowerShell"),
         ("a.csv", b"text", "must end in .txt or .jsonl"),
     ],
 )
@@ -300,3 +301,8 @@ def test_offsets_of_the_open_data_set_function(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: seen.update(args=args, **kwargs))
     sources.open_dataset("wikitext", "wikitext-103-v1", "train")
     assert seen == {"args": ("wikitext", "wikitext-103-v1"), "split": "train", "streaming": True, "revision": None}
+
+
+def test_a_text_as_powershell_redirects_it_is_read(tmp_path):
+    (tmp_path / "a.txt").write_bytes("\ufeffcaf\u00e9 au lait\r\n".encode("utf-16-le"))
+    assert list(file_documents([str(tmp_path / "a.txt")], "text")) == ["caf\u00e9 au lait"]

@@ -164,7 +164,11 @@ def test_every_mistake_is_told_on_a_line_of_its_own() -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    for content, said in ((b"a = ", "not valid TOML"), (b"\xff", "not a text file"), (b"#" * (2 << 20), "more than")):
+    for content, said in (
+        (b"a = ", "not valid TOML"),
+        (b"\xff", "not a text in UTF-8"),
+        (b"#" * (2 << 20), "more than"),
+    ):
         path = tmp_path / "bad.toml"
         path.write_bytes(content)
         with pytest.raises(ConfigurationError, match=said):

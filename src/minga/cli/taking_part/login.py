@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from minga.cli.terminal.output import Output
 from minga.core.errors import ConfigurationError
+from minga.core.files import text_encoding
 
 if TYPE_CHECKING:
     from minga.authority.messages import DeviceCode
@@ -80,7 +81,7 @@ def _check_terminal(otherwise: str) -> None:
 
 def _read_secret(path: Path) -> str:
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding=text_encoding(path)) as file:
             secret = file.read(MAX_SECRET_CHARACTERS + 2).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--secret {path}: cannot be read as text: {type(error).__name__}") from error

@@ -28,6 +28,7 @@ from blake3 import blake3
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from minga.core.errors import ConfigurationError
+from minga.core.files import NOT_TEXT, decode_text
 from minga.core.spec.fields import Printable, Section, described, without_private
 from minga.core.spec.plugins import MAX_PLUGINS, Origin
 from minga.core.spec.problems import explain
@@ -212,11 +213,11 @@ class RunSpec(Section):
         """A spec from a TOML file. Raises `ConfigurationError`, which names the file."""
         try:
             with open(path, "rb") as file:
-                text = file.read(MAX_SPEC_BYTES + 1).decode("utf-8-sig")
+                text = decode_text(file.read(2 * MAX_SPEC_BYTES + 2))
         except OSError as error:
             raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise ConfigurationError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
+            raise ConfigurationError(f"{path}: byte {error.start}: {NOT_TEXT}") from error
         return cls.from_toml(text, str(path))
 
     @classmethod

@@ -7,9 +7,10 @@ selects all of it. In capitals it fits the dense alphanumeric mode of QR codes. 
 body is described in `encoding.py`; behind it stands its CRC-32, which never misses damage confined to 32 neighbouring
 bits: no mistyped character and no two swapped neighbours. Other damage passes once in four billion times.
 
-Case, blanks, line breaks and quotation marks around a link carry no information and are repaired in silence, and so is
-the command `minga join` before it. Where the run has a page, the link is shown as the address of the page, `#` and the
-word; the part after `#` stays in the browser. `Link.parse` takes that, too, and ignores the address.
+Case, blanks, line breaks, quotation marks around a link and those of a quoted mail before its lines carry no
+information and are repaired in silence, and so is the command `minga join` before it. Where the run has a page, the
+link is shown as the address of the page, `#` and the word; the part after `#` stays in the browser. `Link.parse` takes
+that, too, and ignores the address.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import contextlib
 import re
 import zlib
 from dataclasses import dataclass
+from typing import Any, Self
 
 import segno
 
@@ -40,15 +42,19 @@ _CHECKSUM_BYTES = 4
 _COPY_AGAIN = "copy the whole link once more from where it was published"
 _DRESSING = " \t\r\n\"'`<>()[]{}*_,;.\u201c\u201d\u2018\u2019\u00ab\u00bb"
 _INVISIBLE = re.compile("[\\s\u00ad\u200b-\u200f\u2028-\u202f\u2060-\u2064\ufeff]+")
+_QUOTED = re.compile(r"^[ \t]*[>|][>| \t]*", re.MULTILINE)
+"""What mail programs put before each line of what they quote."""
 _COMMAND = re.compile(r"[\W_]*minga\s+[a-z]+\s+(?=[\W_]*minga)", re.ASCII | re.IGNORECASE)
 _PAGE = re.compile(r"https?://[!-\"$-~]{1,2000}#(?=[\W_]*minga)", re.ASCII | re.IGNORECASE)
 _HEAD = re.compile(rf"{PREFIX}([0-9])", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """The way into a run: its id, the organiser's public key (both 64 hexadecimal digits) and entry addresses. For a
-    run for members it may also hold a grant that admits its reader, or the URL of the authority at which to log in.
+@dataclass(frozen=True, slots=True, eq=False)
+class Link(str):
+    """The way into a run: the word that people copy, and what it says.
+
+    That is the run's id, the organiser's public key (both 64 hexadecimal digits) and entry addresses. For a run for
+    members it may also hold a grant that admits its reader, or the URL of the authority at which to log in.
 
     `LinkError` is raised for values that no link can carry: no entry or more than 8, two entries for one peer,
     malformed ids, an authority without https, or more than 2,000 bytes in all.
@@ -60,19 +66,31 @@ class Link:
     access: LinkAccess | None = None
     authority: str | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("run_id", "organiser"):
-            if not is_peer_id(getattr(self, name)):
+    def __new__(
+        cls,
+        run_id: str,
+        organiser: str,
+        entries: tuple[EntryPoint, ...],
+        access: LinkAccess | None = None,
+        authority: str | None = None,
+    ) -> Self:
+        """See the class."""
+        for name, value in (("run_id", run_id), ("organiser", organiser)):
+            if not is_peer_id(value):
                 raise LinkError(f"a link's {name} must be 64 lower-case hexadecimal digits")
-        if not isinstance(self.entries, tuple) or not all(isinstance(entry, EntryPoint) for entry in self.entries):
+        if not isinstance(entries, tuple) or not all(isinstance(entry, EntryPoint) for entry in entries):
             raise LinkError("a link's entries must be a tuple of Entry")
-        if not 1 <= len(self.entries) <= MAX_ENTRIES:
-            raise LinkError(f"a link names 1 to {MAX_ENTRIES} peers to enter by, not {len(self.entries)}")
-        if len({entry.peer_id for entry in self.entries}) != len(self.entries):
+        if not 1 <= len(entries) <= MAX_ENTRIES:
+            raise LinkError(f"a link names 1 to {MAX_ENTRIES} peers to enter by, not {len(entries)}")
+        if len({entry.peer_id for entry in entries}) != len(entries):
             raise LinkError("a link names each peer only once")
-        if self.access is not None and self.access.grant.run.hex() != self.run_id:
+        if access is not None and access.grant.run.hex() != run_id:
             raise LinkError("the grant in the link belongs to another run")
-        encode_body(self.run_id, self.organiser, self.entries, self.access, self.authority)
+        body = encode_body(run_id, organiser, entries, access, authority)
+        return str.__new__(cls, f"{PREFIX}{FORMAT_VERSION}{_base32(body + _checksum(body))}")
+
+    def __getnewargs__(self) -> tuple[Any, ...]:  # for copies
+        return self.run_id, self.organiser, self.entries, self.access, self.authority
 
     @classmethod
     def parse(cls, text: str) -> Link:
@@ -89,10 +107,6 @@ class Link:
         if _checksum(body) != checksum:
             raise LinkError(f"a character of the link is wrong, missing or out of place; {_COPY_AGAIN}")
         return cls(*decode_body(body))
-
-    def __str__(self) -> str:
-        body = encode_body(self.run_id, self.organiser, self.entries, self.access, self.authority)
-        return f"{PREFIX}{FORMAT_VERSION}{_base32(body + _checksum(body))}"
 
     def at(self, landing_url: str | None) -> str:
         """The link as people get it: behind the address of the run's page, if it has one."""
@@ -119,6 +133,7 @@ def _undress(text: str) -> str:
     if len(text) > 4 * MAX_LINK_CHARACTERS:
         raise LinkError(f"this is {len(text)} characters long, and no link has more than {MAX_LINK_CHARACTERS}")
     # Only ASCII is folded: other alphabets have letters whose small form is an ASCII one.
+    text = _QUOTED.sub("", text)
     word = _INVISIBLE.sub("", _COMMAND.sub("", _PAGE.sub("", text, count=1), count=1)).strip(_DRESSING)
     word = "".join(character.lower() if character.isascii() else character for character in word)
     if not word:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from minga.core.errors import ConfigurationError
-from minga.core.files import write_atomically
+from minga.core.files import text_encoding, write_atomically
 from minga.split.examples.network import CutShape
 from minga.split.examples.samples import LabelledSamples
 
@@ -58,10 +58,11 @@ def _read(path: Path, shape: CutShape) -> npt.NDArray[np.float64]:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise ConfigurationError(f"--data {path}: larger than {_MAX_BYTES >> 30} GiB")
-        with path.open(encoding="utf-8") as file:
+        encoding = text_encoding(path)
+        with path.open(encoding=encoding) as file:
             first = file.readline()
             skipped = 0 if _is_numbers(first) else 1
-        table = np.loadtxt(path, delimiter=",", skiprows=skipped, dtype=np.float64, ndmin=2, encoding="utf-8")
+        table = np.loadtxt(path, delimiter=",", skiprows=skipped, dtype=np.float64, ndmin=2, encoding=encoding)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"--data {path}: cannot be read as a table: {str(error)[:200]}") from error
     if table.shape[1] != width + 1 or not len(table):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from minga.core.errors import ConfigurationError
+from minga.core.files import NOT_TEXT, decode_text
 from minga.recipes.tasks.examples import LabelledText, TaggedSentence, TaskData, split_examples
 
 HUB: Final = "hub:"
@@ -109,11 +110,11 @@ def _text_of(path: Path, fallback: str | None = None) -> str:
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
     try:
-        return data.decode("utf-8-sig")
+        return decode_text(data)
     except UnicodeDecodeError as error:
         if fallback is not None:
             return data.decode(fallback)
-        raise ConfigurationError(f"{path}: not a text in UTF-8") from error
+        raise ConfigurationError(f"{path}: {NOT_TEXT}") from error
 
 
 def _hub_rows(source: str) -> Iterator[dict[str, Any]]:

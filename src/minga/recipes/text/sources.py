@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from minga.core.errors import ConfigurationError
+from minga.core.files import NOT_TEXT, text_encoding
 from minga.recipes.broken_streams import streamed_rows
 from minga.recipes.hub_data import check_on_hub
 
@@ -164,12 +165,12 @@ def _jsonl_documents(path: Path, text_column: str) -> Iterator[str]:
 
 def _lines(path: Path) -> Iterator[str]:
     try:
-        with open(path, encoding="utf-8-sig") as file:
+        with open(path, encoding=text_encoding(path)) as file:
             # A line without an end must not fill the memory.
             while line := file.readline(_MAX_LINE_CHARACTERS):
                 yield line
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"data.files: {path}: not a text in UTF-8") from error
+        raise ConfigurationError(f"data.files: {path}: {NOT_TEXT}") from error
     except OSError as error:
         raise ConfigurationError(f"data.files: {path}: cannot be read: {error.strerror}") from error
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from minga.core.errors import ConfigurationError
+from minga.core.files import decode_text, text_encoding
 from minga.recipes.images.loading import SUFFIXES, Pixels, open_picture, square
 from minga.recipes.text_to_image.data.rows import caption_of_row, fits
 from minga.recipes.text_to_image.settings import ImageTextData
@@ -62,7 +63,7 @@ def files_of(folder: str) -> list[Path]:
 
 def _by_metadata(folder: Path, path: Path, data: ImageTextData) -> Iterator[tuple[str, Path]]:
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with path.open(encoding=text_encoding(path), newline="") as file:
             lines: Iterator[Any] = csv.DictReader(file) if path.suffix == ".csv" else map(json.loads, file)
             for row in lines:
                 if not isinstance(row, dict) or not isinstance(name := row.get("file_name"), str):
@@ -82,7 +83,7 @@ def _by_text_files(pictures: list[Path], data: ImageTextData) -> Iterator[tuple[
         path = picture.with_suffix(_CAPTION_SUFFIX)
         try:
             with path.open("rb") as file:
-                text = file.read(_MAX_CAPTION_BYTES).decode("utf-8-sig", "replace")
+                text = decode_text(file.read(_MAX_CAPTION_BYTES), "replace")
         except OSError as error:
             raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
         caption = caption_of_row({data.caption_column: text}, data)
