@@ -19,6 +19,7 @@ from minga.network.interface import Address, PeerId
 from minga.network.iroh.network import IrohNetwork
 from minga.network.iroh.settings import NetworkSettings
 from minga.network.rpc.handshake import Role
+from minga.network.rpc.run_clock import RunClock
 from minga.training.access.access_files import AccessFiles
 from minga.training.access.admission import Admission
 from minga.training.bridge.loop_thread import LoopThread
@@ -252,7 +253,7 @@ def enter(
             run_id,
             SessionSettings(options.role, *options.caps(), directory / "downloads", may_be_alone),
             known,
-            Admission(opened.peer_id, opened.wall_time, access.token(opened.peer_id, opened.wall_time())),
+            Admission(opened.peer_id, RunClock.of(opened, known), access.token(opened.peer_id, opened.wall_time())),
             access.meet,
         )
         access.decide(session)

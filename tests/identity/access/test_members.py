@@ -25,6 +25,7 @@ from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.gossip.record_kinds import AddressInfo, Credential, Payload
 from minga.network.gossip.records import Verdict, make_record
 from minga.network.interface import PeerId
+from minga.network.rpc.run_clock import RunClock
 from minga.network.virtual.host import EPOCH_S
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
@@ -384,8 +385,8 @@ async def test_who_only_looks_on_takes_part_in_nothing() -> None:
     token = Token.for_watcher(
         spec.run_id, member, invitation(spec).token_for(member.peer_id), network.peer_id, NOW + 3600
     )
-    admission = Admission(network.peer_id, network.wall_time, token)
     entries = [swarm.peers[name].network.address for name in names]
+    admission = Admission(network.peer_id, RunClock.of(network, entries), token)
     identity = Identity.from_seed(network.private_key)
     session = Session(network, identity, spec.run_id, SessionSettings(role="monitor"), entries, admission)
     session.follow_orders(AccessLedger.of_spec(spec.run_id, spec, ORGANISER.peer_id))
@@ -427,7 +428,7 @@ async def test_a_newcomer_does_not_believe_an_impostor() -> None:
     for only, is_in in ((entries[:1], False), (entries, True)):
         session = Session(
             network, Identity.from_seed(network.private_key), spec.run_id, SessionSettings(role="monitor"), only,
-            Admission(network.peer_id, network.wall_time, token), access.meet,
+            Admission(network.peer_id, RunClock.of(network, only), token), access.meet,
         )  # fmt: skip
         access.known = None
         if not is_in:
