@@ -69,7 +69,7 @@ class AveragingPeer:
 
     def publish(self) -> None:
         """Tell the others at which step this peer is."""
-        progress = Progress(self.step, SAMPLES, 1000.0, "training", self.session.node.network.wall_time())
+        progress = Progress(self.step, SAMPLES, 1000.0, "training", self.session.node.clock.now())
         self.session.board.put(progress)
 
     async def round(self, channel: Channel, profile: cProfile.Profile | None) -> None:

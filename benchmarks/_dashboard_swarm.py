@@ -22,6 +22,7 @@ from minga.identity.keys.keys import Identity
 from minga.monitor.history import FILE_NAME, History
 from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo
+from minga.network.rpc.run_clock import RunClock
 from minga.training.organiser import Organiser
 from minga.training.peer import Peer
 from minga.training.record_kinds import RUN_KINDS, Progress
@@ -69,9 +70,8 @@ def _board_of_three() -> Board:
     """A board as planning reads it: three peers, of which one has a slow line."""
 
     def make(identity: Identity) -> Board:
-        return Board(
-            identity, RUN_ID, wall_time=lambda: BEGIN_S, clock=lambda: 100.0, events=EventBus(float), kinds=RUN_KINDS
-        )
+        clock = RunClock(lambda: BEGIN_S, lambda: 100.0)
+        return Board(identity, RUN_ID, run_clock=clock, clock=lambda: 100.0, events=EventBus(float), kinds=RUN_KINDS)
 
     board = make(Identity.generate())
     for upload in (12_500_000, 12_500_000, 1_250_000):

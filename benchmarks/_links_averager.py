@@ -149,7 +149,7 @@ class Averager:
 
     def publish(self) -> None:
         """Tell the others at which step this peer is."""
-        wall_time = self.session.node.network.wall_time()
+        wall_time = self.session.node.clock.now()
         self.session.board.put(Progress(self.step, SAMPLES, SAMPLES_PER_SECOND, "training", wall_time))
 
     async def settle(self) -> None:

@@ -26,6 +26,7 @@ CUT_S = 10.0
 HEALED_S = 15.0
 """How long it is watched afterwards."""
 STAGGER_S = 1.0
+MOST_SKEW_S = 900.0
 WENT_ON_S = 4.0
 LIMIT_S = 300.0
 MICRO_BATCH, MICRO_BATCH_S = 4, (0.3, 0.4)
@@ -46,6 +47,10 @@ class Partition:
     moment: str
     killed: tuple[int, float] | None
     newcomer_s: float | None
+    skews_s: tuple[float, ...]
+    """By how much the clock of each peer is fast."""
+    copied: tuple[int, float, tuple[int, ...]] | None
+    """Whose key another machine has, when that one comes, and by which peers it enters."""
 
     @classmethod
     def drawn(cls, seed: int, peers: int | None = None) -> Partition:
@@ -62,7 +67,14 @@ class Partition:
         cuts = tuple((a, b, first_s + rng.uniform(0.0, stagger_s)) for a, b in pairs)
         killed = (rng.randrange(peers), rng.uniform(0.0, 3.0)) if rng.random() < 0.25 else None
         newcomer_s = rng.uniform(0.0, 3.0) if rng.random() < 0.25 else None
-        return cls(seed, shape, peers, sides, cuts, rng.choice(MOMENTS), killed, newcomer_s)
+        moment = rng.choice(MOMENTS)
+        rng = random.Random(f"minga partition machines {seed}")
+        skews_s = tuple(rng.uniform(-MOST_SKEW_S, MOST_SKEW_S) for _ in range(peers))
+        copied = None
+        if rng.random() < 0.25:
+            whose, *others = rng.sample(range(peers), peers)
+            copied = (whose, rng.uniform(-1.0, CUT_S + 3.0), tuple(others[: rng.choice((1, 2))]))
+        return cls(seed, shape, peers, sides, cuts, moment, killed, newcomer_s, skews_s, copied)
 
 
 @dataclass
@@ -94,7 +106,7 @@ class Play:
         self._applied: list[tuple[float, str]] = []
         self._sizes: dict[int, int] = {}
         self._begun = asyncio.Event()
-        self._names = [self._add() for _ in range(partition.peers)]
+        self._names = [self._add(skew_s) for skew_s in partition.skews_s]
 
     async def run(self) -> Verdict:
         """Play it, and judge."""
@@ -114,9 +126,12 @@ class Play:
             await self._swarm.close()
         return verdict
 
-    def _add(self) -> str:
-        host = HostSettings(RATE, RATE, self._rng.uniform(0.02, 0.06))
-        peer = self._swarm.add(host, TrainerSettings(MICRO_BATCH, self._rng.uniform(*MICRO_BATCH_S), jitter=0.1))
+    def _add(self, skew_s: float = 0.0, *, key_of: str | None = None, through: Sequence[int] = ()) -> str:
+        host = HostSettings(RATE, RATE, self._rng.uniform(0.02, 0.06), clock_skew_s=skew_s)
+        trainer = TrainerSettings(MICRO_BATCH, self._rng.uniform(*MICRO_BATCH_S), jitter=0.1)
+        through_peers = [self._swarm.peers[self._names[index]] for index in through]
+        entries = [peer.network.address for peer in through_peers if not peer.is_gone] or None
+        peer = self._swarm.add(host, trainer, key_of=key_of, entries=entries)
         peer.session.events.subscribe(lambda event: self._hear(peer, event))
         return peer.name
 
@@ -143,6 +158,9 @@ class Play:
             _later(at_s, lambda: net.kill(name))
         if partition.newcomer_s is not None:
             _later(partition.newcomer_s, self._add)
+        if partition.copied is not None:
+            whose, at_s, through = partition.copied
+            _later(max(0.0, at_s), lambda: self._add(key_of=self._names[whose], through=through))
 
     def _judge(self, verdict: Verdict, healed_s: float) -> None:
         apart = sorted(step for step, states in self._states.items() if len(states) > 1)

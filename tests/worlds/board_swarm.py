@@ -13,6 +13,7 @@ from minga.network.gossip.gossip import Gossip
 from minga.network.gossip.record_kinds import AddressInfo, RecordKinds
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
+from minga.network.rpc.run_clock import RunClock
 from minga.network.virtual.internet import Delivery, HostSettings, VirtualInternet, VirtualNetwork
 from minga.training.record_kinds import RUN_KINDS
 
@@ -27,24 +28,44 @@ class Peer:
         self.events = EventBus(self.clock)
         self.log: list[Event] = []
         self.events.subscribe(self.log.append)
+        entries = [peer.network.address for peer in swarm.peers[:1]]
+        run_clock = RunClock.of(network, entries)
+        identity = Identity(network.private_key)
         self.board = Board(
-            Identity(network.private_key),
+            identity,
             RUN,
-            wall_time=network.wall_time,
+            run_clock=run_clock,
             clock=self.clock,
             events=self.events,
             kinds=RUN_KINDS if kinds is None else kinds,
         )
         role = "trainer" if network.address.dialable else "client"
-        self.node = Node(network, run_id=RUN, role=role, lookup=self.board.address_of, events=self.events)
-        self.gossip = Gossip(self.board, self.node, entries=[p.network.address for p in swarm.peers[:1]])
+        self.node = Node(
+            network,
+            run_id=RUN,
+            role=role,
+            lookup=self.board.address_of,
+            events=self.events,
+            clock=run_clock,
+            identity=identity,
+        )
+        self.gossip = Gossip(self.board, self.node, entries=entries)
+        self.gave_way = False
+        self.board.on_rival.add(lambda _: self._give_way())
+        self.node.on_rival.add(lambda _: self._give_way())
+
+    def _give_way(self) -> None:
+        self.gave_way = True
+        self.network.process.run(self.node.close())
 
     async def join(self, entry: Peer | None) -> None:
         self.node.start()
         self.gossip.start()
-        self.board.put(AddressInfo(self.node.role, self.network.address.direct))
         if entry is not None:
             await self.node.dial(entry.network.address)
+        self.node.clock.settle()
+        self.board.put(AddressInfo(self.node.role, self.network.address.direct, incarnation=self.node.incarnation))
+        if entry is not None:
             await self.gossip.synchronise(entry.peer_id)
 
     def kinds(self, prefix: str) -> list[tuple[str, str]]:

@@ -1,5 +1,7 @@
 """A search for faults that a swarm does not survive: twelve simulated peers, mishaps two at a time, all from one seed.
 
+Their clocks are up to a quarter of an hour off, and some swarms meet a machine with a copy of a peer's key.
+
 `search(seed)` plays one swarm and returns what was wrong with it, as sentences; nothing is the usual answer. What is
 checked:
 
@@ -49,6 +51,8 @@ KINDS = ("kill", "restart", "leave", "stall", "cut", "one-way cut", "slow link",
 ROLES = ("leader of the last round", "leader of the next round", "trainer", "client", "auxiliary", "anybody")
 MOMENTS = ("round.begun", "round.reduced", "step.applied")
 LONGEST_S = 3.0
+SKEW_S = 900.0
+"""How far clocks are off."""
 STEPS_AFTER = 2
 BACK_WITHIN_S = 60.0
 """Virtual seconds after the last mishap within which all who live have taken `STEPS_AFTER` more steps."""
@@ -80,6 +84,8 @@ class Scene:
     moment: str
     step: int
     mishaps: tuple[Mishap, ...]
+    copied_s: float | None = None
+    """When another machine comes with the key of one that is there, if that happens."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of the strategy."""
     averaging: Mapping[str, Any] = field(default_factory=dict)
@@ -93,6 +99,7 @@ class Scene:
             Mishap(rng.choice(KINDS), rng.choice(ROLES), delay_s, rng.uniform(0.5, LONGEST_S))
             for delay_s in sorted((rng.uniform(0.0, 0.6), rng.uniform(0.0, 1.5)))
         )
+        machines = random.Random(f"minga fault machines {seed}")
         return cls(
             seed,
             clients=rng.choice((0, 1, 2, 3)),
@@ -102,6 +109,7 @@ class Scene:
             moment=(moment := rng.choice(MOMENTS)),
             step=rng.choice((0, 1)) + (moment == "step.applied"),
             mishaps=mishaps,
+            copied_s=machines.uniform(0.0, 3.0) if machines.random() < 0.3 else None,
         )
 
 
@@ -119,6 +127,7 @@ class Play:
 
     def __init__(self, scene: Scene) -> None:
         self.scene, self.rng = scene, random.Random(f"minga fault victims {scene.seed}")
+        self.machines = random.Random(f"minga fault clocks and keys {scene.seed}")
         self.harms: list[Harm] = []
         self.told: list[str] = []
         """What was done to whom, in words."""
@@ -159,6 +168,7 @@ class Play:
         async with asyncio.timeout(BACK_WITHIN_S):
             await self._begun.wait()
         await asyncio.sleep(max(mishap.delay_s + mishap.lasts_s for mishap in self.scene.mishaps))
+        await self._copies_are_gone()
         steps, deadline_s = max(self._steps()), asyncio.get_running_loop().time() + BACK_WITHIN_S
         while max(self._steps()) < steps + STEPS_AFTER or not self._are_together():
             if asyncio.get_running_loop().time() > deadline_s:
@@ -166,6 +176,12 @@ class Play:
                 raise TimeoutError(f"not all train together {BACK_WITHIN_S:g} s after the last mishap: {reached}")
             await asyncio.sleep(0.1)
         self.unfinished = max(self._steps())
+
+    async def _copies_are_gone(self) -> None:
+        """Of two machines with one key one has to end, or both if the first was among the victims."""
+        async with asyncio.timeout(BACK_WITHIN_S):
+            while len({peer.network.peer_id for peer in self.swarm.alive()}) < len(self.swarm.alive()):
+                await asyncio.sleep(0.1)
 
     def _steps(self) -> list[int]:
         return [peer.replica.step for peer in self.swarm.alive()]
@@ -180,11 +196,20 @@ class Play:
     # ---- mishaps
 
     def _add(self, *, dialable: bool, auxiliary: bool = False) -> str:
-        host = HostSettings(RATE, RATE, self.rng.uniform(0.005, 0.04), dialable=dialable)
+        skew_s = self.machines.uniform(-SKEW_S, SKEW_S)
+        host = HostSettings(RATE, RATE, self.rng.uniform(0.005, 0.04), dialable=dialable, clock_skew_s=skew_s)
         trainer = TrainerSettings(MICRO_BATCH, self.rng.uniform(0.25, 0.4), jitter=0.1)
         peer = self.swarm.add(host, None if auxiliary else trainer, auxiliary=auxiliary)
         self._watch(peer)
         return peer.name
+
+    def _copy(self) -> None:
+        """Another machine enters by anybody, with the key of somebody else."""
+        whose, entry = self.machines.sample([peer for peer in self.swarm.alive() if peer.network.settings.dialable], 2)
+        trainer = TrainerSettings(MICRO_BATCH, 0.3, jitter=0.1)
+        copy = self.swarm.add(HostSettings(RATE, RATE), trainer, key_of=whose.name, entries=[entry.network.address])
+        self._watch(copy)
+        self.told.append(f"{copy.name} comes with the key of {whose.name}, by {entry.name}")
 
     def _watch(self, peer: SimulatedPeer) -> None:
         peer.session.events.subscribe(lambda event: self._hear(peer, event))
@@ -199,6 +224,8 @@ class Play:
             self._begun.set()
             for mishap in self.scene.mishaps:
                 later(mishap.delay_s, lambda mishap=mishap: self._strike(mishap))
+            if self.scene.copied_s is not None:
+                later(self.scene.copied_s, self._copy)
 
     def _victim(self, role: str) -> str:
         alive = {peer.name: peer for peer in self.swarm.alive()}

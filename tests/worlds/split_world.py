@@ -16,6 +16,7 @@ from minga.core.events.bus import Event
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
+from minga.network.rpc.run_clock import RunClock
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
 from minga.split.computing.applying import BatchOutcome, BatchWork
 from minga.split.computing.halves import Answer, BatchFate, ClientHalf, Question, converse
@@ -207,9 +208,9 @@ class SplitWorld:
         identity = Identity.from_seed(network.private_key)
 
         async def start() -> SplitPeer:
-            admission = Admission(network.peer_id, network.wall_time, None)
-            admission.open_to_all()
             entries = [each.address for each in alive]
+            admission = Admission(network.peer_id, RunClock.of(network, entries), None)
+            admission.open_to_all()
             session = Session(network, identity, self.spec.run_id, options, entries, admission)
             peer = SplitPeer(network, session)
             session.events.subscribe(peer.events.append)

@@ -106,18 +106,21 @@ class ProtocolError(RemoteError):
 
 
 class RejectedError(RemoteError):
-    """The peer understood the request and refused it; `code` is for programs, the message for people."""
+    """The peer understood the request and refused it; `code` is for programs, the message for people, and `proof` shows
+    what a refused peer need not take another's word for.
+    """
 
     def __init__(
         self,
         message: str,
         *,
         code: RefusalCode = RefusalCode.REFUSED,
+        proof: bytes = b"",
         peer: str | None = None,
         round: int | None = None,
         phase: str | None = None,
     ) -> None:
-        self.code = code
+        self.code, self.proof = code, proof
         super().__init__(message, peer=peer, round=round, phase=phase)
 
 

@@ -46,6 +46,10 @@ class RefusalCode(StrEnum):
     """The peer that asks shows no valid access, or its access does not cover this call."""
     BANNED = "banned", RefusalCause.LOCAL
     """The organisers banned the peer that asks: its key, its invitation or its addresses."""
+    CLOCK = "clock", RefusalCause.LOCAL
+    """The clock of the peer that asks is too far off the run's time."""
+    KEY = "key", RefusalCause.LOCAL
+    """Another process uses the key of the peer that asks."""
     CUT_OFF = "cut_off", RefusalCause.TEMPORARY
     """The peer that asks broke the protocol too often of late."""
     FULL = "full", RefusalCause.TEMPORARY

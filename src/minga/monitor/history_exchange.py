@@ -23,9 +23,9 @@ import msgspec
 from minga.core.errors import ConfigurationError, ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.monitor.history import Entry, parse_entry, read_history
-from minga.network.gossip.record_kinds import UnixTime
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.handshake import UnixTime
 from minga.network.rpc.node import Node
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from minga.network.interface import Address, PeerId
 from minga.network.iroh.network import IrohNetwork
 from minga.network.iroh.settings import NetworkSettings
 from minga.network.rpc.handshake import Role
+from minga.network.rpc.run_clock import RunClock
 from minga.training.access.access_files import AccessFiles
 from minga.training.access.admission import Admission
 from minga.training.bridge.loop_thread import LoopThread
@@ -299,7 +300,7 @@ def enter(
             run_id,
             SessionSettings(options.role, *options.caps(), directory / "downloads", may_be_alone, probes),
             known,
-            Admission(opened.peer_id, opened.wall_time, token),
+            Admission(opened.peer_id, RunClock.of(opened, known), token),
             access.meet,
         )
         access.decide(session)

@@ -134,7 +134,8 @@ class Peer:
         """The state of the run as this peer sees it now: step, loss, speed, peers, plan, the last problem.
 
         The loss is known from the second call on, since it is the difference of two reports of the peers. One thread at
-        a time may call it, and no listener. Raises `ClosedError` after `close`.
+        a time may call it, and no listener. Raises `ClosedError` after `close`, and `RejectedError` once this peer may
+        not take part any more.
         """
         return self._status.look().status
 

@@ -49,9 +49,10 @@ from minga.network.gossip.record_kinds import AddressInfo, Credential, RecordKin
 from minga.network.interface import Address, Network, PeerId
 from minga.network.probing.prober import Prober
 from minga.network.rpc.dial_back import Reachability
-from minga.network.rpc.handshake import Role
+from minga.network.rpc.handshake import Incarnation, Role, key_in_use
 from minga.network.rpc.node import Node
 from minga.network.rpc.own_address import OwnAddress
+from minga.network.rpc.run_clock import RunClock
 from minga.security.protocol.behaviour import Behaviour
 from minga.training.access.access_files import AccessFiles, KnownAccess
 from minga.training.access.access_watch import AccessWatch
@@ -127,10 +128,10 @@ class Session:
     ) -> None:
         loop = asyncio.get_running_loop()
         self.events = EventBus(loop.time)
-        self.admission = admission or Admission.for_everybody(network.peer_id, network.wall_time)
+        self.settings, self.entries = settings, tuple(e for e in entries if e.peer_id != network.peer_id)
+        self.admission = admission or Admission.for_everybody(network.peer_id, RunClock.of(network, entries))
         self.admission.events = self.events
         self._on_meeting = on_meeting
-        self.settings, self.entries = settings, tuple(e for e in entries if e.peer_id != network.peer_id)
         self.node = Node(
             network,
             run_id=run_id,
@@ -139,17 +140,21 @@ class Session:
             events=self.events,
             access_link=AccessLink(loop.time, network.wall_time, settings.max_upload, settings.max_download),
             authorizer=self.admission,
+            clock=self.admission.clock,
+            identity=identity,
         )
+        self.node.on_rival.add(self._give_way)
         self.board = Board(
             identity,
             run_id,
-            wall_time=network.wall_time,
+            run_clock=self.node.clock,
             clock=loop.time,
             events=self.events,
             authorizer=self.admission,
             kinds=settings.kinds,
         )
         self.board.observe(self._note_unfit)
+        self.board.on_rival.add(self._give_way)
         self.admission.address_of = self.board.address_of
         self.gossip = Gossip(self.board, self.node, entries=self.entries)
         self.reachability = Reachability(self.node)
@@ -160,6 +165,8 @@ class Session:
         """What this peer writes beside the loop; to be closed when the loop has ended."""
         self.behaviour = Behaviour()
         """The behaviour of this peer in a secure run; only tests of the others' defence change it."""
+        self.error: RejectedError | None = None
+        """Why this peer may not take part any more, once that is so."""
         self.founding: Founding | None = None
         """How the run begins, as this peer sees it."""
         self.sync_progress: SyncProgress | None = None
@@ -171,8 +178,9 @@ class Session:
         """
         self._life: asyncio.Task[None] | None = None
         self._access_watch: AccessWatch | None = None
-        self._started = False
+        self._started = self._entered = False
         self._unfit_told = 0
+        self._silencing: asyncio.Task[None] | None = None
 
     @property
     @any_thread
@@ -188,7 +196,7 @@ class Session:
     async def start(self) -> None:
         """Appear in the run: accept connections, find the others through the entries, publish the own address.
 
-        Raises as `Entrance.enter`, unless this peer may be alone.
+        Raises as `Entrance.enter`, unless this peer may be alone, and what `error` says.
         """
         self.node.start()
         self._started = True
@@ -196,10 +204,14 @@ class Session:
             self.node.spawn(self._access_watch.run())
         self.gossip.start()
         await self._enter()
+        self.node.clock.settle()
         if self.settings.role in ("trainer", "auxiliary") and await self.own_address.is_dialable() is False:
             self.settings = replace(self.settings, role="client")
             self.node.role, self.node.is_dialable = "client", False
             self.events.emit(PeerNotDialable())
+        if self.error is not None:
+            raise self.error
+        self._entered = True
         self.publish_address()
         if self.settings.role != "monitor" or self.settings.may_be_alone:  # others are dialled by no newcomer
             self.own_address.start(self.publish_address)
@@ -215,7 +227,7 @@ class Session:
             if self.admission.only_watches:
                 return
         address = self.node.address
-        self.board.put(AddressInfo(self.settings.role, address.direct, address.relay))
+        self.board.put(AddressInfo(self.settings.role, address.direct, address.relay, self.node.incarnation))
 
     def show_token(self, token: Token) -> None:
         """Show a newer access token from now on: in handshakes, and by gossip to peers that are connected already."""
@@ -349,7 +361,12 @@ class Session:
         return founding
 
     async def close(self, reason: str = "") -> None:
-        """Say goodbye and end everything, within `SEE_OFF_S` and `LEAVE_S` seconds."""
+        """Say goodbye and end everything, within `SEE_OFF_S` and `LEAVE_S` seconds. Without a word where another
+        process takes part with this one's key: the others would take it for that one's.
+        """
+        if self.error is not None and self.error.code is RefusalCode.KEY:
+            await self.node.close()
+            return
         if self.member is not None:
             await self.member.see_off(SEE_OFF_S)
         if self._life is not None:
@@ -400,7 +417,7 @@ class Session:
         if not self.settings.may_be_alone:
             return await entrance.enter()
         try:
-            await entrance.enter(attempts=1)
+            await entrance.enter(may_be_alone=True)
         except UnreachableError as error:
             self.events.emit(RunNobodyAnswers(why=str(error)))
 
@@ -419,8 +436,22 @@ class Session:
             self._access_watch.end_step()
 
     def _lose_access(self, why: str) -> None:
+        if self._entered:  # a newcomer may not know all orders yet
+            self._end(RejectedError(f"this machine's access to the run has ended: {why}", code=RefusalCode.ACCESS), why)
+        else:
+            self.events.emit(AccessLost(why=why))
+
+    def _give_way(self, older: Incarnation) -> None:
+        """Another process with this one's key takes part, and this one says nothing more in its name."""
+        if self.error is None:
+            error = key_in_use(older.since)
+            self._end(error, error.message)
+            if self._entered:
+                self._silencing = asyncio.get_running_loop().create_task(self.node.close())
+
+    def _end(self, error: RejectedError, why: str) -> None:
         """This peer may not take part any more: let the trainer go."""
-        error = RejectedError(f"this machine's access to the run has ended: {why}", code=RefusalCode.ACCESS)
+        self.error = error
         self.events.emit(AccessLost(why=why))
         if self._life is not None:
             self._life.cancel()

@@ -16,6 +16,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import CLOCK_SKEW_S
 from minga.identity.access.token import Login, Token
 from minga.identity.keys.keys import Identity
+from minga.network.rpc.run_clock import RunClock
 from minga.network.virtual.host import EPOCH_S
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
@@ -165,7 +166,7 @@ async def test_an_organiser_has_nothing_to_renew() -> None:
     spec = members_spec()
     swarm = make_swarm(spec)
     network = swarm.internet.host(name="organiser", private_key=ORGANISER.seed)
-    admission = Admission(network.peer_id, network.wall_time, None)
+    admission = Admission(network.peer_id, RunClock.of(network), None)
     session = Session(network, ORGANISER, spec.run_id, SessionSettings(), (), admission)
     renewing = Renewing(Authority(spec), session.node, UnreachableError("down"))  # type: ignore[arg-type]
     await keep_renewed(session, renewing)  # type: ignore[arg-type]

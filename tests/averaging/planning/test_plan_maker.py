@@ -67,8 +67,8 @@ class Desk(PlanMaker):
         self.solved = 0
         bus = EventBus(asyncio.get_running_loop().time)
         bus.subscribe(self.events.append)
-        network = SimpleNamespace(wall_time=lambda: 1.7e9)
-        node: Any = SimpleNamespace(peer_id=me, run_id="run", events=bus, network=network, spawn=asyncio.ensure_future)
+        clock = SimpleNamespace(now=lambda: 1.7e9)
+        node: Any = SimpleNamespace(peer_id=me, run_id="run", events=bus, clock=clock, spawn=asyncio.ensure_future)
         settings = GroupSettings(100_000, one_vector(NUMEL), aggregates=True, contributors=contributors)
         board: Any = Board(me, upload)
         self.board = board

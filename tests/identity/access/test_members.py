@@ -25,6 +25,7 @@ from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.gossip.record_kinds import AddressInfo, Credential, Payload
 from minga.network.gossip.records import Verdict, make_record
 from minga.network.interface import PeerId
+from minga.network.rpc.run_clock import RunClock
 from minga.network.virtual.host import EPOCH_S
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
@@ -232,11 +233,11 @@ async def test_a_token_that_expires_in_mid_run_ends_with_a_step() -> None:
 
 
 @virtually
-async def test_clocks_that_differ_by_a_minute_lock_nobody_out() -> None:
+async def test_clocks_that_differ_by_a_quarter_of_an_hour_lock_nobody_out() -> None:
     spec = members_spec()
     swarm = make_swarm(spec)
     names = [
-        swarm.add(HostSettings(clock_skew_s=skew_s), access=invitation(spec)).name for skew_s in (-60.0, 0.0, 60.0)
+        swarm.add(HostSettings(clock_skew_s=skew_s), access=invitation(spec)).name for skew_s in (-840.0, 0.0, 840.0)
     ]
     await swarm.run_until_step(3)
     await train_on(swarm, names)
@@ -384,8 +385,8 @@ async def test_who_only_looks_on_takes_part_in_nothing() -> None:
     token = Token.for_watcher(
         spec.run_id, member, invitation(spec).token_for(member.peer_id), network.peer_id, NOW + 3600
     )
-    admission = Admission(network.peer_id, network.wall_time, token)
     entries = [swarm.peers[name].network.address for name in names]
+    admission = Admission(network.peer_id, RunClock.of(network, entries), token)
     identity = Identity.from_seed(network.private_key)
     session = Session(network, identity, spec.run_id, SessionSettings(role="monitor"), entries, admission)
     session.follow_orders(AccessLedger.of_spec(spec.run_id, spec, ORGANISER.peer_id))
@@ -427,7 +428,7 @@ async def test_a_newcomer_does_not_believe_an_impostor() -> None:
     for only, is_in in ((entries[:1], False), (entries, True)):
         session = Session(
             network, Identity.from_seed(network.private_key), spec.run_id, SessionSettings(role="monitor"), only,
-            Admission(network.peer_id, network.wall_time, token), access.meet,
+            Admission(network.peer_id, RunClock.of(network, only), token), access.meet,
         )  # fmt: skip
         access.known = None
         if not is_in:

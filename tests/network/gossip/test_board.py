@@ -20,6 +20,7 @@ from minga.network.gossip.peer_records import RECORDS_PER_SECOND
 from minga.network.gossip.record_kinds import AddressInfo, Beat, Left, Payload
 from minga.network.gossip.records import CLOCK_SKEW_S, MAX_TTL_S, TTL_S, Record, Verdict
 from minga.network.interface import Address, PeerId
+from minga.network.rpc.run_clock import RunClock
 from minga.training.record_kinds import RUN_KINDS, Progress, StateInfo
 
 EPOCH_S = 1_800_000_000.0
@@ -39,7 +40,7 @@ class World:
         self.board = Board(
             signer,
             "r",
-            wall_time=lambda: EPOCH_S + self.now_s + self.skew_s,
+            run_clock=RunClock(lambda: EPOCH_S + self.now_s + self.skew_s, lambda: self.now_s),
             clock=lambda: self.now_s,
             events=events,
             kinds=RUN_KINDS,

@@ -20,6 +20,7 @@ from minga.network.gossip.record_kinds import AddressInfo, Kind, Payload, Record
 from minga.network.gossip.records import Record, Verdict
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MESSAGE, MessageStream
+from minga.network.rpc.run_clock import RunClock
 from minga.network.virtual.internet import HostSettings
 from minga.simulation import run_virtual
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
@@ -167,7 +168,7 @@ class World:
         self.board = Board(
             ME,
             "r",
-            wall_time=lambda: EPOCH_S + self.now_s,
+            run_clock=RunClock(lambda: EPOCH_S + self.now_s, lambda: self.now_s),
             clock=lambda: self.now_s,
             events=EventBus(lambda: self.now_s),
             kinds=kinds,

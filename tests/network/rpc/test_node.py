@@ -16,7 +16,6 @@ from minga.network.rpc.handshake import Call
 from minga.network.rpc.misbehaviour import MAX_OFFENCES, OFFENCE_MEMORY_S
 from minga.network.rpc.node import BRIEF_DIAL_S
 from minga.network.rpc.server import MAX_STREAMS_PER_PEER
-from minga.network.virtual.internet import HostSettings
 from tests.worlds.reduce_world import Party, World
 from tests.worlds.swarm_tools import virtually
 
@@ -404,9 +403,7 @@ async def test_nothing_grows_with_the_number_of_strangers() -> None:
     world, first, second = await two()
     for number in range(misbehaviour.MAX_OFFENDERS + 100):
         second.node.offend(PeerId(f"{number:064x}"), "nonsense")
-        second.node.clock_offsets_s[PeerId(f"{number:064x}")] = 0.0
     assert len(second.node._misbehaviour) == misbehaviour.MAX_OFFENDERS
-    assert len(second.node.clock_offsets_s) == connections.MAX_PEERS
     for _ in range(MAX_OFFENCES):
         second.node.offend(first.peer_id, "nonsense")
     with pytest.raises(RejectedError, match="cut off"):
@@ -510,17 +507,10 @@ async def test_a_reply_of_the_wrong_type_is_an_offence() -> None:
 
 
 @virtually
-async def test_clock_offsets_and_traffic_are_known() -> None:
-    world = World(1)
-    party = Party(world.internet.host(HostSettings(clock_skew_s=5.0)), world.book)
-    world.book[party.peer_id] = party.network.address
-    world.parties.append(party)
-    await world.start()
-    first, second = world.parties
+async def test_traffic_is_known() -> None:
+    world, first, second = await two()
     second.node.serve("double", double)
     await first.node.call(second.peer_id, "double", Number(1), Number)
-    assert first.node.clock_offsets_s[second.peer_id] == pytest.approx(5.0, abs=0.2)
-    assert second.node.clock_offsets_s[first.peer_id] == pytest.approx(-5.0, abs=0.2)
     before = first.node.traffic()
     assert min(before) > 0
     await first.node.disconnect(second.peer_id)

@@ -41,6 +41,7 @@ from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo, Beat, Left, Payload
 from minga.network.interface import LinkFacts
 from minga.network.rpc.node import Node
+from minga.network.rpc.run_clock import RunClock
 from minga.training.organiser import step_after
 from minga.training.peer import Peer
 from minga.training.record_kinds import RUN_KINDS, Metrics, Progress, StateInfo
@@ -72,7 +73,8 @@ class Swarm:
 
     def make(self, identity: Identity) -> Board:
         events = EventBus(lambda: 0.0)
-        return Board(identity, RUN_ID, wall_time=lambda: 1.7e9, clock=lambda: 100.0, events=events, kinds=RUN_KINDS)
+        clock = RunClock(lambda: 1.7e9, lambda: 100.0)
+        return Board(identity, RUN_ID, run_clock=clock, clock=lambda: 100.0, events=events, kinds=RUN_KINDS)
 
     def peer(self, *payloads: Payload) -> str:
         identity = Identity.generate()
@@ -184,7 +186,7 @@ def test_a_run_that_has_ended_is_complete_also_when_all_members_have_left() -> N
     async def main() -> None:
         swarm = Swarm()
         spec = RunSpec.from_mapping({"name": "x", "training": {"stop_after_steps": 9}})
-        session = SimpleNamespace(board=swarm.board, node=swarm.node, founding=None, ledger=None)
+        session = SimpleNamespace(board=swarm.board, node=swarm.node, founding=None, ledger=None, error=None)
         swarm.node.network = SimpleNamespace(wall_time=lambda: 1.7e9)  # type: ignore[assignment]
         reader = StatusReader(
             cast(
@@ -323,7 +325,7 @@ def watched(
     events = EventBus(lambda: now - age_s)
     swarm.node.network = cast(Any, SimpleNamespace(wall_time=lambda: 1.7e9))
     founding = None if waiting is None else SimpleNamespace(waiting=waiting)
-    session = SimpleNamespace(board=swarm.board, node=swarm.node, founding=founding, ledger=None)
+    session = SimpleNamespace(board=swarm.board, node=swarm.node, founding=founding, ledger=None, error=None)
     spec = RunSpec.from_mapping({"name": "x", **sections})
     peer = SimpleNamespace(session=session, spec=spec, subscribe=events.subscribe, on_loop=lambda read: read())
     return events, Watcher(cast(Peer, peer), History(None))

@@ -32,7 +32,7 @@ async def keep_renewed(session: Session, log_in: LogIn) -> None:
     if math.isinf(ends_s):
         return
     while True:
-        now_s = session.node.network.wall_time()
+        now_s = session.node.clock.now()
         await _sleep_until(session, ends_s - LEFT_OF_LIFE * max(0.0, ends_s - now_s))
         token = await _next(session, log_in, ends_s)
         if token is None:
@@ -50,7 +50,7 @@ async def _next(session: Session, log_in: LogIn, ends_s: float) -> Token | None:
     while True:
         try:
             token = await log_in.renew(session.identity)
-            check_clock(token, session.node.network.wall_time())
+            check_clock(token, session.node.clock.now())
             return token
         except (RemoteError, LocalError) as error:
             is_final = isinstance(error, RejectedError | LocalError)
@@ -61,7 +61,7 @@ async def _next(session: Session, log_in: LogIn, ends_s: float) -> Token | None:
 
 
 async def _sleep_until(session: Session, due_s: float) -> None:
-    while (left_s := due_s - session.node.network.wall_time()) > 0.0:
+    while (left_s := due_s - session.node.clock.now()) > 0.0:
         await asyncio.sleep(min(LOOK_S, left_s))
 
 

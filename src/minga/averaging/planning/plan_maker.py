@@ -109,7 +109,7 @@ class PlanMaker:
         solved = await self._solve(registrations)
         division = renumbered(solved.division, [order.index(peer) for peer in solved.order])
         self._plans += 1
-        now = self._node.network.wall_time()  # so that no round has the name of an earlier one, aborted or long ago
+        now = self._node.clock.now()  # so that no round has the name of an earlier one, aborted or long ago
         name = f"{run_id}\n{step}\n{self._plans}\n{now}\n" + "\n".join(order)
         vector = self._settings.vectors(step)
         needs = PlanNeeds(step, vector.numel, vector.encoded_bytes, vector.block_elements)

@@ -14,6 +14,7 @@ from minga.core.errors import ConfigurationError, MingaError, RejectedError, Rem
 from minga.core.events.bus import EventBus
 from minga.core.refusal_code import RefusalCause, RefusalCode
 from minga.core.spec.run_spec import RunSpec
+from minga.core.units import format_duration
 from minga.identity.access.ledger import AccessLedger
 from minga.identity.keys.keys import Identity
 from minga.identity.links.encoding import EntryPoint
@@ -22,11 +23,13 @@ from minga.network.interface import Address, PeerId
 from minga.network.iroh.network import IrohNetwork
 from minga.network.iroh.settings import NetworkSettings
 from minga.network.rpc.node import Node
+from minga.network.rpc.run_clock import MAX_CORRECTION_S, RunClock
 from minga.recipes.registry import check_installed
 from minga.training.plugins_of_run import check_plugins
 from minga.training.transfer.run_files_fetch import fetch_run_spec
 
 MAX_CLOCK_OFFSET_S = 60.0
+SET_CLOCK = "set the clock of this machine; let it follow a time server"
 
 Hop = tuple[str, bool, str, str]
 """Name, whether it works, detail, advice."""
@@ -34,6 +37,7 @@ Hop = tuple[str, bool, str, str]
 _REFUSALS = {
     RefusalCode.RUN: "the peer takes part in another run by now: ask the organiser for a fresh link",
     RefusalCode.VERSION: "update minga on the older side, and start it again",
+    RefusalCode.CLOCK: SET_CLOCK,
     RefusalCode.CUT_OFF: "the peer has cut this machine off for a while: wait a minute and try again",
     RefusalCode.ACCESS: "ask the organiser, who can admit you",
     RefusalCode.BANNED: BANNED_ADVICE,
@@ -50,9 +54,10 @@ _OTHER_REFUSALS = {
 async def check_entries(link: Link, host: str | None, own: OwnAccess) -> AsyncIterator[Hop]:
     """Try every entry at once, then say what that means for joining with the key and addresses of this machine."""
     doctor = Identity.ephemeral()
-    admission = own.admission(link, doctor)
     relays = tuple(dict.fromkeys(entry.relay for entry in link.entries if entry.relay is not None))
     network = await IrohNetwork.open(doctor.seed, NetworkSettings(relay=relays or "none", host=host, dialable=False))
+    addresses = [Address(PeerId(entry.peer_id), entry.direct, entry.relay) for entry in link.entries]
+    admission = own.admission(link, doctor, RunClock.of(network, addresses))
     node = Node(
         network,
         run_id=link.run_id,
@@ -60,6 +65,7 @@ async def check_entries(link: Link, host: str | None, own: OwnAccess) -> AsyncIt
         lookup=lambda _: None,
         events=EventBus(asyncio.get_running_loop().time),
         authorizer=admission,
+        clock=admission.clock,
     )
     node.start()
     try:
@@ -144,12 +150,11 @@ def _not_admitted(link: Link, own: OwnAccess) -> tuple[str, str]:
 
 
 def _clock(node: Node) -> Hop:
-    offsets = sorted(node.clock_offsets_s.values())
-    offset = offsets[len(offsets) // 2]
-    right = abs(offset) <= MAX_CLOCK_OFFSET_S
-    direction = "behind" if offset > 0 else "ahead of"
-    detail = f"{abs(offset):.0f} s {direction} the others'" if abs(offset) >= 1.0 else "agrees with the others'"
-    return "clock", right, detail, "" if right else "set the clock of this machine; let it follow a time server"
+    offset_s = node.clock.correction_s
+    right = abs(offset_s) <= MAX_CLOCK_OFFSET_S
+    direction = "behind" if offset_s > 0 else "ahead of"
+    detail = f"{format_duration(abs(offset_s))} {direction} the run's; up to {format_duration(MAX_CORRECTION_S)} work"
+    return "clock", right, detail if abs(offset_s) >= 1.0 else "agrees with the run's", "" if right else SET_CLOCK
 
 
 def packages(spec: RunSpec) -> Hop:

@@ -21,14 +21,15 @@ from minga.identity.keys.keys import Identity
 from minga.identity.links.links import Link
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
+from minga.network.rpc.run_clock import RunClock
 from minga.training.access.access_files import AccessFiles
 from minga.training.access.admission import Admission
 from minga.training.access.order_gossip import OrderExchange
 from minga.training.own_access import RunAccess
 from minga.training.run_folder.known_runs import FOLDER_DIGITS, runs_folder
 
-WATCH_S = 600
-"""For how long, in seconds, the doctor may look on."""
+WATCH_S = 3600
+"""For how long, in seconds, the doctor may look on: for a while also if the clock of this machine is behind."""
 
 BANNED_ADVICE = "ask the organiser, who banned it and may admit you again"
 
@@ -56,13 +57,13 @@ class OwnAccess:
         token = RunAccess(files, link, keeps=False).token(stored[0].peer_id, time.time())
         return cls(stored[0], token, tuple(endpoints))
 
-    def admission(self, link: Link, doctor: Identity) -> Admission:
-        """What the doctor's own peer shows to others."""
+    def admission(self, link: Link, doctor: Identity, clock: RunClock) -> Admission:
+        """What the doctor's own peer shows to others; it judges them by `clock`."""
         token = None
         if self.identity is not None:
             expires = int(time.time()) + WATCH_S
             token = Token.for_watcher(link.run_id, self.identity, self.token, doctor.peer_id, expires)
-        return Admission(PeerId(doctor.peer_id), time.time, token)
+        return Admission(PeerId(doctor.peer_id), clock, token)
 
     def joins_otherwise(self, link: Link, refused: RejectedError) -> bool:
         """Whether `minga join` has another way in than the one that a peer refused to the doctor."""
@@ -76,7 +77,7 @@ class OwnAccess:
         for peer in reached:
             try:
                 await exchange.exchange(peer)
-                return self.judge(ledger, time.time())
+                return self.judge(ledger, admission.clock.now())
             except RemoteError as error:
                 why = error.message
         return True, f"not known, as no peer tells the organisers' orders: {why}", ""

@@ -24,6 +24,7 @@ from minga.core.refusal_code import RefusalCode
 from minga.core.units import counted
 
 OK, CHECK_FAILED, USAGE, REMOTE, STORAGE, LOCAL, NO_STATE, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 6, 130, 143
+CLOCK, KEY = 7, 8
 
 MEANINGS = {
     OK: "done",
@@ -33,10 +34,14 @@ MEANINGS = {
     STORAGE: "the disk, or a key file, cannot be used",
     LOCAL: "another trouble of this machine",
     NO_STATE: "no peer that has the run's state could be reached",
+    CLOCK: "this machine's clock is too far off the run's",
+    KEY: "another process uses this machine's key",
     INTERRUPTED: "ended by Ctrl-C",
     TERMINATED: "told to end",
 }
 """What each code says."""
+
+_REFUSALS = {RefusalCode.CLOCK: CLOCK, RefusalCode.KEY: KEY}
 
 EXPLANATION = "Exit codes: " + " · ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items()) + "."
 
@@ -69,6 +74,8 @@ def code_of(error: BaseException) -> int:
     """The exit code that belongs to an error."""
     if isinstance(error, ConfigurationError | LinkError):
         return USAGE
+    if isinstance(error, RejectedError) and error.code in _REFUSALS:
+        return _REFUSALS[error.code]
     if isinstance(error, RemoteError):
         return REMOTE
     if isinstance(error, StorageError | IdentityError):
@@ -80,7 +87,7 @@ def code_of(error: BaseException) -> int:
 
 def advice(error: BaseException) -> str:
     """What to do now, where the message does not say so itself."""
-    if (isinstance(error, RejectedError) and error.code in (RefusalCode.ACCESS, RefusalCode.BANNED)) or (
+    if (isinstance(error, RejectedError) and error.code in (RefusalCode.ACCESS, RefusalCode.BANNED, *_REFUSALS)) or (
         isinstance(error, RemoteError) and error.phase in ("login", "banned")
     ):
         return ""  # the message says what to do, and nothing is wrong with the way to the run

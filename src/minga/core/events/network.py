@@ -27,6 +27,13 @@ class PeerTurnedAway(EventData, kind="peer.turned_away"):
     reason: str
 
 
+class PeerRefused(EventData, kind="peer.refused"):
+    """A peer lets this one in no more, because of this machine's clock or since another process uses its key."""
+
+    peer: str
+    reason: str
+
+
 class PeerOffence(EventData, kind="peer.offence"):
     """A peer sent a message that the protocol does not allow; `what` says what."""
 

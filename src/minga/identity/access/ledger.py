@@ -20,7 +20,8 @@ Rules.
   other one. Revoking an organiser's key voids the changes that it was needed for; the others may order them anew.
 * Peers from a banned address range (`ranges`) may not take part until the ban ends, but for the organisers.
 
-Clocks may be `CLOCK_SKEW_S` wrong: a grant counts for that long before its date and after its end.
+Peers may differ by `CLOCK_SKEW_S` about what the run's time is: a grant counts for that long after its end. Before its
+date it counts for `MOST_AHEAD_S`, by which the clock of the organiser may be ahead who signed it.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ PublicOrder = Transfer | Revocation | RangeBan | Amendment | Regroup
 """What every peer of a run has to know; grants concern only the peers that show them."""
 
 CLOCK_SKEW_S = 120.0
+MOST_AHEAD_S = 1800.0 + CLOCK_SKEW_S
 MAX_WATCH_S = 86_400
 """For how long, in seconds, a member may let another key look on."""
 
@@ -331,7 +333,7 @@ class AccessLedger:
 
 
 def _check_dates(grant: Grant, login: Login | None, now_s: float) -> None:
-    if now_s < grant.issued - CLOCK_SKEW_S:
+    if now_s < grant.issued - MOST_AHEAD_S:
         raise NoAccessError("the access token is not valid yet: a clock is wrong, here or at its issuer's")
     if now_s > grant.expires + CLOCK_SKEW_S:
         raise NoAccessError("the access token has expired; ask the organiser for a new invitation")

@@ -25,6 +25,7 @@ from minga.network.gossip.record_kinds import ACCESS, LEFT, MAX_CODE
 from minga.network.gossip.record_store import MAX_OWNERS
 from minga.network.gossip.records import Record
 from minga.network.interface import PeerId
+from minga.network.rpc.handshake import UnixTime
 
 PAGE_BYTES = 200_000
 """Records are put into one message up to this size; `MAX_MESSAGE_BYTES` is far more than that and one record."""
@@ -56,11 +57,12 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
 
 class Summary(msgspec.Struct, frozen=True, array_like=True):
     """Prefix and fingerprint of every owner known, concatenated. `full` asks for the youngest records, too, which are
-    otherwise left to rumours.
+    otherwise left to rumours. `run_time` is the run's time, in Unix seconds, if the sender knows it.
     """
 
     full: bool
     owners: Annotated[bytes, msgspec.Meta(max_length=MAX_OWNERS * _ITEM_BYTES)]
+    run_time: UnixTime | None = None
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
@@ -71,9 +73,10 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Detail(msgspec.Struct, frozen=True, array_like=True):
-    """What the answering side holds of all owners that are not the same on both sides."""
+    """What the answering side holds of all owners that are not the same on both sides. For `run_time` see `Summary`."""
 
     held: Annotated[list[Held], msgspec.Meta(max_length=2 * MAX_OWNERS)]
+    run_time: UnixTime | None = None
 
 
 class WantedRecords(msgspec.Struct, frozen=True, array_like=True):
@@ -113,7 +116,8 @@ EVERYTHING = Settled(math.inf, math.inf)
 
 def summarise(board: Board, *, full: bool) -> Summary:
     """The summary of everything on the board."""
-    return Summary(full, b"".join(owner.prefix + owner.fingerprint for owner in _known(board).values()))
+    owners = b"".join(owner.prefix + owner.fingerprint for owner in _known(board).values())
+    return Summary(full, owners, board.run_clock.known_time())
 
 
 def detail(board: Board, summary: Summary, peer: PeerId) -> Detail:
@@ -126,7 +130,7 @@ def detail(board: Board, summary: Summary, peer: PeerId) -> Detail:
     ours = {prefix + owner.fingerprint: owner for prefix, owner in known.items()}
     held = [Held(owner.prefix, owner.versions()) for item, owner in ours.items() if item not in theirs]
     prefixes = sorted({item[:PREFIX_BYTES] for item in theirs - ours.keys()} - known.keys())
-    return Detail(held + [Held(prefix, []) for prefix in prefixes])
+    return Detail(held + [Held(prefix, []) for prefix in prefixes], board.run_clock.known_time())
 
 
 def compare(board: Board, theirs: Detail, settled: Settled) -> tuple[list[StoredRecord], list[WantedRecords]]:

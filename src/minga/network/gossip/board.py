@@ -1,5 +1,9 @@
 """The board: everything that the peers of a run say about themselves, held by each of them and read without a lookup.
 
+A peer also reads what others have of its own key: records of an earlier life, which it outdoes, or of another process
+that uses a copy of the key and entered elsewhere. Of two such the older one stays. It answers the younger one's address
+with its own, which names that one: a process that was killed could not have done so. The younger one ends upon it.
+
 The board does no input or output: `minga.network.gossip.gossip` carries records to and from others and drives `watch`,
 `beat` and `sweep`. `minga.network.gossip.record_store` decides which records are kept, and
 `minga.network.gossip.failure_detector` which peers are alive. Use a board on the thread of its event loop only.
@@ -11,6 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final, Generic, NamedTuple, TypeVar, cast
 
+import msgspec
+
 from minga.core.aio.observers import Observers
 from minga.core.events.bus import EventBus
 from minga.core.events.network import BoardStalled, MemberJoined, MemberLeft, MemberLost, RecordIgnored
@@ -21,6 +27,7 @@ from minga.network.gossip.changes import ChangeCounter, Presence
 from minga.network.gossip.failure_detector import AwakeClock, FailureDetector
 from minga.network.gossip.peer_records import LEFT, StoredRecord
 from minga.network.gossip.record_kinds import (
+    ADDRESS,
     BEAT,
     NETWORK_KINDS,
     AddressInfo,
@@ -33,6 +40,8 @@ from minga.network.gossip.record_store import RecordStore
 from minga.network.gossip.records import MAX_TTL_S, TTL_BEATS, TTL_S, Record, Signer, Verdict
 from minga.network.interface import Address, PeerId
 from minga.network.rpc import keepalive
+from minga.network.rpc.handshake import Incarnation
+from minga.network.rpc.run_clock import RunClock
 
 MAX_FORMER = 256
 """How many addresses of peers that fell silent are remembered, to heal a split that lasted long."""
@@ -57,9 +66,8 @@ class Item(NamedTuple, Generic[P]):
 class Board(ChangeCounter):
     """All records of one run as one peer knows them, and what this peer itself publishes.
 
-    `wall_time` gives Unix seconds (`Network.wall_time`), `clock` the loop's time in seconds. `authorizer` says which
-    peers' records are kept (default: all). `kinds` are those that this peer can read and write; others are passed on
-    unread.
+    `run_clock` gives the dates of records, `clock` the loop's time in seconds. `authorizer` says which peers' records
+    are kept (default: all). `kinds` are those that this peer can read and write; others are passed on unread.
     """
 
     def __init__(
@@ -67,7 +75,7 @@ class Board(ChangeCounter):
         signer: Signer,
         run_id: str,
         *,
-        wall_time: Callable[[], float],
+        run_clock: RunClock,
         clock: Callable[[], float],
         events: EventBus,
         authorizer: Authorizer | None = None,
@@ -80,11 +88,13 @@ class Board(ChangeCounter):
         self.now = AwakeClock(clock, keepalive.PULSE_S)  # the gossip looks at it with each tick
         self.on_signed = Observers[[Record]]()
         """Called with every record that this peer signs."""
+        self.on_rival = Observers[[Incarnation]]()
+        """Called with an older process that uses this peer's key and lives."""
         self.verdicts: Counter[Verdict] = Counter()
         """The verdicts on all records received so far."""
         self._authorizer = authorizer or OpenAuthorizer()
         self.store = RecordStore(self.peer_id, run_id, self.now(), self._authorizer, kinds)
-        self._signer, self._wall_time = signer, wall_time
+        self._signer, self.run_clock = signer, run_clock
         self._detector = FailureDetector()
         self._former: dict[PeerId, Address] = {}
         self._alive: set[PeerId] = set()
@@ -191,7 +201,7 @@ class Board(ChangeCounter):
 
     def receive_other(self, record: Record, sender: PeerId, age_s: float) -> Verdict:
         """The same for a record that is not on the board, see `hear_again`."""
-        verdict = self.store.judge(record, sender, self.now(), self._wall_time())
+        verdict = self.store.judge(record, sender, self.now(), self.run_clock.now())
         if verdict is Verdict.NEW:
             verdict = self._take_in(records.genuine(record, self.run_id) or record, sender, age_s)
         elif verdict is Verdict.STALE:
@@ -237,7 +247,7 @@ class Board(ChangeCounter):
         if self.store.own.has_left or not self.store.own.entries:
             return beat_s
         self._ttl_s = min(max(TTL_S, TTL_BEATS * beat_s), MAX_TTL_S)
-        renew_before = (self._wall_time() + self._ttl_s * 2.0 / 3.0) * 1000.0
+        renew_before = (self.run_clock.now() + self._ttl_s * 2.0 / 3.0) * 1000.0
         for code, entry in sorted(self.store.own.entries.items()):
             due = self._superseded or entry.record.expires <= renew_before
             if due and code != BEAT.code and entry.payload is not None:
@@ -257,7 +267,7 @@ class Board(ChangeCounter):
         """Drop what expired; call it every few seconds."""
         now = self.now()
         gone, expired = self.store.sweep(
-            self._wall_time(), lambda peer: self._detector.silence_s(peer, now) > DEAD_KEPT_S
+            self.run_clock.now(), lambda peer: self._detector.silence_s(peer, now) > DEAD_KEPT_S
         )
         for peer in gone:
             self._drop(peer)
@@ -291,11 +301,27 @@ class Board(ChangeCounter):
             own.floor = max(own.floor, record.version)
         elif record.code not in own.entries and not self.kinds.is_basic(record.code):
             self._sign(record.code, b"", None)
+        if record.code == ADDRESS.code:
+            self._meet_rival(record)
+
+    def _meet_rival(self, record: Record) -> None:
+        """An address that another process with this peer's key published, dead by now or not."""
+        own = self.get(self.peer_id, AddressInfo)
+        try:
+            theirs = self.kinds.open(record.code, record.payload)
+        except ValueError:  # of a later version
+            return
+        if own is None or own.incarnation is None or not isinstance(theirs, AddressInfo) or theirs.incarnation is None:
+            return
+        if theirs.incarnation > own.incarnation and own.rival != theirs.incarnation.nonce:
+            self.put(msgspec.structs.replace(own, rival=theirs.incarnation.nonce))
+        elif theirs.incarnation < own.incarnation and theirs.rival == own.incarnation.nonce:
+            self.on_rival.tell(theirs.incarnation)
 
     def _sign(self, code: int, encoded: bytes, payload: Payload | None) -> None:
-        wall_ms, own = int(self._wall_time() * 1000.0), self.store.own
-        version = max(own.newest + 1, wall_ms)
-        expires = wall_ms + int(self._ttl_s * 1000.0)
+        now_ms, own = int(self.run_clock.now() * 1000.0), self.store.own
+        version = max(own.newest + 1, now_ms)
+        expires = now_ms + int(self._ttl_s * 1000.0)
         record = records.make_record(self._signer, self.run_id, code, version, expires, encoded)
         self._last_signed = self.now()
         entry = StoredRecord(record, payload, self._last_signed, own.entries.get(code))

@@ -56,6 +56,9 @@ exchange grows with the number of peers.
 """
 
 EXCHANGE_TIMEOUT_S = 30.0
+CLOCK_READING_S = 10.0
+"""Longest exchange that also tells the time, with an error of half of that at most."""
+
 MAX_EXCHANGES_SERVED = 4
 """How many exchanges one peer may have under way here at once."""
 
@@ -132,9 +135,13 @@ class Gossip:
 
         Raises `UnreachableError`, `SilentError`, or another `RemoteError` if the peer does not play along.
         """
+        now = asyncio.get_running_loop().time
         async with self._node.open(peer, EXCHANGE_METHOD) as stream:
+            sent_s = now()
             await stream.send(anti_entropy.summarise(self._board, full=full))
             theirs = await stream.receive(Detail)
+            if (took_s := now() - sent_s) < CLOCK_READING_S:
+                self._node.hear_time(peer, theirs.run_time, took_s / 2.0)
             to_send, wanted = anti_entropy.compare(self._board, theirs, self._settled(full))
             await self._send_pages(stream, to_send, wanted)
             await stream.finish()
@@ -162,6 +169,7 @@ class Gossip:
         self._serving[peer] += 1
         try:
             summary = await stream.receive(Summary)
+            self._node.hear_time(peer, summary.run_time)
             await stream.send(anti_entropy.detail(self._board, summary, peer))
             wanted = await self._receive_pages(stream)
             await self._send_pages(stream, anti_entropy.select(self._board, wanted, self._settled(summary.full)), [])

@@ -20,7 +20,7 @@ from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import ConfigurationError
 from minga.network.authorizer import MAX_CREDENTIAL_BYTES
 from minga.network.interface import Endpoints, RelayUrl
-from minga.network.rpc.handshake import Word
+from minga.network.rpc.handshake import Incarnation, Nonce, Word
 
 MAX_PAYLOAD_BYTES = 4096
 MAX_CODE = 255
@@ -41,7 +41,6 @@ SIGNED_NAMES = {
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
 Number = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
-UnixTime = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 ShortText = Annotated[str, msgspec.Meta(max_length=200)]
 
@@ -52,12 +51,15 @@ class Payload(msgspec.Struct, frozen=True):
 
 class AddressInfo(Payload, frozen=True):
     """Name "address": how the owner takes part and where it can be dialled (nowhere if `direct` and `relay` are
-    empty). `role` is a `Role`, or one that is not known here.
+    empty). `role` is a `Role`, or one that is not known here. `incarnation` is the process that says this, and `rival`
+    the nonce of a younger one with the same key, of which it knows: it lived when that one had begun.
     """
 
     role: Word
     direct: Endpoints = ()
     relay: RelayUrl | None = None
+    incarnation: Incarnation | None = None
+    rival: Nonce | None = None
 
 
 class Beat(Payload, frozen=True):

@@ -46,7 +46,7 @@ from minga.network.rpc.receipt_queue import ReceiptQueue
 MAX_MESSAGE_BYTES = 1 << 20
 """Largest control message. A plan of 2,000 peers takes about 300 KB."""
 
-MAX_REASON_CHARACTERS = 500
+MAX_REASON_CHARACTERS, MAX_PROOF_BYTES = 500, 256
 
 PIECE_BYTES = 1 << 14
 
@@ -56,11 +56,14 @@ _HEADER = struct.Struct(">BI")
 T = TypeVar("T")
 
 
-class Refusal(msgspec.Struct, frozen=True):
-    """Why a request was refused: `code` is a `RefusalCode`, or one of a later version, and the reason for people."""
+class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a request was refused: `code` is a `RefusalCode`, or one of a later version, and the reason for people. What
+    `proof` is depends on the code.
+    """
 
     code: Annotated[str, msgspec.Meta(max_length=64)]
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARACTERS)]
+    proof: Annotated[bytes, msgspec.Meta(max_length=MAX_PROOF_BYTES)] = b""
 
 
 class MessageStream:
@@ -148,9 +151,10 @@ class MessageStream:
         await self._send_frame(BULK, body)
         self.counter.sent()
 
-    async def refuse(self, code: RefusalCode, reason: str) -> None:
+    async def refuse(self, code: RefusalCode, reason: str, proof: bytes = b"") -> None:
         """Tell the other side that its request is refused, and finish."""
-        await self._send_frame(REFUSAL, msgspec.msgpack.encode(Refusal(code.value, reason[:MAX_REASON_CHARACTERS])))
+        refusal = Refusal(code.value, reason[:MAX_REASON_CHARACTERS], proof)
+        await self._send_frame(REFUSAL, msgspec.msgpack.encode(refusal))
         await self.finish()
 
     async def finish(self) -> None:
@@ -438,7 +442,8 @@ class MessageStream:
             self._waiting = False
         if kind == REFUSAL:
             refusal = self._decode(body, Refusal)
-            raise RejectedError(refusal.reason, code=RefusalCode.of(refusal.code), peer=self.peer)
+            code = RefusalCode.of(refusal.code)
+            raise RejectedError(refusal.reason, code=code, proof=refusal.proof, peer=self.peer)
         return body
 
     def _decode(self, body: bytearray | memoryview, message_type: type[T]) -> T:

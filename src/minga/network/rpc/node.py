@@ -4,6 +4,12 @@ Theory of operation. Connections begin with an exchange of hellos, streams with 
 `minga.network.rpc.handshake`; that method defines the rest. Either side of a connection may open streams, so a peer
 that cannot be dialled serves others once it has dialled.
 
+One key is one process, the one that began first. A peer that is connected to a process and meets a younger one with
+the same key asks the older whether it lives. If it does the younger is refused, and gets the answer as a proof; else
+what is left of the older is closed, as after a kill. An older one takes the place of a younger, which gets such a proof
+as well. Two that enter at different peers find each other by gossip, see `minga.network.gossip.board`. A newcomer,
+which does not know the run's time, counts as the youngest.
+
 Nothing here grows with the number of strangers: connections are limited in all and for each peer
 (`minga.network.rpc.connections`), and so are those without a hello (`minga.network.rpc.accept_loop`) and the bytes that
 wait to be read (`minga.network.backlog`). Peers that break the protocol are cut off for a while.
@@ -16,6 +22,7 @@ import contextlib
 import functools
 import logging
 import random
+import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -33,9 +40,10 @@ from minga.core.errors import (
     UnreachableError,
 )
 from minga.core.events.bus import EventBus
-from minga.core.events.network import PeerConnected, PeerCutOff, PeerDisconnected, PeerOffence
+from minga.core.events.network import PeerConnected, PeerCutOff, PeerDisconnected, PeerOffence, PeerRefused
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import any_thread, loop_bound
+from minga.identity.keys.keys import Identity
 from minga.network.authorizer import Authorizer, OpenAuthorizer
 from minga.network.backlog import Backlog
 from minga.network.bandwidth.access_link import AccessLink
@@ -46,9 +54,22 @@ from minga.network.rpc.accept_loop import AcceptLoop
 from minga.network.rpc.carriers import Carriers
 from minga.network.rpc.connections import MAX_PEERS, Connections
 from minga.network.rpc.framing import MessageStream
-from minga.network.rpc.handshake import WIRE_VERSIONS, Call, Hello, Role
+from minga.network.rpc.handshake import (
+    ALIVE,
+    NONCE_BYTES,
+    RIVAL,
+    WIRE_VERSIONS,
+    Alive,
+    Call,
+    Challenge,
+    Hello,
+    Incarnation,
+    Rival,
+    Role,
+)
 from minga.network.rpc.keepalive import CarrierSigns, KeepaliveTicker, LastHeard
 from minga.network.rpc.misbehaviour import OFFENCE_MEMORY_S, MisbehaviourScore
+from minga.network.rpc.run_clock import RunClock
 from minga.network.rpc.server import Handler, Server
 
 DIAL_TIMEOUT_S = 10.0
@@ -60,6 +81,10 @@ BRIEF_DIAL_S = 2.0
 CALL_TIMEOUT_S = 30.0
 """Seconds for which a call waits for its answer by default, from a peer that sends keepalives."""
 
+ALIVE_S = 5.0
+"""Seconds in which a process has to answer that it lives, before another one gets its place; silence on its connection
+is noticed sooner."""
+
 T = TypeVar("T")
 
 logger = logging.getLogger("minga.network")
@@ -69,7 +94,8 @@ logger = logging.getLogger("minga.network")
 class Node:
     """One peer's connections. `lookup` finds the address of a peer that is not connected; None if unknown.
     `access_link` holds the measured rates and the caps of this peer's link. `authorizer` says which peers are admitted
-    (default: all).
+    (default: all), `clock` what the run's time is (default: this machine's). With the key of `identity` this process
+    proves that it lives to others that use a copy of it.
     """
 
     def __init__(
@@ -82,15 +108,22 @@ class Node:
         events: EventBus,
         access_link: AccessLink | None = None,
         authorizer: Authorizer | None = None,
+        clock: RunClock | None = None,
+        identity: Identity | None = None,
     ) -> None:
         self.network, self.run_id, self.role, self.events = network, run_id, role, events
         self.on_connected, self.on_disconnected = Observers[[PeerId]](), Observers[[PeerId]]()
         """Called for each new connection, and for each peer to which the last connection is gone."""
+        self.on_rival = Observers[[Incarnation]]()
+        """Called when a peer shows that an older process with the same key lives."""
+        self._nonce, self._began_s = secrets.token_bytes(NONCE_BYTES), asyncio.get_running_loop().time()
+        self._incarnation: Incarnation | None = None
         self.clockwork = KeepaliveTicker()
         self.access_link = access_link or AccessLink(asyncio.get_running_loop().time, network.wall_time)
+        self.clock = clock or RunClock.of(network)
         self.is_dialable = network.address.dialable  # as far as it knows; its address is empty otherwise
-        self.clock_offsets_s: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
-        """Other peers' clocks minus ours, in seconds, as seen when connecting."""
+        self._identity = identity
+        self._incarnations: BoundedDict[PeerId, Incarnation | None] = BoundedDict(MAX_PEERS)
         self._last_heard: BoundedDict[PeerId, LastHeard] = BoundedDict(MAX_PEERS)
         self._lookup, self._authorizer = lookup, authorizer or OpenAuthorizer()
         self._introduced: BoundedDict[PeerId, Address] = BoundedDict(MAX_PEERS)
@@ -106,6 +139,8 @@ class Node:
         self._dialling: dict[PeerId, asyncio.Task[Connection]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self.serve(ALIVE, self._tell_alive)
+        self.serve(RIVAL, self._hear_of_rival)
 
     @property
     @any_thread
@@ -117,6 +152,17 @@ class Node:
     def address(self) -> Address:
         """The address at which others can dial this peer."""
         return self.network.address if self.is_dialable else Address(self.peer_id)
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """This process of the peer; it does not change once the run's time is known."""
+        if self._incarnation is not None:
+            return self._incarnation
+        age_s = asyncio.get_running_loop().time() - self._began_s
+        own = Incarnation(self.clock.now() - age_s, self._nonce)
+        if self.clock.is_settled:
+            self._incarnation = own
+        return own
 
     def start(self) -> None:
         """Begin to accept connections on the running loop."""
@@ -144,13 +190,16 @@ class Node:
     # ---- calling others
 
     @contextlib.asynccontextmanager
-    async def open(self, peer: PeerId, method: str, *, bulk: bool = False) -> AsyncIterator[MessageStream]:
-        """Open a stream to `peer` for `method`, dialling if need be; it is aborted when the block is left early.
+    async def open(
+        self, peer: PeerId, method: str, *, bulk: bool = False, over: Connection | None = None
+    ) -> AsyncIterator[MessageStream]:
+        """Open a stream to `peer` for `method`, dialling if need be, or `over` a connection that there is; it is
+        aborted when the block is left early.
 
         `bulk` is for streams that carry tensors, see `Connection.open_stream`; others share the connection's carrier.
         Raises `UnreachableError` if there is no way to the peer.
         """
-        connection = await self.connection(peer)
+        connection = over or await self.connection(peer)
         shared = None if bulk else self._carriers.open(connection)
         inner, signs = shared or (await connection.open_stream(bulk=bulk), None)
         stream = self._wrap(inner, connection, signs)
@@ -169,14 +218,15 @@ class Node:
         reply_type: type[T],
         *,
         timeout_s: float = CALL_TIMEOUT_S,
+        over: Connection | None = None,
     ) -> T:
-        """Send one request and return the reply.
+        """Send one request and return the reply; for `over` see `open`.
 
         Raises `RejectedError` if the peer refuses, `SilentError` if `timeout_s` seconds, in which this process was
         awake, bring no answer, and the errors of `MessageStream`.
         """
         try:
-            async with self.clockwork.timeout(timeout_s), self.open(peer, method) as stream:
+            async with self.clockwork.timeout(timeout_s), self.open(peer, method, over=over) as stream:
                 await stream.send(request)
                 await stream.finish()
                 reply = await stream.receive(reply_type)
@@ -268,6 +318,12 @@ class Node:
         live = self._connections.live(peer)
         return live.seen_at if live else None
 
+    def hear_time(self, peer: PeerId, run_time: float | None, travel_s: float | None = None) -> None:
+        """`peer` said `travel_s` ago, by default as long as usual, that it was `run_time`; None: it does not know."""
+        if (live := self._connections.live(peer)) is not None:
+            ago_s = (live.round_trip_s or 0.0) / 2.0 if travel_s is None else travel_s
+            self.clock.meet(peer, None if run_time is None else run_time + ago_s)
+
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received over all connections so far, closed ones included."""
         return self._connections.traffic()
@@ -307,19 +363,88 @@ class Node:
     # ---- inner workings
 
     def _hello(self) -> Hello:
-        credential = self._authorizer.credential()
-        return Hello(WIRE_VERSIONS, self.run_id, self.role, self.network.wall_time(), credential, multiplexes=True)
+        credential, clock = self._authorizer.credential(), self.clock
+        return Hello(
+            WIRE_VERSIONS,
+            self.run_id,
+            self.role,
+            clock.machine_time(),
+            credential,
+            multiplexes=True,
+            run_time=clock.known_time(),
+            incarnation=self.incarnation,
+        )
 
     def _check_hello(self, hello: Hello, peer: PeerId) -> None:
         handshake.check_hello(hello, self.run_id, peer)
         if self._misbehaviour.is_cut_off(peer, asyncio.get_running_loop().time()):
             raise RejectedError("cut off after repeated breaches of the protocol", code=RefusalCode.CUT_OFF, peer=peer)
-        self._authorizer.meet(peer, hello.credential)
 
-    def _check_guest(self, hello: Hello, peer: PeerId) -> None:
+    async def _check_host(self, hello: Hello, peer: PeerId, travel_s: float) -> None:
         self._check_hello(hello, peer)
+        self.clock.enter_by(peer, None if hello.run_time is None else hello.run_time + travel_s)
+        self._authorizer.meet(peer, hello.credential)
+        if await self._proof_of_life(peer, hello) is not None:
+            raise UnreachableError("a process with a copy of its key answers there", peer=peer)
+
+    async def _check_guest(self, hello: Hello, peer: PeerId) -> None:
+        self._check_hello(hello, peer)
+        self.clock.check_guest(peer, hello.wall_time)
+        self._authorizer.meet(peer, hello.credential)
         if self._connections.is_full_for(peer):
             raise RejectedError("too many peers are connected already", code=RefusalCode.FULL, peer=peer)
+        if (proof := await self._proof_of_life(peer, hello)) is not None:
+            known = self._incarnations.get(peer)
+            raise handshake.key_in_use(0.0 if known is None else known.since, proof, peer)
+
+    async def _proof_of_life(self, peer: PeerId, hello: Hello) -> bytes | None:
+        """What shows that another process with the key of `peer` than that of `hello` is connected and lives, and is
+        not younger; None if there is none.
+        """
+        live, known, newcomer = self._connections.live(peer), self._incarnations.get(peer), hello.incarnation
+        if live is None or known is None or newcomer is None or known.nonce == newcomer.nonce:
+            return None
+        if hello.run_time is not None and newcomer < known:
+            return None
+        try:
+            return await self._ask_for_life(live, newcomer)
+        except RemoteError:
+            return None
+
+    async def _ask_for_life(self, connection: Connection, rival: Incarnation) -> bytes:
+        peer, challenge = connection.peer_id, Challenge(rival.nonce)
+        try:
+            alive = await self.call(peer, ALIVE, challenge, Alive, timeout_s=ALIVE_S, over=connection)
+        except RejectedError:
+            return b""  # also an answer
+        return msgspec.msgpack.encode(alive)
+
+    async def _tell_alive(self, peer: PeerId, stream: MessageStream) -> None:  # noqa: ARG002
+        challenge = await stream.receive(Challenge)
+        await stream.send(Alive.signed(self._identity, self.run_id, self.incarnation, challenge))
+
+    async def _replace(self, others: list[Connection], incarnation: Incarnation, connection: Connection) -> None:
+        """Close connections to a process whose place another one takes over `connection`; if it lives it is told."""
+        try:
+            proof = await self._ask_for_life(connection, incarnation) if others else b""
+            for other in others:
+                async with self.clockwork.timeout(ALIVE_S), self.open(other.peer_id, RIVAL, over=other) as stream:
+                    await stream.send(Rival(proof))
+                    await stream.finish()
+                    await stream.receive_end()
+        except (RemoteError, TimeoutError) as error:
+            logger.debug("nothing is left of a process of %s: %s", connection.peer_id[:10], error)
+        finally:
+            for other in others:
+                await other.close()
+
+    async def _hear_of_rival(self, peer: PeerId, stream: MessageStream) -> None:  # noqa: ARG002
+        self._hear_proof((await stream.receive(Rival)).proof)
+
+    def _hear_proof(self, proof: bytes) -> None:
+        rival = Alive.proven(proof, self.peer_id, self.run_id, self._nonce)
+        if rival is not None and (not self.clock.is_settled or rival < self.incarnation):
+            self.on_rival.tell(rival)
 
     def _wrap(
         self, stream: Stream, connection: Connection, carrier: CarrierSigns | None = None, *, pulses: bool = True
@@ -343,30 +468,50 @@ class Node:
         return last_heard
 
     async def _dial(self, address: Address) -> Connection:
-        peer = address.peer_id
+        peer, now = address.peer_id, asyncio.get_running_loop().time
         connection: Connection | None = None
         try:
             brief = self._connections.has_lately_ended(peer)
             async with asyncio.timeout(BRIEF_DIAL_S if brief else DIAL_TIMEOUT_S) as limit:
                 connection = await self.network.connect(address)
-                limit.reschedule(asyncio.get_running_loop().time() + DIAL_TIMEOUT_S)  # as much for the hellos
-                stream = self._wrap(await connection.open_stream(), connection)
-                hello = await handshake.introduce(stream, self._hello(), lambda hello: self._check_hello(hello, peer))
+                limit.reschedule(now() + DIAL_TIMEOUT_S)  # as much for the hellos
+                stream, own, sent_s = self._wrap(await connection.open_stream(), connection), self._hello(), now()
+                hello = await handshake.introduce(
+                    stream, own, lambda hello: self._check_host(hello, peer, (now() - sent_s) / 2.0)
+                )
         except BaseException as error:
             if connection is not None:
                 await connection.close()
             if isinstance(error, TimeoutError):
                 raise UnreachableError("no answer to the dial in time", peer=peer) from error
+            if isinstance(error, RejectedError):
+                self._note_refusal(error, peer)
             raise
-        self._adopt(connection, hello, dialled=True)
+        self._adopt(connection, hello, (now() - sent_s) / 2.0, dialled=True)
         return connection
 
-    def _adopt(self, connection: Connection, hello: Hello, *, dialled: bool = False) -> None:
+    def _note_refusal(self, error: RejectedError, peer: PeerId) -> None:
+        """A peer may say what it likes of this one's clock and key: only of the key there is a proof."""
+        if error.code in (RefusalCode.CLOCK, RefusalCode.KEY):
+            self.events.emit(PeerRefused(peer=peer, reason=error.message))
+        if error.code is RefusalCode.KEY:
+            self._hear_proof(error.proof)
+
+    def _adopt(
+        self, connection: Connection, hello: Hello, travel_s: float | None = None, *, dialled: bool = False
+    ) -> None:
         peer = connection.peer_id
         if hello.multiplexes:
             self._carriers.begin(connection, self._heard_of(peer), dialled=dialled)
-        self.clock_offsets_s[peer] = hello.wall_time - self.network.wall_time()
+        known, incarnation = self._incarnations.get(peer), hello.incarnation
+        if incarnation is not None and hello.run_time is None:
+            since = max(0.0, incarnation.since + self.clock.now() - hello.wall_time)
+            incarnation = Incarnation(since, incarnation.nonce)
+        self._incarnations[peer] = incarnation
+        if known is not None and incarnation is not None and known.nonce != incarnation.nonce:
+            self.spawn(self._replace(self._connections.remove(peer), known, connection))
         replaced = self._connections.add(connection)
+        self.hear_time(peer, hello.run_time, travel_s)
         if replaced is not None:
             self.spawn(replaced.close())
         self.events.emit(PeerConnected(peer=peer, path=connection.facts().path))
@@ -374,8 +519,8 @@ class Node:
         self.on_connected.tell(peer)
 
     async def _greet(self, connection: Connection) -> Hello:
-        stream = self._wrap(await connection.accept_stream(), connection)
-        return await handshake.welcome(stream, self._hello, lambda hello: self._check_guest(hello, connection.peer_id))
+        peer, stream = connection.peer_id, self._wrap(await connection.accept_stream(), connection)
+        return await handshake.welcome(stream, self._hello, lambda hello: self._check_guest(hello, peer))
 
     async def _serve(self, connection: Connection) -> None:
         try:
@@ -384,6 +529,7 @@ class Node:
             self._carriers.end(connection)
             await connection.close()
             if self._connections.live(connection.peer_id) is None:
+                self.clock.part(connection.peer_id)
                 self.events.emit(PeerDisconnected(peer=connection.peer_id))
                 self.on_disconnected.tell(connection.peer_id)
 

@@ -104,7 +104,7 @@ class VirtualNetwork(Network):
 
     def __init__(self, internet: Directory, settings: HostSettings, state: Host, private_key: bytes) -> None:
         self.settings, self.private_key = settings, private_key
-        self.state = state
+        self.state, self.clock_skew_s = state, settings.clock_skew_s
         self.mailbox: Mailbox[VirtualConnection] = Mailbox()
         self._internet, self._paths = internet, internet.paths
         self._on_address = Observers[[]]()
@@ -161,7 +161,7 @@ class VirtualNetwork(Network):
 
     def wall_time(self) -> float:
         """Unix seconds by this host's clock, which goes with the loop's."""
-        return EPOCH_S + self._paths.clock.now() + self.settings.clock_skew_s
+        return EPOCH_S + self._paths.clock.now() + self.clock_skew_s
 
     async def connect(self, address: Address) -> VirtualConnection:
         """Dial: a round trip, or an error after `dial_timeout_s` without an answer; see `Network`."""

@@ -186,6 +186,10 @@ class VirtualInternet:
             if one is network.state and other in by_state:
                 self.punch(network, by_state[other])
 
+    def set_clock(self, host: VirtualNetwork | str, skew_s: float) -> None:
+        """Set the clock of a host, so that it is fast by `skew_s` seconds from now on."""
+        self._find(host).clock_skew_s = skew_s
+
     def set_rate(
         self, host: VirtualNetwork | str, up_bytes_per_s: float | None, down_bytes_per_s: float | None
     ) -> None:

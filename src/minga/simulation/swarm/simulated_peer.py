@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from minga.averaging.strategy_choice import StrategyChoice
-from minga.core.errors import ClosedError, ConfigurationError, LocalError, RemoteError, RunFinishedError
+from minga.core.errors import ClosedError, ConfigurationError, LocalError, MingaError, RemoteError, RunFinishedError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.grant import LinkAccess
 from minga.network.virtual.internet import VirtualNetwork
@@ -113,7 +113,7 @@ class SimulatedPeer:
     async def live(self, task: TrainingTask) -> None:
         """Join the run and train until the end of the run, of the host or of the program."""
         try:
-            await self.session.start()
+            await self._enter()
             self.session.begin_founding(task.spec, task.organiser, known=self.genesis)
             await asyncio.sleep(self.load_s)
             if task.life is not None:
@@ -127,6 +127,13 @@ class SimulatedPeer:
             self.error = error  # neither the end of the run nor of the peer
         finally:
             self.ended.set()
+
+    async def _enter(self) -> None:
+        try:
+            await self.session.start()
+        except MingaError:
+            await self.session.close()  # as the program ends
+            raise
 
     async def finish_step(self, limit_s: float) -> None:
         """Wait until the present step is taken, if others count on this peer in it: in a run whose members check each

@@ -28,6 +28,7 @@ from minga.identity.keys.keys import Identity
 from minga.identity.links.grant import LinkAccess
 from minga.network.gossip.record_kinds import RecordKinds
 from minga.network.interface import Address
+from minga.network.rpc.run_clock import RunClock
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
 from minga.network.virtual.link import TURN_S
 from minga.network.virtual.relay import relay_url
@@ -141,16 +142,19 @@ class Swarm:
         load_s: float = 0.0,
         access: LinkAccess | None = None,
         kinds: RecordKinds = RUN_KINDS,
+        key_of: str | None = None,
     ) -> SimulatedPeer:
         """Add a peer that joins now, through `entries`, by default some of the peers that are there already.
 
         To apply a step takes it `apply_s` seconds. Once it has joined, it loads data or a model for `load_s` seconds
         before its optimizer takes part. To a run for members `access` admits it. `kinds` are the records
-        that it knows.
+        that it knows. It has a copy of the key of the peer `key_of`, if one is
+        named.
         """
         if auxiliary and trainer is not None:
             raise ConfigurationError("an auxiliary peer does not train")
-        network = self.internet.host(host, name=name)
+        key = None if key_of is None else self.peers[key_of].network.private_key
+        network = self.internet.host(host, name=name, private_key=key)
         role = "auxiliary" if auxiliary else "trainer" if network.settings.dialable else "client"
         settings = SessionSettings(
             role=role,  # type: ignore[arg-type]
@@ -271,7 +275,7 @@ class Swarm:
             known = [peer.network for peer in self.alive() if peer.network is not network]
             entries = [host.address for host in known if host.settings.takes_newcomers][:MAX_ENTRIES]
         token = None if access is None else access.token_for(network.peer_id)
-        admission = Admission(network.peer_id, network.wall_time, token)
+        admission = Admission(network.peer_id, RunClock.of(network, entries), token)
         identity = Identity.from_seed(network.private_key)
         session = Session(network, identity, self.spec.run_id, settings, entries, admission)
         if self._organiser is None:

@@ -41,6 +41,7 @@ from minga.identity.access.token import Token
 from minga.network.bounded_dict import BoundedDict
 from minga.network.gossip.record_store import MAX_OWNERS
 from minga.network.interface import MAX_ENDPOINTS, Address, PeerId
+from minga.network.rpc.run_clock import RunClock
 
 GOSSIP_USES = 2
 """The factor by which peers may exceed the uses of an invitation when other members admitted them."""
@@ -69,10 +70,10 @@ class AdmittedPeer(NamedTuple):
 
 @loop_bound
 class Admission:
-    """The authorizer of one peer. `wall_time` gives Unix seconds, `token` is what this peer itself shows."""
+    """The authorizer of one peer. `clock` says when access begins and ends, `token` is what this peer itself shows."""
 
-    def __init__(self, own_id: PeerId, wall_time: Callable[[], float], token: Token | None = None) -> None:
-        self.token = token
+    def __init__(self, own_id: PeerId, clock: RunClock, token: Token | None = None) -> None:
+        self.token, self.clock = token, clock
         self.ledger: AccessLedger | None = None
         """The orders of the organisers, once the run is known; None in a simulated run that has none."""
         self.is_decided = False
@@ -82,7 +83,7 @@ class Admission:
         """Where a peer says that it can be dialled: address ranges are banned by that."""
         self.events: EventBus | None = None
         """Where to tell of what is worth knowing."""
-        self._own_id, self._wall_time = own_id, wall_time
+        self._own_id = own_id
         self._provisional: BoundedDict[PeerId, bytes] = BoundedDict(MAX_OWNERS)
         self._admitted: BoundedDict[PeerId, AdmittedPeer] = BoundedDict(2 * MAX_OWNERS)
         self._guests: dict[str, dict[PeerId, None]] = {}
@@ -91,9 +92,9 @@ class Admission:
         self._look_again_s = 0.0
 
     @classmethod
-    def for_everybody(cls, own_id: PeerId, wall_time: Callable[[], float]) -> Admission:
+    def for_everybody(cls, own_id: PeerId, clock: RunClock) -> Admission:
         """The authorizer of a run that is known to be open, and without organisers."""
-        admission = cls(own_id, wall_time)
+        admission = cls(own_id, clock)
         admission.open_to_all()
         return admission
 
@@ -213,7 +214,7 @@ class Admission:
 
     def ended(self) -> dict[PeerId, str]:
         """Those known, this peer included, who may not take part any more, each with the reason."""
-        now_s, found = self._wall_time(), dict[PeerId, str]()
+        now_s, found = self.clock.now(), dict[PeerId, str]()
         if self.ledger is None or now_s < self._look_again_s:
             return found
         own = AdmittedPeer(self.credential(), self.token, Access())
@@ -262,7 +263,7 @@ class Admission:
     # ---- inner workings
 
     def _judge(self, ledger: AccessLedger, peer: PeerId, credential: bytes) -> AdmittedPeer:
-        now_s = self._wall_time()
+        now_s = self.clock.now()
         if ledger.is_open:
             credential = b""
         try:

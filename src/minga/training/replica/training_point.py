@@ -22,11 +22,7 @@ class TrainingPoint:
     """
 
     def __init__(self, optimizer: Any) -> None:
-<<<<<<< HEAD
         self._optimizer = optimizer  # torch's own class knows no `train` and `eval`
-=======
-        self._optimizer = optimizer
->>>>>>> scripts
         self._has_two = all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
         self._aside: list[torch.Tensor] | None = None
         if self._has_two:

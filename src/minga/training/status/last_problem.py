@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from minga.core.events.averaging import GroupMinority
 from minga.core.events.bus import Event
+from minga.core.events.network import PeerRefused
 from minga.core.events.security import SecureBanned
 from minga.core.events.split import SplitSuspicious
 from minga.core.events.training import (
@@ -32,6 +33,7 @@ MEANINGS = {
     MemberFailed.kind: "this peer no longer takes part in steps",
     MemberUnfit.kind: "another peer's program does not fit this run",
     ParametersNotAveraged.kind: "the parameters were not averaged",
+    PeerRefused.kind: "another peer does not let this one in",
     SecureBanned.kind: "a member was banned",
     RunFileFailed.kind: "a file of the run did not come",
     SplitSuspicious.kind: "what the server of the cut model sends may be wrong",

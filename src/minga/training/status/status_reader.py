@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from minga.averaging.strategy_choice import round_batch_range
+from minga.core.errors import RejectedError
 from minga.core.events.averaging import PlanResting
 from minga.core.events.bus import Event
 from minga.core.spec.run_spec import RunSpec
@@ -38,6 +39,10 @@ class SessionView(Protocol):
     @property
     def node(self) -> Node:
         """This peer's connections."""
+
+    @property
+    def error(self) -> RejectedError | None:
+        """Why this peer may not take part any more, once that is so."""
 
     @property
     def founding(self) -> Any:
@@ -91,7 +96,7 @@ class StatusReader:
         peer.subscribe(self._on_event)
 
     def look(self) -> Look:
-        """The present status. Raises `ClosedError` after the peer was closed."""
+        """The present status. Raises `ClosedError` after the peer was closed, and what ended this peer's part."""
         look, live = self._peer.on_loop(self._read)
         if look.status.is_verified:
             return look
@@ -118,6 +123,8 @@ class StatusReader:
 
     def _read(self) -> tuple[Look, LiveRates]:
         session = self._peer.session
+        if session.error is not None:
+            raise session.error
         self._listen_to(session.board)
         sample = self._losses.update({item.owner: item.payload for item in session.board.items(Metrics)})
         usual = read_status(session.board, session.node, self._peer.spec, self._losses)

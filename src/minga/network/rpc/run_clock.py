@@ -1,0 +1,158 @@
+"""The run's time: the wall clock by which records expire and access ends, the same on all peers.
+
+Theory of operation. The clocks of machines differ, and a peer whose clock is minutes off would find the records of all
+others expired, or they its own. So each hello says what its sender's clock shows and, once it knows, what the run's
+time is; each exchange of gossip says the latter again. A newcomer takes the run's time over from an entry of its link,
+which it trusts with finding the run anyway. From then on it gives way only to more than half of those who have a say:
+itself, its machine's clock where that shows another time, and the peers that it is connected to. So a single liar moves
+nobody, and the run keeps the time that it began with, whatever its founder's clock showed. Where there are as many on
+each side, as when two peers of a run in which nobody was left come back at once, the one with the smallest id decides
+among this peer and those that it trusts.
+
+A correction is `MAX_CORRECTION_S` at most: two clocks that are wrong by half of that in opposite directions. Who is
+farther off is refused, with a sentence that says so. More than that nobody can be misled by either: an access token is
+good for so much longer at most, whatever the others say.
+
+While a peer is connected the run's time goes on by its loop's clock, which never jumps, so it is no harm if somebody
+sets the machine's clock right meanwhile. A peer on its own goes by its machine's clock, which counts sleep.
+
+A reading is uncertain by half the time that the exchange took, 5 s at most. Differences up to `TOLERANCE_S` count as
+none: clocks that a time server sets are never corrected, and no error of measurement adds up from peer to peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+
+from minga.core.aio.signal import Signal
+from minga.core.errors import RejectedError
+from minga.core.refusal_code import RefusalCode
+from minga.core.thread_guard import loop_bound
+from minga.core.units import format_duration
+from minga.network.interface import Address, Network, PeerId
+
+MAX_CORRECTION_S = 1800.0
+"""Seconds by which a machine's clock may be off the run's time."""
+
+TOLERANCE_S = 15.0
+"""Seconds of difference that are not corrected; records and access tokens bear many more."""
+
+
+@loop_bound
+class RunClock:
+    """The run's time as the peer `own_id` knows it. `wall_time` gives Unix seconds by this machine's clock, `steady`
+    the loop's time in seconds. The word of `trusted` peers, the entries of the link, is enough for a newcomer; without
+    any this peer founds the run, and its clock shows the run's time.
+    """
+
+    def __init__(
+        self,
+        wall_time: Callable[[], float],
+        steady: Callable[[], float],
+        trusted: Collection[PeerId] = (),
+        own_id: str = "",
+    ) -> None:
+        self.is_settled = not trusted
+        """Whether this peer knows the run's time."""
+        self.on_heard = Signal()
+        """Fired when another one said whether it does."""
+        self._wall_time, self._steady, self._own_id = wall_time, steady, own_id
+        self._trusted = frozenset(trusted)
+        self._met: dict[PeerId, float | None] = {}  # the run's time at zero of the steady clock, as each knows it
+        self._zero_s = 0.0  # the same as this peer knows it, while it is connected to anybody
+        self._correction_s = 0.0  # of its machine's clock, while it is not
+
+    @classmethod
+    def of(cls, network: Network, entries: Iterable[Address] = ()) -> RunClock:
+        """That of a peer which enters a run by `entries`, on the running loop."""
+        trusted = {entry.peer_id for entry in entries} - {network.peer_id}
+        return cls(network.wall_time, asyncio.get_running_loop().time, trusted, network.peer_id)
+
+    def now(self) -> float:
+        """The run's time, in Unix seconds."""
+        return self._zero_s + self._steady() if self._met else self._wall_time() + self._correction_s
+
+    def known_time(self) -> float | None:
+        """The same; None while this peer only has its machine's clock to go by."""
+        return self.now() if self.is_settled else None
+
+    def machine_time(self) -> float:
+        """Unix seconds by this machine's clock."""
+        return self._wall_time()
+
+    @property
+    def correction_s(self) -> float:
+        """Seconds by which the run's time is ahead of this machine's clock."""
+        return self.now() - self._wall_time()
+
+    def settle(self) -> None:
+        """Go by the time that this peer has: nobody is there whom it could ask."""
+        self.is_settled = True
+
+    def check_guest(self, peer: PeerId, machine_time: float) -> None:
+        """Raise `RejectedError` if the machine of `peer`, which asks to be let in, shows a time too far off."""
+        if self.is_settled:
+            _check(machine_time - self.now(), peer)
+
+    def enter_by(self, peer: PeerId, run_time: float | None) -> None:
+        """As a newcomer, take over the `run_time` of a `peer` that lets this one in, if it knows it and is trusted.
+
+        Raises `RejectedError` if this machine's clock is too far off.
+        """
+        if run_time is None or self.is_settled:
+            return
+        _check(self._wall_time() - run_time, peer)
+        if peer in self._trusted:
+            self._go_by(run_time)
+            self.settle()
+
+    def meet(self, peer: PeerId, run_time: float | None) -> None:
+        """A peer that this one is connected to, and for which it is `run_time` now; None if it does not know it."""
+        now = self.now()
+        self._met[peer] = None if run_time is None else run_time - self._steady()
+        self._zero_s = now - self._steady()
+        if run_time is not None:
+            self._go_by(self._most_say())
+        self.on_heard.fire()
+
+    def time_at(self, peer: PeerId) -> float | None:
+        """The run's time as `peer` knows it; None if it does not, or this peer is not connected to it."""
+        zero_s = self._met.get(peer)
+        return None if zero_s is None else zero_s + self._steady()
+
+    def part(self, peer: PeerId) -> None:
+        """The last connection to `peer` is gone."""
+        self._correction_s = self.correction_s
+        self._met.pop(peer, None)
+
+    def _most_say(self) -> float:
+        """The median of those who have a say if more than half of them say that it is later, or earlier, than here."""
+        now, machine_time = self.now(), self._wall_time()
+        said: dict[str, float] = {
+            peer: zero_s + self._steady() for peer, zero_s in self._met.items() if zero_s is not None
+        }
+        said[self._own_id] = now
+        voices = sorted([*said.values(), *([machine_time] if abs(machine_time - now) > TOLERANCE_S else [])])
+        low, high = voices[(len(voices) - 1) // 2], voices[len(voices) // 2]
+        if high - low > TOLERANCE_S:
+            return said[min(peer for peer in said if peer == self._own_id or peer in self._trusted)]
+        return max(low, min(high, now))
+
+    def _go_by(self, run_time: float) -> None:
+        if abs(run_time - self.now()) > TOLERANCE_S and abs(run_time - self._wall_time()) <= MAX_CORRECTION_S:
+            self._zero_s, self._correction_s = run_time - self._steady(), run_time - self._wall_time()
+
+
+def _check(ahead_s: float, peer: PeerId) -> None:
+    """`ahead_s` is by how many seconds the clock of a machine is ahead of the run's time."""
+    if abs(ahead_s) <= MAX_CORRECTION_S:
+        return
+    side = "ahead of" if ahead_s > 0 else "behind"
+    raise RejectedError(
+        f"this machine's clock is {format_duration(abs(ahead_s))} {side} the run's, and at most "
+        f"{format_duration(MAX_CORRECTION_S)} can be corrected. Set it, let it follow a time server, then join again; "
+        "if it is right, tell the organiser",
+        code=RefusalCode.CLOCK,
+        peer=peer,
+    )

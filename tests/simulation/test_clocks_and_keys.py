@@ -1,0 +1,161 @@
+"""Machines with wrong clocks and with copies of keys that are in use: one history, and a clear word to who is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+
+import pytest
+
+from minga.core.errors import RejectedError
+from minga.core.events.bus import Event
+from minga.core.refusal_code import RefusalCode
+from minga.network.virtual.internet import HostSettings
+from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
+from tests.worlds.seeds import seeds
+from tests.worlds.swarm_tools import (
+    assert_equal_states,
+    assert_one_group_per_step,
+    longest_gap_s,
+    make_spec,
+    offences,
+    virtually,
+)
+
+QUARTER_S = 840.0
+
+
+class OneHistory(Swarm):
+    """A swarm that notes in which states its peers have been."""
+
+    def __init__(self, seed: int, batch: int = 32) -> None:
+        super().__init__(make_spec(batch), seed=seed, checkpoint_every=1)
+        self.states: dict[int, set[str]] = defaultdict(set)
+        self.went_back: list[str] = []
+        self._steps: dict[str, int] = {}
+        self._rng = random.Random(seed)
+
+    def join(self, skew_s: float = 0.0, *, key_of: str | None = None, through: list[str] | None = None) -> str:
+        host = HostSettings(latency_s=self._rng.uniform(0.005, 0.04), clock_skew_s=skew_s)
+        entries = None if through is None else [self.peers[name].network.address for name in through]
+        peer = self.add(host, TrainerSettings(4, 0.2, jitter=0.1), key_of=key_of, entries=entries)
+        self.note(peer)
+        return peer.name
+
+    def note(self, peer: SimulatedPeer) -> None:
+        def hear(event: Event) -> None:
+            if event.kind == "step.applied":
+                self.states[peer.replica.step].add(peer.replica.digest())
+                if peer.replica.step < self._steps.get(peer.name, 0):
+                    self.went_back.append(f"{peer.name} to step {peer.replica.step}")
+                self._steps[peer.name] = peer.replica.step
+
+        peer.session.events.subscribe(hear)
+
+    async def train_on(self, names: list[str], steps: int = 3) -> None:
+        await self.run_until_step(
+            max(self.peers[name].replica.step for name in names) + steps, peers=names, limit_s=60.0
+        )
+
+    async def assert_one_history(self, names: list[str]) -> None:
+        await assert_equal_states(self, names)
+        assert_one_group_per_step(self)
+        assert {step: states for step, states in self.states.items() if len(states) > 1} == {}
+        assert self.went_back == []
+        assert offences(self) == []
+
+
+def refusal(swarm: Swarm, name: str) -> RefusalCode:
+    error = swarm.peers[name].error
+    assert isinstance(error, RejectedError)
+    return error.code
+
+
+@pytest.mark.parametrize("seed", seeds(1, of=3))
+def test_clocks_off_by_a_quarter_of_an_hour_train_together(seed: int) -> None:
+    """The organiser's too; one is killed and comes back, one is set right in the middle, and newcomers come."""
+
+    @virtually
+    async def main() -> None:
+        swarm, rng = OneHistory(seed), random.Random(seed)
+        names = [swarm.join(rng.choice((-1, 1)) * QUARTER_S)]
+        await asyncio.sleep(2.0)
+        names += [swarm.join(skew_s) for skew_s in (QUARTER_S, 0.0, -QUARTER_S)]
+        await swarm.train_on(names)
+        swarm.internet.set_clock(names[0], 0.0)
+        swarm.internet.set_clock(names[1], 0.0)
+        await swarm.train_on(names)
+        swarm.internet.kill(names[3])
+        await asyncio.sleep(rng.uniform(0.5, 5.0))
+        swarm.note(swarm.restart(names[3]))
+        names.append(swarm.join(rng.uniform(-900.0, 900.0)))
+        await swarm.train_on(names)
+        await swarm.assert_one_history(names)
+        assert longest_gap_s(swarm) < 12.0
+        await swarm.close()
+
+    main()
+
+
+@pytest.mark.parametrize("skew_s", [3600.0, -3600.0])
+def test_a_machine_whose_clock_is_an_hour_off_never_trains(skew_s: float) -> None:
+    @virtually
+    async def main() -> None:
+        swarm = OneHistory(1)
+        names = [swarm.join() for _ in range(3)]
+        await swarm.train_on(names)
+        wrong = swarm.join(skew_s)
+        await swarm.peers[wrong].ended.wait()
+        assert refusal(swarm, wrong) is RefusalCode.CLOCK
+        assert swarm.peers[wrong].replica.step == 0
+        await swarm.train_on(names)
+        await swarm.assert_one_history(names)
+        await swarm.close()
+
+    main()
+
+
+@pytest.mark.parametrize("copied", [0, 2])
+def test_a_copy_of_a_key_in_use_is_refused_and_changes_nothing(copied: int) -> None:
+    """Of the organiser's, and of a volunteer's."""
+
+    @virtually
+    async def main() -> None:
+        swarm = OneHistory(2)
+        names = [swarm.join() for _ in range(4)]
+        await swarm.train_on(names)
+        others = [name for name in names if name != names[copied]]
+        copy = swarm.join(key_of=names[copied], through=others)
+        await swarm.peers[copy].ended.wait()
+        assert refusal(swarm, copy) is RefusalCode.KEY
+        assert swarm.peers[copy].replica.step == 0
+        await swarm.train_on(names)
+        await swarm.assert_one_history(names)
+        assert longest_gap_s(swarm) < 3.0
+        await swarm.close()
+
+    main()
+
+
+@pytest.mark.parametrize("seed", seeds(1, of=4))
+def test_of_two_machines_with_one_key_that_enter_at_once_one_stays(seed: int) -> None:
+    @virtually
+    async def main() -> None:
+        swarm, rng = OneHistory(seed), random.Random(seed)
+        names = [swarm.join() for _ in range(12)]
+        await swarm.train_on(names)
+        first = swarm.join(through=names[:1])
+        await asyncio.sleep(rng.uniform(0.01, 0.3))
+        second = swarm.join(key_of=first, through=names[-1:])
+        async with asyncio.timeout(30.0):
+            await swarm.peers[second].ended.wait()
+        assert refusal(swarm, second) is RefusalCode.KEY
+        names.append(first)
+        await swarm.train_on(names)
+        await swarm.assert_one_history(names)
+        assert longest_gap_s(swarm) < 12.0
+        await swarm.close()
+
+    main()
