@@ -1,8 +1,8 @@
 """Gradients (and averaged buffers) of a model as one flat vector, and back.
 
 Order: tensors that the adaptive codec quantises come first, small ones (biases, norms) after them, so that the codecs
-of a layout form few long segments; within each kind the order is that of the names (`training/state/model_names.py`), so that
-peers whose programs list their layers in other orders average the same ones.
+of a layout form few long segments; within each kind the order is that of the names, so that peers whose programs list
+their layers in other orders average the same ones (`training/state/model_names.py`).
 """
 
 from __future__ import annotations
