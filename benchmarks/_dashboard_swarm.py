@@ -94,6 +94,7 @@ class MadeUpRun:
         seed: int = 1,
         begin_s: float = BEGIN_S,
         admission: str = "open",
+        role: str = "auxiliary",
     ) -> None:
         self.count, self.time_s, self.step = peers, begin_s, 0
         self.samples = 0
@@ -107,8 +108,8 @@ class MadeUpRun:
         self._loop = Loop()
         self._bus = EventBus(lambda: self.time_s)
         self.history = History(None if directory is None else directory / FILE_NAME, most_remembered=0)
-        self.watcher: Any = SimpleNamespace(history=self.history, listeners=[])
-        self.peer = cast(Peer, self._peer(admission))
+        self.watcher: Any = SimpleNamespace(history=self.history, listeners=[], know_samples=lambda *_: None)
+        self.peer = cast(Peer, self._peer(admission, role))
 
     def serve(
         self, directory: Path | None, desk: Callable[[], Organiser] | None = None, *, port: int = 0, **settings: Any
@@ -217,7 +218,7 @@ class MadeUpRun:
     def _members(self) -> dict[str, Any]:
         return {peer: SimpleNamespace(access=SimpleNamespace(name=name)) for peer, name in self.people.items()}
 
-    def _peer(self, admission: str) -> Any:
+    def _peer(self, admission: str, role: str) -> Any:
         settings = {"training": {"target_batch_size": BATCH}, "security": {"admission": admission}}
         spec = RunSpec.from_mapping({"name": "a made-up run", **settings})
         node = SimpleNamespace(connected=list)
@@ -227,7 +228,7 @@ class MadeUpRun:
             entries: tuple[Any, ...] = ()
 
             def __init__(self) -> None:
-                self.organiser = organiser
+                self.run_id, self.organiser = RUN_ID, organiser
 
             def __str__(self) -> str:
                 return LINK
@@ -235,10 +236,14 @@ class MadeUpRun:
         return SimpleNamespace(
             spec=spec,
             peer_id=organiser,
+            role=role,
             run_id=RUN_ID,
             link=Link(),
             session=SimpleNamespace(
-                node=node, admission=SimpleNamespace(members=self._members), board=self._loop.ask(_board_of_three)
+                node=node,
+                admission=SimpleNamespace(members=self._members),
+                board=self._loop.ask(_board_of_three),
+                ledger=None,
             ),
             on_loop=self._loop.ask,
             subscribe=self._subscribe,

@@ -14,7 +14,7 @@ from documentation.metrics import metrics_page
 from documentation.python_api import python_page
 from documentation.run_spec import run_spec_page
 from minga.core.events.page import event_page
-from minga.notebook.cells import ANY_LINK, DEFAULT_SOURCE, organiser_cells, volunteer_cells
+from minga.notebook.cells import ANY_LINK, CHECKOUT, organiser_cells, volunteer_cells
 from minga.notebook.notebook_file import to_ipynb
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
@@ -40,7 +40,7 @@ def write_pages() -> None:
 
 def write_notebooks() -> None:
     """Write the notebooks for every run: one to take part, one to host."""
-    for name, cells in (("join", volunteer_cells(ANY_LINK, DEFAULT_SOURCE)), ("host", organiser_cells(DEFAULT_SOURCE))):
+    for name, cells in (("join", volunteer_cells(ANY_LINK, CHECKOUT)), ("host", organiser_cells(CHECKOUT))):
         (NOTEBOOKS / f"{name}.ipynb").write_text(to_ipynb(cells), encoding="utf-8")
 
 

@@ -29,7 +29,7 @@ def run_spec_page() -> str:
     """The page, as Markdown."""
     spec = RunSpec(name="my first run")
     sections = {name: value for name in RunSpec.model_fields if isinstance(value := getattr(spec, name), BaseModel)}
-    parts = [HEAD, "\n## The run\n", _table(RunSpec, leave_out=(*sections, "begun"))]
+    parts = [HEAD, "\n## The run\n", _table(RunSpec, leave_out=(*sections, "begun", "wheel"))]
     parts += [_section(name, type(section)) for name, section in sections.items()]
     parts.append("\n## Recipes\n\nThe settings of a recipe stand in a table of its own, `[recipe.NAME]`.\n")
     recipes = filter(_comes_with_minga, RECIPES.names())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from pathlib import Path
 
 from dockerfile_parse import DockerfileParser
 
-from tests.worlds.installed_wheel import ROOT, build
+from minga.core.wheel import own_wheel
+from tests.worlds.installed_wheel import ROOT, build, install
 
 TEXT = re.compile(r"pip install ['\"]?minga(?![-\w])")
 
@@ -36,6 +38,28 @@ def test_wheel_and_sdist_are_whole(tmp_path: Path) -> None:
         tops = {Path(name).parts[1] for name in archive.getnames()}
     assert {"src", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"} <= tops
     assert not {name for name in tops if name.startswith(".") and name != ".gitignore"}
+
+
+def test_a_checkout_and_an_installed_wheel_hand_out_the_same_wheel(tmp_path: Path) -> None:
+    """So everybody can verify what an organiser has signed, and pass it on."""
+    wheel = own_wheel()
+    assert wheel is not None
+    path = tmp_path / wheel.name
+    path.write_bytes(wheel.data)
+    check = subprocess.run(
+        (sys.executable, "-m", "twine", "check", "--strict", str(path)), capture_output=True, text=True
+    )
+    assert check.returncode == 0, check.stdout + check.stderr
+    python = install(path, tmp_path / "environment")
+    code = "from minga.core.wheel import installed_from, own_wheel; print(own_wheel().sha256, installed_from())"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run((python, "-c", code), capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert done.stdout.split() == [wheel.sha256, wheel.sha256], done.stderr
+    built, _ = build(tmp_path / "built")
+    names = {name for name in zipfile.ZipFile(built).namelist() if ".dist-info/" not in name}
+    own = zipfile.ZipFile(path)
+    assert {name for name in own.namelist() if ".dist-info/" not in name} == names
+    assert all(own.read(name) == zipfile.ZipFile(built).read(name) for name in sorted(names)[::20])
 
 
 def test_the_dockerfile_names_what_is_there() -> None:

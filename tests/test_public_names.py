@@ -18,6 +18,7 @@ NAMES = [
     "LocalError",
     "MingaError",
     "MinorityError",
+    "NoStateError",
     "NonFiniteError",
     "Optimizer",
     "Peer",

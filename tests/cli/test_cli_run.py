@@ -102,7 +102,7 @@ def test_a_second_start_is_a_new_run_and_resume_goes_on_with_the_first(spec: str
         assert third.wait_for("link")["run_id"] == link["run_id"]
         assert third.wait_for("step.applied")["step"] == step + 1
         refused = run("runs", *runs, "--remove", link["run_id"][:16], "--yes")
-        assert "a process on this machine hosts this run from" in refused.stderr
+        assert "a process on this machine takes part in a run from" in refused.stderr
         assert "end that process before you remove it" in refused.stderr
     assert run("runs", *runs, "--remove", link["run_id"][:16], "--yes").returncode == 0
     assert not Path(link["directory"]).exists()
@@ -236,6 +236,7 @@ def test_an_interrupted_command_says_what_it_had_done(
 ) -> None:
     done = {"samples": 320, "checkpoint": 6}
     monkeypatch.setattr(exit_codes, "done_so_far", [lambda: {"step": 7}, lambda: done])
+    monkeypatch.setattr(exit_codes, "interrupts_told", [])
     assert exit_codes.report_interrupt(json_output=True) == exit_codes.INTERRUPTED
     told = capsys.readouterr()
     assert told.err == (
@@ -249,6 +250,7 @@ def test_a_command_that_usually_ends_by_an_interrupt_says_goodbye(
 ) -> None:
     done = {"step": 26, "steps_contributed": 20, "samples": 7072}
     monkeypatch.setattr(exit_codes, "done_so_far", [lambda: done])
+    monkeypatch.setattr(exit_codes, "interrupts_told", [])
     monkeypatch.setattr(exit_codes, "farewells", [farewell_of_volunteer])
     assert exit_codes.report_interrupt(json_output=False) == exit_codes.INTERRUPTED
     told = capsys.readouterr()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -56,6 +57,8 @@ def test_help_is_quick_and_names_all_commands_and_exit_codes() -> None:
     assert not result.stderr
     for word in [*COMMANDS, "Exit codes", "130"]:
         assert word in result.stdout
+    boxes = re.findall("╭─ ([A-Z][a-z ]+) ─", result.stdout)
+    assert boxes == ["Options", *GROUPS], "and no box for what has no group"
 
 
 def test_every_command_has_a_group_and_an_example_that_its_options_allow() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError, StorageError
 from minga.monitor.history import FILE_NAME, Entry, History, read_history
-from minga.monitor.plot import _held_out, plot_history
+from minga.monitor.plot import _held_out, _with_holes, plot_history
 from minga.network.interface import PeerId
 from minga.training.record_kinds import Metrics
 from minga.training.status.losses import MAX_REMEMBERED, LossMeter
@@ -170,3 +170,12 @@ def test_plots_that_cannot_be_drawn(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be written"):
         plot_history(entries(), tmp_path / "file" / "loss.png")
+
+
+def test_where_nobody_looked_the_curve_has_a_hole() -> None:
+    watched = [float(second) for second in range(50)]
+    assert _with_holes(watched) == watched
+    assert _with_holes([*watched, 349.0, 350.0]) == [*watched, 199.0, 349.0, 350.0]
+    slow = [600.0 * step for step in range(20)]
+    assert _with_holes(slow) == slow, "steps of ten minutes are none"
+    assert _with_holes([]) == []

@@ -18,7 +18,7 @@ from nbclient import NotebookClient
 
 from minga.core.errors import LinkError, LocalError
 from minga.notebook import host, join
-from minga.notebook.cells import ANY_LINK, DEFAULT_SOURCE, organiser_cells, volunteer_cells
+from minga.notebook.cells import ANY_LINK, CHECKOUT, organiser_cells, volunteer_cells
 from minga.notebook.notebook_file import to_ipynb
 from tests.worlds import forked
 from tests.worlds.cli_run import Running, last_json, run
@@ -70,7 +70,7 @@ def test_a_volunteer_joins_sees_how_it_goes_and_leaves_with_thanks(
         contributed = (
             'while mine.events.get(\\"step.applied\\", {}).get(\\"step\\", 0) < 3: import time; time.sleep(0.1)'
         )
-        shown = '"!minga status {mine.link}"'
+        shown = '"!\\"{sys.executable}\\" -m minga status {mine.link}"'
         assert shown in text
         text = text.replace(shown, f'"{contributed}\\n", {shown}')  # before that it may say that none computes
         outputs = execute(text, tmp_path, monkeypatch)
@@ -128,7 +128,7 @@ def test_a_text_that_is_no_link_reaches_neither_a_command_nor_a_shell() -> None:
     for text in ("$(touch pwned)", "minga1…; touch pwned", "--help", '"\nimport os'):
         with pytest.raises(LinkError):
             join(text)
-    assert not any("{LINK}" in cell.source for cell in volunteer_cells(ANY_LINK, DEFAULT_SOURCE))
+    assert not any("{LINK}" in cell.source for cell in volunteer_cells(ANY_LINK, CHECKOUT))
 
 
 @pytest.mark.parametrize("source", ["C:\\new\\minga", 'a "quoted" name', "line\nbreak", "{brace}", "größer"])
@@ -141,7 +141,7 @@ def test_any_text_is_the_source_in_a_notebook_as_it_is(source: str) -> None:
 
 
 def test_the_generic_notebooks_are_those_that_the_command_prints() -> None:
-    for name, cells in (("join", volunteer_cells(ANY_LINK, DEFAULT_SOURCE)), ("host", organiser_cells(DEFAULT_SOURCE))):
+    for name, cells in (("join", volunteer_cells(ANY_LINK, CHECKOUT)), ("host", organiser_cells(CHECKOUT))):
         assert (ROOT / "notebooks" / f"{name}.ipynb").read_text("utf-8") == to_ipynb(cells), "run `make docs`"
 
 
@@ -151,6 +151,9 @@ def test_the_command_prints_a_notebook_with_the_link_and_refuses_what_is_none(tm
     assert ANY_LINK in done.stdout.encode().decode("unicode_escape", "ignore") or "minga1" in done.stdout
     assert run("notebook", "minga1nonsense").returncode == 2
     assert run("notebook", "minga1nonsense", "--organise").returncode == 2
+    held = last_json(run("notebook", "--organise", "--json").stdout)["notebook"]
+    hidden = next(cell for cell in held["cells"] if "WHEEL =" in "".join(cell["source"]))
+    assert hidden["metadata"] == {"cellView": "form", "jupyter": {"source_hidden": True}}
     plain = run("notebook", "--organise", "--install", "/wheels/minga.whl").stdout
     assert "/wheels/minga.whl" in plain
     assert nbformat.reads(plain, as_version=4).cells[0].cell_type == "markdown"

@@ -164,7 +164,7 @@ def test_traffic_is_that_of_the_codec(small: tuple[Outcome, Path]) -> None:
 
 def test_a_slow_upload_is_named_as_what_binds() -> None:
     slow = '[[peers]]\nname = "slow"\nsamples_per_second = 10\nup = "60kbit"\ndown = "10Mbit"\ndialable = 0\n'
-    outcome = simulate(SMALL + slow, "training.target_batch_size=32", "averaging.codec=float32")
+    outcome = simulate(SMALL + slow, "training.target_batch_size=32", "averaging.codec=float32", "stop.steps=12")
     assert outcome.bound_by.get("upload of slow-1", 0) >= 2, outcome.bound_by
 
 

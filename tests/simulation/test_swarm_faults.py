@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from minga.core.errors import ConfigurationError
+from minga.core.events.averaging import RoundBegun
 from minga.core.events.bus import Event
-from minga.simulation.swarm.swarm import Swarm
+from minga.simulation.swarm.swarm import LoggedEvent, Swarm, SwarmListener
 from tests.worlds.seeds import seeds, soaked
 from tests.worlds.swarm_tools import (
     assert_equal_states,
@@ -169,3 +171,27 @@ def test_equal_seeds_give_equal_event_logs_with_faults() -> None:
     assert first == second
     assert len(first) > 200
     assert play(6, mishaps).swarm.log.lines() != first
+
+
+class NewestRound(SwarmListener):
+    """Remembers nothing but who leads."""
+
+    leader = ""
+
+    def add(self, logged: LoggedEvent) -> None:
+        if isinstance(logged.event.data, RoundBegun):
+            self.leader = logged.event.data.leader
+
+
+@virtually
+async def test_a_swarm_knows_who_leads_whatever_its_listener_keeps_and_invents_no_log() -> None:
+    listener = NewestRound()
+    swarm = Swarm(make_spec(8), listener=listener)
+    grow(swarm, 3, random.Random(1))
+    await swarm.run_until_step(3, limit_s=60.0)
+    name = swarm._resolve("leader", None, None)
+    assert name is not None
+    assert swarm.peers[name].network.peer_id == listener.leader
+    with pytest.raises(ConfigurationError, match="keeps no log"):
+        _ = swarm.log
+    await swarm.close()

@@ -91,7 +91,7 @@ def call(*arguments: str) -> int:
         patch.setattr("minga.cli.gc.freeze", lambda: None)
         patch.setattr("minga.cli.os._exit", sys.exit)
         patch.setattr("minga.cli.terminal.context.gc.disable", lambda: None)
-        patch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self: None)
+        patch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self, **_: None)
         patch.setattr("minga.cli.terminal.interrupt.Interruption.on_interrupt", lambda self, goodbye: None)
         threads = torch.get_num_threads()
         with pytest.raises(SystemExit) as end:

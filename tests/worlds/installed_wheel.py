@@ -35,3 +35,20 @@ def install(wheel: Path, folder: Path) -> str:
     site = subprocess.run((python, "-c", code), check=True, capture_output=True, text=True).stdout.strip()
     Path(site, "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", "utf-8")
     return python
+
+
+def environment_without_minga(folder: Path) -> str:
+    """A new environment in `folder` with all that the environment of the tests has but minga, as a machine on which
+    PyTorch was installed before; returns its interpreter.
+    """
+    venv.create(folder / "venv", with_pip=False, symlinks=True)
+    python = str(folder / "venv" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python"))
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = subprocess.run((python, "-c", code), check=True, capture_output=True, text=True).stdout.strip()
+    others = folder / "others"
+    others.mkdir()
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if path.name not in ("__pycache__", "distutils-precedence.pth") and "minga" not in path.name:
+            (others / path.name).symlink_to(path)
+    Path(site, "others.pth").write_text(f"{others}\n", "utf-8")
+    return python

@@ -1,6 +1,6 @@
 """A run of one peer that keeps something of its own, and that a test can kill.
 
-python -m tests.worlds.own_state_run FOLDER LOSSY STOP [kill]
+python -m tests.worlds.own_state_run FOLDER KIND STOP [EVERY_STEPS]
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 import minga
 from minga.averaging.sketches.registry import SKETCHES
 from minga.averaging.strategy_choice import STRATEGIES
+from minga.training.organiser import desk_in
 from tests.worlds import sketches
 from tests.worlds.extension_world import EXTRAS
 
@@ -84,15 +85,19 @@ def train_with_checkpoints(peer: minga.Peer, optimizer: minga.Optimizer, model: 
     """Up to step `stop`, with each checkpoint that is due: while one is written, the next would be left out."""
     for step in range(1, stop + 1):
         train(optimizer, model, step)
-        if peer._saving is not None:
-            peer._saving.join()
+        peer.checkpointer.wait()
 
 
-def main(folder: str, kind: str, stop: str) -> None:
-    """Train up to step `stop`, which has a checkpoint, and one step more; then be killed."""
+def main(folder: str, kind: str, stop: str, every_steps: str = "") -> None:
+    """Train up to step `stop`, which has a checkpoint, by the run spec or as it is amended after the first step, and
+    one step more; then be killed.
+    """
     install()
     torch.set_num_threads(1)
     peer, optimizer, model = begin(Path(folder), kind)
+    if every_steps:
+        desk = desk_in(peer, None)
+        desk.put_in_force(desk.amend({"checkpoints.every_steps": int(every_steps)}, 1))
     train_with_checkpoints(peer, optimizer, model, int(stop))
     train(optimizer, model, int(stop) + 1)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Tells the others, by the record "links", what this peer measured."""
+"""Tells the others, by the record "links", what this peer measured, and the meter what limits the others have set."""
 
 from __future__ import annotations
 
@@ -58,6 +58,10 @@ class LinkReporter:
 
     def _publish_if_due(self, now: float, period_s: float) -> None:
         meter = self._node.access_link.meter
+        told = {item.owner: item.payload for item in self._board.items(Links)}
+        others = max(1, len(told) - 1)
+        meter.up.caps = {peer: links.download_cap / others for peer, links in told.items() if links.download_cap}
+        meter.down.caps = {peer: links.upload_cap / others for peer, links in told.items() if links.upload_cap}
         meter.up.settle()
         meter.down.settle()
         changes = meter.up.changes + meter.down.changes

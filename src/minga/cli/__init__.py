@@ -32,7 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and end the process with its exit code; see `minga --help` for the codes."""
     use_plain_characters((sys.stdout, sys.stderr))
     given = list(sys.argv[1:] if arguments is None else arguments)
-    code = _run(given)
+    try:
+        code = _run(given)
+    except BrokenPipeError:
+        # Whoever read the output is gone, as with `| head`. Threads of the transport may be in the middle of a call:
+        # an interpreter that is torn down around them aborts.
+        os._exit(exit_codes.OK)
     if code in (exit_codes.INTERRUPTED, exit_codes.TERMINATED):
         # All goodbyes are said by now. An interpreter that is torn down in the middle of an import takes seconds.
         for stream in (sys.stdout, sys.stderr):
@@ -51,9 +56,7 @@ def _run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return exit_codes.report_interrupt(json_output=json_output)
     except BrokenPipeError:
-        # Whoever read the output is gone; keep the interpreter from complaining when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exit_codes.OK
+        raise
     except OSError as error:
         if error.errno not in FULL:
             raise

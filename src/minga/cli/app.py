@@ -26,7 +26,6 @@ from minga.cli.terminal.options import (
     Ephemeral,
     IdentityFile,
     Json,
-    LinkArgument,
     OptionalLink,
     ParentWatchFlag,
     Port,
@@ -157,8 +156,13 @@ def host(
     announce: Announce = None,
     qr: Annotated[bool, typer.Option(help="Show the link as a QR code, too.")] = True,
     landing_page: Annotated[
-        Path | None, typer.Option(metavar="OUT.HTML", help="Write a web page with the link and how to join.")
+        Path | None,
+        typer.Option(metavar="OUT.HTML", help="Write a web page with the link and how to join, and beside it minga."),
     ] = None,
+    announce_lan: Annotated[
+        bool,
+        typer.Option("--announce-lan", help="Announce the run in this local network: `minga join` there lists it."),
+    ] = False,
     log_to: LogTo = None,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Serve web pages about the run, too.")] = False,
     dashboard_listen: Annotated[
@@ -204,7 +208,7 @@ def host(
         port=port,
         announce=tuple(announce or ()),
     )
-    links = LinkOptions(qr, landing_page)
+    links = LinkOptions(qr, landing_page, announce_lan)
     work = WorkOptions(
         device,
         micro_batch,
@@ -236,7 +240,7 @@ def host(
 
 @app.command()
 def join(
-    link: LinkArgument,
+    link: OptionalLink = None,
     role: Annotated[str, typer.Option(help="trainer, client (never dialled), auxiliary or monitor.")] = "trainer",
     device: Device = "auto",
     devices: Devices = "all",
@@ -268,7 +272,9 @@ def join(
     pause_on_battery: Annotated[
         bool, typer.Option("--pause-on-battery", help="Do not take part while this laptop is unplugged.")
     ] = False,
-    leave_after_step: Annotated[int | None, typer.Option(min=1, help="Leave once this step is taken.")] = None,
+    leave_after_steps: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Leave once this machine took part in N steps.")
+    ] = None,
     pause: Annotated[
         bool, typer.Option("--pause", help="Let the peers of this machine pause, from another terminal.")
     ] = False,
@@ -290,15 +296,24 @@ def join(
     parent_watch: ParentWatchFlag = False,
     json_output: Json = False,
 ) -> None:
-    """Take part in a run with this machine; everything else comes with the link. Ctrl-C leaves at any time."""
+    """Take part in a run with this machine; everything else comes with the link. Ctrl-C leaves at any time.
+
+    Without LINK it lists the runs that are announced in this local network, to choose one.
+    """
     if pause and resume:
         raise typer.BadParameter("--pause and --resume exclude each other")
     if pause or resume:
+        if link is None:
+            raise typer.BadParameter("name the LINK of the run, of which the peers of this machine are to pause")
         from minga.cli.taking_part.pause import run_pause
 
         run_pause(link, directory, make_context(json_output=json_output), paused=pause)
         return
     ready = make_context(json_output=json_output, parent_watch=parent_watch, slow_imports=True)
+    if link is None:
+        from minga.cli.taking_part.nearby import choose_run
+
+        link = choose_run(bind, ready.output)
     from minga.cli.taking_part.join import JoinOptions, run_join
     from minga.cli.taking_part.login import LoginOptions
     from minga.cli.taking_part.pause import availability_rules
@@ -319,7 +334,7 @@ def join(
     rules = availability_rules(only, max_traffic, pause_on_battery=pause_on_battery)
     most = parse_size(max_files, "--max-files")
     loggers = tuple(map(LoggerChoice.parse, log_to or ()))
-    options = JoinOptions(LoginOptions(login, secret), evaluate, yes, rules, leave_after_step, most, loggers)
+    options = JoinOptions(LoginOptions(login, secret), evaluate, yes, rules, leave_after_steps, most, loggers)
     own_data = tuple(data or ())
     work = WorkOptions(
         device, micro_batch, threads, own_data, precision, devices, checkpoint_activations, compiled, offload

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -21,7 +22,7 @@ def replacing(path: Path) -> Iterator[Path]:
     behind then.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         yield partial
         with partial.open("r+b") as file:
@@ -29,6 +30,12 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def in_pieces(data: bytes, piece_bytes: int = 64 << 10) -> Iterator[bytes]:
+    """The same in pieces, for a server that waits for clients that read slowly, and holds one piece for each."""
+    for start in range(0, len(data), piece_bytes):
+        yield data[start : start + piece_bytes]
 
 
 def write_atomically(path: Path, content: Content) -> None:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
+import socket
+from typing import Final
 from urllib.parse import urlsplit
+
+import psutil
 
 from minga.core.errors import ConfigurationError
 
 CUDA_WHEELS = "https://download.pytorch.org/whl/cu126"
 """PyTorch's own index of builds for NVIDIA GPUs, for the lines that tell people what to install."""
+CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
+"""That of builds for the processor alone, a fifteenth of the size."""
 MAX_URL_CHARACTERS = 200
 _LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]*)):([0-9]{1,5})", re.ASCII)
 _PRINTABLE_HTTPS = re.compile(r"https://[!-~]+", re.ASCII)
 _PRINTABLE_HTTP = re.compile(r"http://[!-~]+", re.ASCII)
+_SOURCE = re.compile(r"(?:git\+)?https://[A-Za-z0-9._~:/?#@+,=%&-]+", re.ASCII)
+_ANY: Final = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}  # noqa: S104 (nothing is bound here)
 
 
 def is_https_url(text: object) -> bool:
@@ -26,6 +35,11 @@ def is_safe_url(text: object) -> bool:
     if isinstance(text, str) and _PRINTABLE_HTTP.fullmatch(text) is not None and _is_sound(text):
         return is_loopback(urlsplit(text).hostname or "")
     return is_https_url(text)
+
+
+def is_source_url(text: str) -> bool:
+    """Whether pip may be told to install from `text`: an https or git+https URL without what a shell would read."""
+    return _SOURCE.fullmatch(text) is not None and _is_sound(text.removeprefix("git+"))
 
 
 def is_loopback(host: str) -> bool:
@@ -84,3 +98,33 @@ def parse_listen(text: str, example: str) -> tuple[str, int]:
     if match is None or int(match[3]) > 65535:
         raise ConfigurationError(f"--listen {text[:60]!r}: write an address and a port, such as {example}")
     return match[1] or match[2] or "127.0.0.1", int(match[3])
+
+
+def reachable_hosts(host: str) -> list[str]:
+    """The hosts to write into the address of a server that listens at `host`, the best one first; IPv6 in brackets.
+
+    Of a server on all interfaces these are the machine's addresses by which others reach it, first that of the way to
+    the internet. Without any it is reached from this machine alone.
+    """
+    if host not in _ANY:
+        return [f"[{host}]" if ":" in host else host]
+    own = [
+        each.address for addresses in psutil.net_if_addrs().values() for each in addresses if each.family == _ANY[host]
+    ]
+    outward = _outward_address(_ANY[host])
+    useful = sorted(filter(_is_useful, own), key=lambda address: (address != outward, not is_public(f"{address}:0")))
+    loopback = "127.0.0.1" if host == "0.0.0.0" else "::1"  # noqa: S104
+    return [f"[{each}]" if ":" in each else each for each in dict.fromkeys(useful or [loopback])]
+
+
+def _is_useful(address: str) -> bool:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    return not (found.is_loopback or found.is_link_local)
+
+
+def _outward_address(family: socket.AddressFamily) -> str:
+    """This machine's address on its way to the internet, "" without one. Nothing is sent."""
+    with socket.socket(family, socket.SOCK_DGRAM) as asked, contextlib.suppress(OSError):
+        asked.connect(("192.0.2.1" if family == socket.AF_INET else "2001:db8::1", 9))  # addresses of nobody
+        return str(asked.getsockname()[0])
+    return ""

@@ -2,12 +2,12 @@
 
     training/status ─▶ watcher ─┬─▶ looks ──────────────────▶ live_run ─▶ model ─▶ server ─▶ browsers
     peer.subscribe ─────────────┴─▶ recording ─▶ history ──────▲   │
-    histories of earlier processes ────────────────────────────┘   └─▶ join_answer, plan_answer ◀── peer
+    histories of earlier processes ────────────────────────────┘   └─▶ plan_answer, joining ◀── peer
 
 Read: settings (where it listens, who may see it), dashboard (entry: its thread, what comes in), live_run (the run as it
-knows it), model (plain data of bounded size), recording (what it writes down), server (HTTP), join_answer and
-ways_to_join (how to take part), plan_answer (who limits the run). `static` holds the pages: HTML, CSS and ES modules,
-with uPlot for charts, and no build step.
+knows it), model (plain data of bounded size), recording (what it writes down), server (HTTP), joining (how newcomers
+take part: also the page that a host writes, and that of an authority), plan_answer (who limits the run). `static` holds
+the pages: HTML, CSS and ES modules, with uPlot for charts, and no build step.
 
 Theory of operation. All data is in one thread with one event loop, beside the peer's loop and the training thread. The
 watcher hands over each look at the run, at most one a second; answers are made from it once, however many viewers ask.

@@ -13,22 +13,23 @@ from typing import Final
 
 from starlette.types import ASGIApp
 
-from minga.core.errors import ClosedError, ConfigurationError, MingaError, RemoteError, StorageError
+from minga.core.errors import ClosedError, ConfigurationError, MingaError, StorageError
 from minga.core.events.bus import Event
 from minga.core.files import write_atomically
-from minga.dashboard.join_answer import join_answer
+from minga.core.wheel import own_wheel
 from minga.dashboard.live_run import LiveRun
-from minga.dashboard.plan_answer import plan_answer
 from minga.dashboard.recording.recorder import RunRecorder
 from minga.dashboard.server.answers import Answers
 from minga.dashboard.server.app import make_app
+from minga.dashboard.server.guard import JOIN
+from minga.dashboard.server.join_answers import JoinAnswers
 from minga.dashboard.server.live_feed import LiveFeed
 from minga.dashboard.server.orders import OrderDesk
 from minga.dashboard.server.pages import Pages
 from minga.dashboard.server.web_server import WebServer
 from minga.dashboard.settings import DashboardSettings
 from minga.monitor.history import RECORD_FILE, Entry, History, read_history
-from minga.monitor.history_exchange import ask_history
+from minga.monitor.history_exchange import told_since
 from minga.monitor.history_gaps import fill_gaps
 from minga.monitor.watcher import Watcher
 from minga.training.organiser import Organiser
@@ -43,10 +44,13 @@ RECEIPTS_PERIOD_S: Final = 120.0
 TICK_S: Final = 1.0
 PEERS_PER_SECOND: Final = 250
 """How many peers a look may have for each second until the next: the cost of looks does not grow with the swarm."""
-LEAVE_S: Final = 1.5
-MOST_ASKED: Final = 3
-"""Peers that are asked for their history, one after the other until one has some."""
+HOST_PERIOD_S: Final = 15.0
+"""How often a monitor asks a peer that keeps a history for what it cannot see itself."""
 
+OF_MEMBERS: Final = ("evaluation", "round", "missed", "suspected", "accused", "banned", "admitted", "regrouped")
+"""Entries that only a peer that takes part records."""
+
+LEAVE_S: Final = 1.5
 logger = logging.getLogger("minga")
 
 
@@ -74,7 +78,14 @@ class Dashboard:
         self._peer, self._watcher, self._directory, self._make_desk = peer, watcher, directory, desk
         self._earlier = tuple(earlier)
         self._server = WebServer(settings.host, settings.port)
-        self._run = LiveRun()
+        self._urls = [settings.url.rstrip("/")] if settings.url is not None else self._server.urls
+        own = own_wheel() if peer.spec.network.source_url is None else None
+        is_organisers = own is not None and (desk is not None or own.reference == peer.spec.wheel)
+        self._wheel = own if is_organisers else None
+        """What it hands out to newcomers: code of the organiser, and of nobody else."""
+        self._run = LiveRun(only_watches=peer.role == "monitor")
+        self._asked_s = 0.0
+        """The time up to which others told what they have recorded."""
         record = None if directory is None else directory / RECORD_FILE
         self._record = History(record, max_bytes=RECORD_BYTES, most_remembered=0)
         self._recorder = RunRecorder(self._record, peer.peer_id)
@@ -84,20 +95,25 @@ class Dashboard:
         self._thread = threading.Thread(target=self._serve, name="minga-dashboard", daemon=True)
 
     @property
+    def urls(self) -> list[str]:
+        """Where viewers find it, the best address first; with the read token, where they need one."""
+        token = f"?token={self.settings.read_token}" if self.settings.needs_token else ""
+        return [f"{address}/{token}" for address in self._urls]
+
+    @property
     def url(self) -> str:
-        """Where viewers find it; with the read token, where they need one."""
-        return (
-            f"{self._address}/?token={self.settings.read_token}" if self.settings.needs_token else f"{self._address}/"
-        )
+        """The first of these."""
+        return self.urls[0]
+
+    @property
+    def join_url(self) -> str | None:
+        """Where newcomers find out how to take part, without a token; None in a run for members."""
+        return f"{self._urls[0]}{JOIN}" if self._peer.spec.security.admission == "open" else None
 
     @property
     def organiser_url(self) -> str | None:
         """Where the organiser finds it; None without the organiser's key."""
-        return None if self._make_desk is None else f"{self._address}/?token={self.settings.organiser_token}"
-
-    @property
-    def _address(self) -> str:
-        return (self.settings.url or self._server.url).rstrip("/")
+        return None if self._make_desk is None else f"{self._urls[0]}/?token={self.settings.organiser_token}"
 
     def start(self) -> None:
         """Take up what was recorded before, and serve; call `close` also if this fails.
@@ -175,9 +191,10 @@ class Dashboard:
     def _serve(self) -> None:
         def make() -> ASGIApp:
             self._feed = feed = LiveFeed()
-            slow = {"join": lambda: join_answer(self._peer), "plan": lambda: plan_answer(self._peer)}
-            answers = Answers(self._run, feed, slow, has_organiser=self._make_desk is not None)
-            return make_app(self.settings, answers, OrderDesk(self._make_desk, self._run.step_in), Pages())
+            answers = Answers(self._run, feed, self._peer, has_organiser=self._make_desk is not None)
+            joining = JoinAnswers(self._peer, self._run, self.settings, self._urls, self._wheel)
+            orders = OrderDesk(self._make_desk, self._run.step_in)
+            return make_app(self.settings, answers, joining, orders, Pages())
 
         self._server.run(make, self._beside, lambda: self._feed.close() if self._feed else None)
 
@@ -187,6 +204,8 @@ class Dashboard:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._tick())
                 tasks.create_task(self._add_up_receipts())
+                if self._run.only_watches:
+                    tasks.create_task(self._ask_others())
         finally:
             self._keep_leaderboard()
 
@@ -199,6 +218,15 @@ class Dashboard:
             with contextlib.suppress(MingaError):  # no member answers, or this peer was closed
                 self._run.take_attested(await asyncio.to_thread(self._peer.receipts))
             await asyncio.sleep(RECEIPTS_PERIOD_S)
+
+    async def _ask_others(self) -> None:
+        """As a monitor: rounds, misses and held-out figures are what a peer that takes part tells of them."""
+        while True:
+            await asyncio.sleep(HOST_PERIOD_S)
+            with contextlib.suppress(MingaError):  # this peer was closed
+                for entry in await asyncio.to_thread(self._missed_since, self._asked_s):
+                    if entry["event"] in OF_MEMBERS:
+                        self._recorded(lambda entry=entry: self._record.put(entry))  # type: ignore[misc]
 
     async def _tick(self) -> None:
         """Tell viewers what changed, and keep the leaderboard on disk."""
@@ -220,26 +248,20 @@ class Dashboard:
         """Read what was written before, ask others for the time in which nothing was, and draw the run from both."""
         own = _entries_in((self._record.path, self._watcher.history.path))
         entries = fill_gaps(own, _entries_in(self._earlier))
-        for entry in fill_gaps(entries, self._missed_since(entries[-1]["t"] if entries else 0.0)):
+        self._asked_s = float(entries[-1]["t"]) if entries else 0.0
+        for entry in fill_gaps(entries, self._missed_since(self._asked_s)):
             self._run.take_entry(entry)
+        if any(known := self._run.model.samples_at_step):
+            self._watcher.know_samples(*known)
         if self._directory is not None:
             with contextlib.suppress(OSError):
                 self._run.contributions.decode((self._directory / LEADERBOARD_FILE).read_bytes())
 
     def _missed_since(self, since_s: float) -> list[Entry]:
-        """What a peer that kept a history tells about the time since; organisers are asked first."""
-        session, organiser = self._peer.session, self._peer.link.organiser
-
-        async def ask() -> list[Entry]:
-            peers = sorted(session.node.connected(), key=lambda peer: (peer != organiser, peer))[:MOST_ASKED]
-            for peer in peers:
-                with contextlib.suppress(RemoteError):
-                    if found := await ask_history(session.node, peer, since_s, time.time()):
-                        return found
-            return []
-
-        loop = self._peer.on_loop(asyncio.get_running_loop)
-        return asyncio.run_coroutine_threadsafe(ask(), loop).result()
+        """What a peer that keeps a history tells about the time since."""
+        found = told_since(self._peer, since_s)
+        self._asked_s = max([self._asked_s, *(float(entry["t"]) for entry in found)])
+        return found
 
     def _keep_leaderboard(self) -> None:
         if self._directory is None or self._run.look is None:

@@ -25,9 +25,12 @@ MOST_CACHED: Final = 16
 
 
 class LiveRun:
-    """On one thread. Answers are made at most once for each look, however many viewers ask."""
+    """On one thread. Answers are made at most once for each look, however many viewers ask. `only_watches`: the peer
+    behind it takes no part in rounds.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, only_watches: bool = False) -> None:
+        self.only_watches = only_watches
         self.model, self.contributions = RunModel(), Contributions()
         self.look: Look | None = None
         self.names: Mapping[str, str] = {}
@@ -61,7 +64,7 @@ class LiveRun:
 
     def run(self) -> bytes | None:
         """The page of the run; None before the first look. The others likewise."""
-        return self._answer("run", lambda look: run_document(look, self.model))
+        return self._answer("run", lambda look: run_document(look, self.model, only_watches=self.only_watches))
 
     def live(self) -> bytes | None:
         """What changed lately."""

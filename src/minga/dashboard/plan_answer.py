@@ -33,7 +33,7 @@ def _plan(peer: Peer) -> dict[str, Any]:
     session, spec = peer.session, peer.spec
     if spec.security.verification == "byzantine":
         raise NoPlanError("Members of this run do not trust each other: all reduce equal parts, without a plan.")
-    live, work = peer.on_loop(lambda: live_work(session.board, spec))
+    live, work = peer.on_loop(lambda: live_work(session.board, spec, session.ledger))
     if len(live.peers) < 2 or not live.vector_bytes:
         raise NoPlanError("There is a plan as soon as two peers take part.")
     if len(live.peers) > MOST_EXPLAINED:

@@ -11,7 +11,8 @@ from typing import Final
 from minga.core.errors import ConfigurationError
 from minga.core.urls import is_loopback, parse_listen
 
-DEFAULT_LISTEN: Final = "127.0.0.1:8471"
+DEFAULT_PORT: Final = 8471
+DEFAULT_LISTEN: Final = f"127.0.0.1:{DEFAULT_PORT}"
 
 _URL = re.compile(r"https?://(?:\[([0-9a-fA-F:.]{2,45})\]|([a-zA-Z0-9._-]{1,253}))(?::[0-9]{1,5})?/?", re.ASCII)
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]{2,45})\]|([a-zA-Z0-9._-]{1,253}))(?::[0-9]{1,5})?", re.ASCII)
@@ -31,7 +32,7 @@ class DashboardSettings:
     """
 
     host: str = "127.0.0.1"
-    port: int = 8471
+    port: int = DEFAULT_PORT
     public: bool = False
     url: str | None = None
     read_token: str = field(default_factory=_new_token)

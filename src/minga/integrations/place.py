@@ -46,18 +46,19 @@ def enter(link: Link | str | Peer | None, options: PeerOptions | None = None, *,
         raise LinkError("the first process needs a link, or a peer; only the others of its group can do without")
     else:
         peer = link if isinstance(link, Peer) else join(link, options)
-    ranks = ProcessGroup.of_this_process(has_peer=peer is not None)
-    if ranks is not None:
-        spec = ranks.share_spec(None if peer is None else peer.spec)
-    elif peer is None:
-        raise ConfigurationError("the processes of this peer need torch.distributed, initialised before they join")
-    else:
-        spec = peer.spec
-    place = RunPlace(peer, spec, owned)
     try:
+        ranks = ProcessGroup.of_this_process(has_peer=peer is not None)
+        if ranks is not None:
+            spec = ranks.share_spec(None if peer is None else peer.spec)
+        elif peer is None:
+            raise ConfigurationError("the processes of this peer need torch.distributed, initialised before they join")
+        else:
+            spec = peer.spec
+        place = RunPlace(peer, spec, owned)
         _check(place)
-    except ConfigurationError:
-        place.leave()
+    except BaseException:
+        if owned and peer is not None:
+            peer.close()
         raise
     return place
 

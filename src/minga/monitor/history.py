@@ -10,7 +10,9 @@ one is begun. Readers skip lines that they do not understand, such as a last lin
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ RECORD_FILE = "dashboard.jsonl"
 """What a dashboard records beside it."""
 MAX_BYTES = 64 << 20
 MOST_REMEMBERED = 100_000
+LAST_BYTES = 1 << 20
+"""So much of the end of a file is read to find its last step."""
 LARGEST_NUMBER = 1 << 53
 """Numbers beyond it are none of a run's, and JavaScript cannot tell one from the next."""
 
@@ -50,7 +54,10 @@ class History:
 
     def add(self, time_s: float, event: str, **fields: Any) -> None:
         """Append one entry; `time_s` is Unix time. Raises `StorageError` if the disk refuses."""
-        entry = {"t": round(time_s, 3), "event": event, **fields}
+        self.put({"t": round(time_s, 3), "event": event, **fields})
+
+    def put(self, entry: Entry) -> None:
+        """Append an entry that is there already, such as one that another peer told. Raises as `add` does."""
         self.entries.append(entry)
         if len(self.entries) > self._most_remembered:
             del self.entries[: len(self.entries) - self._most_remembered // 2]
@@ -84,6 +91,25 @@ def read_history(path: Path) -> list[Entry]:
     if not entries:
         raise ConfigurationError(f"{path}: no history of a run; `minga host` keeps one named {FILE_NAME} in its folder")
     return entries
+
+
+def samples_in(path: Path) -> tuple[int, int] | None:
+    """The step and the count of samples with which the history in `path` ends; None if it tells of none."""
+    for file in (path, _older(path)):
+        with contextlib.suppress(OSError), file.open("rb") as lines:
+            lines.seek(max(0, lines.seek(0, os.SEEK_END) - LAST_BYTES))
+            for line in reversed(lines.read().split(b"\n")):
+                if (entry := parse_entry(line)) is not None and (known := samples_of(entry)) is not None:
+                    return known
+    return None
+
+
+def samples_of(entry: Entry) -> tuple[int, int] | None:
+    """The step of an entry, and the samples of all steps up to it; None if it tells of none."""
+    step, total = number_in(entry, "step"), number_in(entry, "total_samples")
+    if entry["event"] != "step" or step is None or total is None or step < 0 or total < 0:
+        return None
+    return int(step), int(total)
 
 
 def parse_entry(line: bytes) -> Entry | None:

@@ -9,22 +9,27 @@ and nothing in a run acts on it. It is bounded, and what is no entry of a known 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
+import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
-from minga.core.errors import ConfigurationError, ProtocolError, RejectedError
+from minga.core.errors import ConfigurationError, ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.monitor.history import Entry, parse_entry, read_history
 from minga.network.gossip.record_kinds import UnixTime
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+
+if TYPE_CHECKING:
+    from minga.training.peer import Peer
 
 HISTORY: Final = "run.history"
 MOST_ENTRIES: Final = 3000
@@ -35,6 +40,9 @@ LEAST_PERIOD_S: Final = 5.0
 REST: Final = 50
 """So many times as long as a reading took the next one waits: peers that ask all the time cost 2 % of a core."""
 TIMEOUT_S: Final = 10.0
+MOST_ASKED: Final = 3
+"""Peers that are asked for their history, one after the other until one has some."""
+
 FREQUENT: Final = ("step", "swarm", "round")
 """Kinds of which a part is enough to draw a curve; of all others each entry counts."""
 
@@ -77,13 +85,31 @@ async def ask_history(node: Node, peer: PeerId, since: float, until: float) -> l
     """The entries that `peer` keeps of that time. Raises `RemoteError`s, such as a refusal if it keeps none."""
     reply = await node.call(peer, HISTORY, HistoryRequest(since, until), HistoryReply, timeout_s=TIMEOUT_S)
     unpacker = zlib.decompressobj()
-    try:
-        text = unpacker.decompress(reply.lines, MOST_TEXT_BYTES)
-    except zlib.error as error:
-        raise ProtocolError("a history that cannot be unpacked", peer=peer) from error
+    with node.blaming(peer):
+        try:
+            text = unpacker.decompress(reply.lines, MOST_TEXT_BYTES)
+        except zlib.error as error:
+            raise ProtocolError("a history that cannot be unpacked", peer=peer) from error
     lines = text.split(b"\n")[:MOST_ENTRIES]
     found = (parse_entry(line) for line in lines if len(line) <= MOST_LINE_BYTES)
     return [entry for entry in found if entry is not None and since < entry["t"] <= until]
+
+
+def told_since(peer: Peer, since_s: float) -> list[Entry]:
+    """What a peer that keeps a history tells about the time since; organisers are asked first. Not for the loop's own
+    thread. Raises `ClosedError` after the peer was closed.
+    """
+    node, organiser = peer.session.node, peer.link.organiser
+
+    async def ask() -> list[Entry]:
+        for other in sorted(node.connected(), key=lambda each: (each != organiser, each))[:MOST_ASKED]:
+            with contextlib.suppress(RemoteError):
+                if found := await ask_history(node, other, since_s, time.time()):
+                    return found
+        return []
+
+    loop = peer.on_loop(asyncio.get_running_loop)
+    return asyncio.run_coroutine_threadsafe(ask(), loop).result()
 
 
 def packed(paths: Sequence[Path], since: float, until: float) -> bytes:

@@ -5,8 +5,11 @@ A headline that is no loss, such as an accuracy, has an axis of its own at the r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from minga.core.errors import ConfigurationError
@@ -43,9 +46,11 @@ def _draw(
 
     def curve(pair: tuple[Any, Any], points: Sequence[Entry], name: str, label: str, **style: Any) -> list[Any]:
         shown = [e for e in points if number_in(e, name) is not None]
-        values = [float(e[name]) for e in shown]
-        lines = pair[0].plot([(e["t"] - begin) / unit_s for e in shown], values, label=label, **style)
-        return [*lines, *pair[1].plot([_samples_at(entries, e["t"]) for e in shown], values, label=label, **style)]
+        times = _with_holes([float(e["t"]) for e in shown]) if points is steps else [float(e["t"]) for e in shown]
+        by_moment = {float(e["t"]): float(e[name]) for e in shown}
+        values = [by_moment.get(time_s, math.nan) for time_s in times]
+        lines = pair[0].plot([(time_s - begin) / unit_s for time_s in times], values, label=label, **style)
+        return [*lines, *pair[1].plot([_samples_at(entries, time_s) for time_s in times], values, label=label, **style)]
 
     headline, held_out_loss = _held_out(evaluations)
     if steps:
@@ -74,6 +79,15 @@ def _draw(
     for axes in (by_time, by_samples):
         axes.grid(alpha=0.3)
         axes.legend()
+
+
+def _with_holes(times: Sequence[float]) -> list[float]:
+    """The moments of a curve, and one more wherever nobody looked: for a minute at least, and ten times as long as
+    usual. The curve has a hole there.
+    """
+    apart = [later - earlier for earlier, later in pairwise(times)]
+    longest = max(60.0, 10.0 * median(apart)) if apart else 60.0
+    return sorted([*times, *(time_s + gap / 2.0 for time_s, gap in zip(times, apart, strict=False) if gap > longest)])
 
 
 def _held_out(evaluations: Sequence[Entry]) -> tuple[str, str]:

@@ -6,15 +6,19 @@ from collections.abc import Callable
 
 from minga.core.events.bus import Event
 from minga.core.events.network import MemberLost
-from minga.monitor.history import History
+from minga.monitor.history import History, samples_in
 from minga.training.status.run_status import RunStatus
 from minga.training.status.status_reader import Look, StatusReader, Watched
+
+SETTLE_S = 10.0
+"""Seconds in which a watcher that begins in the middle of a run hears of the peers that are there."""
 
 
 class Watcher:
     """Call `look` once or twice a second from any one thread; each look adds to `history` what is new.
 
-    `from_start`: this peer saw the run begin, so that first totals count; see `LossMeter`.
+    `from_start`: this peer saw the run begin, so that first totals count; see `LossMeter`. Else samples are counted on
+    from where the file of `history` ends.
     """
 
     def __init__(self, peer: Watched, history: History, *, from_start: bool = False) -> None:
@@ -22,9 +26,16 @@ class Watcher:
         self.listeners: list[Callable[[Look], None]] = []
         """Told each look on the thread that takes it."""
         self._reader = StatusReader(peer, from_start=from_start)
+        if history.path is not None and (known := samples_in(history.path)) is not None:
+            self.know_samples(*known)
+        self._known_until_s: float | None = 0.0 if from_start else None
         self._members: set[str] = set()
         self._lost: set[str] = set()
         peer.subscribe(self._on_event)
+
+    def know_samples(self, step: int, total: int) -> None:
+        """All steps up to `step` had `total` samples, as another history tells. Call it before looks are taken."""
+        self._reader.samples.know(step, total)
 
     def look(self) -> RunStatus:
         """The present status. Raises `StorageError` if the history cannot be written."""
@@ -51,8 +62,11 @@ class Watcher:
 
     def _note_members(self, look: Look) -> None:
         members = {peer.peer_id for peer in look.status.peers if peer.status is not None}
+        if self._known_until_s is None:
+            self._known_until_s = look.time_s + SETTLE_S
         for peer in sorted(members - self._members):
-            self.history.add(look.time_s, "joined", peer=peer)
+            if look.time_s >= self._known_until_s:  # else it was there before
+                self.history.add(look.time_s, "joined", peer=peer)
             self._lost.discard(peer)
         for peer in sorted(self._members - members):
             self.history.add(look.time_s, "lost" if peer in self._lost else "left", peer=peer)

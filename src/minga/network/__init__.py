@@ -5,8 +5,9 @@
        multiplexing/ (small messages), bandwidth/ ────┘
 
 Read: interface (the seam: all that the rest may know of the outside world), authorizer (which peers are admitted),
-bounded_dict (a dictionary that strangers cannot make grow), meta_bytes (a length without content, for simulations),
-interrupt (ends waiting calls). Then rpc, multiplexing, gossip, bandwidth, probing, and of the transports virtual first.
+bounded_dict (a dictionary that strangers cannot make grow), backlog (how much of all peers waits to be read),
+meta_bytes (a length without content, for simulations), interrupt (ends waiting calls), lan (runs that are announced in
+the local network). Then rpc, multiplexing, gossip, bandwidth, probing, and of the transports virtual first.
 
-Called by averaging, security and training. It knows nothing of vectors, steps or models.
+Called by averaging, security, training and cli. It knows nothing of vectors, steps or models.
 """

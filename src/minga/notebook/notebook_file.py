@@ -25,6 +25,7 @@ def to_ipynb(cells: Sequence[Cell]) -> str:
 
 def _cell(number: int, cell: Cell) -> dict[str, object]:
     kind = "code" if cell.code else "markdown"
-    made: dict[str, object] = {"cell_type": kind, "id": f"minga-{number}", "metadata": {}}
+    hidden = {"cellView": "form", "jupyter": {"source_hidden": True}} if cell.folded else {}
+    made: dict[str, object] = {"cell_type": kind, "id": f"minga-{number}", "metadata": hidden}
     made["source"] = cell.source.splitlines(keepends=True)
     return {**made, "execution_count": None, "outputs": []} if cell.code else made

@@ -15,7 +15,7 @@ from minga.simulation.event_log import Entry, LogWriter
 from minga.simulation.faults.driver import FaultRecord
 from minga.simulation.models import held_out_loss
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
-from minga.simulation.swarm.swarm import LoggedEvent, Swarm, SwarmLog
+from minga.simulation.swarm.swarm import LoggedEvent, Swarm, SwarmListener
 from minga.simulation.timeline import INCIDENTS, Timeline
 
 KEPT: Final = frozenset(
@@ -40,9 +40,9 @@ MAX_NAMED: Final = 20
 LOSS_DIGITS: Final = 4
 
 
-class Recorder(SwarmLog):
-    """The log of a swarm: `entries` go to `writer` and into the `ledger`; `on_step` hears of every step, `on_error` of
-    what goes wrong in here, such as a full disk.
+class Recorder(SwarmListener):
+    """Writes down what a swarm tells: entries go to `writer` and into the `ledger`; `on_step` hears of every step,
+    `on_error` of what goes wrong in here, such as a full disk.
 
     An entry is an event of a peer, with the names of peers instead of their ids, or one of these: `attack` (who will,
     and how), `order` and `order.failed` (of the organisers), `peer.arrived`, `peer.left`, `peer.stayed` (at the end),
@@ -57,7 +57,6 @@ class Recorder(SwarmLog):
         on_step: Callable[[int], None],
         on_error: Callable[[Exception], None],
     ) -> None:
-        super().__init__()
         self.ledger = ledger
         self.swarm: Swarm | None = None
         self._writer, self._on_step, self._on_error = writer, on_step, on_error
@@ -69,10 +68,10 @@ class Recorder(SwarmLog):
         self._told = self._gone_sent = 0
         self._is_over = False
 
-    # ---- the log of the swarm
+    # ---- what the peers tell
 
     def add(self, logged: LoggedEvent) -> None:
-        """See `SwarmLog`; of the events it keeps the newest beginning of a round only."""
+        """Add an entry if the event becomes one."""
         if self._is_over or logged.event.kind not in KEPT:
             return
         try:
@@ -140,7 +139,6 @@ class Recorder(SwarmLog):
             (self._resting.add if data.resting else self._resting.discard)(peer.name)
         if isinstance(data, RoundBegun):
             self._begun(peer.name, data)
-            self.events = [logged]
         return {"computed_s": peer.computed_s} if isinstance(data, TIMED) else {}
 
     def _begun(self, peer: str, begun: RoundBegun) -> None:

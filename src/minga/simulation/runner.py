@@ -135,7 +135,7 @@ class Simulation:
             make_replica=replica_maker(scenario),
             gradient=gradient_of(scenario),
             public_gradient=classify_publicly,
-            log=recorder,
+            listener=recorder,
             divide=divide_equally if scenario.parts == "equal" else divide,
             organiser=ORGANISER if scenario.orders else None,
             life=SplitWorld(spec, recorder.note, self._after_step).live if spec.split.is_on else None,

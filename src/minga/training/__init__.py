@@ -5,11 +5,10 @@
                     └ run_folder/
 
 Read: optimizer (`minga.Optimizer`), peer (`minga.Peer`), join (`minga.join`), prospect (what a peer sees before it
-downloads), host (`minga.host`), session (assembles what lies below), own_state_keeper (what one peer alone has survives
-its process), own_access (a peer's own credentials), organiser (invite, admit, revoke), plugins_of_run (packages that a
-run names), record_kinds (records about training). Then the folders: combinations (of
-settings), state, replica, ranks, bridge, strategy, transfer, access, receipts, agreement, life, run_folder, status,
-archive, backup, availability.
+downloads), host (`minga.host`), session (assembles what lies below), checkpointer (when a checkpoint is due, and what
+is written with it), own_access (a peer's own credentials), organiser (invite, admit, revoke), plugins_of_run (packages
+that a run names), record_kinds (records about training). Then the folders: combinations (of settings), state, replica,
+ranks, bridge, strategy, transfer, access, receipts, agreement, life, run_folder, status, archive, backup, availability.
 
 Called by programs, recipes, monitor, authority and cli. It knows any torch model, and no recipe.
 """

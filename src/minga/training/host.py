@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +12,13 @@ from typing import Any, NamedTuple
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import Content, write_atomically
 from minga.core.spec.run_spec import RunSpec
+from minga.core.wheel import own_wheel
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.training.access.access_files import AccessFiles
 from minga.training.archive.archiver import Archive
 from minga.training.archive.targets import target_of
-from minga.training.join import Door, PeerOptions, checked_options, enter, network_settings
+from minga.training.join import Door, PeerOptions, checked_options, enter, made, network_settings
 from minga.training.own_access import RunAccess
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins, spelled_out, with_origins
@@ -31,7 +31,7 @@ from minga.training.transfer.file_pieces import describe_file, whole_digest
 
 logger = logging.getLogger("minga.training")
 
-_WRITTEN_BY_HOST = frozenset({"begun", "files", "plugins"})
+_WRITTEN_BY_HOST = frozenset({"begun", "files", "plugins", "wheel"})
 """Settings that no organiser writes."""
 
 
@@ -77,15 +77,13 @@ def host(
             run = _resumed(Path(resume), given, files, identity)
             own = OwnSettings.read(run.directory).updated(own)
         elif given is not None:
-            run = _begun(given, dict(files or {}), identity, options, held)
+            run = _begun(given, dict(files or {}), identity, options.placed(held))
         else:
             raise ConfigurationError("host what? Pass a run spec, or resume=DIRECTORY to go on with a run")
         target = None if own.upload_to is None else target_of(own.upload_to)
         own.write(run.directory)
-        peer = _enter(run, replace(options, announce=own.announce), identity, held)
-        if own.archive_every:
-            peer.keep_archive(Archive(own.archive_every, target), identity)
-        return peer
+        archive = Archive(own.archive_every, target) if own.archive_every else None
+        return _enter(run, replace(options, announce=own.announce), identity, archive, held)
 
 
 def read_spec(spec: RunSpec | Mapping[str, Any] | Path | str) -> RunSpec:
@@ -102,19 +100,14 @@ def read_spec(spec: RunSpec | Mapping[str, Any] | Path | str) -> RunSpec:
     )
 
 
-def _begun(
-    spec: RunSpec, files: Mapping[str, Content], identity: Identity, options: PeerOptions, held: contextlib.ExitStack
-) -> _Run:
+def _begun(spec: RunSpec, files: Mapping[str, Content], identity: Identity, options: PeerOptions) -> _Run:
     try:
         entries = {name: describe_file(content) for name, content in files.items()}
     except OSError as error:
         raise ConfigurationError(f"{error.filename}: a file of the run cannot be read: {error.strerror}") from error
-    published = with_origins(spec).published(entries).begin(identity.peer_id)
-    if options.ephemeral and options.directory is None:
-        directory = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="minga-", ignore_cleanup_errors=True)))
-    else:
-        directory = options.run_directory(published.run_id)
-    run = _Run(SignedRunSpec.sign(published, identity), published, directory)
+    own = own_wheel()
+    published = with_origins(spec).published(entries).begin(identity.peer_id, None if own is None else own.reference)
+    run = _Run(SignedRunSpec.sign(published, identity), published, made(options.run_directory(published.run_id)))
     for name, path in run.files().items():
         try:
             write_atomically(path, files[name])
@@ -151,7 +144,19 @@ def _differences(given: RunSpec, spec: RunSpec) -> list[str]:
     return sorted(name for name in ours if name not in _WRITTEN_BY_HOST and ours[name] != theirs[name])
 
 
-def _enter(run: _Run, options: PeerOptions, identity: Identity, held: contextlib.ExitStack) -> Peer:
+def _check_founder(spec: RunSpec, options: PeerOptions) -> None:
+    """A run that its organiser founds needs a state of the organiser's peer."""
+    if options.role == "monitor" and spec.security.verification == "none" and spec.founder == "organiser":
+        raise ConfigurationError(
+            "as a monitor this host has no model, so it cannot give the run its first state. Host it with another "
+            'role, or write [state] founder = "first" into the run spec: then the first peer that trains gives it'
+        )
+
+
+def _enter(
+    run: _Run, options: PeerOptions, identity: Identity, archive: Archive | None, held: contextlib.ExitStack
+) -> Peer:
+    _check_founder(run.spec, options)
     network = network_settings(options, run.spec.network.relay)
     access = RunAccess(AccessFiles(run.directory), known=(run.signed, run.spec), keeps=options.keeps_files)
 
@@ -160,9 +165,13 @@ def _enter(run: _Run, options: PeerOptions, identity: Identity, held: contextlib
 
     claim = held.enter_context(HostLock.take(run.directory))
     run_id = run.signed.run_id
-    peer = enter(
-        run_id, options, network, run.directory, [], Door(access.spec, files), access, identity, may_be_alone=True
-    )
-    claim.tell(peer.link)
-    peer.hold(held.pop_all())
+    door = Door(access.spec, files)
+    peer = enter(run_id, options, network, run.directory, [], door, access, identity, held, may_be_alone=True)
+    try:
+        claim.tell(peer.link)
+        if archive is not None:
+            peer.keep_archive(archive)
+    except BaseException:  # the peer has the key and the lock now, and ends with them
+        peer.close()
+        raise
     return peer

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +28,8 @@ from minga.training.own_access import Obtain, RunAccess
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins
 from minga.training.prospect import Consider, look
-from minga.training.run_folder.known_runs import FOLDER_DIGITS, runs_folder
+from minga.training.run_folder.host_lock import HostLock
+from minga.training.run_folder.known_runs import FOLDER_DIGITS, TEMPORARY, runs_folder
 from minga.training.run_folder.rejoin import MAX_PLACES, KnownAddresses, RejoinFile, merged, own_port
 from minga.training.session import Session, SessionSettings
 from minga.training.state.checkpoints import CheckpointStore
@@ -39,7 +42,8 @@ class PeerOptions:
 
     role: "trainer" (default), "client" (never dialled, never aggregates), "auxiliary" (no gradients) or "monitor".
     identity: a key file; None takes the one in the user's data folder. `ephemeral` makes a key for this time only.
-    directory: where files and checkpoints of runs are kept; None takes the user's data folder.
+    directory: where files and checkpoints of runs are kept; None takes the user's data folder, and there, for a peer
+    with an `ephemeral` key, a folder that is deleted when the peer is closed.
     max_upload, max_download: limits that are kept to, such as "10Mbit" or "10Mbit, 50Mbit 23:00-07:00" in local time; a
     number is bytes per second, None no limit.
     voucher: a key file (None: the one in the user's data folder); for a monitor with an `ephemeral` key in a run for
@@ -96,13 +100,23 @@ class PeerOptions:
         return runs_folder(_path(self.directory))
 
     def run_directory(self, run_id: str) -> Path:
-        """The folder of one run; created if it is missing."""
-        path = self.runs_directory / run_id[:FOLDER_DIGITS]
+        """The folder of one run; it may be missing."""
+        return self.runs_directory / run_id[:FOLDER_DIGITS]
+
+    def placed(self, held: contextlib.ExitStack) -> PeerOptions:
+        """These options; for a peer whose key is for this time only, and that names no directory, with one that is
+        deleted when `held` is closed. It lies among the runs, or, if that folder cannot be written, among temporary
+        files. Raises `StorageError` if there is no room for it either.
+        """
+        if not self.ephemeral or self.directory is not None:
+            return self
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(OSError):
+                self.runs_directory.mkdir(parents=True, exist_ok=True)
+                return replace(self, directory=_temporary(self.runs_directory, held))
+            return replace(self, directory=_temporary(None, held))
         except OSError as error:
-            raise StorageError(f"the folder {path} cannot be made: {error}") from error
-        return path
+            raise StorageError(f"no folder can be made for this peer: {error}; name one as its directory") from error
 
 
 def join(
@@ -112,11 +126,13 @@ def join(
     with_files: bool = True,
     obtain: Obtain | None = None,
     consider: Consider | None = None,
+    probes: bool = True,
 ) -> Peer:
     """Join the run that a link invites to. Blocks until the run was found and its files are here.
 
     `consider` is shown the run before its files are fetched, and raises to decline. The state of the model is fetched
-    later still, when an optimizer begins to take part.
+    later still, when an optimizer begins to take part. With `probes` the peer then fills its line now and then, for
+    less than a second in each direction, to learn what it carries; without, rounds alone tell.
 
     A peer that only watches can do without the files that ship with the run (`with_files`). In a run for members
     `obtain` gets the access token for this peer's key. Without it the link admits the peer, or the token that it showed
@@ -128,45 +144,69 @@ def join(
     entries = [Address(PeerId(e.peer_id), e.direct, e.relay) for e in link.entries]
     relays = tuple(dict.fromkeys(e.relay for e in link.entries if e.relay is not None))
     network = network_settings(options, relays or "none")
-
-    directory = options.run_directory(link.run_id)
-    known = RejoinFile.spec(directory, link)
     needs_plugins = options.role != "monitor"
-    if known is not None and needs_plugins:
-        check_plugins(known[1])
-    vouches = options.role == "monitor" and options.ephemeral
-    vouchers = _stored(_path(options.voucher)) if vouches else []
-    access = RunAccess(AccessFiles(directory), link, known, keeps=options.keeps_files, vouchers=vouchers, obtain=obtain)
-
-    def find() -> tuple[SignedRunSpec, RunSpec]:
-        signed, spec = access.spec()
-        if needs_plugins:
-            check_plugins(spec)
-        return signed, spec
 
     async def fetch(session: Session, spec: RunSpec) -> dict[str, Path]:
         if not with_files:
             return {}
         return await fetch_files(session.node, list(session.node.connected()), spec.files, directory / "files")
 
-    may_be_alone = (
-        known is not None and options.role == "trainer" and bool(CheckpointStore(directory / "checkpoints").steps())
-    )
     with contextlib.ExitStack() as held:
+        if options.role == "monitor":  # it keeps nothing as a rule, and knows what this machine knows of the run
+            directory = options.run_directory(link.run_id)
+        else:
+            options = options.placed(held)
+            directory = made(options.run_directory(link.run_id))
+        known = RejoinFile.spec(directory, link)
+        if known is not None and needs_plugins:
+            check_plugins(known[1])
+        vouches = options.role == "monitor" and options.ephemeral
+        vouchers = _stored(_path(options.voucher)) if vouches else []
+        access = RunAccess(
+            AccessFiles(directory), link, known, keeps=options.keeps_files, vouchers=vouchers, obtain=obtain
+        )
+
+        def find() -> tuple[SignedRunSpec, RunSpec]:
+            signed, spec = access.spec()
+            if needs_plugins:
+                check_plugins(spec)
+            return signed, spec
+
+        may_be_alone = (
+            known is not None and options.role == "trainer" and bool(CheckpointStore(directory / "checkpoints").steps())
+        )
         identity = options.hold_identity(held)
-        peer = enter(
+        door = Door(find, fetch, consider)
+        return enter(
             link.run_id,
             options,
             network,
             directory,
             entries,
-            Door(find, fetch, consider),
+            door,
             access,
             identity,
+            held,
             may_be_alone=may_be_alone,
+            probes=probes,
         )
-        peer.hold(held.pop_all())
-    return peer
+
+
+def made(folder: Path) -> Path:
+    """The folder, which is made if it is missing. Raises `StorageError`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"the folder {folder} cannot be made: {error}") from error
+    return folder
+
+
+def _temporary(base: Path | None, held: contextlib.ExitStack) -> Path:
+    """A new folder in `base`, or else among the temporary files, that is deleted when `held` is closed."""
+    folder = tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=base, ignore_cleanup_errors=True)
+    path = Path(held.enter_context(folder))
+    held.enter_context(HostLock.take(path))
+    return path
 
 
 def read_link(link: Link | str) -> Link:
@@ -228,12 +268,19 @@ def enter(
     door: Door,
     access: RunAccess,
     identity: Identity,
+    held: contextlib.ExitStack,
     *,
     may_be_alone: bool,
+    probes: bool = True,
 ) -> Peer:
-    """Start the background thread, appear in the run, and get spec and files by `door`; undo all if that fails."""
+    """Start the background thread, appear in the run, and get spec and files by `door`; undo all if that fails.
+
+    The peer takes over what `held` holds.
+    """
     rejoin_file = RejoinFile(directory, PeerId(identity.peer_id)) if options.keeps_files else None
-    places = KnownAddresses() if rejoin_file is None else rejoin_file.places()
+    # Who only looks on, and forgets its key, is led by those that take part from this machine, such as its host.
+    here = KnownAddresses(others=RejoinFile.known_here(directory))
+    places = here if rejoin_file is None else rejoin_file.places()
     known = merged([*entries, *places.others])
     if not may_be_alone and all(place.peer_id == identity.peer_id for place in known):
         raise UnreachableError(
@@ -250,9 +297,9 @@ def enter(
             opened,
             identity,
             run_id,
-            SessionSettings(options.role, *options.caps(), directory / "downloads", may_be_alone),
+            SessionSettings(options.role, *options.caps(), directory / "downloads", may_be_alone, probes),
             known,
-            Admission(opened.peer_id, opened.wall_time, access.token(opened.peer_id, opened.wall_time())),
+            Admission(opened.peer_id, opened.wall_time, token),
             access.meet,
         )
         access.decide(session)
@@ -261,18 +308,18 @@ def enter(
 
     try:
         access.obtain(identity)
+        token = access.token(identity.peer_id, time.time())
         started = thread.call(start())
         access.keep_token(started)  # a person who logged in, and takes part later, does not log in again
         signed, spec = thread.ask(door.find)
         if door.consider is not None:
             door.consider(look(thread, started, spec, signed.organiser))
         files = thread.call(door.fetch(started, spec))
-        peer = Peer(thread, started, signed, spec, files, directory)
         if rejoin_file is not None:
             rejoin_file.keep_spec(signed)
             keeping = rejoin_file.keep_places(lambda: _places_of(started))
             thread.ask(lambda: started.node.spawn(keeping))
-        return peer
+        return Peer(thread, started, signed, spec, files, directory, held)
     except BaseException:
         if session is not None:
             with contextlib.suppress(Exception):  # the first error is the one to tell

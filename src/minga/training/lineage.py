@@ -32,11 +32,13 @@ ShortDigest = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{32})?\Z")]
 class Standing(NamedTuple):
     """How far a history got. Of two histories the one with the higher standing goes on, and the other gives way.
 
-    The rounds that two or more peers took together come first. Of as many, the history counts that the organiser
-    carried on alone, then one that another peer carried on, then one that nobody did. Then the later `step` counts, and
-    in the end the id of the peer that was alone.
+    A `final` one is that of a peer which finished the run, and whose trainer has left: it stays as it is. Else the
+    rounds count that two or more peers took together. Of as many, the history counts that the organiser carried on
+    alone, then one that another peer carried on, then one that nobody did. Then the later `step` counts, and in the end
+    the id of the peer that was alone.
     """
 
+    final: bool
     shared: int
     carried: int
     step: int
@@ -75,10 +77,10 @@ class Lineage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
         """The same state after the organisers' regroup of this epoch."""
         return msgspec.structs.replace(self, epoch=epoch)
 
-    def standing(self, step: int, organiser: str | None) -> Standing:
-        """How far the history got with which this peer is at `step`."""
+    def standing(self, step: int, organiser: str | None, *, final: bool = False) -> Standing:
+        """How far the history got with which a peer is at `step`, which may be `final` there."""
         carried = 0 if not self.alone else 2 if self.alone == organiser else 1
-        return Standing(step - self.solo, carried, step, self.alone)
+        return Standing(final, step - self.solo, carried, step, self.alone)
 
 
 UNFOUNDED: Final = Lineage()

@@ -146,7 +146,6 @@ class Optimizer(torch.optim.Optimizer):
         under way: if so `step` returns, for the last time."""
         self.last_samples = 0
         """Samples of the last micro-batch, in all processes of this peer; known to rank 0."""
-        self._kept_step: int | None = None  # of the last checkpoint
         self._port: GradientPort | AssignedPort | None = None
         if peer is not None:
             with self._failing_together():
@@ -290,17 +289,16 @@ class Optimizer(torch.optim.Optimizer):
         if self.peer is not None or isinstance(self._replica, ShardedReplica):
             snapshot = self._with_all_ranks(self._replica.capture)
             if self.peer is not None and snapshot is not None:
-                self.peer.save_checkpoint(snapshot, wait=True)
+                self.peer.checkpointer.save(snapshot, wait=True)
 
     # ---- inner workings: all on the thread that trains
 
     def _enter(self, peer: Peer) -> None:
         """Begin to take part, with the newest state that this machine has."""
         self._replica.directory = peer.directory
-        checkpoint = peer.newest_checkpoint()
+        checkpoint = peer.checkpointer.resume()
         if checkpoint is not None:
             self._replica.restore(checkpoint)
-            self._kept_step = checkpoint.step
         elif isinstance(self._replica, LeaderReplica):
             self._replica.share()
         self._seen_step = self._replica.step
@@ -361,8 +359,9 @@ class Optimizer(torch.optim.Optimizer):
             self._serve(is_done, math.inf if seconds is None else time.monotonic() + seconds, gives_up)
         except RunFinishedError:
             self.finished = True
-            if self._kept_step != self._replica.step:  # others took the last step, and this peer fetched the state
-                self._keep()
+            peer = self.peer
+            if peer is not None and not peer.checkpointer.is_kept(self._replica.step):  # it was fetched from others
+                self._keep(peer)
         except BaseException as error:
             self._replica.fail(error)
             raise
@@ -376,10 +375,10 @@ class Optimizer(torch.optim.Optimizer):
             work = self._port.poll()
             if isinstance(work, ThreadTask):
                 self._port.finish(work)
-                if work.name == "restore":
-                    self._kept_step = None  # what was kept of this step may have been another state
-                elif work.name == FOUNDED:  # nobody else has it yet, and no peer but this one can begin the run
-                    self._keep()
+                if work.name == "restore" and self.peer is not None:
+                    self.peer.checkpointer.forget()
+                elif work.name == FOUNDED and self.peer is not None:  # no other peer could begin the run again
+                    self._keep(self.peer)
                 self._after_step()
                 waits_since_s = time.monotonic()
             elif work is None and is_done() and not self._is_complete():
@@ -392,7 +391,7 @@ class Optimizer(torch.optim.Optimizer):
                 self._port.wait(IDLE_S)
 
     def _is_complete(self) -> bool:
-        last = None if self.peer is None else self.peer.last_step
+        last = None if self.peer is None else self.peer.checkpointer.last_step
         return last is not None and self._replica.step >= last
 
     def _after_step(self) -> None:
@@ -401,13 +400,11 @@ class Optimizer(torch.optim.Optimizer):
             return
         self._seen_step = step
         peer.publish_metrics(step, every_s=0.0 if self._is_complete() else METRICS_PERIOD_S)
-        if self._is_complete() or peer.is_checkpoint_due(step):
-            self._keep()
+        if peer.checkpointer.is_due(step):
+            self._keep(peer)
 
-    def _keep(self) -> None:
-        if self.peer is not None:
-            self._kept_step = self._replica.step
-            self.peer.save_checkpoint(self._replica.capture())
+    def _keep(self, peer: Peer) -> None:
+        peer.checkpointer.save(self._replica.capture())
 
 
 def _spec(ranks: ProcessGroup | None, peer: Peer | None) -> RunSpec:

@@ -28,7 +28,14 @@ from minga.identity.links.grant import LinkAccess
 from minga.identity.links.links import Link
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.training.access.access_files import AccessFiles
-from minga.training.access.standing_orders import OPTIMIZER, STRATEGY, StandingOrders, amended_spec, check_changes
+from minga.training.access.standing_orders import (
+    OPTIMIZER,
+    STRATEGY,
+    StandingOrders,
+    amended_spec,
+    check_changes,
+    spec_due,
+)
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins
@@ -100,6 +107,23 @@ class Organiser:
         return max(0, organisers.needed - len(access.grant.signers(organisers.keys)))
 
     # ---- barring and handing over
+
+    def whole_id(self, beginning: str) -> str:
+        """The id of the one peer, or invitation, that begins with these digits, as displays show ids.
+
+        Raises `ConfigurationError` if there is none, or more than one.
+        """
+        self.hear()
+        known = {*self.ledger.barred(), *self.ledger.proposed()}
+        for view in self.members():
+            known |= {view.peer, *filter(None, [view.invitation])}
+        if self._peer is not None:
+            known |= {each.peer_id for each in self._peer.status().peers}
+        found = sorted(each for each in known if each.startswith(beginning.lower()))
+        if len(found) != 1:
+            said = f"{len(found)} ids that are known here begin" if found else "no id that is known here begins"
+            raise ConfigurationError(f"{said} with {beginning}; minga members LINK shows whole ids")
+        return found[0]
 
     def bar(self, key: str, reason: str) -> bool:
         """Bar a peer's key or an invitation's; False if more organisers have to do so until it takes effect."""
@@ -288,8 +312,7 @@ class Organiser:
         """The run spec by the amendments that are due at `step`."""
 
         def amended() -> RunSpec:
-            orders = StandingOrders(self._spec, self.ledger)
-            return orders.spec(orders.due(step))
+            return spec_due(self._spec, self.ledger, step)
 
         return amended() if self._peer is None else self._peer.on_loop(amended)
 
@@ -376,11 +399,12 @@ def desk_in(peer: Peer, identity: Path | None) -> Organiser:
 
 def _take_kept(ledger: AccessLedger, files: AccessFiles, peer: Peer | None) -> None:
     """Enter the orders that this machine remembers, such as those from a time when no peer was there to take them."""
+    kept = files.orders()
     if peer is not None:
         session = peer.session
-        peer.on_loop(lambda: session.admission.take(files.orders()))
+        peer.on_loop(lambda: session.admission.take(kept))
         return
-    for order in files.orders():
+    for order in kept:
         with contextlib.suppress(InvalidOrderError):
             ledger.take(order)
 

@@ -48,6 +48,7 @@ class RunAccess:
         self.known = known
         """The signed run spec, and what it says."""
         self._files, self._link, self._keeps, self._vouchers = files, link, keeps, vouchers
+        self._of_before = files.known() if keeps else None  # read here, since the loop must not wait for it
         self._obtain = obtain
         self._obtained: Token | None = None
 
@@ -114,7 +115,7 @@ class RunAccess:
             return
         signed, spec = self.known
         ledger = AccessLedger.of_spec(signed.run_id, spec, signed.organiser)
-        session.follow_orders(ledger, self._files if self._keeps else None)
+        session.follow_orders(ledger, self._files if self._keeps else None, self._of_before)
 
     async def meet(self, session: Session, peer: PeerId) -> None:
         """Ask the first peer for the run spec. Raises `RemoteError`, or `ConfigurationError` for one of the future."""

@@ -4,43 +4,37 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
-import threading
-import time
 from collections.abc import Callable, Coroutine, Mapping
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from minga.averaging.strategy_choice import StrategyChoice, round_batch_range
-from minga.core.errors import ClosedError, ConfigurationError, StorageError
+from minga.core.errors import ClosedError, ConfigurationError
 from minga.core.events.bus import Event, EventData, Value
 from minga.core.events.catalogue import CATALOGUE
-from minga.core.events.training import CheckpointFailed, CheckpointSaved
 from minga.core.free_memory import give_back_free_memory
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.keys.keys import Identity
 from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
-from minga.training.archive.archiver import Archive, Archiver
-from minga.training.archive.record import ArchiveRecord
+from minga.training.archive.archiver import Archive
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.loop_thread import LoopThread
 from minga.training.bridge.settled_objects import settle_objects
+from minga.training.checkpointer import Checkpointer
+from minga.training.life.founding import Genesis
 from minga.training.life.member import Member
+from minga.training.life.verified_files import genesis_file
 from minga.training.life.verified_member import VerifiedMember
-from minga.training.own_state_keeper import OwnStateKeeper
+from minga.training.receipts.book_file import BookFile
 from minga.training.receipts.file_service import ReceiptFileServer, fetch_receipts
 from minga.training.receipts.tally import PeerTotals
 from minga.training.record_kinds import Progress
 from minga.training.replica.replica import Replica
-from minga.training.run_folder.own_state import OwnState
 from minga.training.session import Session
-from minga.training.state.checkpoints import CheckpointStore
-from minga.training.state.manifest import Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.state.state_memory import FILED_BYTES
 from minga.training.status.event_stream import EventStream
@@ -69,7 +63,9 @@ class Peer:
         spec: RunSpec,
         files: Mapping[str, Path],
         directory: Path,
+        held: contextlib.ExitStack,
     ) -> None:
+        """`held` is what this process alone may use as long as the peer lives, such as its key; the peer frees it."""
         self.spec = spec
         """The run spec, the same for all peers."""
         self.files = dict(files)
@@ -77,19 +73,19 @@ class Peer:
         self.directory = directory
         """Where this peer keeps files and checkpoints of the run."""
         self._thread, self._session, self._signed_spec = thread, session, signed_spec
-        self._held = contextlib.ExitStack()
-        self._saving: threading.Thread | None = None
         self._metrics = MetricsPublisher(session.board, session.node, self._later)
-        self._own: OwnStateKeeper | None = None
         self._closed = False
         self._unsettle: Callable[[], None] = lambda: None
-        self._amended = spec
         self._status, self._streams = StatusReader(self), list[EventStream]()
-        self._archiver: Archiver | None = None
-        self._archived_status = self._status
+        self.checkpointer = Checkpointer(session, spec, directory, self.note)
+        """For the optimizer: keeps checkpoints, and what this peer alone has."""
         thread.ask(lambda: RunFileServer(session.node, signed_spec, spec.files, self.files))
-        if self.role == "monitor":
-            thread.ask(lambda: session.preside(spec, signed_spec.organiser, directory))
+        organiser, path, known = signed_spec.organiser, None, None
+        if self.role != "monitor" or self.peer_id == organiser:  # who only looks on leaves nothing behind
+            path = genesis_file(directory, session.peer_id)
+            known = Genesis.from_file(path, self.run_id, organiser)
+        thread.ask(lambda: session.begin_founding(spec, organiser, path, known))
+        self._held = held.pop_all()
         atexit.register(self.close)
 
     # ---- who and where
@@ -220,12 +216,8 @@ class Peer:
         with contextlib.suppress(Exception):  # a goodbye that fails must not keep the program from ending
             self._thread.call(self._session.close(reason), CLOSE_S)
         self._thread.close()
-        if self._saving is not None:
-            self._saving.join()
-        if self._own is not None:
-            self._keep_own(self._own.at_end())
-        if self._archiver is not None:
-            self._archiver.close()
+        self._session.disk.close()
+        self.checkpointer.close()
         for stream in self._streams:
             stream.close()
         self._held.close()
@@ -239,20 +231,19 @@ class Peer:
     ) -> None:
         self.close("" if kind is None else kind.__name__)
 
-    def hold(self, held: contextlib.ExitStack) -> None:
-        """Free, when this peer is closed, what this process alone may use as long as it lives, such as its key."""
-        self._held = held
+    def keep_archive(self, archive: Archive) -> None:
+        """Keep some checkpoints for good from now on, signed by this peer; see `minga.training.archive`."""
+        self.checkpointer.archive(archive, StatusReader(self, from_start=True))
 
-    def keep_archive(self, archive: Archive, identity: Identity) -> None:
-        """Keep some checkpoints for good from now on, signed by `identity`; see `minga.training.archive`."""
-        self._archiver = Archiver(self.directory, archive, identity, self.note)
-        self._archived_status = StatusReader(self, from_start=True)
+    def newest_checkpoint(self) -> StateSnapshot | None:
+        """The newest intact checkpoint of this run on this machine. Raises `StorageError` if all are damaged."""
+        return self.checkpointer.newest()
+
+    def checkpoint_step(self) -> int | None:
+        """The step of the newest checkpoint of this run on this machine; None if there is none."""
+        return self.checkpointer.newest_step()
 
     # ---- for the optimizer
-
-    @cached_property
-    def _checkpoints(self) -> CheckpointStore:
-        return CheckpointStore(self.directory / "checkpoints", keep=self.spec.checkpoints.keep)
 
     def attach(self, replica: Replica) -> GradientPort | AssignedPort:
         """Begin to take part in steps with `replica`; its thread has to serve the port that is returned.
@@ -296,13 +287,12 @@ class Peer:
             target_batch_sizes=round_batch_range(self.spec.at(replica.step)),
         )
         port.on_broken_sum = replica.look_closely
-        own = self._own = OwnStateKeeper(self.directory, self._session.peer_id, self.spec, replica, port)
-        before = own.take_up()
+        before = self.checkpointer.take_up(replica, port)
+        receipts_file = BookFile(self.directory, self._session.peer_id, self._session.disk)
 
         def start() -> None:
-            self._session.on_amended = self._take_amended
-            member = self._session.attach(self.spec, replica, port, self._signed_spec.organiser, self.directory)
-            own.begin(member, before)
+            member = self._session.attach(self.spec, replica, port, self._signed_spec.organiser, receipts_file)
+            self.checkpointer.begin(member, before)
             ReceiptFileServer(self._session.node, member.receipts.book, self._signed_spec)
             self._hold_no_free_memory(member, replica)
 
@@ -318,46 +308,9 @@ class Peer:
         if 4 * replica.vector.layout.total >= FILED_BYTES:
             member.on_step_ended.add(give_back)
 
-    def _take_amended(self, spec: RunSpec) -> None:
-        """The organisers changed settings: those about checkpoints are this peer's own affair."""
-        self._amended = spec
-        self._checkpoints.keep = spec.checkpoints.keep
-
     def is_ready(self) -> bool:
         """Whether this peer has the swarm's state and takes part in steps."""
         return self._session.member is not None and self._session.member.ready.is_set()
-
-    def newest_checkpoint(self) -> StateSnapshot | None:
-        """The newest intact checkpoint of this run on this machine. Raises `StorageError` if all are damaged."""
-        checkpoint = self._checkpoints.load()
-        return None if checkpoint is None else checkpoint.snapshot
-
-    def checkpoint_step(self) -> int | None:
-        """The step of the newest checkpoint of this run on this machine; None if there is none."""
-        return max(self._checkpoints.steps(), default=None)
-
-    @property
-    def last_step(self) -> int | None:
-        """The step after which the run ends, as the organisers amended it; None if no end is set."""
-        return self._amended.training.stop_after_steps
-
-    def is_checkpoint_due(self, step: int) -> bool:
-        """Whether the run spec asks for a checkpoint after `step`, and the last one is written."""
-        every = self._amended.checkpoints.every_steps
-        if self._archiver is not None and self._archiver.is_due(step):
-            return True
-        return every > 0 and step % every == 0 and not (self._saving is not None and self._saving.is_alive())
-
-    def save_checkpoint(self, snapshot: StateSnapshot, *, wait: bool = False) -> None:
-        """Write a checkpoint beside training, or (`wait`) at once."""
-        if self._saving is not None:
-            self._saving.join()
-        self._saving = threading.Thread(
-            target=self._save, args=(snapshot, self._files_of_checkpoint()), name="minga-checkpoint"
-        )
-        self._saving.start()
-        if wait:
-            self._saving.join()
 
     def count(self, samples: int, loss: float | None) -> None:
         """Add a micro-batch to the totals that this peer publishes about itself."""
@@ -380,43 +333,3 @@ class Peer:
             self._thread.loop.call_later(seconds, function)
 
         self._soon(begin)
-
-    def _files_of_checkpoint(self) -> dict[str, bytes]:
-        """What lies beside the state: the run spec, and the organisers' orders that changed it."""
-        ledger = self._session.admission.ledger
-        amendments = [] if ledger is None else list(ledger.amendments)
-        files = {"run-spec.toml": self.spec.to_toml().encode()}
-        if amendments:
-            said = [{"number": a.number, "from_step": a.from_step, "changes": dict(a.changes)} for a in amendments]
-            files["amendments.json"] = json.dumps(said, indent=1).encode()
-        return files
-
-    def _save(self, snapshot: StateSnapshot, files: Mapping[str, bytes]) -> None:
-        try:
-            manifest = build_manifest(snapshot)
-            path = self._checkpoints.save(snapshot, manifest, files=files)
-            self.note(CheckpointSaved(step=snapshot.step, path=str(path)))
-            if self._own is not None:
-                self._keep_own(self._own.beside(snapshot.step))
-            self._keep_for_good(path, manifest)
-        except (StorageError, OSError) as error:
-            self.note(CheckpointFailed(step=snapshot.step, why=str(error)))
-
-    def _keep_own(self, state: OwnState | None) -> None:
-        """Write what this peer alone has; a disk that refuses is no reason to end."""
-        if self._own is None or state is None:
-            return
-        try:
-            self._own.file.save(state)
-        except StorageError as error:
-            self.note(CheckpointFailed(step=state.step, why=str(error)))
-
-    def _keep_for_good(self, path: Path, manifest: Manifest) -> None:
-        step = manifest.step
-        if self._archiver is None or not (self._archiver.is_due(step) or step == self.last_step):
-            return
-        loss: float | None = None
-        with contextlib.suppress(ClosedError, RuntimeError):  # closed meanwhile: the checkpoint counts, not its loss
-            loss = self._archived_status.look().status.loss
-        record = ArchiveRecord(self.run_id, self.spec.name, step, manifest.digest, loss, time.time(), self.peer_id)
-        self._archiver.add(path, record)

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from minga.averaging.planning.contributor_choice import StepWork
 from minga.core.spec.run_spec import RunSpec
-from minga.training.access.standing_orders import StandingOrders
+from minga.training.access.standing_orders import spec_due
 from minga.training.bridge.loop_thread import LoopThread
 from minga.training.record_kinds import Progress
 from minga.training.session import Session
 from minga.training.status.live_rates import LiveRates, live_rates
-from minga.training.status.run_status import target_batch_size
+from minga.training.status.run_status import live_work
 
 LOOK_S = 2.0
 """How long to wait for what the peers of the run say of themselves; a run that has not begun says nothing."""
@@ -23,7 +24,7 @@ _POLL_S = 0.05
 class Prospect:
     """A run as it looks from its door: the published spec, the organiser's key, and the peers that train.
 
-    `live` has the peers that take part in rounds now and their rates; `batch` is the present target batch size.
+    `live` has the peers that take part in rounds now and their rates; `work` is what their steps carry at present.
     `completed` is the last step of the run if that is taken: most peers that are here say so, and none trains on.
     """
 
@@ -31,7 +32,7 @@ class Prospect:
     organiser: str
     spec: RunSpec
     live: LiveRates
-    batch: int
+    work: StepWork
     completed: int | None = None
 
 
@@ -44,9 +45,9 @@ def look(thread: LoopThread, session: Session, spec: RunSpec, organiser: str) ->
     until = time.monotonic() + LOOK_S
     while not (live := thread.ask(lambda: live_rates(session.board))).vector_bytes and time.monotonic() < until:
         time.sleep(_POLL_S)
-    batch = thread.ask(lambda: target_batch_size(session.board, spec))
+    live, work = thread.ask(lambda: live_work(session.board, spec, session.ledger))
     completed = None if live.peers else thread.ask(lambda: completed_step(session, spec))
-    return Prospect(session.node.run_id, organiser, spec, live, batch, completed)
+    return Prospect(session.node.run_id, organiser, spec, live, work, completed)
 
 
 def completed_step(session: Session, spec: RunSpec) -> int | None:
@@ -57,8 +58,5 @@ def completed_step(session: Session, spec: RunSpec) -> int | None:
     known = (item.payload for item in session.board.items(Progress))
     steps = sorted(progress.step for progress in known if progress.status != "syncing")  # which has no state yet
     step = steps[(len(steps) - 1) // 2] if steps else 0  # of which most are not below, so a liar alone changes nothing
-    if session.ledger is not None:
-        orders = StandingOrders(spec, session.ledger)
-        spec = orders.spec(orders.due(step))
-    last = spec.training.stop_after_steps
+    last = spec_due(spec, session.ledger, step).training.stop_after_steps
     return last if last is not None and step >= last else None

@@ -20,6 +20,7 @@ from minga.averaging.link_reporter import LinkReporter
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
 from minga.averaging.strategy_choice import round_batch_range
+from minga.core.aio.disk_writes import DiskWrites
 from minga.core.aio.ending import end
 from minga.core.errors import (
     ClosedError,
@@ -52,17 +53,16 @@ from minga.network.rpc.handshake import Role
 from minga.network.rpc.node import Node
 from minga.network.rpc.own_address import OwnAddress
 from minga.security.protocol.behaviour import Behaviour
-from minga.training.access.access_files import AccessFiles
+from minga.training.access.access_files import AccessFiles, KnownAccess
 from minga.training.access.access_watch import AccessWatch
 from minga.training.access.admission import Admission
 from minga.training.access.entrance import Entrance
 from minga.training.access.standing_orders import StandingOrders
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
-from minga.training.life.founding import Founding, FoundingRules
+from minga.training.life.founding import Founding, FoundingRules, Genesis
 from minga.training.life.member import Member, MemberSettings
 from minga.training.life.state_sync import Download
-from minga.training.life.verified_files import genesis_file
 from minga.training.life.verified_member import VerifiedMember, VerifiedOptions
 from minga.training.receipts.book_file import BookFile
 from minga.training.receipts.receipts import Receipts
@@ -89,8 +89,8 @@ class SessionSettings:
 
     All traffic keeps to `max_upload` and `max_download`, and the plan knows them. Verified chunks of an unfinished
     state download are kept in `cache`, and there lies a large state that is being downloaded. With `may_be_alone` the
-    peer goes on where no other answers. `divide` makes the plans of the groups that it leads, and `kinds` are the
-    records that it can read and write.
+    peer goes on where no other answers. One that `probes` fills its line now and then to learn what it carries.
+    `divide` makes the plans of the groups that it leads, and `kinds` are the records that it can read and write.
     """
 
     role: Role = "trainer"
@@ -98,6 +98,7 @@ class SessionSettings:
     max_download: RateCap | None = None
     cache: Path | None = None
     may_be_alone: bool = False
+    probes: bool = True
     divide: Divide = divide
     kinds: RecordKinds = RUN_KINDS
 
@@ -155,6 +156,8 @@ class Session:
         self.own_address = OwnAddress(self.node, self.reachability)
         self.state_server = StateServer(self.node)
         self.member: Member | VerifiedMember | None = None
+        self.disk = DiskWrites()
+        """What this peer writes beside the loop; to be closed when the loop has ended."""
         self.behaviour = Behaviour()
         """The behaviour of this peer in a secure run; only tests of the others' defence change it."""
         self.founding: Founding | None = None
@@ -163,8 +166,9 @@ class Session:
         self.identity = identity
         self.orders: StandingOrders | None = None
         """The organisers' amendments, once a trainer is attached."""
-        self.on_amended: Callable[[RunSpec], None] = lambda _: None
-        """Told the amended run spec when amendments come into force here."""
+        self.spec: RunSpec | None = None
+        """The run spec as it is amended by what is in force here, once a trainer is attached; any thread may read it.
+        """
         self._life: asyncio.Task[None] | None = None
         self._access_watch: AccessWatch | None = None
         self._started = False
@@ -220,9 +224,11 @@ class Session:
             self._access_watch.keep_token(token)
             self._publish_token()
 
-    def follow_orders(self, ledger: AccessLedger, files: AccessFiles | None = None) -> None:
-        """Only peers that the orders in `ledger` allow may take part; what this peer learns about that is kept in
-        `files`.
+    def follow_orders(
+        self, ledger: AccessLedger, files: AccessFiles | None = None, known: KnownAccess | None = None
+    ) -> None:
+        """Only peers that the orders in `ledger` allow may take part, those that are `known` and those to come; what
+        this peer learns about that is kept in `files`.
         """
         refused = self.admission.enforce(ledger)
         self._access_watch = AccessWatch(
@@ -231,6 +237,8 @@ class Session:
             self.admission,
             ledger,
             files,
+            known,
+            self.disk,
             in_step=lambda: self.member is not None and self.member.ready.is_set(),
             on_own_end=self._lose_access,
         )
@@ -251,11 +259,12 @@ class Session:
         replica: ReplicaInterface,
         port: GradientPort,
         organiser: str,
-        directory: Path | None = None,
+        receipts_file: BookFile | None = None,
     ) -> Member:
         """Begin to take part in steps with a trainer behind `port`; `organiser` is whose key signed the run spec, and
-        `directory` holds the files of the run.
+        `receipts_file` keeps receipts beyond this process.
         """
+        self.spec = spec
         settings = MemberSettings(
             target_batch_sizes=round_batch_range(spec),
             aggregates=self.settings.role != "client",
@@ -271,9 +280,8 @@ class Session:
         watch, ledger = self._access_watch, self.admission.ledger
         orders = None if watch is None or ledger is None else watch.exchange.exchange
         self.orders = standing = StandingOrders(spec, ledger, orders)
-        file = None if directory is None else BookFile(directory, self.peer_id)
-        receipts = Receipts(self.node, self.identity, file, self.admission.credential_of)
-        founding = self._found(spec, organiser, directory)
+        receipts = Receipts(self.node, self.identity, receipts_file, self.admission.credential_of)
+        founding = self.founding or self.begin_founding(spec, organiser)
         member = Member(
             self.node,
             self.identity,
@@ -287,6 +295,7 @@ class Session:
             receipts,
         )
         member.amended.on_change = self._take_amended
+        member.on_replaced = self.state_server.withdraw
         self._begin(member, replica, port)
         return member
 
@@ -309,28 +318,35 @@ class Session:
                 f'role "{self.settings.role}": in this run everybody computes and can be dialled by everybody, as a '
                 "trainer; where nobody asked for another role, `minga doctor` shows what keeps others from dialling"
             )
-        founding = self._found(spec, organiser, directory)
+        self.spec = spec
+        founding = self.founding or self.begin_founding(spec, organiser)
         options = VerifiedOptions(founding, self.behaviour, directory, entropy)
         life = VerifiedMember(self.node, self.identity, self.board, spec, options, replica, port)
         self._begin(life, replica, port)
         return life
 
-    def preside(self, spec: RunSpec, organiser: str, directory: Path | None = None) -> None:
-        """See the run founded without taking part, and tell others of it. Only the organiser, who must never sign
-        another genesis, keeps it in `directory`.
+    def begin_founding(
+        self, spec: RunSpec, organiser: str, path: Path | None = None, known: Genesis | None = None
+    ) -> Founding:
+        """Learn how the run was founded, and tell others. The genesis is kept at `path`; `known` is what lay there.
+
+        The organiser's peer, where it has a model, founds the run when that takes part. Only looking on, it signs who
+        else does.
         """
-        founding = self._found(spec, organiser, directory if self.peer_id == organiser else None)
+        is_organiser, only_looks = self.peer_id == organiser, self.settings.role == "monitor"
+        self.founding = founding = Founding(self.node, self.identity, organiser, FoundingRules.of(spec), path, known)
 
         def note(_: PeerId, __: Change) -> None:
-            known = [progress.step for progress in self.board.payloads(Progress).values()]
+            known = [p.step for p in self.board.payloads(Progress).values() if p.status != "syncing"]
             founding.step = max([founding.step, *known])
 
-        self.board.observe(note)
-
-        async def see_it_founded() -> None:
+        async def find() -> None:
             await founding.find()
 
-        self.node.spawn(see_it_founded())
+        self.board.observe(note)
+        if only_looks or not is_organiser:
+            self.node.spawn(find())
+        return founding
 
     async def close(self, reason: str = "") -> None:
         """Say goodbye and end everything, within `SEE_OFF_S` and `LEAVE_S` seconds."""
@@ -360,16 +376,14 @@ class Session:
 
         port.at_boundary = serve_state
         self._life = asyncio.get_running_loop().create_task(self._live(member, replica.step), name="minga-member")
-        self.node.spawn(Prober(self.node, lambda: member.swarm_view.reachable() if member.ready.is_set() else []).run())
+        if self.settings.probes:
+            self.node.spawn(
+                Prober(self.node, lambda: member.swarm_view.reachable() if member.ready.is_set() else []).run()
+            )
         self.node.spawn(LinkReporter(self.node, self.board).run())
 
-    def _found(self, spec: RunSpec, organiser: str, directory: Path | None) -> Founding:
-        path = None if directory is None else genesis_file(directory, self.peer_id)
-        self.founding = Founding(self.node, self.identity, organiser, FoundingRules.of(spec), path)
-        return self.founding
-
     def _take_amended(self, spec: RunSpec) -> None:
-        self.on_amended(spec)
+        self.spec = spec
 
     def _publish_token(self) -> None:
         if credential := self.admission.credential():
@@ -455,7 +469,6 @@ class Session:
                     accept=lambda manifest: port.accept(lambda: replica.check(manifest)),
                     progress=note,
                 )
-            self.state_server.withdraw()  # what was served before is not what this peer will have
             return state.snapshot
 
         return fetch

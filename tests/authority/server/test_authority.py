@@ -22,8 +22,9 @@ from minga.authority.server.allow_list import AllowList
 from minga.authority.server.codes import HASH_PATTERN, fits, hashed, new_code
 from minga.authority.server.issuer import Issuer
 from minga.authority.server.rate_limit import RateLimit
+from minga.authority.server.refusals import Refused
 from minga.authority.server.revocation import watch_list
-from minga.authority.server.roster import RosterFile
+from minga.authority.server.roster import IssuedToken, RosterFile
 from minga.authority.server.service import BURST
 from minga.core.errors import (
     ConfigurationError,
@@ -153,6 +154,18 @@ async def test_a_person_has_as_many_peers_at_a_time_as_the_list_says(tmp_path: P
     await token_of(place, third, ByCode("bob", CODES["bob"]))
     place.clock.now_s += 6 * HOUR_S + CLOCK_SKEW_S + 1
     await token_of(place, OTHER)
+
+
+def test_the_peers_of_another_person_of_that_name_take_no_place(tmp_path: Path) -> None:
+    """The authority was given another provider, and kept its roster."""
+    roster = RosterFile(tmp_path / "roster.json", RUN, lambda: 0.0)
+    first, second, third = (peer.peer_id for peer in peers(3))
+    here, there = (IssuedToken("alice", source, INVITATION.peer_id, 0.0, HOUR_S) for source in ("file", "oauth there"))
+    roster.take(first, here, most_peers=1, uses=9)
+    roster.take(second, there, most_peers=1, uses=9)
+    with pytest.raises(Refused, match="alice may have 1 peer at a time"):
+        roster.take(third, there, most_peers=1, uses=9)
+    roster.close()
 
 
 @asynchronously

@@ -86,6 +86,14 @@ async def test_a_server_with_its_own_certificate(tmp_path: Path) -> None:
         assert isinstance(answer, tuple)
 
 
+def test_the_link_names_an_address_by_which_others_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minga.authority.server.app.reachable_hosts", lambda host: ["192.0.2.7"])
+    certificate, key = certify(tmp_path)
+    chosen = settings(tmp_path, host="0.0.0.0", certificate=certificate, key=key)
+    with contextlib.closing(AuthorityServer(chosen, None, lambda *_, **__: None)) as server:
+        assert (server.link.authority or "").startswith("https://192.0.2.7:")
+
+
 @asynchronously
 async def test_a_request_that_dawdles_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "BODY_S", 0.05)

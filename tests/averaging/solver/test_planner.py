@@ -504,3 +504,14 @@ def test_prediction_of_two_levels_by_hand() -> None:
     assert [round(got / VECTOR, 6) for got in found.download_bytes] == [3, 1, 1, 2, 1]
     assert found.seconds == pytest.approx(10.0)
     assert found.binding == Binding("path", 3, 0)
+
+
+def test_a_trainer_that_would_reduce_everything_leaves_a_part_to_who_can_attest_its_samples() -> None:
+    host = auxiliary(0.05, receives=True)
+    beside_a_host = SwarmRates((peer(1.0), host))
+    division = divide(beside_a_host, VECTOR)
+    assert {part.root for part in division.parts} == {0, 1}
+    assert division.predicted_s == pytest.approx(predict(Division((PartShare(1.0, 0),)), beside_a_host, VECTOR).seconds)
+    one_fast = SwarmRates((peer(9.0), client(0.01), peer(0.01), host))
+    assert {part.root for part in divide(one_fast, VECTOR).parts} == {0, 3}, "who has no samples of its own comes first"
+    assert {part.root for part in divide(SwarmRates((peer(1.0), client(0.1), client(0.1))), VECTOR).parts} == {0}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from html import unescape
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
+from minga.core.wheel import own_wheel
 from minga.identity.links.links import Link
 from tests.worlds.authority_tools import CODES, people
 from tests.worlds.cli_run import LOCAL, SPEC, Running, call, last_json
@@ -31,8 +34,10 @@ def test_log_in_train_and_be_taken_off_the_list(tmp_path: Path, capfd: pytest.Ca
         assert call("admit", link, *power, "--uses", "50", "--json") == 0
         invitation = last_json(capfd.readouterr().out)["link"]
         with Running("authority", invitation, "--allow", str(allow), "--listen", "127.0.0.1:0", *power) as authority:
-            public = authority.wait_for("authority")["link"]
+            told = authority.wait_for("authority")
+            public = told["link"]
             assert Link.parse(public).access is None
+            gives_newcomers_a_page_and_minga(told["url"], public)
             wrong = ("--login", "bob", "--secret", str(code))
             assert call("join", public, *WORK, *own(tmp_path, "guest"), *wrong, "--json") == 3
             assert "code is wrong" in last_json(capfd.readouterr().out)["message"]
@@ -51,6 +56,17 @@ def test_log_in_train_and_be_taken_off_the_list(tmp_path: Path, capfd: pytest.Ca
                 assert (last["ok"], "no longer on the authority's list" in last["message"]) == (False, True)
         roster = json.loads((tmp_path / "allow.roster.json").read_text())
         assert {seat["name"] for seat in roster["seats"].values()} == {"alice"}
+
+
+def gives_newcomers_a_page_and_minga(url: str, link: str) -> None:
+    wheel = own_wheel()
+    assert wheel is not None
+    with urlopen(url) as answer:
+        page = unescape(answer.read().decode())
+    assert f"minga[data] @ {url}/{wheel.reference}" in page
+    assert f"minga join {link}" in page
+    with urlopen(f"{url}/{wheel.name}") as answer:
+        assert answer.read() == wheel.data
 
 
 def test_new_codes_and_mistakes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

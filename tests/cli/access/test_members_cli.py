@@ -35,7 +35,8 @@ def test_admit_join_ban(tmp_path: Path) -> None:
         assert "for members only" in last_json(refused.stdout)["message"]
         examined = run("doctor", link, *LOCAL)
         assert examined.returncode == 0, "the way works, and the doctor's own key need not be a member's"
-        assert "`minga join` has to go on" in examined.stdout
+        assert "This machine is not admitted" in examined.stdout
+        assert "Everything that was checked works." not in examined.stdout
         made = run("admit", link, *LOCAL, *own(tmp_path, "host"), "--valid", "1h", "--json")
         assert made.returncode == 0, made.stderr
         invitation = last_json(made.stdout)["link"]
@@ -47,10 +48,10 @@ def test_admit_join_ban(tmp_path: Path) -> None:
             assert "used up" in last_json(used.stdout)["message"]
             listed = last_json(run("members", link, *LOCAL, *own(tmp_path, "host"), "--json").stdout)
             assert {view["peer"] for view in listed["members"]} == {me, listed["organisers"][0]}
-            short = run("ban", link, me[:10], *LOCAL, *own(tmp_path, "host"), "--json")  # as other commands show it
-            assert "minga members LINK shows whole ids" in last_json(short.stdout)["message"]
-            banned = run("ban", link, me, *LOCAL, *own(tmp_path, "host"), "--reason", "a test", "--json")
-            assert last_json(banned.stdout)["in_force"] is True
+            wrong = run("ban", link, "0123456789", *LOCAL, *own(tmp_path, "host"), "--json")
+            assert "no id that is known here begins with 0123456789" in last_json(wrong.stdout)["message"]
+            banned = run("ban", link, me[:10], *LOCAL, *own(tmp_path, "host"), "--reason", "a test", "--json")
+            assert (last_json(banned.stdout)["in_force"], last_json(banned.stdout)["key"]) == (True, me)
             host.wait_for("access.ended", peer=me)
             last = guest.summary()
             assert (last["ok"], "a test" in last["message"]) == (False, True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from minga.core.aio.disk_writes import DiskWrites
 from minga.identity.keys.keys import Identity
 from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
@@ -28,7 +29,7 @@ LINK = str(Link(SPEC.run_id, ORGANISER.peer_id, (EntryPoint(ORGANISER.peer_id, (
 def folder(tmp_path: Path) -> Path:
     """The folder of a run in which the first peer took part, with two others."""
     (tmp_path / SPEC_FILE).write_bytes(SignedRunSpec.sign(SPEC, ORGANISER).encode())
-    file = BookFile(tmp_path, IDS[0])
+    file = BookFile(tmp_path, IDS[0], DiskWrites())
     for step in (10, 15):
         count = make_count(step, [Claim(4, 4, 100 + index, 2048) for index in range(3)])
         file.add_count(JudgedCount(count, b"", is_witness=True))

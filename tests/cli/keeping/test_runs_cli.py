@@ -94,11 +94,33 @@ def test_a_run_is_deleted_only_after_a_yes(folders: list[Path], monkeypatch: pyt
     assert not folders[1].exists()
 
 
+def test_what_peers_left_without_a_run_spec_is_listed_and_deleted(folders: list[Path]) -> None:
+    base = folders[0].parent
+    left = [base / "temporary-x1y2", base / "0123456789abcdef"]
+    for folder in (*left, base / "photos"):
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "checkpoints" / "state").write_bytes(bytes(5000))
+    shown = run("runs").stdout
+    assert all(str(folder) in shown for folder in left)
+    assert "photos" not in shown
+    told = last_json(run("runs", "--json").stdout)
+    assert {each["directory"]: each["size_bytes"] for each in told["without_spec"]} == dict.fromkeys(
+        map(str, left), 5000
+    )
+    assert len(told["runs"]) == 2
+    for folder in left:
+        refused = run("runs", "--remove", folder.name[:12])
+        assert f"add --yes to delete {folder} (without a run spec, changed " in refused.stderr
+        assert run("runs", "--remove", folder.name[:12], "--yes").returncode == 0
+        assert not folder.exists()
+    assert (base / "photos").exists()
+
+
 def test_a_run_that_is_hosted_is_not_deleted_and_it_is_said_what_to_end(folders: list[Path]) -> None:
     with HostLock.take(folders[0]):
         refused = run("runs", "--remove", folders[0].name, "--yes")
     assert refused.returncode == 2
-    assert f"hosts this run from {folders[0]}: end that process before you remove it" in refused.stderr
+    assert f"takes part in a run from {folders[0]}: end that process before you remove it" in refused.stderr
     assert "minga join" not in refused.stderr
     assert folders[0].exists()
 

@@ -30,7 +30,7 @@ def draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("minga.cli.keeping.export.from_run_folder", lambda folder: trained)
     monkeypatch.chdir(tmp_path)
     # A watch for Ctrl-C lasts to the end of the process, which here is that of the tests.
-    monkeypatch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self: None)
+    monkeypatch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self, **_: None)
 
     def drawn(pictures: Pictures, **options: Any) -> None:
         context = make_context(json_output=False)

@@ -40,7 +40,7 @@ SIZE = 100_000_000
 @pytest.fixture(autouse=True)
 def _keep_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minga.cli.gc.freeze", lambda: None)
-    monkeypatch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self: None)
+    monkeypatch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self, **_: None)
 
 
 def written(folder: Path, text: str) -> Path:
@@ -77,7 +77,7 @@ def test_paths_between_classes_and_sites(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (HOME, "target_batch_size: missing; it must be a whole number from 1 to 1_000_000_000"),
+        (HOME, "target_batch_size: missing; it must be a whole number from 1 to 1,000,000,000"),
         (HEAD, "peers: missing; there must be at least one [[peers]] table"),
         ("target_batch_size = 1\n" + HOME, "give either parameters or vector_bytes"),
         ("vector_bytes = 5\n" + HEAD + HOME, "give either parameters or vector_bytes"),
@@ -91,7 +91,7 @@ def test_paths_between_classes_and_sites(tmp_path: Path) -> None:
         (HEAD + HOME.replace('"20Mbit"', '"99999999999999999Gbit"'), "out of range"),
         (HEAD + HOME.replace("second = 10", "second = nan"), "samples_per_second = nan"),
         (HEAD + HOME.replace("second = 10", "second = -1"), "samples_per_second = -1: must be a number of at least 0"),
-        (HEAD + HOME.replace("count = 8", "count = 0"), "count = 0: must be a whole number from 1 to 1_000"),
+        (HEAD + HOME.replace("count = 8", "count = 0"), "count = 0: must be a whole number from 1 to 1,000"),
         (HEAD + HOME.replace("count = 8", "count = 1000") + CLOUD, "1001 peers in all; there may be at most 1000"),
         (HEAD + HOME + HOME, "[[peers]] number 2: name = 'home': used twice"),
         (HEAD + HOME + 'role = "boss"\n', 'role = \'boss\': must be one of "trainer", "client", "auxiliary"'),
@@ -162,7 +162,7 @@ def test_reasons_and_traffic() -> None:
     found = explain(rates, WORK)
     reasons = [task.reason for task in found.tasks]
     assert "not all can reach it" in reasons[3]
-    assert reasons[4] == "its own vector fills its link"
+    assert reasons[4] == "sending its own gradient takes all the time"
     assert found.tasks[5].reduces > found.tasks[0].reduces
     assert math.fsum(task.reduces for task in found.tasks) == pytest.approx(1.0, abs=1e-6)
     daily = found.tasks[3].upload_bytes * 86_400 / found.step_s
@@ -268,6 +268,7 @@ def test_status_tells_the_plan_in_short() -> None:
     assert plan.round_s == pytest.approx(8.0)
     line = plan_line(plan)
     assert line == ("plan: aaaaaaaaaa 50%, bbbbbbbbbb 50% · rounds take 8 s and wait for the upload of cccccccccc")
+    assert plan_line(plan, 792.0) == "plan: aaaaaaaaaa 50%, bbbbbbbbbb 50% · computing takes 99% of a step"
     # Not sooner than the period, and not with too few.
     assert watch.at(101.0, LiveRates(names[:1], SwarmRates(rates.peers[:1]), SIZE)) is plan
     assert watch.at(200.0, LiveRates(names[:1], SwarmRates(rates.peers[:1]), SIZE)) is None

@@ -33,7 +33,7 @@ def _keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minga.cli.gc.freeze", lambda: None)
     monkeypatch.setattr("minga.cli.terminal.context.gc.disable", lambda: None)
     monkeypatch.setattr("minga.cli.terminal.context.gc.freeze", lambda: None)
-    monkeypatch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self: None)
+    monkeypatch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self, **_: None)
 
 
 def call(*arguments: str) -> int:

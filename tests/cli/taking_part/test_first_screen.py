@@ -8,9 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import typer
 
 import minga
+from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.cli.diagnosing.hops import packages
 from minga.cli.taking_part.first_screen import Costs, costs_of, lines, require_recipe, show_and_ask
@@ -32,7 +34,8 @@ TWO = LiveRates(("a" * 64, "b" * 64), SwarmRates((PeerRates(50 * MBIT, 50 * MBIT
 
 
 def prospect(live: LiveRates = NOBODY, text: str = SPEC) -> Prospect:
-    return Prospect("ab" * 32, "cd" * 32, RunSpec.from_toml(text), live, 256)
+    work = StepWork(live.vector_bytes, 256)
+    return Prospect("ab" * 32, "cd" * 32, RunSpec.from_toml(text), live, work)
 
 
 def test_costs_are_those_of_the_plan_with_this_machine_in_it() -> None:
@@ -48,7 +51,7 @@ def test_costs_are_those_of_the_plan_with_this_machine_in_it() -> None:
     for per_day in (costs.upload_per_day, costs.download_per_day):
         assert 0.5 * most_steps * 4e6 < per_day <= 2.0 * most_steps * 4e6
     text = "\n".join(lines(costs))
-    assert "organiser cdcdcdcdcdcdcdcd; 2 peers take part now" in text
+    assert "organiser's key cdcdcdcdcd; 2 peers take part now" in text
     assert "with your limit, 8 Mbit/s up" in text
 
 
@@ -71,7 +74,7 @@ def test_a_disk_with_too_little_room_is_said_before_the_question(
 
 def test_what_is_not_known_yet_is_not_made_up() -> None:
     text = "\n".join(lines(costs_of(prospect(), minga.PeerOptions(), WORK)))
-    assert "not known before others train" in text
+    assert "you are the first to train" in text
     assert "No limit is set" in text
     limited = costs_of(prospect(), minga.PeerOptions(), WORK, TrafficLimit.parse("50GB/month"))
     assert "At most 50 GB a month" in "\n".join(lines(limited))
@@ -88,15 +91,16 @@ def test_the_probe_of_the_line_is_told_with_what_the_start_takes() -> None:
 
     costs, text = told(minga.PeerOptions())
     assert costs.probe_upload_bytes == costs.probe_download_bytes == MAX_PHASE_BYTES
-    assert "at most 67.1 MB up and 67.1 MB down" in text
+    assert "at most 67.1 MB up and 67.1 MB down, now and again when peers come; never more than 2.15 GB a day" in text
     costs, text = told(minga.PeerOptions(max_upload="8Mbit"))
     assert (costs.probe_upload_bytes, costs.probe_download_bytes) == (800_000, MAX_PHASE_BYTES)
     assert "at most 800 kB up and 67.1 MB down" in text
     costs, text = told(minga.PeerOptions("monitor"))
     assert costs.probe_upload_bytes == costs.probe_download_bytes == 0
     assert "measure this line" not in text
-    _, text = told(minga.PeerOptions(), TrafficLimit.parse("100MB/day"))
-    assert "less than what the start takes" in text
+    costs, text = told(minga.PeerOptions(), TrafficLimit.parse("100MB/day"))
+    assert (costs.probe_upload_bytes, costs.start_bytes) == (0, costs.download_bytes)
+    assert "measure this line" not in text, "that would take more than this budget"
 
 
 def test_a_budget_is_told_in_steps_and_time() -> None:
@@ -109,13 +113,43 @@ def test_a_budget_is_told_in_steps_and_time() -> None:
     assert costs.limit_steps is not None
     assert costs.upload_per_day is not None
     assert costs.download_per_day is not None
-    assert costs.limit_days == pytest.approx(50e9 / (costs.upload_per_day + costs.download_per_day), rel=0.01)
+    starts = costs.start_bytes / (50e9 / 30)
+    a_day = costs.upload_per_day + costs.download_per_day
+    assert costs.limit_days == pytest.approx((1 - starts) * 50e9 / a_day, rel=0.01)
     assert costs.limit_steps / costs.limit_days == pytest.approx(86_400 / (256 / 20), rel=0.2)
-    assert f"about {costs.limit_steps:,} steps, or 1 d " in text
+    assert f"about {costs.limit_steps:,} steps, or 22 h " in text
     _, small = told("200MB/day")
     assert "steps, or" in small
-    _, tiny = told("10KB/day")
-    assert "less than what the start takes: this machine may take no step" in tiny
+
+
+def test_a_budget_with_which_no_step_can_follow_the_start_is_refused_with_the_smallest_that_makes_sense() -> None:
+    output = Output(json_output=False)
+
+    def ask(limit: str, peer: minga.PeerOptions) -> None:
+        show_and_ask(prospect(), peer, WORK, output, yes=True, max_files=2**31, limit=TrafficLimit.parse(limit))
+
+    with pytest.raises(ConfigurationError, match=r"takes 105 kB, so .* never train with 200 kB a day: .* 500kB/day"):
+        ask("200KB/day", minga.PeerOptions())
+    ask("500kB/day", minga.PeerOptions())
+    ask("1KB/day", minga.PeerOptions("monitor"))
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (WorkOptions("banana", None, 1), "--device banana: PyTorch has no device of this name; choose auto, cpu,"),
+        (WorkOptions("cuda", None, 1), "--device cuda: "),
+        (WorkOptions("cpu", None, 1, precision="float8"), "--precision float8: choose"),
+    ],
+)
+def test_what_this_machine_cannot_do_is_said_before_it_agrees(work: WorkOptions, said: str) -> None:
+    if work.device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ConfigurationError) as refused:
+        show_and_ask(prospect(), minga.PeerOptions(), work, Output(json_output=False), yes=True, max_files=2**31)
+    assert str(refused.value).startswith(said)
+    if work.device == "cuda" and torch.version.cuda is None:
+        assert "install another one" in str(refused.value)
 
 
 @pytest.mark.parametrize(("answer", "yes", "taken"), [(True, False, True), (False, False, False), (None, True, True)])

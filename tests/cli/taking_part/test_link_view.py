@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 
 from minga.cli.taking_part import link_view
-from minga.cli.taking_part.landing_page import landing_page, write_landing_page
+from minga.cli.taking_part.host import write_landing_page
 from minga.cli.taking_part.link_view import HOST_GONE_S, HostWatch, LinkWatch, reach_lines, relay_line, who_can_join
 from minga.core.errors import StorageError
 from minga.core.events.bus import EventData
 from minga.core.events.network import AddressChanged, AddressSeen, PeerConnected
 from minga.core.spec.run_spec import RunSpec
+from minga.core.wheel import own_wheel
+from minga.dashboard.joining import COLAB, JoinFacts, Source, ways_to_join
 from minga.identity.links.links import EntryPoint, Link
 from minga.network.interface import Address, PeerId
 
@@ -163,9 +165,7 @@ def test_a_joiner_hears_once_that_the_host_is_gone_and_gets_a_link_for_others(
     assert len(output.lines) == 2, "it was back, and is gone again"
     look(HOST_GONE_S + 1.0, ORGANISER, RUN)
     look(HOST_GONE_S + 1.0, RUN)
-    assert output.lines[2].startswith(
-        "Nobody else of this run can be seen: the host is gone, or this machine is offline. It goes on alone if "
-    )
+    assert output.lines[2].startswith("No other peer answers. Until one does, this machine trains alone if ")
     look(100.0, RUN, OTHER, complete=True)
     look(HOST_GONE_S + 1.0, RUN, OTHER, complete=True)
     assert len(output.lines) == 3, "a run that is complete needs no newcomers"
@@ -182,45 +182,102 @@ def test_the_first_peer_that_can_tell_tries_the_public_address() -> None:
 
 
 class Loads(HTMLParser):
-    """Collects what a page would load, and its tags."""
+    """Collects what a page would load, what it leads to, its tags and its text."""
 
     def __init__(self) -> None:
         super().__init__()
         self.loaded: list[str] = []
+        self.leads_to: list[str] = []
         self.tags: list[str] = []
+        self.text = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.loaded += [value or "" for name, value in attrs if name in ("src", "href", "data", "action")]
+        found = self.leads_to if tag == "a" else self.loaded
+        found += [value or "" for name, value in attrs if name in ("src", "href", "data", "action")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
 
 
-def test_the_page_loads_nothing_escapes_everything_and_shows_every_way_to_join() -> None:
-    spec = RunSpec(name="</h1><img src=x onerror=alert(1)>&")
-    made = link("93.184.216.34:4433")
-    page = landing_page(spec, made)
+def written(folder: Path, spec: RunSpec, made: Link) -> Loads:
+    write_landing_page(folder / "j.html", spec, made)
     found = Loads()
-    found.feed(page)
+    found.feed((folder / "j.html").read_text("utf-8"))
+    return found
+
+
+def test_the_page_loads_nothing_escapes_everything_and_shows_every_way_to_join(tmp_path: Path) -> None:
+    wheel, made = own_wheel(), link("93.184.216.34:4433")
+    assert wheel is not None
+    spec = RunSpec(name="</h1><img src=x onerror=alert(1)>&").begin(ORGANISER, wheel.reference)
+    found = written(tmp_path, spec, made)
+    page = (tmp_path / "j.html").read_text("utf-8")
     assert found.loaded == []
+    assert found.leads_to == ["j.ipynb", COLAB]
     assert "img" not in found.tags
     assert found.tags.count("script") == 1
     assert "default-src &#x27;none&#x27;" in page
-    assert page.count(str(made)) == 6
-    for way in ("Linux", "macOS", "WSL", "without WSL", "Docker", "Colab"):
-        assert re.search(f"<h3>[^<]*{way}", page), way
-    assert RUN in page
-    assert ORGANISER in page
+    for way in ("Linux", "Linux, with an NVIDIA GPU", "macOS", "Windows, in WSL", "Windows, without WSL", "Docker"):
+        assert re.search(f"<summary><strong>{way}", page), way
+    assert found.text.count(f"minga join {made}") == 7  # once for those who have minga
+    assert "as the organiser has signed it" in found.text
+    assert RUN in found.text
+    assert ORGANISER in found.text
 
 
-def test_the_page_of_a_run_for_members_holds_no_link() -> None:
+def test_the_page_and_what_it_hands_out_lie_side_by_side(tmp_path: Path) -> None:
+    """The commands name the place of the file, or the run's page; the page's script puts its own address in."""
+    wheel, made = own_wheel(), link("93.184.216.34:4433")
+    assert wheel is not None
+    found = written(tmp_path, PUBLIC, made)
+    assert f"minga[data] @ {tmp_path.as_uri()}/{wheel.reference}'" in found.text
+    assert (tmp_path / wheel.name).read_bytes() == wheel.data
+    assert str(made) in (tmp_path / "j.ipynb").read_text("utf-8")
+    assert f'<span class="base">{tmp_path.as_uri()}/</span>' in (tmp_path / "j.html").read_text("utf-8")
+    network = {"landing_url": "https://example.org/runs/j"}
+    found = written(tmp_path / "paged", RunSpec.from_mapping({"name": "x", "network": network}), made)
+    assert f"minga[data] @ https://example.org/runs/{wheel.reference}'" in found.text
+    network = {"source_url": "git+https://example.org/minga@v1"}
+    found = written(tmp_path / "elsewhere", RunSpec.from_mapping({"name": "x", "network": network}), made)
+    assert "minga[data] @ git+https://example.org/minga@v1'" in found.text
+    assert sorted(path.name for path in (tmp_path / "elsewhere").iterdir()) == ["j.html", "j.ipynb"]
+
+
+def test_each_way_says_what_it_downloads_and_takes_no_gpu_build_unasked() -> None:
+    ways = ways_to_join(Source("http://192.0.2.7/", "minga-1.whl#sha256=ab"), "minga join LINK")
+    assert all(re.search("[0-9] [MG]B", way.note) for way in ways)
+    for way in ways:
+        installs = [line for line in way.commands if "minga[data]" in line]
+        assert len(installs) == 1, way.title
+        if "NVIDIA" not in way.title and way.title != "macOS":  # where pip's own choice is the one to take
+            first = next(line for line in way.commands if "install torch" in line)
+            assert "--index-url https://download.pytorch.org/whl/c" in first, way.title
+
+
+def test_each_kind_of_run_is_joined_in_its_own_way() -> None:
+    made = link("93.184.216.34:4433")
+    split = RunSpec.from_mapping({"name": "x", "model": {"recipe": "split"}, "split": {"variant": "u-shaped"}})
+    custom = RunSpec.from_mapping({"name": "x", "model": {"recipe": "custom"}})
+    found = [JoinFacts.of(spec, made) for spec in (PUBLIC, split, custom)]
+    assert [facts.command for facts in found] == [
+        f"minga join {made}",
+        f"minga split join {made}",
+        f"python PROGRAM.py {made}",
+    ]
+    assert [facts.notebook_link for facts in found] == [str(made), None, None]
+
+
+def test_the_page_of_a_run_for_members_holds_no_link(tmp_path: Path) -> None:
     spec = RunSpec.from_mapping({"name": "x", "security": {"admission": "members"}})
-    page = landing_page(spec, link("93.184.216.34:4433"))
+    found = written(tmp_path, spec, link("93.184.216.34:4433"))
+    page = (tmp_path / "j.html").read_text("utf-8")
     assert "minga1" not in page.replace("minga1[a-z2-7]", "").replace("/^minga1", "")
-    assert "invitation" in page
+    assert "invitation" in found.text
+    assert not list(tmp_path.glob("*.ipynb"))
 
 
 def test_a_page_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:
-    write_landing_page(tmp_path / "j.html", PUBLIC, link("127.0.0.1:1"))
-    assert (tmp_path / "j.html").read_text("utf-8").startswith("<!doctype html>")
     (tmp_path / "folder").mkdir()
     with pytest.raises(StorageError, match="folder"):
         write_landing_page(tmp_path / "folder", PUBLIC, link("127.0.0.1:1"))

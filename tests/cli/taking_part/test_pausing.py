@@ -56,8 +56,11 @@ def test_a_paused_peer_leaves_and_comes_back_as_one_that_was_away(tmp_path: Path
         traffic = json.loads(next((tmp_path / "guest").rglob("traffic.json")).read_bytes())
         assert traffic["used_bytes"] > 0
         assert len(list((tmp_path / "guest").rglob("tensorboard/events.*"))) == 1  # of both sessions
-        with Running("join", link, *WORK, *own, "--leave-after-step", str(back + 4)) as guest:
-            assert guest.summary()["step"] >= back + 4
+        with Running("join", link, *WORK, *own, "--leave-after-steps", "4") as guest:
+            done = guest.summary()
+            assert (done["step"] >= back + 4, done["steps_contributed"] >= 1) == (True, True), (
+                "of its own, not the run's"
+            )
     assert list((tmp_path / "curves").glob("events.*"))
 
 
@@ -94,14 +97,19 @@ def test_the_owner_is_asked_while_it_is_there_not_when_the_pause_ends(
             said.append("waited")
 
     @contextmanager
-    def join(*_: object, consider: Callable[[object], None]) -> Iterator[object]:
+    def join(*_: object, consider: Callable[[object], None], probes: bool) -> Iterator[object]:
         consider(SimpleNamespace(spec=None, completed=None))
         said.append("joined")
         yield SimpleNamespace(spec=None, directory=tmp_path)
 
     monkeypatch.setattr(minga.authority, "join", join)
     monkeypatch.setattr(joining, "wait_until_available", wait)
-    monkeypatch.setattr(joining, "show_and_ask", lambda *_, **__: said.append("asked"))
+
+    def ask(*_: object, **__: object) -> object:
+        said.append("asked")
+        return SimpleNamespace(start_bytes=0)
+
+    monkeypatch.setattr(joining, "show_and_ask", ask)
     monkeypatch.setattr(joining, "_Joining", lambda *_: SimpleNamespace(run=lambda: False))
     for name in ("require_recipe", "tell_cautions", "wire"):
         monkeypatch.setattr(joining, name, lambda *_: None)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from minga.cli.terminal import output as output_module
 from minga.cli.terminal.output import IDLE_PERIOD_S, PLAIN_PERIOD_S, REFRESH_S, Output, Ticker
@@ -65,3 +70,41 @@ def test_trouble_is_told_though_it_is_said_once(monkeypatch: pytest.MonkeyPatch)
 def test_figures_that_always_move_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
     said = printed(IDLE_PERIOD_S, lambda now: [f"sent {now:.0f} bytes"], monkeypatch, news=lambda _: "step 0")
     assert len(said) <= 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes break in another way there")
+def test_a_reader_that_goes_ends_the_command_without_a_word(tmp_path: Path) -> None:
+    """As `minga doctor | head`; a thread of the transport that calls Python would abort an interpreter that ends."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", "from minga.cli import main; main(['doctor', '--directory', '.'])"],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            cwd=tmp_path,
+            env={**os.environ, "HOME": str(tmp_path)},
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("width", [60, 90])
+def test_on_a_terminal_lines_break_at_spaces_and_what_is_copied_stays_one_line(
+    width: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = Output(json_output=False)
+    output.interactive = True
+    output.console = Console(width=width, force_terminal=True, color_system=None)
+    costs = "Memory at least 29.1 MB of 135 GB; disk 41.8 MB, with 75.4 GB free; 16.4 MB to download at the start"
+    command = f"minga split join {'x' * 200}"
+    output.say(costs)
+    output.say(command)
+    output.interactive = False
+    output.say(costs)
+    *wrapped, copied, piped = capsys.readouterr().out.splitlines()
+    assert len(wrapped) == 2
+    assert " ".join(line.strip() for line in wrapped) == costs
+    assert (copied, piped) == (command, costs)

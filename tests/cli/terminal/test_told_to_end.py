@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -64,6 +65,32 @@ time.sleep(20)
 def test_a_program_that_hears_nothing_of_its_end_ends_all_the_same() -> None:
     done = forked.run("-c", DEAF, timeout_s=40)
     assert (done.returncode, done.stdout) == (exit_codes.TERMINATED, "goodbye"), done.stderr
+
+
+HELD_UP = """
+import os, signal, sys, time
+from minga.cli.terminal import exit_codes, interrupt
+interrupt.PATIENCE_S = interrupt.DEADLINE_S = 0.05
+exit_codes.farewells.append(lambda done: f"Stopped at step {done['step']}.")
+exit_codes.done_so_far.append(lambda: {"step": 7})
+interrupt.Interruption(json_output=JSON)
+if DEAF:
+    signal.signal(signal.SIGINT, lambda *_: None)  # as in a long call of torch
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(20)
+except KeyboardInterrupt:
+    exit_codes.report_interrupt(json_output=JSON)
+    time.sleep(20)
+"""
+
+
+@pytest.mark.parametrize("deaf", [True, False])
+def test_the_last_words_are_said_once_whatever_holds_the_program_up(deaf: bool) -> None:
+    done = forked.run("-c", HELD_UP.replace("DEAF", str(deaf)).replace("JSON", "False"), timeout_s=40)
+    assert (done.returncode, done.stdout) == (exit_codes.INTERRUPTED, "Stopped at step 7.\n"), done.stderr
+    done = forked.run("-c", HELD_UP.replace("DEAF", str(deaf)).replace("JSON", "True"), timeout_s=40)
+    assert (done.returncode, json.loads(done.stdout)["step"]) == (exit_codes.INTERRUPTED, 7), done.stderr
 
 
 IMPATIENT = """

@@ -231,6 +231,23 @@ def test_announced_addresses_stay_on_the_machine_of_the_host_and_the_page_is_pub
     assert unpaged.published().run_id == plain.run_id  # another address is no other run
 
 
+def test_the_peer_that_begins_a_run_writes_where_minga_comes_from() -> None:
+    wheel = "minga-0.1.0-py3-none-any.whl#sha256=" + "ab" * 32
+    begun = RunSpec(name="x").begin("cd" * 32, wheel)
+    assert begun.wheel == wheel
+    assert RunSpec.from_canonical(begun.canonical_bytes()) == begun
+    assert begun.published().begin("cd" * 32).wheel is None, "a run that begins again is of another minga"
+    elsewhere = RunSpec.from_mapping({"name": "x", "network": {"source_url": "git+https://example.org/minga@v1"}})
+    assert elsewhere.begin("cd" * 32, wheel).wheel is None
+    assert elsewhere.published().network.source_url == "git+https://example.org/minga@v1"
+    assert b"source_url" not in begun.canonical_bytes()
+    assert b"wheel" not in RunSpec(name="x").canonical_bytes()
+    assert "wheel =" not in RunSpec.example_toml()
+    for wrong in ("minga.whl", wheel[:-1], f"../{wheel}", f"evil-{wheel}", wheel.replace("0.1.0", "0.1.0'")):
+        with pytest.raises(ConfigurationError, match="wheel"):
+            RunSpec.from_mapping({"name": "x", "wheel": wrong})
+
+
 @pytest.mark.parametrize(
     "network",
     [
@@ -243,6 +260,8 @@ def test_announced_addresses_stay_on_the_machine_of_the_host_and_the_page_is_pub
         {"landing_url": "http://example.org/j"},
         {"landing_url": "https://example.org/j#part"},
         {"landing_url": "https://example.org/j k"},
+        {"source_url": "http://example.org/minga.whl"},
+        {"source_url": "https://example.org/'; rm -rf ~; '"},
     ],
 )
 def test_addresses_of_the_network_section_are_checked(network: dict[str, object]) -> None:
@@ -342,12 +361,12 @@ def test_all_problems_are_listed_one_a_line() -> None:
             "run.toml: nmae: unknown key; did you mean name?",
             "run.toml: name: missing; it must be a text of 1 to 64 printable characters on one line, "
             "without blanks at its ends",
-            'run.toml: training.target_batch_size = 0: must be a whole number from 1 to 16_777_216, or "auto"',
+            'run.toml: training.target_batch_size = 0: must be a whole number from 1 to 16,777,216, or "auto"',
             "run.toml: training.target_batch: unknown key; did you mean target_batch_size?",
-            "run.toml: training.stop_after_steps = True: must be a whole number from 1 to 1_000_000_000",
-            "run.toml: optimizer.learning_rate = nan: must be a number above 0 and at most 1_000",
+            "run.toml: training.stop_after_steps = True: must be a whole number from 1 to 1,000,000,000",
+            "run.toml: optimizer.learning_rate = nan: must be a number above 0 and at most 1,000",
             "run.toml: optimizer.betas = 1.0: must be two numbers from 0 to below 1, such as [0.9, 0.999]",
-            "run.toml: checkpoints.keep = datetime.date(2020, 1, 1): must be a whole number from 1 to 1_000",
+            "run.toml: checkpoints.keep = datetime.date(2020, 1, 1): must be a whole number from 1 to 1,000",
             "run.toml: averaging.codec = 'UINT8': 'UINT8' is not NAME or NAME(key=value, key=value), "
             'such as "int8" or "int4(block=32)", of at most 120 characters',
         ]
@@ -401,7 +420,7 @@ BAD = [
     ("optimizer.schedule", "step", '"cosine"'),
     ("optimizer.warmup_steps", 125_001, "exceeds total_steps"),
     ("optimizer.total_steps", 0, "from 1"),
-    ("training.target_batch_size", 2**24 + 1, "16_777_216"),
+    ("training.target_batch_size", 2**24 + 1, "16,777,216"),
     ("training.target_batch_size", "automatic", '"auto"'),
     ("training.target_batch_size_min", 40_000, "exceeds target_batch_size_max"),
     ("training.most_communication", 1.0, "below 1"),

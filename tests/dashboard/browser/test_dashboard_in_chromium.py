@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -18,6 +21,9 @@ import pytest
 from benchmarks import _chromium
 from benchmarks._chromium import DESKTOP, PHONE, page
 from benchmarks._dashboard_swarm import LINK, MadeUpRun, peer_id
+from minga.cli.taking_part.host import write_landing_page
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.links.links import EntryPoint, Link
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running
 
 pytestmark = pytest.mark.skipif(_chromium.why_not() is not None, reason=_chromium.why_not() or "")
@@ -191,6 +197,19 @@ def test_a_search_without_result_and_a_peer_that_is_unknown_are_said(
         opened.get_by_text("nothing is known of this peer").wait_for(timeout=PATIENCE_MS)
 
 
+def test_where_nobody_looked_the_curve_has_a_hole(chromium: Any, crowd: tuple[MadeUpRun, str]) -> None:
+    _, url = crowd
+    with page(chromium) as opened:
+        opened.goto(url)
+        curve = """async ([t, y]) => (await import("/static/js/run_charts.js")).withGaps(t, t, y)"""
+        held_out = """async () => (await import("/static/js/run_charts.js")).merged([0, 9], [4, 3], [5], [2])"""
+        assert opened.evaluate(curve, [[0, 1, 2, 300, 301], [5, 4, 3, 2, 1]]) == [
+            [0, 1, 2, 151, 300, 301],
+            [5, 4, 3, None, 2, 1],
+        ]
+        assert opened.evaluate(f"({held_out})().then((found) => found[1][1] === undefined)")
+
+
 def test_the_plan_says_what_limits_the_run(chromium: Any, crowd: tuple[MadeUpRun, str]) -> None:
     _, url = crowd
     with page(chromium) as opened:
@@ -206,6 +225,35 @@ def test_the_way_in_is_one_command(chromium: Any, crowd: tuple[MadeUpRun, str]) 
         command = opened.locator(".big-command")
         command.wait_for(timeout=PATIENCE_MS)
         assert command.inner_text().endswith(LINK)
+        opened.get_by_role("button", name="Copy").first.click()
+        opened.get_by_role("button", name="Copied").wait_for(timeout=PATIENCE_MS)
+        assert opened.problems == []
+
+
+class Files(SimpleHTTPRequestHandler):
+    """A web server that knows nothing of minga."""
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+
+def test_a_page_on_any_web_server_names_its_own_address_and_the_link_behind_it(chromium: Any, tmp_path: Path) -> None:
+    key = "cd" * 32
+    old, new = (Link("ab" * 32, key, (EntryPoint(key, (f"192.168.1.7:{port}",)),)) for port in (1, 2))
+    write_landing_page(tmp_path / "runs" / "j.html", RunSpec(name="a run"), old)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=tmp_path)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_port}/runs/"
+        with page(chromium, DESKTOP, "dark") as opened:
+            opened.goto(f"{base}j.html#{new}")
+            shown = opened.locator("pre").all_inner_texts()
+            assert shown[0] == f"minga join {new}"
+            assert f"minga[data] @ {base}minga-" in shown[1]
+            assert str(old) not in "".join(shown)
+            assert tmp_path.as_uri() not in "".join(shown)
+            assert opened.problems == []
+            assert opened.hosts == {f"127.0.0.1:{server.server_port}"}
+        server.shutdown()
 
 
 NAMELESS = """

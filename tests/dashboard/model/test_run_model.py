@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks._dashboard_swarm import BEGIN_S, MadeUpRun, peer_id
 from minga.dashboard.model.contributions import MOST_PEERS, Contributions
-from minga.dashboard.model.documents import live_document, peer_document, run_document, state_of
+from minga.dashboard.model.documents import live_document, peer_counts, peer_document, run_document, state_of
 from minga.dashboard.model.run_model import MOST_MARKS, RunModel
 from minga.monitor.history import parse_entry
 from minga.training.receipts.tally import PeerTotals
@@ -38,15 +38,6 @@ def run() -> Any:
 
 def entry(event: str, time_s: float = BEGIN_S, **fields: Any) -> dict[str, Any]:
     return {"t": time_s, "event": event, **fields}
-
-
-def test_samples_go_on_where_a_process_that_watches_started_again() -> None:
-    model = RunModel()
-    model.take(entry("step", step=1, loss=3.0, samples=100, total_samples=5000))
-    model.take(entry("step", step=2, loss=2.9, samples=100, total_samples=5100))
-    model.take(entry("step", step=3, loss=2.8, samples=50, total_samples=50))
-    assert model.total_samples == 5150
-    assert model.series["loss"].document()["columns"]["samples"] == [5000, 5100, 5150]
 
 
 @settings(deadline=None, max_examples=40)
@@ -82,8 +73,8 @@ def test_a_number_that_no_run_has_harms_nothing(number: str) -> None:
 def test_samples_that_another_peer_makes_up_stay_a_number_that_can_be_shown() -> None:
     model = RunModel()
     for step in range(3000):
-        model.take(entry("step", step=step, loss=1.0, samples=1 << 53))
-    assert model.total_samples == 1 << 53
+        model.take(entry("step", step=step, loss=1.0, total_samples=1 << (step % 60)))
+    assert model.total_samples <= 1 << 53
     msgspec.json.encode(model.series["loss"].document())
 
 
@@ -148,6 +139,9 @@ def test_the_documents_name_the_run_and_its_state(run: MadeUpRun) -> None:
     whole, live = run_document(look, model), live_document(look, model)
     assert whole["now"] == live["now"]
     assert (whole["api"], whole["now"]["state"], whole["now"]["peers"]["training"]) == (1, "training", 5)
+    peers = (*look.status.peers[1:], replace(look.status.peers[0], role="auxiliary"))
+    counts = peer_counts(replace(look.status, peers=peers))
+    assert (counts["alive"], counts["training"], counts["helping"]) == (5, 4, 1), "who only averages trains nothing"
     assert state_of(replace(look.status, paused=True)) == "paused"
     assert state_of(replace(look.status, step=100_000)) == "finished"
     assert state_of(replace(look.status, peers=(), averages=False)) == "empty"
@@ -201,7 +195,7 @@ def test_peers_of_a_person_that_logged_in_are_one_row(run: MadeUpRun) -> None:
     assert [row["samples"] for row in rows] == sorted((row["samples"] for row in rows), reverse=True)
 
 
-def test_what_members_attest_decides_the_places(run: MadeUpRun) -> None:
+def test_samples_decide_the_places_and_what_members_attest_stands_beside_them(run: MadeUpRun) -> None:
     look = run.advance(5.0)
     contributions = Contributions()
     contributions.take(look.time_s, look.status, {})
@@ -209,10 +203,9 @@ def test_what_members_attest_decides_the_places(run: MadeUpRun) -> None:
     proven = {peer_id(2): PeerTotals(steps=2, samples=10, reduced_bytes=99)}
     assert claims_most != [peer_id(2)]
     first, *others = contributions.document(proven)
-    assert first["peers"] == [peer_id(2)]
-    assert (first["attested_samples"], first["attested_steps"], first["attested_reduced_bytes"]) == (10, 2, 99)
-    assert others[0]["peers"] == claims_most
-    assert others[0]["attested_samples"] == 0
+    assert (first["peers"], first["attested_samples"]) == (claims_most, 0)
+    (attested,) = (row for row in others if row["peers"] == [peer_id(2)])
+    assert (attested["attested_samples"], attested["attested_steps"], attested["attested_reduced_bytes"]) == (10, 2, 99)
 
 
 def test_memory_of_contributions_is_bounded_and_present_peers_stay(run: MadeUpRun) -> None:

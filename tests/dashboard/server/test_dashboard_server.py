@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
 import json
 import math
@@ -10,6 +11,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -21,11 +24,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks._dashboard_swarm import LINK, MadeUpRun, peer_id
+from benchmarks._dashboard_swarm import BEGIN_S, LINK, MadeUpRun, peer_id
 from minga.core.errors import ClosedError, ConfigurationError, LocalError
 from minga.core.events.averaging import RoundMemberLost
+from minga.core.spec.sections import NetworkSection
+from minga.core.wheel import own_wheel
 from minga.dashboard import dashboard as dashboard_module
 from minga.dashboard.dashboard import LEADERBOARD_FILE, Dashboard
+from minga.dashboard.joining import JoinFacts
 from minga.dashboard.server import connection
 from minga.dashboard.server.web_server import WebServer
 from minga.dashboard.settings import DashboardSettings
@@ -124,7 +130,9 @@ def test_each_page_comes_with_the_policy(dashboard: Dashboard, path: str) -> Non
     answer = ask(dashboard, path)
     assert answer.status == 200
     assert answer.headers["content-type"].startswith("text/html")
-    assert answer.headers["content-security-policy"].startswith("default-src 'self';")
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none';" if path == "/join" else "default-src 'self';")
+    assert "frame-ancestors 'none'" in policy
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert "server" not in answer.headers
 
@@ -185,10 +193,63 @@ def test_every_field_of_the_answers_is_on_the_page_about_them(dashboard: Dashboa
 
 
 def test_the_way_in_is_answered_with_the_link(dashboard: Dashboard) -> None:
+    wheel = own_wheel()
+    assert wheel is not None
     found = ask(dashboard, "/api/v1/join").json()
-    assert found["command"].endswith(LINK)
-    assert found["ways"]
-    assert all("LINK" not in command.replace(LINK, "") for way in found["ways"] for command in way["commands"])
+    assert found["command"] == f"minga join {LINK}"
+    address = urlsplit(dashboard.url)
+    assert found["source"] == f"http://{address.netloc}/{wheel.reference}"
+    page = ask(dashboard, "/join").body.decode()
+    assert f"python -m pip install 'minga[data] @ {found['source']}'" in unescape(page)
+    assert "LINK" not in page.replace(LINK, "")
+    assert "organiser's own copy" in unescape(page)
+    assert "Only this machine reaches this page" in page
+    served = ask(dashboard, f"/{wheel.name}")
+    assert served.headers["content-length"] == str(len(wheel.data))
+    assert hashlib.sha256(served.body).hexdigest() == wheel.sha256
+    cells = json.loads(ask(dashboard, "/join.ipynb").body)["cells"]
+    assert any(f'LINK = "{LINK}"' in "".join(cell["source"]) for cell in cells)
+
+
+def test_code_of_others_than_the_organiser_is_not_handed_out() -> None:
+    """A viewer's own dashboard hands out its minga only if it is the one that the organiser signed."""
+    run = MadeUpRun(2)
+    wheel = own_wheel()
+    assert wheel is not None
+    as_signed = run.peer.spec.model_copy(update={"wheel": wheel.reference})
+    another = run.peer.spec.model_copy(update={"wheel": f"{wheel.name}#sha256={'0' * 64}"})
+    elsewhere = run.peer.spec.model_copy(
+        update={"network": NetworkSection(source_url="git+https://example.org/minga@v1"), "wheel": None}
+    )
+    try:
+        for spec, status, text in (
+            (as_signed, 200, "as the organiser has signed it"),
+            (another, 404, "hands out no copy of minga"),
+            (elsewhere, 404, "minga[data] @ git+https://example.org/minga@v1"),
+        ):
+            cast(Any, run.peer).spec = spec
+            served = run.serve(None)
+            assert ask(served, f"/{wheel.name}").status == status
+            assert text in ask(served, "/join").body.decode()
+            served.close()
+    finally:
+        run.close()
+
+
+def test_a_complete_run_recruits_nobody() -> None:
+    run = MadeUpRun(2)
+    run.step = 100_000
+    served = run.serve(None)
+    try:
+        run.advance(1.0)
+        settle(served)
+        page = ask(served, "/join").body.decode()
+        assert f"minga export {LINK} --out model" in page
+        assert "minga join" not in page.replace("<code>minga join</code>", "")
+        assert "Take part" not in page
+    finally:
+        served.close()
+        run.close()
 
 
 def test_metrics_are_those_of_prometheus(dashboard: Dashboard, run: MadeUpRun) -> None:
@@ -228,6 +289,10 @@ def test_a_run_for_members_shows_names_and_no_link() -> None:
         assert found.json()["link"] is None
         assert LINK.encode() not in found.body
         assert found.json()["command"] == "minga join LINK"
+        page = ask(served, "/join")
+        assert LINK.encode() not in page.body
+        assert b"ask its organiser for an invitation" in page.body
+        assert ask(served, "/join.ipynb").status == 404
     finally:
         served.close()
         club.close()
@@ -295,7 +360,7 @@ def test_viewers_hear_on_while_a_member_is_asked_for_receipts(monkeypatch: pytes
                 pass
         answered.set()
         end_s = time.monotonic() + 10.0
-        while ask(served, "/api/v1/leaderboard").json()["rows"][0]["attested_samples"] != 77:
+        while 77 not in [r["attested_samples"] for r in ask(served, "/api/v1/leaderboard").json()["rows"]]:
             assert time.monotonic() < end_s
     finally:
         answered.set()
@@ -356,7 +421,67 @@ def test_beyond_this_machine_viewers_need_the_token(run: MadeUpRun) -> None:
 
 def replace_url(dashboard: Dashboard) -> Any:
     """The same by the address of this machine, for requests that come through a proxy."""
-    return SimpleNamespace(url=dashboard._server.url)
+    return SimpleNamespace(url=dashboard._server.urls[0])
+
+
+@pytest.mark.parametrize("admission", ["open", "members"])
+def test_newcomers_to_an_open_run_need_no_token_and_people_get_pages(admission: str) -> None:
+    wheel, run = own_wheel(), MadeUpRun(3, admission=admission)
+    assert wheel is not None
+    served = run.serve(None, desk=lambda: cast(Organiser, FakeDesk()), url="https://run.example.org")
+    is_open, local = admission == "open", replace_url(served)
+    run.advance(1.0)
+    settle(served)
+    try:
+        for path, status in {
+            f"/{wheel.name}": 200,
+            "/static/css/theme.css": 200,
+            "/join": 200 if is_open else 401,
+            "/join.ipynb": 200 if is_open else 401,
+            "/": 401,
+            "/api/v1/run": 401,
+            "/api/v1/join": 401,
+            "/metrics": 401,
+            "/join/": 401,
+            "/staticx": 401,
+        }.items():
+            assert ask(local, path, Host="run.example.org").status == status, path
+        assert ask(local, "/join", "POST").status == 401
+        assert ask(local, f"/{wheel.name}", Host="evil.example").status == 421
+        refused = ask(local, "/", Accept="text/html,*/*;q=0.8")
+        assert (refused.status, refused.headers["content-type"]) == (401, "text/html; charset=utf-8")
+        assert (b'href="/join"' in refused.body) is is_open
+        assert served.settings.read_token.encode() not in refused.body
+        assert ask(local, "/").json()["error"]
+        assert (served.join_url is None) is not is_open
+        if is_open:
+            page = ask(local, "/join", Host="run.example.org").body.decode()
+            assert f"https://run.example.org/{wheel.reference}" in page
+            assert 'href="/peers"' not in page, "without a token there is no way to the other pages"
+            token = {"Authorization": f"Bearer {served.settings.read_token}"}
+            assert b'href="/peers"' in ask(local, "/join", **token).body
+    finally:
+        served.close()
+        run.close()
+
+
+def test_each_viewer_gets_the_address_by_which_others_come(run: MadeUpRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `Host` that one viewer made up is in no other viewer's commands, and 127.0.0.1 is in none."""
+    monkeypatch.setattr("minga.dashboard.server.web_server.reachable_hosts", lambda host: ["192.0.2.7", "[fd00::7]"])
+    served = run.serve(None, host="0.0.0.0", desk=lambda: cast(Organiser, FakeDesk()))
+    try:
+        port = urlsplit(served.urls[0]).port
+        token = f"/?token={served.settings.read_token}"
+        assert served.urls == [f"http://192.0.2.7:{port}{token}", f"http://[fd00::7]:{port}{token}"]
+        assert served.join_url == f"http://192.0.2.7:{port}/join"
+        local = SimpleNamespace(url=f"http://127.0.0.1:{port}")
+        for host, shown in (("198.51.100.9:99", "198.51.100.9:99"), ("127.0.0.1", f"192.0.2.7:{port}")):
+            page = ask(local, "/join", Host=host).body.decode()
+            assert f"minga[data] @ http://{shown}/minga-" in page
+            assert page.count("minga[data] @ http://") == page.count(f"minga[data] @ http://{shown}/")
+            assert "Only this machine" not in page
+    finally:
+        served.close()
 
 
 @settings(deadline=None, max_examples=200)
@@ -558,7 +683,7 @@ def hasty(run: MadeUpRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard
     """Looks after its connections 100 times as often, and has few."""
     monkeypatch.setattr(connection, "LOOK_S", 0.1)
     monkeypatch.setattr(connection, "MOST_OPEN", 3)
-    served = run.serve(None)
+    served = run.serve(None, desk=lambda: cast(Organiser, FakeDesk()))
     yield served
     served.close()
 
@@ -577,6 +702,21 @@ def test_a_connection_over_which_nothing_is_asked_is_closed(hasty: Dashboard, se
     with connected(hasty, sent) as opened, contextlib.suppress(ConnectionResetError):
         while opened.recv(4096):
             pass
+
+
+def test_a_slow_download_comes_to_its_end(hasty: Dashboard) -> None:
+    """Its connection waits for the reader at each look, as that of a viewer that does not read, but gets on."""
+    wheel = own_wheel()
+    assert wheel is not None
+    ask_for = f"GET /{wheel.name} HTTP/1.1\r\nHost: localhost\r\n".encode()
+    with connected(
+        hasty, ask_for + b"\r\n" + ask_for + b"Connection: close\r\n\r\n"
+    ) as opened:  # the system buffers one
+        received = 0
+        while piece := opened.recv(128 << 10):
+            received += len(piece)
+            time.sleep(0.02)
+    assert received > 2 * len(wheel.data)
 
 
 def test_a_viewer_that_does_not_read_is_cut_off_and_one_that_follows_is_not(hasty: Dashboard) -> None:
@@ -601,6 +741,60 @@ def test_more_connections_than_there_is_room_for_are_closed_at_once(
         assert opened.recv(1) == b""
     for stream in streams:
         stream.close()
+
+
+# ---- behind a monitor
+
+
+def test_a_monitor_asks_a_host_for_what_it_cannot_see_and_shows_no_card_of_which_it_knows_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[dict[str, Any]] = []
+
+    async def ask_history(_: object, __: object, since: float, ___: float) -> list[dict[str, Any]]:
+        return [entry for entry in told if entry["t"] > since]
+
+    monkeypatch.setattr("minga.monitor.history_exchange.ask_history", ask_history)
+    monkeypatch.setattr(dashboard_module, "HOST_PERIOD_S", 0.05)
+    run = MadeUpRun(3, role="monitor")
+    run.peer.session.node.connected = lambda: [peer_id(0)]  # type: ignore[method-assign]
+    dashboard = run.serve(tmp_path)
+    try:
+        run.advance(1.0)  # no step: the made-up peer would take part in its round
+        settle(dashboard)
+        before = ask(dashboard, "/api/v1/run").json()
+        assert not before["sees_rounds"]
+        told += [
+            {"t": BEGIN_S + 11.0, "event": "evaluation", "step": 2, "headline": "x_loss", "x_loss": 5.5},
+            {"t": BEGIN_S + 12.0, "event": "round", "step": 2, "members": 3, "wanted": 3, "time_s": 1, "self": 2},
+            {"t": BEGIN_S + 12.0, "event": "missed", "step": 2, "peer": peer_id(2), "why": "too late"},
+            {"t": BEGIN_S + 12.0, "event": "joined", "peer": peer_id(2)},
+        ]
+        found = before
+        while not found["sees_rounds"]:
+            found = ask(dashboard, "/api/v1/run").json()
+        assert found["series"]["evaluation"]["columns"]["value"] == [5.5]
+        assert [each["why"] for each in found["journals"]["misses"]["entries"]] == ["too late"]
+        assert found["now"]["counts"]["joined"] == 0, "comings it sees itself"
+        time.sleep(0.2)
+        assert ask(dashboard, "/api/v1/run").json()["now"]["counts"]["round"] == 1, "each is told once"
+        monkeypatch.setattr(dashboard_module, "HOST_PERIOD_S", 60.0)  # nobody asks while the made-up run ends
+        time.sleep(0.2)
+        told.clear()
+        dashboard.close()
+        again = run.serve(tmp_path)
+        run.advance(0.0)
+        settle(again)
+        assert ask(again, "/api/v1/run").json()["series"]["evaluation"]["columns"]["value"] == [5.5]
+        again.close()
+    finally:
+        run.close()
+
+
+def test_the_page_of_a_complete_run_offers_the_model_and_no_place_in_it(run: MadeUpRun) -> None:
+    status = run.advance(5.0).status
+    facts = JoinFacts.of(run.peer.spec, run.peer.link, replace(status, last_step=status.step))
+    assert facts.completed == status.step
 
 
 # ---- a new start

@@ -125,6 +125,37 @@ def test_one_slow_receiver_alone_does_not_show_what_the_line_can_do() -> None:
     assert bench.total == pytest.approx(9e6, rel=0.01)
 
 
+def short_rounds(bench: Bench, peer: PeerId, seconds: float) -> None:
+    """Rounds twice a second, each of 2 MB in 40 ms: too short to fill a bucket."""
+    for _ in range(round(2 * seconds)):
+        bench.now += 0.5
+        span = Span(2_000_000, bench.now - 0.04, bench.now)
+        bench.meter.add(peer, span, BulkUse.WORK, in_total=True)
+    bench.now += SETTLE_S + 1.0
+    bench.meter.settle()
+
+
+def test_what_rounds_just_took_beats_what_a_slow_peer_once_showed() -> None:
+    bench = Bench()
+    bench.move({B: 0.25 * MB}, 40.0, loaded=False, pause_s=SETTLE_S + 1.0)
+    assert bench.total == pytest.approx(0.25 * MB, rel=0.01)
+    short_rounds(bench, A, 25.0)
+    assert bench.total == pytest.approx(4.0 * MB, rel=0.05)
+    assert not bench.meter.total.is_shown, "the line carries at least that"
+    assert bench.meter.total.doubtful, "a probe tells how much"
+
+
+def test_who_limits_itself_shows_nothing_of_the_other_ones_line() -> None:
+    bench = Bench()
+    bench.meter.caps = {B: 0.25 * MB}
+    bench.move({B: 0.25 * MB}, 40.0, loaded=False, pause_s=SETTLE_S + 1.0)
+    assert not bench.meter.total.is_shown
+    bench.move({A: 5.0 * MB, B: 0.25 * MB}, 40.0, loaded=False, pause_s=SETTLE_S + 1.0)
+    assert bench.total == pytest.approx(5.25 * MB, rel=0.01)
+    bench.move({B: 0.25 * MB}, 200.0, loaded=False, pause_s=SETTLE_S + 1.0)
+    assert bench.total == pytest.approx(5.25 * MB, rel=0.01), "however long it is alone"
+
+
 def test_a_drop_of_the_line_is_followed_when_it_is_loaded() -> None:
     bench = Bench()
     bench.move({A: 3e6, B: 3e6, C: 3e6}, 5.0)

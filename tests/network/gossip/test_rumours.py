@@ -21,6 +21,7 @@ from minga.simulation import run_virtual
 from minga.training.record_kinds import Progress
 from tests.worlds.board_swarm import RUN, Peer, Swarm, everyone_sees
 from tests.worlds.seeds import seeds
+from tests.worlds.swarm_tools import virtually
 
 
 def progress(step: int) -> Progress:
@@ -170,3 +171,23 @@ def test_all_boards_of_a_process_share_one_object_and_no_forgery_takes_its_place
         assert genuine(again, "another run") is None
 
     in_swarm(6, scenario, seed=0)
+
+
+def test_what_a_peer_without_neighbours_says_is_told_to_the_first_that_comes() -> None:
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(1)
+        alone, newcomer = Peer(swarm.internet.host(), swarm), Peer(swarm.internet.host(), swarm)
+        for peer in (alone, newcomer):
+            # exchanges bring all records, and beats the own ones, but later
+            for later in ("_exchange_forever", "_beat_forever"):
+                setattr(peer.gossip, later, asyncio.Event().wait)
+            await peer.join(None)
+        alone.board.put(progress(7))
+        await asyncio.sleep(20.0)
+        await newcomer.node.dial(alone.network.address)
+        await swarm.until(lambda: newcomer.board.get(alone.peer_id, Progress) == progress(7), 2.0)
+        for peer in (alone, newcomer):
+            await peer.node.close()
+
+    main()

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from minga.core.errors import ProtocolError, UnreachableError
+from minga.network.backlog import Backlog
 from minga.network.interface import Address, Buffer, Connection, Network, PeerId, Stream
 from minga.network.multiplexing.frames import (
     CREDIT,
@@ -49,7 +50,12 @@ class MultiplexedConnection:
         self.inner = inner
         self.arrived: asyncio.Queue[Stream | None] = asyncio.Queue()
         self.multiplexer = Multiplexer(
-            first, inner.peer_id, opened_here=dialled, watcher=Ignorant(), arrived=self.arrived.put_nowait
+            first,
+            inner.peer_id,
+            opened_here=dialled,
+            watcher=Ignorant(),
+            backlog=Backlog(),
+            arrived=self.arrived.put_nowait,
         )
         self.task = asyncio.ensure_future(self.multiplexer.run())
         self.task.add_done_callback(lambda _: self.arrived.put_nowait(None))
@@ -134,7 +140,9 @@ class Wire(Stream):
 
 def multiplexer_on(wire: Wire, arrived: list[Stream] | None = None, watcher: Any = None) -> Multiplexer:
     found = [] if arrived is None else arrived
-    return Multiplexer(wire, PEER, opened_here=True, watcher=watcher or Ignorant(), arrived=found.append)
+    return Multiplexer(
+        wire, PEER, opened_here=True, watcher=watcher or Ignorant(), backlog=Backlog(), arrived=found.append
+    )
 
 
 @virtually

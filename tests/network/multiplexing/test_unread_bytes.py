@@ -7,6 +7,7 @@ import tracemalloc
 
 import pytest
 
+from minga.network.backlog import Backlog
 from minga.network.interface import PeerId
 from minga.network.multiplexing.frames import CREDIT, DATA, pack
 from minga.network.multiplexing.multiplexer import READ_BYTES, Multiplexer
@@ -63,6 +64,7 @@ def test_unread_bytes_of_a_stream_cost_about_their_number(make: object) -> None:
             PeerId("a" * 64),
             opened_here=False,
             watcher=Watcher(),
+            backlog=Backlog(),
             arrived=arrived.append,  # type: ignore[arg-type]
         )
         tracemalloc.start()
@@ -73,12 +75,13 @@ def test_unread_bytes_of_a_stream_cost_about_their_number(make: object) -> None:
         await asyncio.sleep(0)
         held = tracemalloc.get_traced_memory()[0] - before
         tracemalloc.stop()
+        unread = multiplexer.backlog.total_bytes
         if running.done():
             running.result()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        (stream,) = arrived
-        return held, stream._unread_bytes
+        assert len(arrived) == 1
+        return held, unread
 
     held, unread = asyncio.run(asyncio.wait_for(main(), 60))
     assert held < (1 << 20) + 2 * unread, f"{held} bytes held for {unread} unread ones"

@@ -15,6 +15,8 @@ import pytest
 from minga.averaging.link_record import Links
 from minga.averaging.link_reporter import links_of
 from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
+from minga.averaging.solver.division import Division
+from minga.averaging.solver.planner import divide
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.rate_cap import RateCap
 from minga.core.refusal_code import RefusalCode
@@ -38,8 +40,9 @@ from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 from minga.simulation.virtual_time import run_virtual
+from minga.training.status.live_rates import live_rates
 from tests.worlds.link_world import MB, LinkWorld, Peer
-from tests.worlds.swarm_tools import later, make_spec, virtually
+from tests.worlds.swarm_tools import later, make_spec, pull, vector_replica, virtually
 
 HOMES = [(2.0, 10.0), (1.0, 5.0), (5.0, 5.0), (10.0, 10.0), (3.0, 20.0), (20.0, 20.0)]
 
@@ -101,6 +104,28 @@ async def test_a_probe_is_short_and_bounded() -> None:
     assert moved(fast) - before < 2 * MAX_PHASE_BYTES * 1.01
     await fast.close()
     await world.close()
+
+
+def test_what_probes_take_in_a_day_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prober_module, "MAX_DAY_BYTES", 20 * MB)
+    monkeypatch.setattr(prober_module, "DAY_S", 600.0)
+
+    @virtually
+    async def main() -> None:
+        world = LinkWorld([(10.0, 10.0), (10.0, 10.0), (None, None)])
+        await world.start()
+        results = []
+        for _ in range(6):
+            await asyncio.sleep(PEER_PERIOD_S + 1.0)
+            results.append(await probe(world, 0))
+        taken = moved(world)
+        assert results == [True, True, True, False, False, False], "each takes 8 MB of each partner"
+        await asyncio.sleep(prober_module.DAY_S)
+        assert await probe(world, 0)
+        assert moved(world) > taken
+        await world.close()
+
+    main()
 
 
 def test_a_prober_whose_clock_runs_late_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -480,6 +505,31 @@ async def test_a_swarm_measures_itself_while_it_trains() -> None:
         assert links[ids["home"]].upload_cap == 1_000_000
     assert swarm.peers["home"].session.rates().upload_cap == 1e6
     assert {logged.peer for logged in swarm.log.of("links.measured")} == set(lines)
+    await swarm.close()
+
+
+@virtually
+async def test_who_limited_its_upload_and_left_spoils_no_forecast() -> None:
+    """Rounds of the others are too short to measure a line by, and no pause between them is long enough for a probe."""
+    line = HostSettings(12 * MB, 12 * MB, latency_s=0.001)
+    swarm = Swarm(make_spec(64), seed=3, make_replica=vector_replica(120_000), gradient=pull)
+    host = swarm.add(line, auxiliary=True, name="host")
+    swarm.add(line, TrainerSettings(16, 0.1), name="fast")
+
+    def plan() -> Division:
+        live = live_rates(host.session.board)
+        return divide(live.rates, live.vector_bytes)
+
+    await swarm.run_until_step(10)
+    slow = swarm.add(line, TrainerSettings(4, 0.1), name="slow", max_upload=RateCap(0.03 * MB))
+    await asyncio.sleep(40.0)
+    binding = plan().binding
+    assert binding is not None
+    assert binding.kind == "upload", "no download is slow"
+    await slow.network.process.run(slow.session.close())
+    await asyncio.sleep(30.0)
+    assert swarm.log.of("links.probed") == []
+    assert (plan().predicted_s or 0.0) < 1.0, "a step of the two takes 0.4 s"
     await swarm.close()
 
 

@@ -312,7 +312,9 @@ def test_nobody_is_banned_for_what_members_found_about_withheld_gradients(charge
 
 
 OF_EACH_KIND = Path(__file__).parents[2] / "data" / "evidence_of_each_kind.log"
-"""Written when the live step and the offline check still had rules of their own."""
+"""Written when the live step and the offline check still had rules of their own; but for `Hidden`, since what members
+lack is said in bits.
+"""
 
 
 def test_evidence_that_was_written_long_ago_verifies() -> None:

@@ -66,6 +66,7 @@ AT_ONCE = {
     "equivocating-reveal": {"EQUIVOCATED"},
     "equivocating-claims": {"EQUIVOCATED"},
     "divisive-proof": {"EQUIVOCATED"},
+    "false-complaints": {"UNDELIVERED"},
     "false-accusation": {"FALSE_ACCUSATION"},
     "slander": {"FALSE_ACCUSATION"},
 }
@@ -82,6 +83,29 @@ def test_attackers_who_show_themselves_are_gone_within_few_steps(attack: str, re
         assert set(bans.values()) <= reasons
 
     run()
+
+
+@virtually
+async def test_so_many_complaints_that_no_member_could_answer_all_stop_nobody() -> None:
+    """More than there may be members: so many answers fit into what a member says."""
+    hostile, settings = tuple(f"p{index}" for index in range(12)), SecureSettings(peers_per_validator=64)
+    make = attack_of("false-complaints").begin(0)
+    swarm = SecureSwarm(25, lambda: Quadratic(50), dict.fromkeys(hostile, make), settings=settings)
+    ends = await swarm.run(1)
+    assert all(ends[peer.name] is None for peer in swarm.honest)
+    assert all(swarm.bans(peer) == dict.fromkeys(hostile, "UNDELIVERED") for peer in swarm.honest)
+
+
+@virtually
+async def test_who_complains_of_half_of_the_members_costs_one_other_its_place() -> None:
+    swarm = SecureSwarm(9, lambda: Quadratic(60), dict.fromkeys(HOSTILE, attack_of("moderate-complaints").begin(2)))
+    ends = await swarm.run(5)
+    left = [peer for peer in swarm.honest if ends[peer.name] is None]
+    assert len(left) == 3
+    bans = swarm.bans(left[0])
+    assert set(HOSTILE) < bans.keys()
+    assert list(bans.values()) == ["UNDELIVERED"] * 6
+    assert all(swarm.bans(peer) == bans for peer in left)
 
 
 WRONG = [name for name in attacks() if attack_of(name).changes == "gradient"]

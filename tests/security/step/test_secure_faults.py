@@ -14,10 +14,20 @@ from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.virtual.internet import VirtualNetwork
 from minga.security.accountability.log import verify_log
-from minga.security.accountability.rulings import who_withheld
+from minga.security.accountability.rulings import open_complaints, who_withheld
 from minga.security.messaging.delivery import FETCH
 from minga.security.messaging.spread import ASK
-from minga.security.protocol.statements import Accusation, Body, Charge, Commit, Phase, Result, Revealed, Slot
+from minga.security.protocol.statements import (
+    MAX_MEMBERS,
+    Accusation,
+    Body,
+    Charge,
+    Commit,
+    Phase,
+    Result,
+    Revealed,
+    Slot,
+)
 from minga.security.randomness.coin import Reveal
 from minga.simulation.attacks.gradient_attacks import Attack, SignFlip, WithheldPart
 from tests.worlds.secure_swarm import LATENCY_S, RUN_ID, SecurePeer, SecureSwarm
@@ -205,7 +215,7 @@ def test_what_nobody_could_get_costs_its_owner_alone() -> None:
 def test_in_a_dispute_nobody_goes_with_more_than_one_other() -> None:
     many = [(part, 0) for part in (1, 2, 3)]
     assert complaints_of(8, many, many) == {0: (1, 0), 1: (1, 0)}  # a late owner
-    many = [(7, owner) for owner in range(6)]
+    many = [(7, owner) for owner in range(4)]
     assert complaints_of(8, many, many) == {7: (7, 0), 0: (7, 0)}  # an aggregator that lies
     crossed = [(0, 4), (1, 4), (1, 5), (2, 5)]
     assert complaints_of(8, crossed, crossed) == {0: (0, 4), 4: (0, 4), 1: (1, 5), 5: (1, 5)}
@@ -213,9 +223,29 @@ def test_in_a_dispute_nobody_goes_with_more_than_one_other() -> None:
 
 def test_an_owner_that_goes_anyway_takes_nobody_with_it() -> None:
     complaints = [(1, 0), (2, 0), (3, 1)]
-    assert complaints_of(8, complaints, [(2, 0), (3, 1)]) == {0: (1, 0), 3: (3, 1), 1: (3, 1)}
+    assert complaints_of(8, complaints, [(2, 0), (3, 1)]) == {0: (1, 0)}  # of the last one the next attempt tells
     most = [(part, 0) for part in range(1, 6)]
     assert complaints_of(8, most, most) == {0: (1, 0)}
+
+
+def test_who_complains_of_most_members_goes_alone_unless_most_lack_these() -> None:
+    many = [(7, owner) for owner in range(5)]
+    assert complaints_of(8, many, many) == complaints_of(8, many, []) == {7: (7, 0)}
+    crashed = [(part, owner) for part in (0, 1, 2, 3, 4) for owner in (5, 6, 7)]
+    assert complaints_of(8, [*crashed, (4, 0), (4, 1)], []) == {5: (0, 5), 6: (0, 6), 7: (0, 7), 0: (4, 0)}
+
+
+def test_of_any_number_of_complaints_few_are_looked_into_and_some_of_those_who_complain_go() -> None:
+    """So nobody has to fetch, or to hand out, more than in a step without complaints."""
+    members = [PeerId(f"{rank:064x}") for rank in range(MAX_MEMBERS)]
+    hostile = MAX_MEMBERS // 2 - 1
+    silent = tuple(range(hostile, MAX_MEMBERS - 1))
+    results = {peer: Result(bytes(32), 1.0, bytes(32), bytes(32), silent) for peer in members[:hostile]}
+    asked = open_complaints(members, results)
+    assert asked == list(zip(range(hostile), silent, strict=False))
+    coin = Reveal(bytes(32), bytes(32))
+    gone = who_withheld(members, results, {peer: Revealed(coin, bytes(32), tuple(asked)) for peer in members})
+    assert set(range(hostile)) < gone.keys()
 
 
 class WithheldFromSome(WithheldPart):

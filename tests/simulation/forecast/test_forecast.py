@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -19,9 +21,10 @@ from minga.core.spec.run_spec import RunSpec
 from minga.simulation.advice.advice import warnings
 from minga.simulation.advice.advised_batch import advised_batch
 from minga.simulation.advice.comparison import best_of, compare, frugal_of
+from minga.simulation.advice.gaps import gap_of
 from minga.simulation.advice.ways import DENSE, TrainingWay, local_way
 from minga.simulation.forecast.devices import DEVICES, Measurement, keep_measurements, look_up, read_measurements
-from minga.simulation.forecast.forecast import Forecast, encoded_bytes, forecast
+from minga.simulation.forecast.forecast import GOSSIP_BYTES_PER_S, Forecast, encoded_bytes, forecast
 from minga.simulation.forecast.memory import footprint
 from minga.simulation.forecast.model_facts import ModelFacts, model_facts
 from minga.simulation.forecast.peer_text import parse_peers
@@ -34,7 +37,7 @@ SMALL = model_facts("18M")
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("minga.cli.gc.freeze", lambda: None)
-    monkeypatch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self: None)
+    monkeypatch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self, **_: None)
     monkeypatch.setattr("minga.cli.terminal.context.gc.disable", lambda: None)
     monkeypatch.setattr("minga.simulation.forecast.devices.table_path", lambda: tmp_path / "devices.json")
 
@@ -101,6 +104,22 @@ def test_models_that_are_refused(text: str, said: str) -> None:
     assert said in str(refused.value)
 
 
+def test_gossip_takes_what_the_page_about_it_says() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text("utf-8").split("## Gossip")[1]
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| ", page, re.MULTILINE)
+    assert {int(peers): 1000.0 * float(size) for peers, size in rows} | {1: 0.0} == GOSSIP_BYTES_PER_S
+
+
+def test_a_model_has_one_size_by_whatever_name() -> None:
+    assert model_facts("gpt2").parameters == model_facts("causal-lm-paper").parameters
+
+
+def test_of_sparse_gradients_the_forecast_says_what_was_measured() -> None:
+    gap = gap_of("synchronous", "topk(k=41)", "gtopk")
+    assert gap is not None
+    assert (gap.least, gap.most, gap.basis) == (9.9, 36.3, "measured")
+
+
 def test_a_damaged_file_of_weights(tmp_path: Path) -> None:
     path = tmp_path / "broken.safetensors"
     path.write_bytes(b"\xff" * 40)
@@ -116,18 +135,25 @@ def test_unknown_devices_are_named_with_the_known_ones() -> None:
 
 
 def test_this_machine_s_measurements(tmp_path: Path) -> None:
-    one = Measurement("cpu", "18M", 512, 8, 2.5, 0.1, None, "cpu, 2 threads")
+    shape = (SMALL.parameters, SMALL.operations, SMALL.tokens)
+    one = Measurement("cpu", "own", *shape, 8, 2.5, 0.1, None, "cpu, 2 threads")
     path = tmp_path / "devices.json"
-    keep_measurements([one, Measurement("cuda:0", "18M", 512, 32, 40.0, 0.01, 1 << 30, "fast")], path)
-    keep_measurements([Measurement("cpu", "18M", 512, 8, 3.0, 0.1, None, "cpu, 2 threads")], path)
+    keep_measurements([one, Measurement("cuda:0", "18M", *shape, 32, 40.0, 0.01, 1 << 30, "fast")], path)
+    keep_measurements([Measurement("cpu", "18M", *shape, 8, 3.0, 0.1, None, "cpu, 2 threads")], path)
     measured = read_measurements(path)
     assert {each.device: each.samples_per_s for each in measured} == {"cuda:0": 40.0, "cpu": 3.0}
     (own,) = resolve(parse_peers("(this, 1Gbit)"), SMALL, "lamb", 4096, measured=measured)
     assert (own.samples_per_s, own.micro_batch, own.speed_origin) == (40.0, 32, "measured")
-    with pytest.raises(ConfigurationError, match=r"not measured with 18M and 512 tokens.*models of recipes alone"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"not measured with 18M of 18,000,000 parameters with 512 tokens.*models of recipes alone",
+    ):
         resolve(parse_peers("(this, 1Gbit)"), SMALL, "lamb", 4096)
+    with pytest.raises(ConfigurationError, match=r"run `minga bench-device --model albert-tiny`"):
+        resolve(parse_peers("(this, 1Gbit)"), model_facts("albert-tiny"), "lamb", 4096, measured=measured)
+    namesake = [msgspec.structs.replace(one, model="albert-tiny", tokens=512)]
     with pytest.raises(ConfigurationError, match=r"run `minga bench-device --model albert-tiny --tokens 512`"):
-        resolve(parse_peers("(this, 1Gbit)"), model_facts("albert-tiny"), "lamb", 4096)
+        resolve(parse_peers("(this, 1Gbit)"), model_facts("albert-tiny", 512), "lamb", 4096, measured=namesake)
     path.write_text("[]", "utf-8")
     with pytest.raises(ConfigurationError, match=r"devices\.json: no table of devices"):
         read_measurements(path)

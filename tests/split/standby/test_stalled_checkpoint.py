@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 
 import pytest
 import torch
 
-from minga.core.errors import SilentError
+from minga.core.errors import ProtocolError, SilentError
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.simulation.virtual_time import run_virtual
 from minga.split.standby.checkpoint import TopCheckpoint
 from minga.split.standby.transfer import CHECKPOINT, CheckpointHeader, CheckpointRequest, CheckpointServer, fetch
-from minga.training.state.manifest import CHUNK_BYTES, build_manifest
+from minga.training.state.manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES, build_manifest
 from minga.training.state.snapshot import StateSnapshot, TensorEntry
 from minga.training.transfer.messages import CHUNK_TIMEOUT_S
 from tests.worlds.node_world import World
+from tests.worlds.swarm_tools import virtually
 
 SIZE = 8 * CHUNK_BYTES
 SNAPSHOT = StateSnapshot(
@@ -76,3 +78,22 @@ def test_a_standby_that_does_not_read_keeps_no_other_from_its_turn() -> None:
             await node.close()
 
     run_virtual(scene(), limit_s=1000.0)
+
+
+@virtually
+async def test_a_manifest_that_is_only_announced_takes_no_memory() -> None:
+    async def boast(_: PeerId, stream: MessageStream) -> None:
+        await stream.receive(CheckpointRequest)
+        await stream.send(CheckpointHeader(0, {}, MAX_MANIFEST_BYTES))
+
+    world = World()
+    server, standby = await world.node(), await world.node()
+    server.serve(CHECKPOINT, boast)
+    tracemalloc.start()
+    with pytest.raises(ProtocolError):
+        await fetch(standby, server.peer_id, None, lambda _: None)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < MAX_MANIFEST_BYTES / 8
+    for node in world.nodes:
+        await node.close()

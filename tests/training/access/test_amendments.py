@@ -6,17 +6,21 @@ import asyncio
 import functools
 import random
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from minga.averaging.clocking.batch_size import BatchSize
+from minga.averaging.group import GroupSettings
 from minga.averaging.messages import Accepted
 from minga.core.errors import ConfigurationError, ProtocolError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.amendments import MAX_AMENDMENTS, Amendment
 from minga.identity.access.ledger import AccessLedger, InvalidOrderError
 from minga.identity.keys.keys import Identity
+from minga.network.gossip.board import Item
 from minga.network.interface import PeerId
 from minga.network.virtual.host import EPOCH_S
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
@@ -26,8 +30,11 @@ from minga.training.access.amended import Amended
 from minga.training.access.order_gossip import OrderExchange
 from minga.training.access.standing_orders import StandingOrders, check_changes
 from minga.training.life.member import Member
+from minga.training.record_kinds import Progress
 from minga.training.replica.build_optimizer import set_learning_rate
 from minga.training.replica.replica import Replica
+from minga.training.status.run_status import live_work
+from tests.worlds.reduce_world import one_vector
 from tests.worlds.swarm_tools import assert_equal_states, assert_one_group_per_step, grow, make_spec, offences
 from tests.worlds.swarm_tools import virtually as virtually_for
 
@@ -245,6 +252,17 @@ async def test_a_plan_by_fewer_orders_than_are_due_here_is_what_a_newcomer_goes_
     assert (told, amends.last_step(3)) == ([4], 4)
     amends.enter(())  # its leader has not heard of the order yet
     assert (told, amends.last_step(4)) == ([4, None], None)
+
+
+def test_a_peer_that_comes_back_and_one_that_looks_on_go_by_the_batch_that_is_due() -> None:
+    spec, told = make_spec(8), [Item(PeerId("a" * 64), Progress(6, 0, 0.0, "training", 1.0, target_batch_size=64), 1.0)]
+    ledger = AccessLedger.of_spec(spec.run_id, spec, ORGANISER.peer_id)
+    assert ledger.take(amendment(spec, 1, 5, training__target_batch_size="64"))
+    board: Any = SimpleNamespace(items=lambda kind: told if kind is Progress else [], get=lambda *_: None)
+    assert live_work(board, spec, ledger)[1].batch == 64
+    batch = BatchSize(GroupSettings(8, one_vector(1), True, orders=StandingOrders(spec, ledger)))
+    for batch.step, present in ((4, 8), (6, 64)):
+        assert batch.present == present
 
 
 def test_orders_are_signed_counted_and_of_this_run() -> None:

@@ -94,6 +94,44 @@ def test_a_budget_is_spread_over_the_time_left(tmp_path: Path) -> None:
     assert budget.used_bytes == 0.0
 
 
+def spend_a_day(limit: TrafficLimit, start_bytes: float, step_bytes: float, path: Path) -> tuple[float, int]:
+    """What a machine uses in a day, which looks once a second and whose steps take a second, and how many it takes."""
+    now, steps = at("2026-06-10T00:00"), 0
+    budget = TrafficBudget(limit, path, now)
+    budget.start_bytes = start_bytes
+    is_paused = False
+    while now < at("2026-06-11T00:00") - 1.0:
+        if (wait_s := budget.wait_s(now, is_paused=is_paused)) > 0.0:
+            now, is_paused = now + wait_s, True
+            continue
+        budget.begin_session()
+        total = start_bytes
+        while now < at("2026-06-11T00:00") - 1.0:
+            budget.note(total, now)
+            if budget.wait_s(now, is_paused=False) > 0.0:
+                break
+            now, total, steps = now + 1.0, total + step_bytes, steps + 1
+        budget.end_session()
+        is_paused = True
+    return budget.used_bytes, steps
+
+
+@pytest.mark.parametrize("times", [2, 3, 10, 29, 31, 100, 1000])
+def test_at_most_is_at_most_and_steps_follow_each_start(times: int, tmp_path: Path) -> None:
+    start, step = 16e6, 5e5
+    limit = TrafficLimit(times * start, "day")
+    assert limit.least_for(start) is None
+    used, steps = spend_a_day(limit, start, step, tmp_path / "traffic")
+    assert used <= limit.limit_bytes
+    assert steps * step >= 0.3 * limit.limit_bytes, "starts do not take most of it"
+
+
+def test_the_smallest_budget_that_makes_sense() -> None:
+    assert TrafficLimit.parse("10MB/day").least_for(16.4e6) == "50MB/day"
+    assert TrafficLimit.parse("50MB/day").least_for(16.4e6) is None
+    assert TrafficLimit.parse("1GB/month").least_for(9.9e8) == "2GB/month"
+
+
 def test_what_was_used_outlives_the_process_and_a_clock_that_goes_wrong(tmp_path: Path) -> None:
     limit, begun = TrafficLimit.parse("10GB/week"), at("2026-06-03T12:00")
     first = TrafficBudget(limit, tmp_path / "traffic", begun)

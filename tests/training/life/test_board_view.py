@@ -37,16 +37,18 @@ def assert_equal(view: BoardView, step: int) -> None:
     known = looked_at_all(view)
     active = {peer: p for peer, p in known.items() if p.status not in ("syncing", "finished")}
     settled = {peer: p for peer, p in known.items() if p.status != "syncing"}
-    steps = [p.step for p in settled.values() if not p.client]
-    past = sum(each > step for each in steps)
-    newest = sorted(steps or [p.step for p in settled.values()], reverse=True)
+    reached = {peer: (p.status == "finished", p.step) for peer, p in settled.items()}
+    own = max((False, step), *((True, step) for each in reached.values() if each == (True, step)), (False, 0))
+    members = [reached[peer] for peer, p in settled.items() if not p.client]
+    past = sum(each > own for each in members)
+    newest = sorted(members or reached.values(), reverse=True)
     assert list(view.active().items()) == list(active.items())
     assert list(view.settled().items()) == list(settled.items())
-    assert view.ahead(step) == [peer for peer, p in settled.items() if p.step > step]
+    assert view.ahead(step) == [peer for peer, each in reached.items() if each > own]
     assert view.at(step) == [peer for peer, p in active.items() if p.step == step]
-    assert view.is_behind(step) == (past > 0 and 2 * past >= len(steps) + 1)
-    reached = view.newest()
-    assert (reached and reached.step) == (newest[(len(newest) - 1) // 2] if newest else None)
+    assert view.is_behind(step) == (past > 0 and 2 * past >= len(members) + 1)
+    found = view.newest()
+    assert (found and (found.final, found.step)) == (newest[(len(newest) - 1) // 2] if newest else None)
     assert set(view.syncing()) == {peer for peer, p in known.items() if p.status == "syncing"}
     assert view.alive() == expected_alive(view)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from minga.core.errors import StorageError
-from minga.identity.keys.keys import Identity
+from minga.core.events.bus import Event
+from minga.core.events.network import PeerOffence
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
-from minga.simulation.swarm.swarm import Swarm
 from minga.training.life import founding as founding_module
 from minga.training.life.founding import (
     CALL_S,
@@ -27,9 +27,8 @@ from minga.training.life.founding import (
     Genesis,
     GenesisAnswer,
 )
-from minga.training.session import Session, SessionSettings
 from tests.worlds.node_world import RUN_ID, World, identity_of
-from tests.worlds.swarm_tools import make_spec, virtually
+from tests.worlds.swarm_tools import virtually
 
 STATE = "5" * 64
 
@@ -44,7 +43,9 @@ class Foundation(World):
     def founding(self, node: Node) -> Founding:
         path = self.folder / node.peer_id[:10]
         rules = FoundingRules(self.founders, by_organiser=False)
-        return Founding(node, identity_of(node), self.nodes[0].peer_id, rules, path)
+        organiser = self.nodes[0].peer_id
+        known = Genesis.from_file(path, node.run_id, organiser)
+        return Founding(node, identity_of(node), organiser, rules, path, known)
 
 
 def answer_with(answer: Callable[[], GenesisAnswer]) -> Callable[[PeerId, MessageStream], object]:
@@ -149,29 +150,25 @@ def test_the_organiser_tells_nobody_of_a_genesis_that_is_not_on_its_disk(
     main()
 
 
-@pytest.mark.parametrize("is_organiser", [True, False])
-def test_of_those_who_only_look_on_the_organiser_alone_keeps_who_the_founders_are(
-    is_organiser: bool, tmp_path: Path
-) -> None:
+def test_who_sends_a_forged_genesis_is_blamed_once_and_not_asked_again(tmp_path: Path) -> None:
     @virtually
-    async def play() -> None:
-        two, three = (
-            make_spec(4, security={"verification": "byzantine", "founders": founders, "micro_batch_size": 2})
-            for founders in (2, 3)
-        )
-        spec = three if is_organiser else two
-        swarm = Swarm(spec)
-        member, _ = swarm.add(), swarm.add()  # who wait for another one, or have founded the run
-        network = swarm.internet.host(name="looker")
-        identity = Identity.from_seed(network.private_key)
-        settings = SessionSettings("monitor")
-        looker = Session(network, identity, spec.run_id, settings, [member.network.address])
-        await looker.start()
-        named = identity.peer_id if is_organiser else member.network.peer_id
-        looker.preside(two, named, tmp_path)
-        await asyncio.sleep(20.0)
-        await looker.close()
-        await swarm.close()
+    async def main() -> None:
+        world = Foundation(tmp_path, founders=2)
+        organiser, forger, asking = [await world.node() for _ in range(3)]
+        forged, asked = Genesis.sign(RUN_ID, [forger.peer_id], STATE, identity_of(forger)), list[PeerId]()
 
-    play()
-    assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == (["genesis"] if is_organiser else [])
+        async def forge(peer: PeerId, stream: MessageStream) -> None:
+            asked.append(peer)
+            await answer_with(lambda: GenesisAnswer(forged, 0))(peer, stream)  # type: ignore[misc]
+
+        forger.serve(METHOD, forge)
+        offences = list[Event]()
+        asking.events.subscribe(lambda event: offences.append(event) if event.kind == PeerOffence.kind else None)
+        finding = asyncio.ensure_future(world.founding(asking).find(STATE))
+        await asyncio.sleep(20.0)
+        assert asked == [asking.peer_id]
+        assert [offence.fields["peer"] for offence in offences] == [forger.peer_id]
+        founding = await world.founding(organiser).find(STATE)
+        assert (await finding).genesis == founding.genesis
+
+    main()

@@ -75,7 +75,7 @@ async def test_a_newcomer_that_never_had_a_state_of_the_run_does_not_go_on_witho
     await asyncio.sleep(90.0)
     assert not [e for e in swarm.log.of("round.begun") if e.peer == newcomer.name]
     (awaited,) = swarm.log.of("state.awaited")
-    assert "It was at step" in str(awaited.event.fields["why"])
+    assert "it was at step" in str(awaited.event.fields["why"])
     await swarm.close()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from minga.core.aio.disk_writes import DiskWrites
 from minga.core.errors import ConfigurationError
 from minga.training.receipts import book_file
 from minga.training.receipts.attestation import JudgedCount
@@ -17,7 +18,7 @@ CLAIM = Claim(4, 4, 100, 50)
 
 
 def fill(folder: Path, counts: int = 3) -> BookFile:
-    file = BookFile(folder, IDS[0])
+    file = BookFile(folder, IDS[0], DiskWrites())
     for step in range(10, 10 + 5 * counts, 5):
         count = make_count(step, [CLAIM] * 2)
         file.add_count(JudgedCount(count, b"\x02", is_witness=True))
@@ -29,7 +30,7 @@ def fill(folder: Path, counts: int = 3) -> BookFile:
 
 def test_what_was_kept_comes_back_and_goes_on(tmp_path: Path) -> None:
     file = fill(tmp_path)
-    book = BookFile(tmp_path, IDS[0]).load()
+    book = BookFile(tmp_path, IDS[0], DiskWrites()).book
     assert [count.step for count in book.counts] == [10, 15, 20]
     assert book.totals()[IDS[0]].samples == 300
     assert book.tokens == {IDS[1]: b"token"}
@@ -45,10 +46,9 @@ def test_an_entry_that_was_cut_off_is_dropped_wherever_the_kill_came(tmp_path: P
     sizes = set()
     for size in range(0, len(whole), 7):
         file.path.write_bytes(whole[:size])
-        book = BookFile(tmp_path, IDS[0]).load()
+        book = BookFile(tmp_path, IDS[0], DiskWrites()).book
         sizes.add(len(book))
-        file = BookFile(tmp_path, IDS[0])
-        file.load()
+        file = BookFile(tmp_path, IDS[0], DiskWrites())
         file.add_count(JudgedCount(make_count(99, [CLAIM]), b"", is_witness=False))
         assert len(read_book(file.path)) == len(book) + 1, "and what comes after it is read"
     assert sizes == {0, 1}
@@ -58,13 +58,13 @@ def test_an_entry_that_was_cut_off_is_dropped_wherever_the_kill_came(tmp_path: P
 def test_garbage_ends_the_book_and_nothing_else(tmp_path: Path, garbage: bytes) -> None:
     file = fill(tmp_path)
     file.path.write_bytes(file.path.read_bytes() + garbage)
-    assert len(BookFile(tmp_path, IDS[0]).load()) == 3
+    assert len(BookFile(tmp_path, IDS[0], DiskWrites()).book) == 3
 
 
 def test_a_disk_that_refuses_ends_no_peer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
-    file = BookFile(tmp_path / "file", IDS[0])  # a folder that cannot be made
-    assert len(file.load()) == 0
+    file = BookFile(tmp_path / "file", IDS[0], DiskWrites())  # a folder that cannot be made
+    assert len(file.book) == 0
     file.add_count(JudgedCount(make_count(10, [CLAIM]), b"", is_witness=False))
     file.add_count(JudgedCount(make_count(15, [CLAIM]), b"", is_witness=False))
     assert caplog.text.count("receipts are not kept on disk") == 1
@@ -76,7 +76,7 @@ def test_a_large_file_keeps_its_newer_half(tmp_path: Path, monkeypatch: pytest.M
     file = fill(tmp_path, 20)
     monkeypatch.setattr(book_file, "MAX_FILE_BYTES", 4000)
     before = file.path.stat().st_size
-    book = BookFile(tmp_path, IDS[0]).load()
+    book = BookFile(tmp_path, IDS[0], DiskWrites()).book
     assert file.path.stat().st_size < before
     assert max(count.step for count in book.counts) == 105
     assert 0 < len(book) < 20

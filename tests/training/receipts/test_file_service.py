@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ from minga.training.receipts.attestation import JudgedCount
 from minga.training.receipts.book import ReceiptBook
 from minga.training.receipts.book_file import books_in, read_book
 from minga.training.receipts.claims import Claim
-from minga.training.receipts.file_service import FILE, FileRequest, ReceiptFileServer, fetch_receipts
+from minga.training.receipts.document import MAX_FILE_BYTES
+from minga.training.receipts.file_service import FILE, FileReply, FileRequest, ReceiptFileServer, fetch_receipts
 from minga.training.receipts.tally import PeerTotals
 from tests.worlds.cli_run import last_json, run
 from tests.worlds.receipt_world import IDS, KEYS, make_count, sign
@@ -89,6 +91,28 @@ async def test_a_member_that_lives_and_never_sends_its_file_holds_up_no_reader()
     found = await asyncio.wait_for(reader.network.process.run(fetching), 2 * file_service.FETCH_S)
     assert found is not None
     assert found.totals[IDS[0]].samples == 100
+    await world.close()
+
+
+@virtually
+async def test_a_file_that_is_only_announced_takes_no_memory() -> None:
+    world = World(3)
+    await world.start()
+    reader, boasting, honest = world.parties
+
+    async def boast(peer: PeerId, stream: MessageStream) -> None:
+        await stream.receive(FileRequest)
+        await stream.send(FileReply(MAX_FILE_BYTES))
+
+    boasting.node.serve(FILE, boast)
+    ReceiptFileServer(honest.node, book_of(1), SIGNED)
+    members = [boasting.peer_id, honest.peer_id]
+    tracemalloc.start()
+    fetching = fetch_receipts(reader.node, members, SPEC.run_id, ORGANISER.peer_id)
+    assert await reader.network.process.run(fetching) is not None
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < MAX_FILE_BYTES / 8
     await world.close()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from minga.core.aio.disk_writes import DiskWrites
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
@@ -24,7 +25,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     hurry(monkeypatch)
 
     def kept(node: object, identity: object, file: object, token_of: object) -> Receipts:
-        return Receipts(node, identity, BookFile(tmp_path, node.peer_id), token_of)  # type: ignore[arg-type,attr-defined]
+        return Receipts(node, identity, BookFile(tmp_path, node.peer_id, DiskWrites()), token_of)  # type: ignore[arg-type,attr-defined]
 
     monkeypatch.setattr(session, "Receipts", kept)
     return tmp_path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +24,9 @@ from minga.core.spec.run_spec import RunSpec
 from minga.network.interface import PeerId
 from minga.training.run_folder import own_state
 from minga.training.run_folder.own_state import OwnState, OwnStateFile
+from minga.training.state import checkpoints
+from minga.training.state.checkpoints import CheckpointStore
+from minga.training.state.snapshot import StateSnapshot
 from tests.worlds import forked, own_state_run
 from tests.worlds.loudest_codec import ENTRY
 from tests.worlds.own_state_run import CHECKPOINT_EVERY, LAST, begin, train, train_with_checkpoints
@@ -247,6 +251,70 @@ def test_a_disk_that_refuses_does_not_stop_training(
     assert not list(tmp_path.rglob("own-*.safetensors"))
 
 
+def test_a_disk_that_is_full_is_told_with_what_is_lost_once_for_each_cause(
+    tmp_path: Path, installed: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An own loop shows no events: so a person has to read it in the log."""
+    write = checkpoints.write_checkpoint
+
+    def full(folder: Path, snapshot: StateSnapshot, *rest: Any) -> None:
+        if snapshot.step != 6:
+            raise OSError(28, "No space left on device", str(folder))
+        write(folder, snapshot, *rest)
+
+    monkeypatch.setattr(checkpoints, "write_checkpoint", full)
+    peer, optimizer, model = begin(tmp_path, "sketch")
+    failed: list[int] = []
+    peer.subscribe(lambda event: failed.append(int(str(event.fields["step"]))) if "failed" in event.kind else None)
+    with peer:
+        train_with_checkpoints(peer, optimizer, model, LAST)
+    assert failed == [2, 4, 8]
+    first, again, last = [record.getMessage() for record in caplog.records]
+    assert "no checkpoint of step 2" in first
+    assert "all steps are lost" in first
+    assert again == "checkpoints are written again, from step 6 on"
+    assert "no checkpoint of step 8" in last, "that of the run's end"
+    assert "all steps after 6 are lost" in last
+
+
+def test_a_checkpoint_that_is_due_by_an_amendment_has_all_that_belongs_to_it(tmp_path: Path, installed: None) -> None:
+    """The run spec asks for every second step, and its organiser then for every third: the child is killed after that,
+    and the next process goes on to the bit.
+    """
+    (tmp_path / "peer").mkdir()
+    child = forked.run("-m", "tests.worlds.own_state_run", str(tmp_path / "peer"), "local", "3", "3")
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    ends = {}
+    for name, step in (("peer", 3), ("undisturbed", 0)):
+        (tmp_path / name).mkdir(exist_ok=True)
+        peer, optimizer, model = begin(tmp_path / name, "local")
+        with peer:
+            assert optimizer.global_step == step
+            train(optimizer, model, LAST)
+            ends[name] = values(model)
+    assert all(map(torch.equal, ends["peer"], ends["undisturbed"]))
+
+
+def test_a_checkpoint_that_is_written_for_long_has_what_belongs_to_its_own_step(
+    tmp_path: Path, installed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, goes_on = CheckpointStore.save, threading.Event()
+
+    def slowly(self: CheckpointStore, snapshot: StateSnapshot, *rest: Any, **named: Any) -> Path:
+        assert goes_on.wait(60)
+        return save(self, snapshot, *rest, **named)
+
+    monkeypatch.setattr(CheckpointStore, "save", slowly)
+    peer, optimizer, model = begin(tmp_path, "local")
+    with peer:
+        train(optimizer, model, 2 * CHECKPOINT_EVERY + 1)
+        goes_on.set()
+        peer.checkpointer.wait()
+        assert peer.checkpoint_step() == CHECKPOINT_EVERY
+        assert peer.checkpointer._own is not None
+        assert peer.checkpointer._own.file.load(CHECKPOINT_EVERY, 1 << 16, peer.spec.training.strategy) is not None
+
+
 @pytest.mark.parametrize("kind", own_state_run.KINDS)
 def test_a_polite_end_writes_the_last_one(kind: str, tmp_path: Path, installed: None) -> None:
     """At a step of which the run spec asks for no checkpoint; the program writes one before it closes the peer."""
@@ -265,8 +333,8 @@ def test_a_polite_end_writes_the_last_one(kind: str, tmp_path: Path, installed: 
         assert peer.session.member is not None
         assert not peer.session.member.in_doubt  # type: ignore[union-attr]
         train(optimizer, model, 6)  # rounds may have counted what was in the file
-        assert peer._own is not None
-        on_disk = peer._own.file.load(5, 1 << 16, peer.spec.training.strategy)
+        assert peer.checkpointer._own is not None
+        on_disk = peer.checkpointer._own.file.load(5, 1 << 16, peer.spec.training.strategy)
         assert on_disk is None or not on_disk.is_final
 
 

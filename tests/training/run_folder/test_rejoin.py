@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import dataclasses
 import math
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -23,6 +27,7 @@ from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.interface import Address, PeerId
 from minga.training.run_folder.host_lock import HostLock
+from minga.training.run_folder.known_runs import run_folders
 from minga.training.run_folder.rejoin import MAX_PLACES, SPEC_FILE, KnownAddresses, RejoinFile, merged, own_port
 
 ME = PeerId("0" * 64)
@@ -46,6 +51,19 @@ def test_a_damaged_run_spec_counts_as_unknown(tmp_path: Path, body: bytes) -> No
         RejoinFile.spec(tmp_path, Link("ab" * 32, organiser.peer_id, (EntryPoint("cd" * 32, ("127.0.0.1:9",), None),)))
         is None
     )
+
+
+def test_who_only_looks_on_is_led_by_what_others_of_this_machine_remember(tmp_path: Path) -> None:
+    """As `minga status` of a run whose host, on the same machine, is down."""
+    assert RejoinFile.known_here(tmp_path) == ()
+    for number in (1, 2):
+        places = KnownAddresses(others=(address(5, "127.0.0.1:5"), address(number, "127.0.0.1:9")))
+        (tmp_path / f"places-{number}.msgpack").write_bytes(msgspec.msgpack.encode(places))
+    (tmp_path / "places-3.msgpack").write_bytes(b"damaged")
+    assert {each.peer_id for each in RejoinFile.known_here(tmp_path)} == {address(n).peer_id for n in (1, 2, 5)}
+    for number in range(50):
+        (tmp_path / f"places-x{number}.msgpack").write_bytes(b"")
+    assert len(RejoinFile.known_here(tmp_path)) <= MAX_PLACES
 
 
 def test_several_addresses_of_a_peer_are_joined() -> None:
@@ -130,16 +148,59 @@ def test_a_run_is_hosted_once_from_its_folder(tmp_path: Path) -> None:
                 HostLock.take(claim.parent)
 
 
-def test_an_ephemeral_host_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TMPDIR", "XDG_DATA_HOME"):
-        monkeypatch.setenv(name, str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_peers_with_ephemeral_keys_leave_nothing_behind(
+    is_writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts, trainers with their checkpoints, and monitors; also where the user's data folder cannot be written."""
+    data, temporary = tmp_path / "data", tmp_path / "temporary"
+    data.mkdir() if is_writable else data.touch()
+    temporary.mkdir()
+    monkeypatch.setenv("XDG_DATA_HOME", str(data))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     settings = {"name": "brief", "model": {"recipe": "custom"}}
-    with minga.host(settings, minga.PeerOptions(ephemeral=True, host="127.0.0.1")) as organiser:
-        assert organiser.directory.parent == tmp_path
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    options = minga.PeerOptions(ephemeral=True, host="127.0.0.1")
+    with minga.host(settings, options) as organiser:
+        for role in ("trainer", "monitor"):
+            with minga.join(organiser.link, dataclasses.replace(options, role=role)) as peer:  # type: ignore[arg-type]
+                if role == "trainer":
+                    assert (data if is_writable else temporary) in peer.directory.parents
+                    optimizer = minga.Optimizer(torch.optim.SGD([torch.zeros(1, requires_grad=True)]), peer)
+                    optimizer.save_checkpoint()
+                    assert peer.checkpoint_step() == 0
+                    (folder,) = run_folders(peer.directory.parent.parent)[:1]
+                    with pytest.raises(minga.ConfigurationError, match="end that process before"):
+                        folder.remove()
+    assert not [*temporary.glob("temporary-*"), *data.glob("minga/runs/*")]
     with pytest.raises(minga.ConfigurationError, match="ephemeral key leaves none"):
-        minga.host(resume=organiser.directory)
+        minga.host(None, options, resume=organiser.directory)
+
+
+@pytest.mark.parametrize("way", ["host", "join"])
+def test_an_entry_that_fails_at_its_very_end_is_undone(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C when the peer is there, and the program does not have it yet: key, lock and thread are free again."""
+    spec = minga.RunSpec.from_mapping({"name": "cut", "model": {"recipe": "custom"}})
+    options = minga.PeerOptions(identity=tmp_path / "key.json", directory=tmp_path, host="127.0.0.1")
+    others = minga.PeerOptions(identity=tmp_path / "host.json", directory=tmp_path / "host", host="127.0.0.1")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with minga.host(spec, others) as organiser, monkeypatch.context() as patch:
+        hooks = list[Callable[[], None]]()
+        patch.setattr(atexit, "register", hooks.append)
+        patch.setattr(atexit, "unregister", hooks.remove)
+        patch.setattr(*((HostLock, "tell") if way == "host" else (RejoinFile, "keep_places")), interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            minga.host(spec, options) if way == "host" else minga.join(organiser.link, options)
+        assert not hooks, "of the end of this process"
+        assert sum(thread.name == "minga" for thread in threading.enumerate()) == 1, "that of the organiser"
+        patch.undo()
+        minga.join(organiser.link, options).close()
+    for path in tmp_path.rglob("hosted.link"):
+        HostLock.take(path.parent).release()
 
 
 def test_a_run_keeps_its_settings(tmp_path: Path) -> None:

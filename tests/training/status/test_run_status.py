@@ -120,7 +120,7 @@ def test_a_swarm_is_summed_up() -> None:
         assert peers_by_kind(status) == (
             "1 auxiliary averaging, 1 client syncing, 1 monitor watching, 2 trainers training"
         )
-        assert headline(status).startswith("step 7 of 9 · no loss yet · 8/64 samples")
+        assert headline(status).startswith("step 7 of 9 · the loss comes with the next step · 8/64 samples")
         assert headline(status).endswith("2 peers training together, 1 auxiliary helping")
 
     in_loop(check)
@@ -171,7 +171,7 @@ def test_without_a_trainer_the_loss_of_steps_that_were_taken_is_unknown() -> Non
         assert headline(swarm.status()).endswith("2 peers here, none computes gradients")
         assert peers_by_kind(swarm.status()).startswith("2 auxiliaries helping")
         swarm.peer(AddressInfo("trainer"), progress(7))
-        assert headline(swarm.status()).startswith("step 7 of 9 · no loss yet · ")
+        assert headline(swarm.status()).startswith("step 7 of 9 · the loss comes with the next step · ")
         assert headline(swarm.status()).endswith("1 peer training, 2 auxiliaries helping")
 
     in_loop(check)
@@ -264,12 +264,15 @@ def test_views_fit_into_a_narrow_terminal_and_stay_short() -> None:
     def check(swarm: Swarm) -> None:
         for step in range(MAX_ROWS + 5):
             swarm.peer(AddressInfo("trainer"), progress(step, 10_000), Metrics(step, 1.0, 10**9, 1, 10**9, 10**12))
-        console = Console(width=80)
-        with console.capture() as capture:
-            console.print(organiser_view(swarm.status(), {"step": 7, "heldout_mlm_loss": 6.25}))
-        lines = capture.get().splitlines()
-        assert max(map(len, lines)) <= 80
-        assert len(lines) < MAX_ROWS + 12
+        for width in (60, 80):
+            console = Console(width=width)
+            with console.capture() as capture:
+                console.print(organiser_view(swarm.status(), {"step": 7, "heldout_mlm_loss": 6.25}))
+            lines = capture.get().splitlines()
+            assert max(map(len, lines)) <= width
+            assert len(lines) < MAX_ROWS + 12
+            assert "…" not in capture.get().replace("… and", ""), "columns are left out, words are not cut"
+            assert "training" in lines[-5]
         assert "and 5 more" in capture.get()
         assert "held out at step 7: mlm_loss 6.250" in capture.get()
         assert len(list(organiser_lines(swarm.status(), {}))) == 1

@@ -190,6 +190,30 @@ async def test_nobody_is_blamed_for_a_damaged_beginning(swarm: Swarm) -> None:
 
 
 @virtually
+async def test_each_peer_that_asks_for_a_damaged_file_is_refused(swarm: Swarm) -> None:
+    """All wait for one look at the file; what the next one finds is not spoiled by it."""
+    server, path = swarm.server(), "data/train.txt"
+    damaged = swarm.folder / "served" / server.id[:8] / path
+    damaged.write_bytes(b"short")
+
+    async def slowly(function: Callable[..., Any], *arguments: Any) -> Any:
+        await asyncio.sleep(1.0)
+        return function(*arguments)
+
+    async def ask(peer: Peer) -> int:
+        request = ManifestRequest(ENTRIES[path].blake3)
+        return (await peer.node.call(server.id, FILE_HASHES, request, ManifestReply)).size_bytes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_files, "run_blocking", slowly)
+        answers = await asyncio.gather(*(ask(swarm.peer()) for _ in range(3)), return_exceptions=True)
+        assert [type(answer) for answer in answers] == [RejectedError] * 3
+        assert all("cannot be read here" in str(answer) for answer in answers)
+    damaged.write_bytes(CONTENT[path])
+    assert complete(await fetch(swarm.peer(), [server], swarm.folder / "here"), swarm.folder / "here")
+
+
+@virtually
 async def test_a_server_whose_file_is_gone_or_short_is_passed_over(swarm: Swarm) -> None:
     broken, honest, newcomer = swarm.server(), swarm.server(), swarm.peer()
     folder = swarm.folder / "here"

@@ -370,6 +370,20 @@ async def test_a_withdrawn_state_is_not_served_any_more(swarm: Swarm) -> None:
 
 
 @virtually
+async def test_a_state_that_is_withdrawn_while_it_is_hashed_is_never_offered(swarm: Swarm) -> None:
+    donor = swarm.peer()
+    task = asyncio.ensure_future(fetch(swarm.peer(), [donor]))
+    await asyncio.sleep(1.0)
+    donor.server.publish(make_snapshot(5))
+    donor.server.withdraw()
+    await asyncio.sleep(1.0)
+    assert not donor.server.held_bytes
+    assert donor.server.wants(5), "the peer that waits gets what this one has now"
+    donor.server.publish(make_snapshot(5, 1))
+    assert same(await task, make_snapshot(5, 1))
+
+
+@virtually
 async def test_downloads_beyond_the_limit_are_refused_in_words(swarm: Swarm) -> None:
     donor = swarm.peer(max_downloads=1)
     donor.server.publish(make_snapshot())

@@ -27,6 +27,7 @@ def join(
     person: LoginUser | None = None,
     *,
     consider: Consider | None = None,
+    probes: bool = True,
 ) -> Peer:
     """Join a run as `minga.join` does; if the link names an authority, log in there, and keep the access renewed.
 
@@ -37,7 +38,7 @@ def join(
     link = join_module.read_link(link)
     person = person or Credentials()
     if link.authority is None:
-        return join_module.join(link, options, consider=consider)
+        return join_module.join(link, options, consider=consider, probes=probes)
     url, run_id, organiser = link.authority, link.run_id, link.organiser
 
     async def log_in(identity: Identity, kept: Token | None) -> Token:
@@ -50,8 +51,12 @@ def join(
     def obtain(identity: Identity, kept: Token | None) -> Token | None:
         return kept if identity.peer_id == organiser else _completed(log_in(identity, kept))
 
-    peer = join_module.join(link, options, obtain=obtain, consider=consider)
-    peer.on_loop(lambda: peer.session.node.spawn(_renew(peer, AuthorityClient(url, run_id), person)))
+    peer = join_module.join(link, options, obtain=obtain, consider=consider, probes=probes)
+    try:
+        peer.on_loop(lambda: peer.session.node.spawn(_renew(peer, AuthorityClient(url, run_id), person)))
+    except BaseException:  # such as Ctrl-C: nobody else knows of this peer yet
+        peer.close()
+        raise
     return peer
 
 

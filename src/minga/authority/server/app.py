@@ -17,9 +17,9 @@ from minga.authority.server.issuer import Issuer
 from minga.authority.server.oauth import make_provider
 from minga.authority.server.revocation import Bar, watch_list
 from minga.authority.server.roster import RosterFile
-from minga.authority.server.service import Authority, Tell
+from minga.authority.server.service import Authority, Handout, Tell
 from minga.core.errors import ConfigurationError
-from minga.core.urls import is_safe_url
+from minga.core.urls import is_safe_url, reachable_hosts
 from minga.identity.links.links import Link
 
 MAX_CONNECTIONS = 200
@@ -62,6 +62,8 @@ class AuthorityServer:
             self._roster.close()
             raise
         self.url = settings.url or self._own_url()
+        self.handouts: tuple[Handout, ...] = ()
+        """What it gives to every person, to be set before `run`: files that may name its address."""
         if not is_safe_url(self.url):
             self.close()
             raise ConfigurationError(
@@ -82,7 +84,7 @@ class AuthorityServer:
     async def run(self) -> None:
         """Serve until Ctrl-C or SIGTERM, or until cancelled."""
         provider = make_provider(self._allowed)
-        authority = Authority(self.issuer, provider, self._tell)
+        authority = Authority(self.issuer, provider, self._tell, handouts=self.handouts)
         try:
             async with asyncio.TaskGroup() as tasks:
                 watching = tasks.create_task(watch_list(self.issuer, self._roster, self._bar, self._tell))
@@ -112,8 +114,8 @@ class AuthorityServer:
 
     def _own_url(self) -> str:
         host, port = self._socket.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        return f"{'http' if self._settings.certificate is None else 'https'}://{shown}:{port}"
+        scheme = "http" if self._settings.certificate is None else "https"
+        return f"{scheme}://{reachable_hosts(host)[0]}:{port}"
 
 
 def _check_certificate(settings: AuthoritySettings) -> None:

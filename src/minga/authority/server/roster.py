@@ -43,6 +43,11 @@ class IssuedToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     organisation: str | None = None
     barred: bool = False
 
+    @property
+    def person(self) -> tuple[str, str]:
+        """Whose peer it is: the same name from another source may be another person's."""
+        return self.provider, self.name
+
 
 class Roster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file."""
@@ -82,7 +87,7 @@ class RosterFile:
         """
         others = [(key, other) for key, other in self._issued.items() if key != peer]
         now_s = self._wall_time()
-        living = [key for key, other in others if other.name == issued.name and _lives(other, now_s)]
+        living = [key for key, other in others if other.person == issued.person and _lives(other, now_s)]
         if len(living) >= most_peers:
             raise Refused(
                 403,

@@ -7,13 +7,14 @@ import json
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from minga.authority.messages import (
@@ -37,6 +38,7 @@ from minga.authority.server.providers import IdentityProvider
 from minga.authority.server.rate_limit import RateLimit
 from minga.authority.server.refusals import Refused
 from minga.core.errors import StorageError
+from minga.core.files import in_pieces
 
 BODY_S = 10.0
 """Longest time, in seconds, that the body of a request may take to arrive."""
@@ -45,21 +47,38 @@ BURST, PER_SECOND = 60, 1.0
 """The requests that one address may make: a burst, and a rate per second after that."""
 
 Tell = Callable[..., None]
-Handler = Callable[[Request], Awaitable[Message]]
+Handler = Callable[[Request], Awaitable[Message | Response]]
 
 logger = logging.getLogger("minga.authority")
 
 
+@dataclass(frozen=True)
+class Handout:
+    """A file that every person may have: where it is, its content and its media type."""
+
+    path: str
+    data: bytes
+    kind: str
+
+
 class Authority:
-    """Answers requests. `tell(kind, **fields)` hears of each token and each refusal; no secret is among the fields."""
+    """Answers requests, and hands out files. `tell(kind, **fields)` hears of each token and each refusal; no secret is
+    among the fields.
+    """
 
     def __init__(
-        self, issuer: Issuer, provider: IdentityProvider, tell: Tell, clock: Callable[[], float] = time.monotonic
+        self,
+        issuer: Issuer,
+        provider: IdentityProvider,
+        tell: Tell,
+        clock: Callable[[], float] = time.monotonic,
+        handouts: Sequence[Handout] = (),
     ) -> None:
         self._issuer, self._provider, self._tell = issuer, provider, tell
         self._nonces, self._rate = Nonces(clock), RateLimit(BURST, PER_SECOND, clock)
         self._run = bytes.fromhex(issuer.run_id)
         routes = [
+            *(Route(each.path, self._answering(self._handing_out(each)), methods=["GET"]) for each in handouts),
             Route(OFFER_PATH, self._answering(self._offer), methods=["GET"]),
             Route(DEVICE_PATH, self._answering(self._device), methods=["POST"]),
             Route(TOKEN_PATH, self._answering(self._token), methods=["POST"]),
@@ -93,6 +112,14 @@ class Authority:
             self._tell("authority.issued", peer=peer, name=issued.name, renewed=isinstance(asked.login, ByKey))
         return TokenAnswer(issued)
 
+    @staticmethod
+    def _handing_out(handout: Handout) -> Handler:
+        async def answer(_: Request) -> Response:
+            headers = {**_GUARDED, "Content-Length": str(len(handout.data)), "Cache-Control": "no-cache"}
+            return StreamingResponse(in_pieces(handout.data), media_type=handout.kind, headers=headers)
+
+        return answer
+
     # ---- how it is answered
 
     def _answering(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
@@ -101,7 +128,8 @@ class Authority:
             try:
                 if (wait_s := self._rate.wait_s(address)) > 0.0:
                     raise Refused(429, "busy", "too many requests from this address; wait a little")
-                return _response(await handler(request))
+                answer = await handler(request)
+                return answer if isinstance(answer, Response) else _response(answer)
             except Refused as refused:
                 self._tell("authority.refused", address=address, code=refused.code, why=str(refused))
                 retry = {"Retry-After": str(math.ceil(wait_s))} if wait_s > 0.0 else {}
@@ -111,6 +139,9 @@ class Authority:
                 return _response(AuthorityRefusal("storage", "the authority's disk refused; try again later"), 503)
 
         return answer
+
+
+_GUARDED = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer"}
 
 
 def _one_line(text: str) -> str:

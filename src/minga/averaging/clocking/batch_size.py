@@ -9,8 +9,8 @@ more than `STEADY`; it changes by at most `STRIDE` at a time, because speeds mea
 much or too little for large ones.
 
 Who leads without having had the last plan (a newcomer, a peer that fetched the state) goes by what its members say of
-it, and by the smallest B of the run spec if nobody knows, as after a restart of everybody. Peers need not agree for the
-model to be right: gradients are weighted by samples whatever B is.
+it, and by the smallest B of the run spec, as it is amended by then, if nobody knows, as after a restart of everybody.
+Peers need not agree for the model to be right: gradients are weighted by samples whatever B is.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BatchSize:
         """The step that `present` is about."""
         self._settings = settings
         self._known: int | None = None
-        self._orders: Sequence[str] = ()
+        self._followed: Sequence[str] | None = None  # the orders of the last plan
         self._rounds_s: deque[float] = deque(maxlen=ROUNDS)
 
     def allowed(self, orders: Sequence[str], step: int) -> tuple[int, int]:
@@ -62,16 +62,21 @@ class BatchSize:
         """That of this step."""
         return self._known or self.allowed(self._orders, self.step)[0]
 
+    @property
+    def _orders(self) -> Sequence[str]:
+        """Those by which this step goes: what the last plan said, or what is due where this peer has not had it."""
+        return self._settings.orders.due(self.step) if self._followed is None else self._followed
+
     # ---- from step to step
 
     def note(self, plan: Plan, seconds: float) -> None:
         """A step was taken by `plan`; from the plan to the update it took so many seconds."""
-        self.step, self._known, self._orders = plan.step + 1, plan.next_batch, plan.orders
+        self.step, self._known, self._followed = plan.step + 1, plan.next_batch, plan.orders
         self._rounds_s.append(seconds)
 
     def forget(self) -> None:
         """This peer missed steps."""
-        self._known = None
+        self._known = self._followed = None
 
     def check(self, plan: Plan) -> None:
         """Raises `ProtocolError`, naming the leader, if the plan leaves the range of the run spec and its orders."""

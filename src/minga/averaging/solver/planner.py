@@ -9,8 +9,9 @@ any part of that size has as few parts as its size asks for, but not fewer than 
 While a round of these is predicted to take `FEW_S` longer than one of all parts, it gets twice as many. So a step of a
 tiny model takes messages in proportion to its members, not to their pairs. Three, and not one, because roots are those
 who see the samples of all: receipts ask more than half of them, and nobody confirms alone what is its own. Nor would
-one that is far slower than it should be stand out from anybody. For the same reason the roots should not change with
-every measurement: who witnesses a step has to have seen it all.
+one that is far slower than it should be stand out from anybody. Of a larger vector, a sender that would be the only
+root gives a small part to another peer, for the same reason. Nor should the roots change with every measurement: who
+witnesses a step has to have seen it all.
 
 The same rates give the same division, whatever the order of the peers is (ties aside): they are sorted first. Of small
 vectors the order of the peers decides who the roots are among those of like rates.
@@ -29,7 +30,7 @@ import numpy as np
 from minga.averaging.apportionment import NoAggregatorError
 from minga.averaging.solver.clean_rates import CleanRates, FloatArray, usable
 from minga.averaging.solver.division import Division, PartShare, SwarmRates, renumbered
-from minga.averaging.solver.flat import LARGEST_PROGRAMME, flat_shares
+from minga.averaging.solver.flat import LARGEST_PROGRAMME, flat_shares, possible_roots
 from minga.averaging.solver.large_groups import LARGE, large_group_ways
 from minga.averaging.solver.loads import AggregationTree, Indices
 from minga.averaging.solver.prediction import predict_usable
@@ -45,6 +46,10 @@ LEAST_SHARE: Final = 1e-3
 FEWEST_PARTS: Final = 3
 FEW_S: Final = 0.1
 """Seconds that a round of a small vector may take longer for fewer messages: about a round trip over an ocean."""
+
+MOST_ASKED: Final = 8
+WITNESS_LOSS: Final = 0.01
+"""By which fraction a round may take longer for a second root."""
 
 ALIKE: Final = 4.0
 """Of few parts, those whose shares differ by less than this factor are alike: peers in their order have them."""
@@ -143,7 +148,7 @@ def _two_level(asked: _Question, sites: Partition) -> Division | None:
 def _divided(asked: _Question, ways: Sequence[AggregationTree], shares: FloatArray, sites: Partition = ()) -> Division:
     """The parts that are large enough; if none is, few of them."""
     if shares.max() >= asked.least:
-        return asked.timed(_parts(ways, np.where(shares >= asked.least, shares, 0.0)), sites)
+        return _witnessed(asked, ways, np.where(shares >= asked.least, shares, 0.0), sites)
     best = asked.timed(_parts(ways, shares), sites)
     allowed_s = (best.predicted_s or 0.0) + asked.slack_s
     count, ranks = asked.few, _ranks(ways, shares, asked.names)
@@ -153,6 +158,26 @@ def _divided(asked: _Question, ways: Sequence[AggregationTree], shares: FloatArr
             return fewer
         count *= 2
     return best
+
+
+def _witnessed(asked: _Question, ways: Sequence[AggregationTree], shares: FloatArray, sites: Partition) -> Division:
+    """The division by these shares; a sender that would be the only root gives the smallest part to another peer, where
+    that takes hardly longer. Those that send nothing are asked first: they have no samples of their own to confirm.
+    """
+    alone = asked.timed(_parts(ways, shares), sites)
+    roots = {ways[number].root for number in np.flatnonzero(shares).tolist()}
+    if len(roots) > 1 or not any(asked.rates.sends[root] for root in roots):
+        return alone
+    able = possible_roots(asked.rates)
+    others = [number for number, way in enumerate(ways) if able[way.root] and way.root not in roots]
+    others.sort(key=lambda number: (asked.rates.sends[ways[number].root], asked.names[ways[number].root], number))
+    for number in others[:MOST_ASKED]:
+        shared = shares * (1.0 - asked.least)
+        shared[number] = asked.least
+        two = asked.timed(_parts(ways, shared), sites)
+        if (two.predicted_s or 0.0) <= (alone.predicted_s or 0.0) * (1.0 + WITNESS_LOSS):
+            return two
+    return alone
 
 
 def _ranks(ways: Sequence[AggregationTree], shares: FloatArray, names: Indices) -> Indices:

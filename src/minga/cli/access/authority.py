@@ -14,6 +14,8 @@ from minga.authority.server.codes import hashed, new_code
 from minga.cli.terminal.context import Context
 from minga.core.errors import ConfigurationError
 from minga.core.urls import parse_listen
+from minga.core.wheel import own_wheel
+from minga.dashboard.joining import JoinFacts, JoinPage, Source
 from minga.identity.access.token import LOGIN_NAME
 from minga.identity.links.links import Link
 from minga.training.join import PeerOptions
@@ -39,6 +41,7 @@ def run_authority(link: str, options: AuthorityOptions, peer: PeerOptions, conte
     try:
         from minga.authority.server.app import AuthorityServer, AuthoritySettings
         from minga.authority.server.revocation import barring
+        from minga.authority.server.service import Handout
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"the authority needs the package {error.name}: pip install starlette uvicorn"
@@ -71,10 +74,12 @@ def run_authority(link: str, options: AuthorityOptions, peer: PeerOptions, conte
 
     server = AuthorityServer(settings, bar, tell)
     try:
+        server.handouts = tuple(Handout(*each) for each in _handouts(server.url, server.link))
         output.event("authority", url=server.url, link=str(server.link), roster=str(settings.roster))
         output.say("Anyone who has this link can try to log in; who is on the list joins by\n")
         if not output.json_output:
             output.console.print(f"minga join {server.link}", markup=False, soft_wrap=True)
+        output.say(f"\nPeople without minga find it, with this link, at {server.url}")
         output.say(f"\nWho has which peers: {settings.roster}")
         if bar is None:
             output.say("Whoever is taken off the list gets no further token; with --identity they are barred at once.")
@@ -82,6 +87,16 @@ def run_authority(link: str, options: AuthorityOptions, peer: PeerOptions, conte
     finally:
         server.close()
     output.summary(ok=True)
+
+
+def _handouts(url: str, link: Link) -> list[tuple[str, bytes, str]]:
+    """The page for newcomers and the wheel, each with its path and media type."""
+    wheel, base = own_wheel(), f"{url.rstrip('/')}/"
+    rows = {"Open to": "the people on its list, who log in", "Run": link.run_id, "Organiser's key": link.organiser}
+    facts = JoinFacts("A run for members", str(link), f"minga join {link}", rows)
+    page = JoinPage(facts, Source.of(None, base, wheel), address=base).html().encode()
+    handouts = [("/", page, "text/html")]
+    return handouts if wheel is None else [*handouts, (f"/{wheel.name}", wheel.data, "application/octet-stream")]
 
 
 def run_new_code(name: str, context: Context) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,7 +42,9 @@ class TransferOptions:
 
 @dataclass(frozen=True)
 class BanOptions:
-    """What to bar: a peer id or an invitation link, an address range, or both; the range for a time."""
+    """What to bar: a peer's id or an invitation's, or the beginning of one, or an invitation link; an address range, or
+    both; the range for a time.
+    """
 
     who: str | None
     addresses: str | None = None
@@ -49,7 +52,10 @@ class BanOptions:
     reason: str = ""
 
 
-NOT_TOLD = "Nobody of the run answers: the order is kept here, and spreads when a peer with this --directory runs."
+SHORT_ID = re.compile("[0-9a-fA-F]{8,63}", re.ASCII)
+"""The beginning of an id, as displays show it."""
+
+NOT_TOLD = "Nobody answers. The order is kept here, and takes effect when you start the host again."
 WORTH_KEY = (
     "This run is open to every peer that has its link, so the ban costs its target no more than a new key: it stops a "
     'peer that misbehaves by mistake. A run with admission = "members" keeps people out.'
@@ -112,11 +118,13 @@ def run_ban(link: str, ban: BanOptions, desk: OrganiserOptions, context: Context
     parsed, output = Link.parse(link), context.output
     if ban.who is None and ban.addresses is None:
         raise ConfigurationError("name a peer id, an invitation link, or an address range with --range")
-    key = ban.who if ban.who is None or is_peer_id(ban.who) else _invitation_of(ban.who)
+    is_short = ban.who is not None and SHORT_ID.fullmatch(ban.who) is not None
+    key = ban.who if ban.who is None or is_short or is_peer_id(ban.who) else _invitation_of(ban.who)
     valid_s = parse_duration(ban.valid, "--for")
     if not 60.0 <= valid_s <= MAX_VALID_S:
         raise ConfigurationError(f"--for {ban.valid}: between 1 minute and 10 years")
     with organiser_desk(parsed, desk.peer, desk.identity, lambda joined: wire(context, joined)) as organiser:
+        key = organiser.whole_id(key) if key is not None and is_short else key
         in_force, barred, until, names = True, None, None, [] if key is None else [key[:10]]
         if ban.addresses is not None:
             barred, until, in_force = organiser.bar_range(ban.addresses, valid_s, ban.reason)
@@ -140,7 +148,7 @@ def _invitation_of(text: str) -> str:
     """The key of the invitation that a link carries."""
     if all(digit in hexdigits for digit in text):
         raise ConfigurationError(
-            f"{text[:70]!r} is no peer id, which has 64 digits; minga members LINK shows whole ids"
+            f"{text[:70]!r} is no peer id, which has 64 digits, and no beginning of one, which has 8 or more"
         )
     access = Link.parse(text).access
     if access is None:

@@ -51,7 +51,10 @@ def ban(
     who: Annotated[
         str | None,
         typer.Argument(
-            metavar="[WHO]", help="A peer id, or an invitation link: all peers that came by it.", show_default=False
+            metavar="[WHO]",
+            help="The id of a peer or an invitation, or its first ten digits; or an invitation link. With an "
+            "invitation: all peers that came by it.",
+            show_default=False,
         ),
     ] = None,
     addresses: Annotated[

@@ -58,7 +58,9 @@ def run_doctor(
     asyncio.run(run())
     failed = next((check for check in checks if not check.ok), None)
     if failed is None:
-        output.say("\nEverything that was checked works." + ("" if link else " Give a LINK to check the way to a run."))
+        notes = any(check.advice for check in checks)
+        works = "Nothing that was checked fails; mind the notes." if notes else "Everything that was checked works."
+        output.say(f"\n{works}" + ("" if link else " Give a LINK to check the way to a run."))
     else:
         output.say(f"\nThe hop that fails: {failed.name}")
     output.summary(

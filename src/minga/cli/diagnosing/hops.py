@@ -121,7 +121,7 @@ async def _try_entry(node: Node, entry: EntryPoint, link: Link, own: OwnAccess) 
         connection = await node.dial(address)
     except RejectedError as error:
         if own.joins_otherwise(link, error):
-            return _Outcome(False, True, "answers; as this run is for members only, `minga join` has to go on", "")
+            return _Outcome(False, True, *_not_admitted(link, own))
         return _Outcome(False, False, error.message, _REFUSALS.get(error.code, _OTHER_REFUSALS[error.code.cause]))
     except RemoteError as error:
         if not entry.direct:
@@ -132,6 +132,15 @@ async def _try_entry(node: Node, entry: EntryPoint, link: Link, own: OwnAccess) 
     facts = connection.facts()
     trip = f", {facts.round_trip_s * 1000:.1f} ms there and back" if facts.round_trip_s is not None else ""
     return _Outcome(True, True, f"answers, {facts.path} path{trip}", "")
+
+
+def _not_admitted(link: Link, own: OwnAccess) -> tuple[str, str]:
+    """What it means, and what to do, that a run for members does not know this machine."""
+    if link.authority is not None:
+        return "answers. This run is for members: people log in when they join", ""
+    if own.identity is None:
+        return "answers. This machine is not admitted", "type `minga join LINK`: it says which id the organiser needs"
+    return "answers. This machine is not admitted", f"send its id to the organiser: {own.identity.peer_id}"
 
 
 def _clock(node: Node) -> Hop:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from minga.averaging.planning.contributor_choice import StepWork, resting
 from minga.averaging.solver.division import PeerRates, SwarmRates
-from minga.averaging.strategy_choice import facts_of
 from minga.cli.diagnosing.machine import Finding
 from minga.core.errors import MingaError
 from minga.core.units import format_duration, format_rate, format_size
@@ -45,7 +44,7 @@ def check_line(link: Link, host: str | None) -> Finding | None:
     """
     from minga.training.join import PeerOptions, join
     from minga.training.status.live_rates import live_rates
-    from minga.training.status.run_status import target_batch_size
+    from minga.training.status.run_status import live_work
 
     try:
         with join(link, PeerOptions(role="monitor", ephemeral=True, host=host), with_files=False) as peer:
@@ -59,12 +58,11 @@ def check_line(link: Link, host: str | None) -> Finding | None:
                 time.sleep(0.1)
             measured = _measure(peer, sorted(live.peers)[:MOST_PARTNERS])
             facts = peer.on_loop(lambda: [session.node.facts(one) for one in live.peers])
-            batch = peer.on_loop(lambda: target_batch_size(session.board, spec))
+            _, work = peer.on_loop(lambda: live_work(session.board, spec, session.ledger))
     except MingaError:
         return None  # the hops before say why
-    overlapped = facts_of(spec).max_in_flight > 0
     paths = Counter(str(each.path) for each in facts if each is not None)
-    return against_plan(live, StepWork(live.vector_bytes, batch, overlapped=overlapped), measured, paths)
+    return against_plan(live, work, measured, paths)
 
 
 def against_plan(live: LiveRates, work: StepWork, measured: MeasuredRates, paths: Mapping[str, int]) -> Finding:

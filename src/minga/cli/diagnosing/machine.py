@@ -55,7 +55,8 @@ class Accelerators:
 def accelerator(found: Accelerators) -> Finding:
     """Which GPU is used, or why none is and what to install."""
     if found.names:
-        return True, f"{', '.join(found.names)}; `minga join` uses the first unless --device names another", ""
+        which = "it" if len(found.names) == 1 else "all of them, unless --device names one"
+        return True, f"{', '.join(found.names)}; `minga join` uses {which}", ""
     if found.has_nvidia_driver and not found.built_for_gpu:
         install = f'"{sys.executable}" -m pip install --force-reinstall torch --index-url {CUDA_WHEELS}'
         return True, "an NVIDIA driver is here, but this PyTorch is built for the CPU only", f"run {install}"

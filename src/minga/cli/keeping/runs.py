@@ -12,48 +12,59 @@ from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import Output, plain_table
 from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration, format_size
-from minga.training.run_folder.known_runs import KnownRun, known_runs, run_with_id, runs_folder
+from minga.training.run_folder.known_runs import KnownRun, RunFolder, only_one, run_folders, runs_folder
 
 
 def run_runs(directory: Path | None, remove: str | None, context: Context, *, yes: bool) -> None:
-    """List the runs below `directory` (None: the user's data folder), or remove the one that `remove` names,
-    unless `yes` after a question.
+    """List what peers left below `directory` (None: the user's data folder), or remove what `remove` names, unless
+    `yes` after a question.
 
     Raises `ConfigurationError` if that is no run, more than one, or one that this machine hosts at present, and where
     nobody can be asked.
     """
     base, output = runs_folder(directory), context.output
+    runs = run_folders(base)
     if remove is not None:
-        run = run_with_id(remove, base)
+        run = only_one(remove, runs, base)
         if not (yes or _confirmed(run, output)):
             output.say("Nothing was deleted.")
             raise typer.Exit
         run.remove()
-        output.say(f"{run.directory} is removed: {run.spec.name}, {run.progress}.")
-        output.summary(ok=True, removed=run.signed.run_id)
+        output.say(f"{run.directory} is removed: {run.name}, {run.progress}.")
+        output.summary(ok=True, removed=run.id)
         return
-    runs = known_runs(base)
     table = plain_table("run", "name", "step", "age", "size", left=["name"], wraps="name")
     for run in runs:
-        step = "" if run.step is None else str(run.step)
+        step = str(run.step) if isinstance(run, KnownRun) and run.step is not None else ""
         size = format_size(run.size_bytes())
-        table.add_row(run.directory.name, run.spec.name, step, format_duration(run.age_s), size)
+        table.add_row(run.directory.name, run.name, step, format_duration(run.age_s), size)
     output.say(table if runs else f"No run lies in {base}.")
     if runs:  # on lines of their own: in a narrow terminal a column would break them
         output.say("\nTheir folders; where a command takes such a FOLDER, it takes the word under run as well:\n")
         for run in runs:
             output.say(escape(str(run.directory)))
-    output.summary(ok=True, directory=str(base), runs=[_as_json(run) for run in runs])
+    known = [run for run in runs if isinstance(run, KnownRun)]
+    if len(known) < len(runs):
+        output.say(
+            "\nA folder without a run spec is of a peer that cannot come back, as one whose key was for one time only. "
+            "minga runs --remove RUN deletes it."
+        )
+    output.summary(
+        ok=True,
+        directory=str(base),
+        runs=[_as_json(run) for run in known],
+        without_spec=[_of_folder(run) for run in runs if run not in known],
+    )
 
 
-def _confirmed(run: KnownRun, output: Output) -> bool:
+def _confirmed(run: RunFolder, output: Output) -> bool:
     if not (output.interactive and sys.stdin.isatty()):
         raise ConfigurationError(f"without a terminal, add --yes to delete {run.directory} ({_facts(run)})")
     return typer.confirm(f"Delete {run.directory} ({_facts(run)})? Nothing can bring it back", default=False)
 
 
-def _facts(run: KnownRun) -> str:
-    return f"{run.spec.name}, {run.progress}, {format_size(run.size_bytes())}"
+def _facts(run: RunFolder) -> str:
+    return f"{run.name}, {run.progress}, {format_size(run.size_bytes())}"
 
 
 def _as_json(run: KnownRun) -> dict[str, object]:
@@ -62,7 +73,9 @@ def _as_json(run: KnownRun) -> dict[str, object]:
         "name": run.spec.name,
         "organiser": run.signed.organiser,
         "step": run.step,
-        "age_s": round(run.age_s, 1),
-        "size_bytes": run.size_bytes(),
-        "directory": str(run.directory),
+        **_of_folder(run),
     }
+
+
+def _of_folder(run: RunFolder) -> dict[str, object]:
+    return {"age_s": round(run.age_s, 1), "size_bytes": run.size_bytes(), "directory": str(run.directory)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,8 @@ def run_bench_device(
         one = Measurement(
             device=str(device),
             model=facts.name,
+            parameters=sum(facts.tensors),
+            operations=facts.operations,
             tokens=facts.tokens,
             micro_batch=speed.micro_batch,
             samples_per_s=speed.samples_per_s,
@@ -57,7 +60,8 @@ def run_bench_device(
         context.output.event("device.measured", **msgspec.to_builtins(one))
         context.output.say(_line(one))
     path = keep_measurements(found)
-    context.output.say(f'Kept in {path}; `minga plan --model {facts.name} --peers "(this, 100Mbit); …"` uses it.')
+    asked = shlex.quote(model) + ("" if tokens is None else f" --tokens {tokens}")
+    context.output.say(f'Kept in {path}; `minga plan --model {asked} --peers "(this, 100Mbit); …"` uses it.')
     context.output.summary(ok=True, devices=[msgspec.to_builtins(each) for each in found], path=str(path))
 
 

@@ -58,10 +58,12 @@ def _live(link: str, options: PeerOptions, context: Context) -> SwarmFile:
             )
         with contextlib.suppress(ConfigurationError):  # who only looks on need not have all packages of the run
             tell_cautions(spec, context.output)
-        until, (live, work) = time.monotonic() + LOOK_S, joined.on_loop(lambda: live_work(session.board, spec))
-        while time.monotonic() < until:
+        until = time.monotonic() + LOOK_S
+        while True:
+            live, work = joined.on_loop(lambda: live_work(session.board, spec, session.ledger))
+            if time.monotonic() >= until:
+                break
             time.sleep(POLL_S)
-            live, work = joined.on_loop(lambda: live_work(session.board, spec))
     if not live.vector_bytes:
         raise UnreachableError("nobody takes part in this run at present")
     return SwarmFile(tuple(one[:10] for one in live.peers), live.rates, work)

@@ -8,7 +8,6 @@ import typer
 
 from minga.cli.terminal.context import make_context
 from minga.cli.terminal.options import Bind, Json, Threads, Voucher
-from minga.notebook.cells import DEFAULT_SOURCE
 from minga.recipes.registry import USUAL_MODEL
 
 
@@ -151,9 +150,12 @@ def notebook(
     ] = None,
     organise: Annotated[bool, typer.Option("--organise", help="One that describes, plans and hosts a run.")] = False,
     install: Annotated[
-        str,
-        typer.Option(metavar="SOURCE", help="Where the notebook gets minga: a wheel's address, a folder or a file."),
-    ] = DEFAULT_SOURCE,
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="Where the notebook gets minga: a wheel's address, a folder or a file (default: it holds a copy).",
+        ),
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Print a notebook for Colab, Kaggle or Jupyter that joins a run, or begins one; write it to a file with `>`."""

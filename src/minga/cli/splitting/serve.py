@@ -51,7 +51,8 @@ def run_serve(
                 output.say(f"The run goes on {kept}.")
             output.say("Clients, each with data of its own, take part by this link:\n")
             output.say(escape(f"minga split join {link}\n"))
-            watcher = Watcher(hosted, History(hosted.directory / FILE_NAME, most_remembered=0), from_start=True)
+            history = History(hosted.directory / FILE_NAME, most_remembered=0)
+            watcher = Watcher(hosted, history, from_start=folder is None)
             trouble = PlainTrouble()
             with Ticker(
                 output,

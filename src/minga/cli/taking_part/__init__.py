@@ -4,10 +4,10 @@
     join ─▶ login, first_screen ┴─▶ status_view, held_out ─▶ graceful_leave
 
 Read: host (`minga host`), link_view (what it says of its link, and finds out of it later; what a joiner says when the
-host is gone), landing_page (a page with the link), join (`minga join`), first_screen (what a run costs, before anything
-is downloaded), pause (rules by which a machine pauses), prepared_files (prepared once for equal settings), login (the
-person at the machine), held_out (held-out figures beside training), graceful_leave (leaving by Ctrl-C, a secure run
-between two steps), status (`minga status`), status_view (how statuses look).
+host is gone), nearby (runs of the local network, without a link), join (`minga join`), first_screen (what a run costs,
+before anything is downloaded), pause (rules by which a machine pauses), prepared_files (prepared once for equal
+settings), login (the person at the machine), held_out (held-out figures beside training), graceful_leave (leaving by
+Ctrl-C, a secure run between two steps), status (`minga status`), status_view (how statuses look).
 
 Called by app.
 """

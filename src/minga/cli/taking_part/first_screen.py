@@ -12,9 +12,7 @@ from typing import Final
 import typer
 from rich.markup import escape
 
-from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.solver.division import PeerRates
-from minga.averaging.strategy_choice import facts_of
 from minga.cli.diagnosing.machine import data_folder, needed_bytes, total_memory
 from minga.cli.terminal.output import Output
 from minga.cli.terminal.peer_options import WorkOptions
@@ -22,10 +20,11 @@ from minga.core.errors import ConfigurationError
 from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_duration, format_size
+from minga.network.probing.prober import MAX_DAY_BYTES
 from minga.network.probing.streams import most_probe_bytes
 from minga.simulation.forecast.explanation import PeerTask, explain
 from minga.simulation.forecast.model_facts import STATE_BYTES
-from minga.training.availability.traffic_budget import TrafficLimit
+from minga.training.availability.traffic_budget import ADVANCE, TrafficLimit
 from minga.training.join import PeerOptions
 from minga.training.prospect import Prospect
 
@@ -39,10 +38,12 @@ class Costs:
     """What this machine would give. Bytes; None where it is not known before joining.
 
     `download_bytes` is what comes at the start: the files of the run (`files_bytes`) and its state. Beside that a probe
-    of the line takes `probe_upload_bytes` and `probe_download_bytes` at most. `upload` and `download` are the rates, in
-    bytes per second, that `upload_per_day` and `download_per_day` were worked out with; `capped` says whether the owner
-    of the machine set them; `traffic_limit` is the budget that they set, in words, of `limit_bytes`. `limit_days` and
-    `limit_steps` say how long that lasts at these rates, after what the start takes.
+    of the line takes `probe_upload_bytes` and `probe_download_bytes` at most, and all of a day `probes_day_bytes`.
+    `is_first`: no other peer computes. `upload` and `download` are the rates, in bytes per second, that
+    `upload_per_day` and `download_per_day` were worked out with; `capped` says whether the owner of the machine set
+    them; `traffic_limit` is the budget that they set, in words, of `limit_bytes`. `limit_days` and
+    `limit_steps` say how long that lasts at these rates, beside what starts take. If it is not enough for one start and
+    some steps, `least_limit` is the smallest that is.
     """
 
     name: str
@@ -59,42 +60,59 @@ class Costs:
     download_bytes: int | None
     probe_upload_bytes: int
     probe_download_bytes: int
+    probes_day_bytes: int
     peers: int
+    is_first: bool
     upload: float
     download: float
     capped: bool
     traffic_limit: str | None
     limit_bytes: float | None
+    least_limit: str | None
     limit_days: float | None
     limit_steps: int | None
     upload_per_day: float | None
     download_per_day: float | None
 
+    @property
+    def start_bytes(self) -> int:
+        """What a start takes, in both directions together."""
+        return (self.download_bytes or 0) + self.probe_upload_bytes + self.probe_download_bytes
+
+
+def affords_probes(peer: PeerOptions, limit: TrafficLimit | None) -> bool:
+    """Whether to measure the line: a small budget of traffic is not spent on that."""
+    return limit is None or sum(most_probe_bytes(_rate(cap)) for cap in peer.caps()) <= ADVANCE * limit.limit_bytes
+
 
 def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: TrafficLimit | None = None) -> Costs:
     """Work it out, by the recipe's facts and by the plan that the run's next leader would make with this peer in it."""
     from minga.recipes.running.devices import choose_devices, machine_name
+    from minga.recipes.running.precision import choose_precision
 
     spec = prospect.spec
     parameters = _parameters(prospect)
     needed = needed_bytes(spec)
     caps = [_rate(cap) for cap in peer.caps()]
     upload, download = caps[0] or USUAL_UPLOAD, caps[1] or USUAL_DOWNLOAD
+    devices = [] if peer.role == "monitor" else choose_devices(work.device, work.devices, spec, peer.role)
+    if devices:
+        choose_precision(work.precision, devices[0], spec)  # what cannot be is said before anything is agreed
     task = _task(prospect, peer, upload, download)
     state = None if parameters is None else parameters * (4 + STATE_BYTES[spec.optimizer.name])
     files = sum(entry.size_bytes for entry in spec.files.values())
     at_start = None if state is None else state + files
-    probe = (0, 0) if peer.role == "monitor" else tuple(map(most_probe_bytes, caps))
-    days, steps = (None, None) if limit is None or task is None else _lasts(limit, task, (at_start or 0) + sum(probe))
+    probe = (0, 0) if peer.role == "monitor" or not affords_probes(peer, limit) else tuple(map(most_probe_bytes, caps))
+    start_bytes = (at_start or 0) + sum(probe)
+    least = None if limit is None or peer.role == "monitor" else limit.least_for(start_bytes)
+    days, steps = (None, None) if limit is None or task is None or least else _lasts(limit, task, start_bytes)
     return Costs(
         name=spec.name,
         run_id=prospect.run_id,
         organiser=prospect.organiser,
         recipe=spec.model.recipe,
         parameters=parameters,
-        device="none"
-        if peer.role == "monitor"
-        else machine_name(choose_devices(work.device, work.devices, spec, peer.role)),
+        device=machine_name(devices) if devices else "none",
         memory_bytes=None if needed is None else needed[0],
         memory_here=total_memory(),
         disk_bytes=None if needed is None else needed[1],
@@ -103,12 +121,15 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: Tr
         download_bytes=at_start,
         probe_upload_bytes=probe[0],
         probe_download_bytes=probe[1],
+        probes_day_bytes=MAX_DAY_BYTES if sum(probe) else 0,
         peers=len(prospect.live.peers),
+        is_first=peer.role != "monitor" and not any(one.sends for one in prospect.live.rates.peers),
         upload=upload,
         download=download,
         capped=any(cap is not None for cap in caps),
         traffic_limit=None if limit is None else f"{format_size(limit.limit_bytes)} a {limit.period}",
         limit_bytes=None if limit is None else limit.limit_bytes,
+        least_limit=least,
         limit_days=days,
         limit_steps=steps,
         upload_per_day=None if task is None else task.upload_bytes_per_day,
@@ -147,11 +168,12 @@ def show_and_ask(
     yes: bool,
     max_files: float,
     limit: TrafficLimit | None = None,
-) -> None:
-    """Show the costs; unless `yes`, ask once. To decline ends the command; without a terminal, as under a service
-    manager, it goes on and says so.
+) -> Costs:
+    """Show the costs, and return them; unless `yes`, ask once. To decline ends the command; without a terminal, as
+    under a service manager, it goes on and says so.
 
-    Raises `ConfigurationError` if the files of the run take more than `max_files` bytes.
+    Raises `ConfigurationError` if the files of the run take more than `max_files` bytes, or a start more than the
+    budget of traffic is good for.
     """
     costs = costs_of(prospect, peer, work, limit)
     output.event("costs", **asdict(costs))
@@ -162,20 +184,26 @@ def show_and_ask(
             f"the files of this run take {format_size(costs.files_bytes)}, more than the {format_size(max_files)} that "
             f"this machine takes without being told to: --max-files {math.ceil(costs.files_bytes / 1e9)}GB allows it"
         )
+    if costs.least_limit is not None:
+        raise ConfigurationError(
+            f"a start of this run takes {format_size(costs.start_bytes)}, so this machine would never train with "
+            f"{costs.traffic_limit}: give at least --max-traffic {costs.least_limit}"
+        )
     if yes:
-        return
+        return costs
     if not (output.interactive and sys.stdin.isatty()):
         output.say("There is no terminal to ask, so this machine takes part.")
     elif not typer.confirm("Take part?", default=True):
         output.say("Nothing was downloaded. To look at the run without taking part: minga status LINK")
         raise typer.Exit
+    return costs
 
 
 def lines(costs: Costs) -> list[str]:
     """The costs for people."""
     size = "of a size that the organiser's program knows" if costs.parameters is None else _count(costs.parameters)
     told = [
-        f"{costs.name}: {costs.recipe}, {size}; organiser {costs.organiser[:16]}; {_peers(costs.peers)}",
+        f"{costs.name}: {costs.recipe}, {size}; organiser's key {costs.organiser[:10]}; {_peers(costs.peers)}",
         f"This machine: {costs.device}",
     ]
     if costs.memory_bytes is not None and costs.disk_bytes is not None:
@@ -186,8 +214,9 @@ def lines(costs: Costs) -> list[str]:
         )
     if costs.probe_upload_bytes:
         told.append(
-            f"To measure this line, at the start and when in doubt: at most {format_size(costs.probe_upload_bytes)} up "
-            f"and {format_size(costs.probe_download_bytes)} down"
+            f"To measure this line: a second of it, at most {format_size(costs.probe_upload_bytes)} up and "
+            f"{format_size(costs.probe_download_bytes)} down, now and again when peers come; never more than "
+            f"{format_size(costs.probes_day_bytes)} a day"
         )
     if costs.disk_bytes is not None and costs.disk_bytes + costs.files_bytes > costs.disk_free:
         told.append(
@@ -197,7 +226,10 @@ def lines(costs: Costs) -> list[str]:
     line = f"{costs.upload * 8 / 1e6:.3g} Mbit/s up and {costs.download * 8 / 1e6:.3g} down"
     basis = f"with your limit, {line}" if costs.capped else f"on a line of {line} (yours is measured later)"
     if costs.upload_per_day is None or costs.download_per_day is None:
-        told.append("Traffic: not known before others train; status shows it as soon as there is some")
+        first = "you are the first to train; status shows it once one more has joined"
+        told.append(
+            f"Traffic: {first if costs.is_first else 'not known yet; status shows it once this machine trains'}"
+        )
     else:
         told.append(
             f"Traffic: about {format_size(costs.upload_per_day)} up and {format_size(costs.download_per_day)} down a "
@@ -212,17 +244,12 @@ def lines(costs: Costs) -> list[str]:
 
 def _of_limit(costs: Costs) -> list[str]:
     """What a budget is enough for."""
-    said = [f"At most {costs.traffic_limit}, in both directions together: this machine pauses before"]
-    at_start = (costs.download_bytes or 0) + costs.probe_upload_bytes + costs.probe_download_bytes
-    if costs.limit_bytes is not None and at_start >= costs.limit_bytes:
-        return [
-            *said,
-            "That may be less than what the start takes: this machine may take no step in the first period",
-        ]
+    period = str(costs.traffic_limit).rpartition(" ")[2]
+    said = [f"At most {costs.traffic_limit}, up and down together; then this machine pauses until the next {period}"]
     if costs.limit_days is not None and costs.limit_steps is not None:
         time_left = format_duration(costs.limit_days * 86_400)
         steps = counted(costs.limit_steps, "step")
-        said.append(f"After the start that is about {steps}, or {time_left} of training")
+        said.append(f"Beside what starts take that is about {steps}, or {time_left} of training")
     return said
 
 
@@ -246,16 +273,17 @@ def _task(prospect: Prospect, peer: PeerOptions, upload: float, download: float)
         return None
     own = PeerRates(upload, download, sends=peer.role != "auxiliary", aggregates=peer.role != "client")
     rates = replace(live.rates, peers=(*live.rates.peers, own))
-    overlapped = facts_of(spec).max_in_flight > 0
-    explained = explain(rates, StepWork(live.vector_bytes, prospect.batch, overlapped=overlapped))
+    explained = explain(rates, prospect.work)
     if not 0.0 < explained.step_s < math.inf:
         return None
     return explained.tasks[-1]
 
 
-def _lasts(limit: TrafficLimit, task: PeerTask, at_start_bytes: float) -> tuple[float, int]:
-    """The days, and the steps, in which a machine that does this at full speed uses its budget of one period up."""
-    left = max(0.0, limit.limit_bytes - at_start_bytes)
+def _lasts(limit: TrafficLimit, task: PeerTask, start_bytes: float) -> tuple[float, int]:
+    """The days, and the steps, in which a machine that does this at full speed uses its budget of one period up. It
+    rests after each advance, and then starts again.
+    """
+    left = limit.limit_bytes * (1.0 - start_bytes / limit.advance(start_bytes))
     a_day, a_step = task.upload_bytes_per_day + task.download_bytes_per_day, task.upload_bytes + task.download_bytes
     return left / max(1.0, a_day), int(left / max(1.0, a_step))
 

@@ -15,7 +15,6 @@ from rich.markup import escape
 
 from minga.cli.taking_part.first_screen import require_whole_model
 from minga.cli.taking_part.graceful_leave import GracefulLeave, farewell_of_host
-from minga.cli.taking_part.landing_page import write_landing_page
 from minga.cli.taking_part.link_view import LinkWatch, reach_lines, relay_line, who_can_join
 from minga.cli.taking_part.prepared_files import prepared_files
 from minga.cli.taking_part.status_view import (
@@ -30,15 +29,20 @@ from minga.cli.terminal.context import Context, collect_again
 from minga.cli.terminal.exit_codes import done_so_far, farewells
 from minga.cli.terminal.last_checkpoint import LastCheckpoint
 from minga.cli.terminal.peer_options import WorkOptions, apply_threads, wire
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, StorageError
+from minga.core.files import write_atomically
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted
+from minga.core.wheel import own_wheel
+from minga.dashboard.joining import JoinFacts, JoinPage, Source
 from minga.identity.links.links import Link
 from minga.identity.links.reach import reach_of
 from minga.integrations.loggers import LoggerChoice, RunLog
 from minga.monitor.history import FILE_NAME, RECORD_FILE, History
 from minga.monitor.history_exchange import HistoryServer
 from minga.monitor.watcher import Watcher
+from minga.notebook.cells import volunteer_cells
+from minga.notebook.notebook_file import to_ipynb
 from minga.training.host import host
 from minga.training.join import PeerOptions
 from minga.training.organiser import desk_in
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
     from minga.cli.taking_part.held_out import HeldOut
     from minga.cli.terminal.output import Output
     from minga.dashboard.settings import DashboardSettings
+    from minga.network.lan import LanAnnouncement
 
 
 FOLLOW_S = 0.1
@@ -63,10 +68,11 @@ NOTHING_KEPT = (
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """How the link is shown: also as a QR code, and on a page that is written to `landing_page`."""
+    """Where the link is shown: also as a QR code, on a page (the file `landing_page`), and in the local network."""
 
     show_qr: bool
     landing_page: Path | None = None
+    announce_lan: bool = False
 
 
 def run_host(
@@ -111,6 +117,10 @@ def run_host(
         peer = replace(peer, role="monitor")
     elif spec.security.verification == "byzantine" and peer.role == "auxiliary":
         peer = replace(peer, role="trainer")  # nobody can do without gradients there and have a say
+    if links.announce_lan:
+        from minga.cli.taking_part.nearby import check_announced
+
+        check_announced(spec)
     if relays := relay_line(spec, peer.host):
         output.say(relays)
     if peer.role == "monitor":
@@ -122,6 +132,7 @@ def run_host(
         output.say(f"Going on with [bold]{spec.name}[/]: {known.progress}.")
         if known.step is None:
             output.say("It begins at step 0, unless a peer that has its state is there.")
+        output.say("Looking for peers of the run, for up to a minute if they are gone …")
         hosting = host(None, peer, resume=path)
     else:
         output.say(f"Preparing [bold]{spec.name}[/] …")
@@ -134,13 +145,30 @@ def run_host(
         is_temporary = known is None and peer.ephemeral and peer.directory is None
         farewells.append(partial(farewell_of_host, hosted.directory, peer, is_temporary=is_temporary))
         tell_cautions(hosted.spec, output)
-        watch = LinkWatch(hosted, output, lambda link: show_link(hosted, link, output, links))
+        with (
+            contextlib.closing(RunLog(log_to)) as log,
+            _lan(hosted, peer.host, links) as lan,
+            _dashboard(hosted, shown, output, is_new=known is None, show_qr=links.show_qr) as watcher,
+        ):
+            if shown is not None and not shown.is_local:
+                links = replace(links, show_qr=False)  # the dashboard's page for newcomers has a code, which was shown
 
-        def tell() -> None:
-            announce(hosted, output, links, bound_to=peer.host)
-            watch.begin()
+            def show(link: Link) -> None:
+                show_link(hosted, link, output, links)
+                if lan is not None:
+                    lan.show(link)
 
-        with contextlib.closing(RunLog(log_to)) as log, _dashboard(hosted, shown, output) as watcher:
+            watch = LinkWatch(hosted, output, show)
+
+            def tell() -> None:
+                announce(hosted, output, links, bound_to=peer.host)
+                if lan is not None:
+                    from minga.cli.taking_part.nearby import say_announced
+
+                    lan.show(hosted.link)
+                    say_announced(hosted.link.organiser, output)
+                watch.begin()
+
             log.begin(hosted.spec, hosted.directory)
             watcher.history.listeners.append(log)
             _Hosting(hosted, work, context, watcher, tell).run()
@@ -169,9 +197,11 @@ _OWN_PROGRAM = (
 
 
 @contextlib.contextmanager
-def _dashboard(peer: Peer, shown: DashboardSettings | None, output: Output) -> Iterator[Watcher]:
+def _dashboard(
+    peer: Peer, shown: DashboardSettings | None, output: Output, *, is_new: bool, show_qr: bool
+) -> Iterator[Watcher]:
     """What watches the run and keeps its history; meanwhile, if settings are given, the dashboard is served."""
-    watcher = Watcher(peer, History(peer.directory / FILE_NAME, most_remembered=0), from_start=True)
+    watcher = Watcher(peer, History(peer.directory / FILE_NAME, most_remembered=0), from_start=is_new)
     paths = [peer.directory / name for name in (FILE_NAME, RECORD_FILE)]
     peer.on_loop(lambda: HistoryServer(peer.session.node, paths))
     if shown is None:
@@ -183,10 +213,22 @@ def _dashboard(peer: Peer, shown: DashboardSettings | None, output: Output) -> I
     dashboard = Dashboard(peer, watcher, shown, directory=peer.directory, desk=lambda: desk_in(peer, None))
     try:
         dashboard.start()
-        announce_dashboard(dashboard, output)
+        announce_dashboard(dashboard, output, show_qr=show_qr)
         yield watcher
     finally:
         dashboard.close()
+
+
+@contextlib.contextmanager
+def _lan(peer: Peer, bound_to: str | None, links: LinkOptions) -> Iterator[LanAnnouncement | None]:
+    """What announces the run in the local network, where that is wanted."""
+    if not links.announce_lan:
+        yield None
+        return
+    from minga.network.lan import LanAnnouncement
+
+    with contextlib.closing(LanAnnouncement(peer.spec.name, bound_to)) as lan:
+        yield lan
 
 
 def _name_earlier_run(name: str, peer: PeerOptions, output: Output) -> None:
@@ -312,6 +354,8 @@ def announce(peer: Peer, output: Output, options: LinkOptions, *, bound_to: str 
     if others := peer.on_loop(peer.session.node.connected):
         output.event("under_way", peers=len(others))
         output.say("This run is under way: this machine takes part in it again.")
+    if peer.spec.founder == "first":
+        output.say("This run begins with the weights of the first peer that trains: start the one that has them first.")
     for_members = peer.spec.security.admission == "members"
     if for_members:
         output.say("This run is for members only. Make an invitation, which is a longer link, by\n")
@@ -334,8 +378,8 @@ def show_link(peer: Peer, link: Link, output: Output, options: LinkOptions) -> N
             output.say(f"\n{_OWN_PROGRAM}")
     output.say("")
     if options.landing_page is not None:
-        write_landing_page(options.landing_page, peer.spec, link)
-        output.say(f"The page with the link: {options.landing_page}")
+        beside = write_landing_page(options.landing_page, peer.spec, link)
+        output.say(f"The page with the link: {options.landing_page}. It goes to a web server together with {beside}")
 
 
 def _command(peer: Peer, link: str) -> str:
@@ -343,3 +387,29 @@ def _command(peer: Peer, link: str) -> str:
     if peer.spec.security.admission == "members":
         return f"minga admit {link}"
     return f"python PROGRAM.py {link}" if peer.spec.model.recipe == "custom" else f"minga join {link}"
+
+
+def write_landing_page(path: Path, spec: RunSpec, link: Link) -> str:
+    """Write the page, and beside it what it hands out: minga, and a notebook; what that is, in words.
+
+    The commands in it name the place that the run spec has for the page, or else this folder, until the page is opened
+    on a web server, when it puts in its own address. Raises `StorageError`.
+    """
+    place = spec.network.landing_url
+    base = f"{path.resolve().parent.as_uri()}/" if place is None else place.rpartition("/")[0] + "/"
+    wheel = own_wheel() if spec.network.source_url is None else None
+    facts, source = JoinFacts.of(spec, link), Source.of(spec, base, wheel)
+    files = {} if wheel is None else {wheel.name: wheel.data}
+    get = spec.network.source_url or wheel
+    notebook = None
+    if get is not None and facts.notebook_link is not None:
+        notebook = f"{path.stem}.ipynb"
+        files[notebook] = to_ipynb(volunteer_cells(facts.notebook_link, get)).encode()
+    is_as_signed = wheel is not None and wheel.reference == spec.wheel
+    page = JoinPage(facts, source, address=place, notebook=notebook, is_as_signed=is_as_signed, is_file=True)
+    try:
+        for name, data in {**files, path.name: page.html().encode()}.items():
+            write_atomically(path.with_name(name), data)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+    return " and ".join(files) or "nothing else"

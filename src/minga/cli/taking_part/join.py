@@ -8,14 +8,15 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.markup import escape
 
-from minga.cli.taking_part.first_screen import require_recipe, show_and_ask
+from minga.cli.taking_part.first_screen import affords_probes, require_recipe, show_and_ask
 from minga.cli.taking_part.graceful_leave import GracefulLeave, farewell_of_volunteer, thanks
 from minga.cli.taking_part.link_view import HostWatch
 from minga.cli.taking_part.login import LoginOptions, PersonAtTerminal
@@ -36,7 +37,9 @@ from minga.core.errors import ConfigurationError, MingaError
 from minga.core.events.bus import Event
 from minga.core.events.security import SecureAdmitted, SecureCandidate, SecureDropped, SecureFounded, SecureWaiting
 from minga.core.events.training import AccessNotRenewed, StepApplied, SyncAdvanced, SyncFinished
+from minga.core.spec.run_spec import RunSpec
 from minga.core.units import format_duration
+from minga.core.wheel import installed_from
 from minga.integrations.loggers import LoggerChoice, RunLog
 from minga.recipes.registry import CUSTOM
 from minga.training.availability.availability import Availability, AvailabilityRules
@@ -62,15 +65,15 @@ SHARE_STEPS = 20
 @dataclass(frozen=True)
 class JoinOptions:
     """How to log in, where the run asks for it, whether to measure the loss on held-out text, and whether to take part
-    without being asked (`yes`), when this machine takes part (`rules`), the step to leave after, how many bytes
-    the files of the run may take, and the loggers that get its figures.
+    without being asked (`yes`), when this machine takes part (`rules`), after how many steps of its own it leaves, how
+    many bytes the files of the run may take, and the loggers that get its figures.
     """
 
     login: LoginOptions
     evaluate: bool = False
     yes: bool = False
     rules: AvailabilityRules = NO_RULES
-    leave_after_step: int | None = None
+    leave_after_steps: int | None = None
     max_files: float = math.inf
     log_to: tuple[LoggerChoice, ...] = ()
 
@@ -87,7 +90,7 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
     context.output.say("Looking for the run …")
     person = PersonAtTerminal(options.login, context.output)
 
-    availability = Availability(options.rules, peer.run_directory(parsed.run_id), time.time)
+    probes = affords_probes(peer, options.rules.traffic)
     done, log = SessionsDone(), RunLog(options.log_to)
 
     will_ask = context.output.interactive and not options.yes and sys.stdin.isatty()
@@ -100,8 +103,9 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
             require_recipe(prospect.spec)
         if not done.is_agreed:  # the owner of this machine is asked once
             if peer.role != "monitor":
+                tell_whose_code(prospect.spec, context.output)
                 tell_cautions(prospect.spec, context.output)
-            show_and_ask(
+            costs = show_and_ask(
                 prospect,
                 peer,
                 work,
@@ -111,18 +115,37 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
                 limit=options.rules.traffic,
             )
             done.is_agreed = True
-            if will_ask and availability.pause() is not None:
+            availability.expect_start(costs.start_bytes)
+            if availability.pause() is not None:
                 raise _LaterError
 
     is_paused = True
-    with contextlib.closing(log):
+    with contextlib.closing(log), _present(peer.run_directory(parsed.run_id)) as folder:
+        availability = Availability(options.rules, folder, time.time)
         while is_paused:
             if done.is_agreed or not will_ask:  # else its owner, who is there now, is asked first
                 wait_until_available(availability, context)
-            with contextlib.suppress(_LaterError), join(parsed, peer, person, consider=consider) as joined:
+            with (
+                contextlib.suppress(_LaterError),
+                join(parsed, peer, person, consider=consider, probes=probes) as joined,
+            ):
                 wire(context, joined)
-                log.begin(joined.spec, joined.directory)
+                log.begin(joined.spec, folder)
                 is_paused = _Joining(joined, work, context, options, availability, done, log).run()
+
+
+@contextlib.contextmanager
+def _present(folder: Path) -> Iterator[Path]:
+    """The folder, for word from other commands meanwhile, such as `minga join LINK --pause`; gone if nothing was kept
+    in it.
+    """
+    with contextlib.suppress(OSError):  # joining says what is wrong with the disk
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 class _LaterError(Exception):
@@ -153,6 +176,8 @@ class SessionsDone:
     is_agreed: bool = False
     """Whether the owner of this machine has seen the costs, and agreed if that was asked."""
     samples: int = 0
+    steps: int = 0
+    """Those in which this machine took part, whether it had samples for them or not."""
     contributed: int = 0
 
 
@@ -167,6 +192,14 @@ def tell_complete(prospect: Prospect, link: str, done: SessionsDone, output: Out
     output.summary(
         ok=True, step=prospect.completed, finished=True, steps_contributed=done.contributed, samples=done.samples
     )
+
+
+def tell_whose_code(spec: RunSpec, output: Output) -> None:
+    """Say so if the minga of this machine came from the organiser of the run that it joins."""
+    digest = installed_from()
+    if digest is not None and spec.wheel is not None and spec.wheel.endswith(f"#sha256={digest}"):
+        output.event("organisers_code", wheel=spec.wheel)
+        output.say("The minga on this machine is the organiser's own copy, the one that the run's signed record names.")
 
 
 def machine(run: RecipeRun, devices: Sequence[torch.device]) -> str:
@@ -193,7 +226,7 @@ class _Joining:
         from minga.monitor.watcher import Watcher
 
         self.peer, self.work, self.output, self.parent_watch = peer, work, context.output, context.parent_watch
-        self.evaluate, self._last_step = options.evaluate, options.leave_after_step
+        self.evaluate, self._most_steps = options.evaluate, options.leave_after_steps
         self._availability, self._done, self._is_pausing, self._checked_at = availability, done, False, 0.0
         availability.begin_session()
         self._leaving = GracefulLeave(peer, context)
@@ -282,7 +315,7 @@ class _Joining:
     def _is_over(self, step: int) -> bool:
         if self._leaving.is_over(step) or (self.parent_watch is not None and self.parent_watch.is_over(step)):
             return True
-        if self._last_step is not None and step >= self._last_step:
+        if self._most_steps is not None and self._done.steps >= self._most_steps:
             return True
         if time.monotonic() - self._checked_at >= POLL_S and not self._is_pausing:
             self._checked_at = time.monotonic()
@@ -348,6 +381,7 @@ class _Joining:
             match event.data:
                 case StepApplied() as applied:
                     self._shares.append(min(1.0, applied.samples / applied.batch))
+                    self._done.steps += 1
                     self._done.contributed += applied.samples > 0
                     self._step = applied.step
                 case SyncAdvanced() as sync:

@@ -37,8 +37,8 @@ HOST_GONE_S = 15.0
 """How long the host is not to be seen, in seconds, before it is said to be gone."""
 _HOST_GONE = "The host of this run is gone. The run goes on with the peers that are here"
 _ALL_GONE = (
-    "Nobody else of this run can be seen: the host is gone, or this machine is offline. It goes on alone if the last "
-    "step had no more than two members, and else waits for most of them"
+    "No other peer answers. Until one does, this machine trains alone if the last step had no more than two members, "
+    "and else waits. `minga doctor LINK` says whether the fault is here"
 )
 
 _RELAY_WORKS = "The link was tried from outside, through the relay {}: it works."
@@ -156,7 +156,7 @@ class LinkWatch:
         self._output.event("link_updated", link=str(link), reach=reach.name.lower())
         self._output.say(f"\nMore is known of this machine's address: the link below is good for {reach}.\n")
         try:
-            self._show(link)
+            await asyncio.to_thread(self._show, link)  # which writes files, and tells the local network
         except StorageError as error:  # of the page with the link; the run goes on
             self._output.say(str(error))
         if address.relay is not None and before.relay != address.relay:

@@ -51,7 +51,7 @@ class PersonAtTerminal:
         if self._options.secret is not None:
             return _read_secret(self._options.secret)
         _check_terminal(f"log in: give your {what} with --secret FILE")
-        return getpass.getpass(f"Your {what}, which is sent to {url} and not shown: ").strip()
+        return getpass.getpass(f"Your {what} (goes to {url}, is not shown): ").strip()
 
     def open_browser(self, device: DeviceCode) -> None:
         """See `LoginUser`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import Output, Ticker
 from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError
-from minga.monitor.history import FILE_NAME, History, read_history
+from minga.core.units import format_duration
+from minga.monitor.history import FILE_NAME, Entry, History, number_in, read_history
+from minga.monitor.history_exchange import told_since
 from minga.monitor.plot import plot_history
 from minga.monitor.watcher import Watcher
 from minga.training.join import PeerOptions, join
@@ -53,14 +55,15 @@ def run_status(link: str | None, peer: PeerOptions, options: StatusOptions, cont
         if chosen is not None:  # this run is hosted from this machine
             context.output.say(escape(f"Auto: {chosen.reason}."))
         try:
-            status = _watch(watcher, options, context.output)
+            told = [] if options.watch or context.output.json_output else told_since(joined, 0.0)
+            status = _watch(watcher, options, context.output, told)
         finally:  # also after Ctrl-C, the ordinary end of watching
             if options.plot is not None and watcher.history.entries:
                 plot_history(watcher.history.entries, options.plot, title=joined.spec.name)
     context.output.summary(ok=True, **status.to_json(), **_as_json(chosen))
 
 
-def _watch(watcher: Watcher, options: StatusOptions, output: Output) -> RunStatus:
+def _watch(watcher: Watcher, options: StatusOptions, output: Output, told: Sequence[Entry]) -> RunStatus:
     seconds = options.seconds or (PLOT_LOOK_S if options.plot is not None else LOOK_S)
     endless = options.watch and options.seconds is None
     begun = time.monotonic()
@@ -86,14 +89,34 @@ def _watch(watcher: Watcher, options: StatusOptions, output: Output) -> RunStatu
         time.sleep(0.1)
     status = watcher.look()
     output.say(organiser_view(status, {}))
+    if status.loss is None and status.step and status.split is None:
+        for line in last_figures(told):
+            output.say(line)
     if status.split is not None:
         if status.split.servers and not status.split.clients:
             output.say("No client trains at this moment.")
     elif all(peer.status is None for peer in status.peers):
         output.say("No peer that trains is here to tell its step and loss: the figures above begin at 0.")
-    elif status.split is None and not status.averages and not status.is_complete:
-        output.say("Fewer than two peers are training: a healthy run averages with at least one other.")
+    elif status.split is None and not status.is_complete and (said := _how_few(status)):
+        output.say(said)
     return status
+
+
+def _how_few(status: RunStatus) -> str:
+    """What a run lacks to be a healthy one; nothing if it has it."""
+    if not any(peer.doing in ("training", "averaging", "paused") for peer in status.peers if peer.role != "auxiliary"):
+        return "Nobody computes gradients yet: the run begins with the first peer that joins by the link."
+    return "" if status.averages else "One peer trains alone: a healthy run averages with at least one other."
+
+
+def last_figures(told: Sequence[Entry]) -> Iterator[str]:
+    """The newest loss, and the newest held-out figure, that histories of others tell of."""
+    losses = [entry for entry in told if entry["event"] == "step" and number_in(entry, "loss") is not None]
+    held_out = [entry for entry in told if entry["event"] == "evaluation"]
+    if losses:
+        yield f"Last loss told: {losses[-1]['loss']:.3f}, of step {losses[-1].get('step')}"
+    if held_out and (value := number_in(held_out[-1], str(held_out[-1].get("headline")))) is not None:
+        yield f"Held out: {held_out[-1]['headline']} {value:.4g}, of step {held_out[-1].get('step')}"
 
 
 def _until_seen(watcher: Watcher) -> Callable[[], bool]:
@@ -127,5 +150,17 @@ def _show_history(options: StatusOptions, output: Output) -> None:
         plot_history(entries, options.plot)
         facts["plot"] = str(options.plot)
     for name, value in facts.items():
-        output.say(f"{name.replace('_', ' ')}: {value}")
+        output.say(f"{name.replace('_', ' ')}: {_in_words(name, value)}")
     output.summary(ok=True, **facts)
+
+
+def _in_words(name: str, value: Any) -> str:
+    """A fact of a history for people."""
+    if value is None:
+        return "none"
+    if name == "seconds":
+        return format_duration(value)
+    if name == "evaluation":
+        names = [each for each in value if each not in ("t", "step") and number_in(value, each) is not None]
+        return f"{', '.join(f'{each} {value[each]:.4g}' for each in names)}, of step {value.get('step')}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -11,10 +11,9 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
-from minga.cli.terminal.output import Output, plain_table
+from minga.cli.terminal.output import FittedTable, Output
 from minga.core.units import counted, format_duration, format_size
 
 if TYPE_CHECKING:
@@ -30,6 +29,8 @@ AUXILIARIES = ("auxiliary", "auxiliaries")
 MAX_ROWS = 30
 MAX_AMENDMENTS = 5
 MAX_SHARES = 6
+MUCH_COMPUTING = 0.05
+"""Where a round takes less than this part of the computing of a step, what it waits for matters to nobody."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def _loss(status: RunStatus) -> str:
         return f"loss {status.loss:.3f}"
     if status.step and status.split is None and not any(_computes(peer) for peer in status.peers):
         return "no trainer is here to tell the loss"
-    return "no loss yet"
+    return "the loss comes with the next step" if status.step else "no loss yet"
 
 
 def _computes(peer: PeerStatus) -> bool:
@@ -123,13 +124,14 @@ def _of_role(count: int, role: str) -> str:
     return f"{count} unknown" if role == "unknown" else counted(count, role)
 
 
-def peer_table(status: RunStatus) -> Table:
+def peer_table(status: RunStatus) -> FittedTable:
     """One row for each peer."""
-    columns = ("peer", "role", "state", "step", "samples/s", "samples", "sent, received", "path")
-    table = plain_table(*columns, left=("role", "state", "path"))
-    for peer in status.peers[:MAX_ROWS]:
-        table.add_row(*_cells(peer, status))
-    return table
+    return FittedTable(
+        ("peer", "role", "state", "step", "samples/s", "samples", "sent, received", "path"),
+        [_cells(peer, status) for peer in status.peers[:MAX_ROWS]],
+        left=("role", "state", "path"),
+        least_first=("path", "sent, received", "samples", "role", "step"),
+    )
 
 
 def organiser_view(status: RunStatus, figures: dict[str, float]) -> RenderableType:
@@ -140,7 +142,8 @@ def organiser_view(status: RunStatus, figures: dict[str, float]) -> RenderableTy
     if status.digests_agree is False:
         lines.append(Text("peers disagree about the state; the minority is fetching what differs", style="yellow"))
     if status.plan is not None:
-        lines.append(Text(plan_line(status.plan)))
+        computing_s = status.target_batch_size / status.samples_per_second if status.samples_per_second else 0.0
+        lines.append(Text(plan_line(status.plan, computing_s)))
     lines += [Text(line) for line in amendment_lines(status)]
     lines += [*_trouble(status), Text(), peer_table(status)]
     if len(status.peers) > MAX_ROWS:
@@ -161,12 +164,14 @@ def amendment_lines(status: RunStatus) -> list[str]:
     ]
 
 
-def plan_line(plan: PlanStatus) -> str:
-    """Who reduces how much, and what rounds wait for, in one line."""
+def plan_line(plan: PlanStatus, computing_s: float = 0.0) -> str:
+    """Who averages how much for the others, and what rounds wait for, or that computing takes nearly all the time."""
     ranked = sorted(plan.reduces.items(), key=lambda each: (-each[1], each[0]))
     shares = [f"{peer[:10]} {share:.0%}" for peer, share in ranked if share][:MAX_SHARES]
     more = sum(1 for share in plan.reduces.values() if share) - len(shares)
     line = f"plan: {', '.join(shares)}{f' and {more} more' if more else ''}{' in two levels' if plan.two_level else ''}"
+    if plan.round_s is not None and plan.round_s < MUCH_COMPUTING * computing_s:
+        return f"{line} · computing takes {computing_s / (computing_s + plan.round_s):.0%} of a step"
     if plan.binding is not None and plan.round_s is not None:
         kind, peer, other = plan.binding
         to = f" to {other[:10]}" if other else ""
@@ -278,7 +283,7 @@ def _trouble(status: RunStatus) -> list[Text]:
 
 
 def _own(part: OwnPart) -> str:
-    share = f"{part.share:.0%} of the last steps" if part.share is not None else "no step yet"
+    share = f"you computed {part.share:.0%} of the last steps" if part.share is not None else "no step yet"
     doing = f"{part.phase} on {part.machine}" if part.machine else part.phase
     speed = "" if part.phase == "paused" else f"{part.samples_per_second:.1f} samples/s · "
     return (
@@ -303,12 +308,8 @@ def _is_paused(peer: PeerStatus, status: RunStatus) -> bool:
 
 
 def _state(peer: PeerStatus, status: RunStatus) -> str:
-    """What a peer does; an auxiliary takes part in steps, but computes nothing for them."""
-    if _is_paused(peer, status):
-        return "paused"
-    if peer.role == "auxiliary" and peer.status == "training":
-        return "helping"
-    return peer.status or "watching"
+    """What a peer does."""
+    return "paused" if _is_paused(peer, status) else peer.doing or "watching"
 
 
 def _cells(peer: PeerStatus, status: RunStatus) -> tuple[str, ...]:

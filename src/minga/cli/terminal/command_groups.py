@@ -56,7 +56,9 @@ def arrange(app: typer.Typer) -> None:
     places = {name: (group, example) for group, named in GROUPS.items() for name, example in named.items()}
     commands = {_name_of(info): info for info in app.registered_commands}
     shown: dict[str, typer.models.CommandInfo | typer.models.TyperInfo] = {**commands}
-    shown |= {str(group.name): group for group in app.registered_groups}
+    for group in app.registered_groups:  # they are named where they are made
+        if group.typer_instance is not None:
+            shown[str(group.typer_instance.info.name)] = group
     for name, info in shown.items():
         if name in places:
             info.rich_help_panel, example = places[name]

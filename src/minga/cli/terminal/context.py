@@ -26,7 +26,7 @@ def make_context(*, json_output: bool, parent_watch: bool = False, slow_imports:
     """
     if slow_imports:
         gc.disable()
-    interruption = Interruption()
+    interruption = Interruption(json_output=json_output)
     return Context(
         Output(json_output=json_output), interruption, ParentWatch(interruption.trigger) if parent_watch else None
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -46,7 +47,9 @@ interrupts: list[int] = []
 """The numbers of the signals by which this process was interrupted."""
 
 interrupts_told: list[int] = []
-"""Not empty once a command has itself said that it was interrupted, and printed its last line."""
+"""Not empty once it was said that this process was interrupted, and its last line printed."""
+
+_telling = threading.Lock()
 
 done_so_far: list[Callable[[], dict[str, int]]] = []
 """Asked for what the command has done when it is interrupted: the `step` it got to, its own `samples`, the step of its
@@ -125,16 +128,22 @@ def report_usage(error: Any, *, json_output: bool) -> int:
 
 
 def report_interrupt(*, json_output: bool, code: int = INTERRUPTED) -> int:
-    """Say that Ctrl-C ended the command, or with `TERMINATED` as `code` another signal, and what it had done, unless
-    the command has said so itself.
+    """Say once that Ctrl-C ended the command, or with `TERMINATED` as `code` another signal, and what it had done,
+    unless the command has said so itself. On any thread.
     """
-    if interrupts_told:
-        return code
+    with _telling:
+        if not interrupts_told:
+            _tell_interrupt(code, json_output=json_output)
+            interrupts_told.append(code)
+    return code
+
+
+def _tell_interrupt(code: int, *, json_output: bool) -> None:
     done = {name: value for tell in done_so_far for name, value in tell().items()}
     if farewells and not json_output:
         with _NOBODY_READS:
             print(farewells[-1](done), flush=True)
-        return code
+        return
     where = f" at step {done['step']}" if "step" in done else ""
     what = f", with {counted(done['samples'], 'sample')} of this machine" if "samples" in done else ""
     kept = f"; the newest checkpoint is of step {done['checkpoint']}" if "checkpoint" in done else ""
@@ -145,7 +154,6 @@ def report_interrupt(*, json_output: bool, code: int = INTERRUPTED) -> int:
         fields = {"summary": True, "ok": False, "error": name, "message": "interrupted", **done}
         with _NOBODY_READS:
             _print_last_line({**fields, "exit_code": code})
-    return code
 
 
 def _print_last_line(fields: dict[str, object]) -> None:

@@ -3,10 +3,11 @@
 Theory of operation. Python delivers a signal to the main thread between two byte codes, so a long call into C (a large
 backward pass) delays it. Therefore the C-level handler also writes a byte to a socket, on which a watchdog thread
 waits. The main thread gets its `KeyboardInterrupt` (or `Terminated`) and tidies up as usual; if it has not ended the
-process after `PATIENCE_S`, the watchdog says goodbye to the run in its place, and at the end of the second it ends the
-process. Where leaving at once costs something, a command may ask that the first Ctrl-C only says so (`defer`).
-SIGTERM, and SIGHUP when the terminal is closed, end a command in the same way. They seldom come alone: a shell and the
-kernel both send SIGHUP, and some service managers send it after SIGTERM. So only the first of them counts.
+process after `PATIENCE_S`, the watchdog says goodbye to the run in its place, and at the end of the second it says to
+the person what the command has done, and ends the process. Where leaving at once costs something, a command may ask
+that the first Ctrl-C only says so (`defer`). SIGTERM, and SIGHUP when the terminal is closed, end a command in the same
+way. They seldom come alone: a shell and the kernel both send SIGHUP, and some service managers send it after SIGTERM.
+So only the first of them counts.
 """
 
 from __future__ import annotations
@@ -21,10 +22,16 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from minga.cli.terminal.exit_codes import INTERRUPTED, TERMINATED, interrupts
+from minga.cli.terminal.exit_codes import INTERRUPTED, TERMINATED, interrupts, report_interrupt
 
 PATIENCE_S = 0.25
-DEADLINE_S = 0.8
+DEADLINE_S = 0.75
+SAYING_S = 0.2
+"""How long whoever reads the last words may take to take them."""
+
+_SHOW_CURSOR = b"\x1b[?25h\n"
+"""Below a display that was still being drawn, which hides the cursor."""
+
 ENDS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 DEFERRED_S = 1.0
 """How long an end is deferred at most where the main thread hears nothing of it."""
@@ -37,9 +44,13 @@ class Terminated(BaseException):
 
 
 class Interruption:
-    """Watches for Ctrl-C, SIGTERM and SIGHUP to the end of the process. One per process, on the main thread."""
+    """Watches for Ctrl-C, SIGTERM and SIGHUP to the end of the process. One per process, on the main thread.
 
-    def __init__(self) -> None:
+    With `json_output` the last words are JSON.
+    """
+
+    def __init__(self, *, json_output: bool = False) -> None:
+        self._json_output = json_output
         self._goodbyes: list[Callable[[], None]] = []
         self._receiving, self._sending = socket.socketpair()  # open to the end: each further Ctrl-C writes, too
         self._sending.setblocking(False)
@@ -156,4 +167,14 @@ class Interruption:
         return False
 
     def _end(self) -> None:
+        saying = threading.Thread(target=self._say_what_was_done, name="minga-farewell", daemon=True)
+        saying.start()
+        saying.join(SAYING_S)
         os._exit(self._code)  # without flushing: whoever reads the other end of a pipe may have stopped
+
+    def _say_what_was_done(self) -> None:
+        """In place of the main thread, unless that has done so."""
+        with contextlib.suppress(Exception):  # the process ends in any case
+            if self._terminals and not self._json_output:
+                os.write(self._terminals[0], _SHOW_CURSOR)
+            report_interrupt(json_output=self._json_output, code=self._code)

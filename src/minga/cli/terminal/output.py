@@ -10,11 +10,13 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
+from rich.measure import Measurement
 from rich.table import Table
 
 from minga.cli.terminal import exit_codes
@@ -47,6 +49,38 @@ def plain_table(*columns: str, left: Collection[str] = (), wraps: str | None = N
     return table
 
 
+@dataclass(frozen=True)
+class FittedTable:
+    """A table of `rows` under `columns`, without those of `least_first` that a narrow terminal has no room for."""
+
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[str]]
+    left: tuple[str, ...]
+    least_first: tuple[str, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for count in range(len(self.least_first) + 1):
+            table = self._without(self.least_first[:count])
+            if Measurement.get(console, options.update_width(1000), table).maximum <= options.max_width:
+                break
+        yield table
+
+    def _without(self, dropped: Collection[str]) -> Table:
+        places = [place for place, column in enumerate(self.columns) if column not in dropped]
+        table = plain_table(*(self.columns[place] for place in places), left=self.left)
+        for row in self.rows:
+            table.add_row(*(row[place] for place in places))
+        return table
+
+
+class _PipedConsole(Console):
+    """Leaves it to `main` what to do when whoever read the output is gone."""
+
+    def on_broken_pipe(self) -> None:
+        """Called while the error is handled."""
+        raise BrokenPipeError
+
+
 class Output:
     """Where a command writes. Any thread may use it.
 
@@ -57,9 +91,9 @@ class Output:
 
     def __init__(self, *, json_output: bool) -> None:
         self.json_output = json_output
-        self.console = Console(highlight=False)
+        self.console = _PipedConsole(highlight=False)
         if not self.console.is_terminal:
-            self.console = Console(highlight=False, width=PLAIN_WIDTH)
+            self.console = _PipedConsole(highlight=False, width=PLAIN_WIDTH)
         self.interactive = self.console.is_terminal and not json_output
         self._lock = threading.Lock()
         self._ended = False
@@ -78,10 +112,15 @@ class Output:
                 self._left_out += 1
 
     def say(self, text: RenderableType) -> None:
-        """A line for people; nothing in JSON."""
+        """A line for people; nothing in JSON. A terminal that is too narrow for it gets it broken at spaces, unless it
+        holds a word of more than a line, such as a link: people copy that with what stands before it.
+        """
         if not self.json_output:
+            is_whole = isinstance(text, str) and (
+                not self.interactive or max(map(len, text.split()), default=0) > self.console.width
+            )
             with self._lock:
-                self.console.print(text, soft_wrap=isinstance(text, str))
+                self.console.print(text, soft_wrap=is_whole)
 
     def summary(self, **fields: Any) -> None:
         """The last line of JSON: what comes after it is dropped."""

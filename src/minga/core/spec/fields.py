@@ -37,7 +37,7 @@ def whole(default: Any, low: int, high: int, meaning: str, *, special: str = "",
     """A whole number in [low, high]; `special` says in words what else is allowed or what the bounds mean. A `private`
     one is not published.
     """
-    extra: dict[str, Any] = {"allowed": f"a whole number from {low:_} to {high:_}{special}", "private": private}
+    extra: dict[str, Any] = {"allowed": f"a whole number from {low:,} to {high:,}{special}", "private": private}
     return Field(default, ge=low, le=high, description=meaning, json_schema_extra=extra)
 
 
@@ -62,7 +62,7 @@ def real(
 
 
 def _plain(number: float) -> str:
-    return f"{int(number):_}" if number == int(number) else repr(number)
+    return f"{int(number):,}" if number == int(number) else repr(number)
 
 
 def choice(default: Any, meaning: str, *options: str) -> Any:

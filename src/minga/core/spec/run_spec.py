@@ -55,6 +55,7 @@ from minga.core.spec.sections import (
 from minga.core.spec.settings_tables import read_recipe_tables, read_strategy_tables
 from minga.core.spec.split_section import SplitSection
 from minga.core.spec.toml import render
+from minga.core.wheel import WHEEL_PATTERN
 
 SPEC_VERSION = 3
 MAX_SPEC_BYTES = 256 << 10
@@ -81,6 +82,11 @@ class RunSpec(Section):
         None,
         "key of the peer that began the run, and a number; written by that peer",
         "64 hexadecimal digits, a colon and 32 hexadecimal digits",
+    )
+    wheel: Annotated[str, Field(pattern=WHEEL_PATTERN)] | None = described(
+        None,
+        "wheel of minga with which the run began, and its hash; written by the peer that begins the run",
+        "the name of a wheel of minga, #sha256= and 64 hexadecimal digits",
     )
     model: ModelSection = ModelSection()
     recipe: dict[str, dict[str, Any]] = described(
@@ -262,7 +268,7 @@ class RunSpec(Section):
         for name in ("archive_every", "upload_to"):  # and those of which nothing is kept for good
             if not values["checkpoints"][name]:
                 del values["checkpoints"][name]
-        for name in ("announce", "landing_url"):  # and those without addresses of their own
+        for name in ("announce", "landing_url", "source_url"):  # and those without addresses of their own
             if not values["network"][name]:
                 del values["network"][name]
         if self.state.founder == StateSection.model_fields["founder"].default:  # and those that their organiser founds
@@ -272,6 +278,8 @@ class RunSpec(Section):
                 del entry["pieces"]
         if self.begun is None:  # and those that no peer has begun, or one of an earlier version
             del values["begun"]
+        if self.wheel is None:  # and one whose peers get minga elsewhere
+            del values["wheel"]
         text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
         data = text.encode("ascii")
         if len(data) > MAX_SPEC_BYTES:
@@ -303,9 +311,12 @@ class RunSpec(Section):
         """The key of the peer that began the run, as 64 hexadecimal digits; None in a run of an earlier version."""
         return None if self.begun is None else self.begun.partition(":")[0]
 
-    def begin(self, organiser: str) -> RunSpec:
-        """The spec of a new run, begun by the peer with this key."""
-        values = {**self.model_dump(mode="json"), "begun": f"{organiser}:{secrets.token_hex(16)}"}
+    def begin(self, organiser: str, wheel: str | None = None) -> RunSpec:
+        """The spec of a new run, begun by the peer with this key, which hands out this `wheel` unless minga is to be
+        had elsewhere.
+        """
+        number, handed_out = secrets.token_hex(16), wheel if self.network.source_url is None else None
+        values = {**self.model_dump(mode="json"), "begun": f"{organiser}:{number}", "wheel": handed_out}
         return type(self).from_mapping(to_past(values) if self.is_old else values, "run spec")
 
     def with_plugins(self, origins: Mapping[str, Origin]) -> RunSpec:
@@ -357,7 +368,7 @@ class RunSpec(Section):
     @classmethod
     def example_toml(cls, spec: RunSpec | None = None) -> str:
         """`spec` (a new one) as a commented TOML file, but for the settings of the recipe."""
-        return render(spec or cls(name="my first run"), comments=True, leave_out=("begun",))
+        return render(spec or cls(name="my first run"), comments=True, leave_out=("begun", "wheel"))
 
     def _as_written(self) -> dict[str, Any]:
         """All tables, in the places of the spec's version."""

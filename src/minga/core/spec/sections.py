@@ -14,7 +14,7 @@ from pydantic import Field, StrictInt, field_validator, model_validator
 from minga.core.spec.choices import ChoiceText
 from minga.core.spec.fields import MAX_STEPS, Real, Section, choice, described, real, whole
 from minga.core.spec.plugins import NAME_PATTERN
-from minga.core.urls import MAX_URL_CHARACTERS, is_https_url, parse_announced
+from minga.core.urls import MAX_URL_CHARACTERS, is_https_url, is_source_url, parse_announced
 
 MAX_FILE_BYTES = 8 << 30
 MAX_BATCH = 2**24
@@ -110,7 +110,7 @@ class StrategyChange(Section):
     from_step: int = whole(..., 1, MAX_STEPS, "the first step whose samples peers collect by it")
     strategy: PluginName = described(..., "the strategy from there on", 'the name of a strategy, such as "delayed"')
     target_batch_size: Annotated[StrictInt, Field(ge=1, le=MAX_BATCH)] | None = described(
-        None, "samples of a step from there on, if others than before", f"a whole number from 1 to {MAX_BATCH:_}"
+        None, "samples of a step from there on, if others than before", f"a whole number from 1 to {MAX_BATCH:,}"
     )
 
 
@@ -121,7 +121,7 @@ class TrainingSection(Section):
         4096,
         "samples that all peers together accumulate for one step; auto measures how many it takes until communication "
         "costs little",
-        f'a whole number from 1 to {MAX_BATCH:_}, or "auto"',
+        f'a whole number from 1 to {MAX_BATCH:,}, or "auto"',
     )
     target_batch_size_min: int = whole(256, 1, MAX_BATCH, "(auto) never fewer samples, and as many in the first step")
     target_batch_size_max: int = whole(32_768, 1, MAX_BATCH, "(auto) never more samples")
@@ -301,6 +301,11 @@ class NetworkSection(Section):
         "web page of the run; the link is then shown as this address, # and the link",
         f"an https:// URL of at most {MAX_URL_CHARACTERS} characters, without #",
     )
+    source_url: str | None = described(
+        None,
+        "where newcomers get minga, in place of the wheel that the organiser's own pages hand out",
+        f"an https:// or git+https:// URL that pip takes, of at most {MAX_URL_CHARACTERS} characters",
+    )
     minority: Literal["wait", "stop"] = choice(
         "wait", "what peers do when they lose sight of the majority", "wait", "stop"
     )
@@ -325,6 +330,16 @@ class NetworkSection(Section):
     def _check_landing_url(cls, url: str | None) -> str | None:
         if url is not None and (not is_https_url(url) or "#" in url):
             raise ValueError(f"must be an https:// URL of at most {MAX_URL_CHARACTERS} characters, without #")
+        return url
+
+    @field_validator("source_url")
+    @classmethod
+    def _check_source_url(cls, url: str | None) -> str | None:
+        if url is not None and not is_source_url(url):
+            raise ValueError(
+                f"must be an https:// or git+https:// URL of at most {MAX_URL_CHARACTERS} characters, without blanks, "
+                "quotes and other characters that mean something to a shell"
+            )
         return url
 
 

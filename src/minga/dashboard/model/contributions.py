@@ -66,8 +66,8 @@ class Contributions:
             self._forget_some()
 
     def document(self, attested: Mapping[str, PeerTotals]) -> list[dict[str, Any]]:
-        """One row for each person that logged in, and for each peer without a name. First come those of whom the
-        members attest most samples, then those that claim most.
+        """One row for each person that logged in, and for each peer without a name, by samples, with what the members
+        attest of each.
         """
         rows: dict[str, dict[str, Any]] = {}
         for each in self.peers.values():
@@ -112,7 +112,7 @@ class Contributions:
 
 
 def _rank(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return -row["attested_samples"], -row["samples"], -row["reduced_bytes"], row["peers"]
+    return -row["samples"], -row["attested_samples"], -row["reduced_bytes"], row["peers"]
 
 
 def _add(found: Contribution, before: PeerStatus | None, now: PeerStatus, status: RunStatus, passed_s: float) -> None:

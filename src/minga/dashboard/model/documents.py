@@ -28,7 +28,7 @@ def head(look: Look, model: RunModel) -> dict[str, Any]:
         "samples_per_second": round(status.samples_per_second, 2),
         "samples": status.samples,
         "target_batch_size": status.target_batch_size,
-        "total_samples": max(model.total_samples, status.total_samples),
+        "total_samples": status.total_samples,
         "members": status.members,
         "digests_agree": status.digests_agree,
         "peers": peer_counts(status),
@@ -50,13 +50,14 @@ def state_of(status: RunStatus) -> str:
         return "paused"
     if status.split is not None:
         return "training" if status.averages else "empty"
-    if not any(peer.status in ACTIVE and peer.role != "auxiliary" for peer in status.peers):
+    if not any(_computes(peer) for peer in status.peers):
         return "syncing" if counts["syncing"] else "empty"
     return "training" if status.averages else "alone"
 
 
 def peer_counts(status: RunStatus) -> dict[str, int]:
-    """How many peers are alive, training, syncing, relayed from here, and how many have each role.
+    """How many peers are alive, compute, help the others without computing, are syncing, are relayed from here, and how
+    many have each role.
 
     Where a model is cut, those with a part of it are alive, and its clients train.
     """
@@ -65,15 +66,20 @@ def peer_counts(status: RunStatus) -> dict[str, int]:
     roles = Counter(peer.role for peer in status.peers)
     return {
         "alive": len(part),
-        "training": sum(peer.part == "client" if cut else peer.status in ACTIVE for peer in part),
+        "training": sum(peer.part == "client" if cut else _computes(peer) for peer in part),
+        "helping": 0 if cut else sum(peer.status in ACTIVE and not _computes(peer) for peer in part),
         "syncing": sum(peer.status == "syncing" for peer in part),
         "relayed": sum(peer.path == "relayed" for peer in part),
         **{role: roles[role] for role in ("trainer", "client", "auxiliary", "monitor")},
     }
 
 
-def run_document(look: Look, model: RunModel) -> dict[str, Any]:
-    """All that the page of the run shows."""
+def _computes(peer: PeerStatus) -> bool:
+    return peer.status in ACTIVE and peer.role != "auxiliary"
+
+
+def run_document(look: Look, model: RunModel, *, only_watches: bool = False) -> dict[str, Any]:
+    """All that the page of the run shows. `sees_rounds`: the peer behind it takes part in them, or heard of them."""
     status = look.status
     return {
         "api": VERSION,
@@ -81,6 +87,7 @@ def run_document(look: Look, model: RunModel) -> dict[str, Any]:
         "run_id": status.run_id,
         "mode": status.mode,
         "headline": model.headline,
+        "sees_rounds": not only_watches or model.counts["round"] > 0,
         "now": head(look, model),
         "series": {name: series.document() for name, series in model.series.items()},
         "journals": {name: journal.document() for name, journal in model.journals.items()},
@@ -107,7 +114,7 @@ def peers_document(look: Look, contributions: Contributions, names: Mapping[str,
 
 def peer_row(peer: PeerStatus, contribution: Contribution | None, name: str) -> dict[str, Any]:
     """One peer in the table."""
-    row = asdict(peer)
+    row = {**asdict(peer), "status": peer.doing}
     row["samples_per_second"] = round(peer.samples_per_second, 2)
     row["age_s"] = round(peer.age_s, 2)
     row["round_trip_s"] = None if peer.round_trip_s is None else round(peer.round_trip_s, 4)

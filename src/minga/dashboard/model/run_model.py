@@ -9,7 +9,7 @@ from typing import Any, Final
 from minga.dashboard.model.journal import Journal
 from minga.dashboard.model.series import Series, numbers
 from minga.dashboard.model.speed_by_peer import SpeedByPeer
-from minga.monitor.history import LARGEST_NUMBER, Entry, number_in
+from minga.monitor.history import Entry, number_in, samples_of
 
 MARK_EVENTS: Final = ("joined", "left", "lost", "banned", "amended", "paused", "resumed", "regrouped")
 SECURITY_EVENTS: Final = ("suspected", "accused", "banned", "admitted")
@@ -42,7 +42,13 @@ class RunModel:
         self.counts = dict.fromkeys((*MARK_EVENTS, *SECURITY_EVENTS, "missed", "synced", "round"), 0)
         self.headline = ""
         """The name of the held-out figure that the recipe names first."""
-        self.total_samples = 0
+        self.samples_at_step = 0, 0
+        """The newest step, and the samples of all steps up to it."""
+
+    @property
+    def total_samples(self) -> int:
+        """Samples of all steps so far."""
+        return self.samples_at_step[1]
 
     def take(self, entry: Entry) -> None:
         """Add one entry of a history."""
@@ -84,10 +90,9 @@ class RunModel:
             self.journals["syncs"].add(_only(entry, "peer", "seconds"))
 
     def _take_step(self, entry: Entry) -> None:
-        found = numbers(entry, ("step", "loss", "samples", "total_samples"))
-        # The totals of peers begin again where the process that watches does, and its own count does not.
-        grown = self.total_samples + int(found["samples"] or 0)
-        self.total_samples = min(LARGEST_NUMBER, max(grown, int(found["total_samples"] or 0)))
+        found = numbers(entry, ("step", "loss"))
+        if (known := samples_of(entry)) is not None and known > self.samples_at_step:
+            self.samples_at_step = known
         self.series["loss"].add(t=entry["t"], samples=self.total_samples, step=found["step"], loss=found["loss"])
 
     def _take_evaluation(self, entry: Entry) -> None:

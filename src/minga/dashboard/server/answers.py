@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable
 from importlib import metadata
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from minga.core.errors import ClosedError
 from minga.dashboard.live_run import LiveRun
 from minga.dashboard.model.documents import VERSION
+from minga.dashboard.plan_answer import plan_answer
 from minga.dashboard.server.guard import refusal
 from minga.dashboard.server.live_feed import LiveFeed
 from minga.dashboard.server.metrics import CONTENT_TYPE, metrics_text, registry_of
+from minga.dashboard.server.seldom import Seldom
+from minga.training.peer import Peer
 
 WHAT: Final = {
     "run": "the page of the run: figures, curves, journals",
@@ -31,24 +31,19 @@ WHAT: Final = {
     "session": "what this viewer may do",
     "orders": "POST: pause, resume, ban or amend, for the organiser",
 }
-SLOW_PERIOD_S: Final = 10.0
-"""Answers that ask the peer itself are made at most this often."""
-
-Slow = Callable[[], dict[str, Any]]
 
 
 class Answers:
-    """Answers from `run`; `slow` makes those by name that need the peer, each on a thread beside the server's."""
+    """Answers about `run`, and those that ask `peer` itself."""
 
-    def __init__(self, run: LiveRun, feed: LiveFeed, slow: dict[str, Slow], *, has_organiser: bool) -> None:
-        self._run, self._feed, self._slow, self._has_organiser = run, feed, slow, has_organiser
+    def __init__(self, run: LiveRun, feed: LiveFeed, peer: Peer, *, has_organiser: bool) -> None:
+        self._run, self._feed, self._has_organiser = run, feed, has_organiser
         self._registry: CollectorRegistry = registry_of(run)
-        self._made: dict[str, tuple[float, bytes]] = {}
-        self._locks = {name: asyncio.Lock() for name in slow}
+        self._plan = Seldom(lambda: msgspec.json.encode(plan_answer(peer)))
 
     async def index(self, _: Request) -> Response:
         """What there is."""
-        return _json(msgspec.json.encode({"api": VERSION, "endpoints": WHAT}))
+        return json_answer(msgspec.json.encode({"api": VERSION, "endpoints": WHAT}))
 
     async def run(self, _: Request) -> Response:
         """The page of the run."""
@@ -64,7 +59,7 @@ class Answers:
         if not re.fullmatch("[0-9a-f]{64}", peer_id):
             return refusal(404, "a peer id has 64 lower-case hexadecimal digits")
         found = self._run.peer(peer_id)
-        return refusal(404, "nothing is known of this peer") if found is None else _json(found)
+        return refusal(404, "nothing is known of this peer") if found is None else json_answer(found)
 
     async def leaderboard(self, _: Request) -> Response:
         """What each person and peer has given."""
@@ -74,21 +69,11 @@ class Answers:
         """What this viewer may do."""
         may_order = self._has_organiser and bool(request.scope.get("organiser"))
         answer = {"api": VERSION, "version": metadata.version("minga"), "may_order": may_order}
-        return _json(msgspec.json.encode(answer))
+        return json_answer(msgspec.json.encode(answer))
 
-    async def slow(self, request: Request) -> Response:
-        """An answer that needs the peer: the name is the last part of the address."""
-        name = request.url.path.rsplit("/", 1)[-1]
-        async with self._locks[name]:
-            made_s, data = self._made.get(name, (0.0, b""))
-            now_s = asyncio.get_running_loop().time()
-            if not data or now_s - made_s > SLOW_PERIOD_S:
-                try:
-                    data = msgspec.json.encode(await asyncio.to_thread(self._slow[name]))
-                except ClosedError:
-                    return refusal(503, "the peer behind this dashboard was closed")
-                self._made[name] = asyncio.get_running_loop().time(), data
-        return _json(data)
+    async def plan(self, _: Request) -> Response:
+        """The plan of the next rounds."""
+        return json_answer(await self._plan.get())
 
     async def stream(self, _: Request) -> Response:
         """What changes."""
@@ -103,8 +88,9 @@ class Answers:
 
 
 def _known(data: bytes | None) -> Response:
-    return refusal(503, "the run was not seen yet") if data is None else _json(data)
+    return refusal(503, "the run was not seen yet") if data is None else json_answer(data)
 
 
-def _json(data: bytes) -> Response:
+def json_answer(data: bytes) -> Response:
+    """JSON that is good for this moment."""
     return Response(data, headers={"Content-Type": "application/json", "Cache-Control": "no-store"})

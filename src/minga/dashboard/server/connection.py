@@ -22,8 +22,10 @@ class BoundedConnection(H11Protocol):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._looking: asyncio.TimerHandle | None = None
-        self._still: object = self
-        """The last request as of the look before, None before the first one, if the connection was still then."""
+        self._drained = 0
+        """How often the other side has read what waited for it: a slow download goes on through many looks."""
+        self._still: tuple[object, int] | None = None
+        """The last request (None before the first one) and `_drained` at the look before, if it was still then."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Take part, if there is room."""
@@ -32,6 +34,11 @@ class BoundedConnection(H11Protocol):
             transport.abort()
         else:
             self._looking = self.loop.call_later(LOOK_S, self._look)
+
+    def resume_writing(self) -> None:
+        """The other side has read."""
+        self._drained += 1
+        super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The end."""
@@ -42,10 +49,10 @@ class BoundedConnection(H11Protocol):
     def _look(self) -> None:
         rests = self.cycle is None or self.cycle.response_complete
         if not (rests or self.flow.write_paused):
-            self._still = self
-        elif self._still is self.cycle:
+            self._still = None
+        elif self._still == (self.cycle, self._drained):
             self.transport.abort()
             return
         else:
-            self._still = self.cycle
+            self._still = self.cycle, self._drained
         self._looking = self.loop.call_later(LOOK_S, self._look)

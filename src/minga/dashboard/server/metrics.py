@@ -67,7 +67,7 @@ class RunCollector(Collector):
         yield _figure("minga_step", {(): status.step})
         yield _figure("minga_samples_per_second", {(): status.samples_per_second})
         yield _figure("minga_target_batch_size", {(): status.target_batch_size})
-        yield _figure("minga_samples", {(): max(self._run.model.total_samples, status.total_samples)})
+        yield _figure("minga_samples", {(): status.total_samples})
         yield _figure("minga_look_time_seconds", {(): look.time_s})
         yield _figure("minga_peers", {(kind,): number for kind, number in peer_counts(status).items()})
         yield _figure("minga_events", {(kind,): number for kind, number in self._run.model.counts.items()})

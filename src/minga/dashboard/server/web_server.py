@@ -13,10 +13,13 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from minga.core.errors import ConfigurationError, LocalError
+from minga.core.urls import reachable_hosts
 from minga.dashboard.server.connection import BoundedConnection
 
 MOST_CONNECTIONS: Final = 400
 KEEP_ALIVE_S: Final = 5
+SEND_BUFFER_BYTES: Final = 256 << 10
+"""What the system holds for each viewer: with its usual megabytes a slow reader seems not to read for a long time."""
 GOODBYE_S: Final = 1
 """Seconds that open requests have once the server ends."""
 
@@ -31,6 +34,7 @@ class WebServer:
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._socket = socket.create_server((host, port), family=family, backlog=128)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # of its connections, too
         except OSError as error:
             raise ConfigurationError(
                 f"the dashboard cannot listen at {host}:{port}: {error.strerror or error}"
@@ -42,11 +46,10 @@ class WebServer:
         self._ended = threading.Event()
 
     @property
-    def url(self) -> str:
-        """The address at which this machine reaches it."""
+    def urls(self) -> list[str]:
+        """The addresses by which viewers reach it, the best one first."""
         host, port = self._socket.getsockname()[:2]
-        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-        return f"http://{shown}:{port}"
+        return [f"http://{each}:{port}" for each in reachable_hosts(host)]
 
     def run(
         self, make: Callable[[], ASGIApp], beside: Callable[[], Coroutine[Any, Any, None]], at_end: Callable[[], None]

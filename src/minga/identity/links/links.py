@@ -19,12 +19,12 @@ import binascii
 import contextlib
 import re
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import segno
 
 from minga.core.errors import LinkError
+from minga.core.qr import code_of, in_terminal
 from minga.identity.keys.keys import is_peer_id
 from minga.identity.links.encoding import MAX_BODY_BYTES, EntryPoint, decode_body, encode_body
 from minga.identity.links.grant import LinkAccess
@@ -99,22 +99,16 @@ class Link:
         return str(self) if landing_url is None else f"{landing_url}#{self}"
 
     def qr(self, landing_url: str | None = None, *, colour: bool = True, quiet_zone: int = 2) -> str:
-        """A QR code for a terminal, one character per two modules, framed by `quiet_zone` light modules.
+        """A QR code for a terminal, see `in_terminal`.
 
         It holds the link at the run's page, if there is one and the code has room for both, else the bare link.
-        With `colour` the code is black on white by ANSI sequences, whatever the terminal's colours; without, light
-        modules are drawn in the terminal's foreground, which suits a dark background.
         """
-        code = self._code(landing_url)
-        rows = [[bool(module) for module in row] for row in code.matrix_iter(border=quiet_zone)]
-        if len(rows) % 2:
-            rows.append([False] * len(rows[0]))
-        return "\n".join(_half_blocks(rows, colour=colour))
+        return in_terminal(self._code(landing_url), colour=colour, quiet_zone=quiet_zone)
 
     def _code(self, landing_url: str | None) -> segno.QRCode:
         if landing_url is not None:
             with contextlib.suppress(segno.DataOverflowError):
-                return segno.make(self.at(landing_url), error="l", micro=False)
+                return code_of(self.at(landing_url))
         return segno.make(str(self).upper(), mode="alphanumeric", error="l", micro=False)
 
 
@@ -164,14 +158,3 @@ def _base32(data: bytes) -> str:
 
 def _checksum(body: bytes) -> bytes:
     return zlib.crc32(body, zlib.crc32(f"{PREFIX}{FORMAT_VERSION}".encode())).to_bytes(_CHECKSUM_BYTES, "big")
-
-
-def _half_blocks(rows: list[list[bool]], *, colour: bool) -> Iterator[str]:
-    """Two rows of modules (True is dark) as one line of text each."""
-    for upper, lower in zip(rows[::2], rows[1::2], strict=True):
-        if colour:
-            # Black ink on white paper: the glyph shows the dark modules.
-            glyphs = "".join(" ▄▀█"[2 * top + bottom] for top, bottom in zip(upper, lower, strict=True))
-            yield f"\x1b[30;107m{glyphs}\x1b[0m"
-        else:
-            yield "".join("█▀▄ "[2 * top + bottom] for top, bottom in zip(upper, lower, strict=True))

@@ -5,7 +5,7 @@ samples down and a burst out of a buffer pushes a few up, and neither moves this
 more bytes waited all the time, shows the rate of the link, and always counts. Any other sample only shows that the link
 carries at least as much: it counts if it is about as high as the estimate or higher. If no sample comes near the
 estimate for a long time, the estimate is lowered towards the highest sample, with room above it, and calls for a probe
-(`doubtful`).
+(`doubtful`). If clearly more was moved for seconds than the estimate says, it is void, and calls for a probe, too.
 """
 
 from __future__ import annotations
@@ -84,6 +84,14 @@ class Estimate:
         if self._samples and self._samples[0][-1] < when <= self._samples[-1][-1]:  # samples come in order of time
             self._keep([sample for sample in self._samples if sample[-1] >= when])
         self.doubtful = False
+
+    def surpass(self, rate: float, when: float) -> None:
+        """As much moved for long: if that is clearly more than the estimate, what was learnt before loop time `when` is
+        void. The link carries at least that rate, and a probe should tell how much.
+        """
+        if self._value is not None and rate > ROOM * self._value:
+            self._keep([(min(rate, FASTEST_RATE), 1, False, when)])
+            self._low_count, self._low_peak, self.doubtful, self.newest_s = 0, 0.0, True, when
 
     def forget_since(self, when: float) -> None:
         """Forget what was learnt since loop time `when`; nothing is known if there was nothing before."""

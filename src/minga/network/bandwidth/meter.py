@@ -8,7 +8,11 @@ in a row, a *window*, give a sample of the direction.
 
 A bucket is *loaded* as a whole if more bytes waited for two peers whose own links had room. One such peer is enough if
 there never was more than one, or if it gets about the known rate of the link. Otherwise one slow receiver alone does
-not show what the link can carry.
+not show what the link can carry. Nor do peers that use up a cap of their own (`caps`).
+
+Transfers that are too short to fill a bucket give no sample: of a fast link, all rounds may be so. But whatever came,
+however it was spread, the link carries at least the mean of `LONG_S` seconds. If that is clearly more than the known
+rate, which may be that of a slow peer that is gone, it takes its place.
 
 A path is the limit of its traffic, and *slow*, if bytes waited for it while the links at both its ends had room
 (`share`). While one of them is full nothing is learnt about the path: connections that compete for a link get very
@@ -23,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from minga.network.bandwidth.delivery_reports import BulkUse, Span
@@ -64,6 +68,9 @@ FEWEST_SHARES = 10
 SURPASSED = 2.0
 """The samples that showed a slow path are void once it carries so many times as much."""
 
+LONG_S = 10.0
+"""Long enough that bytes which arrived a little earlier than they were read make no difference."""
+
 IDLE_SHARE = 0.5
 """A link that moves less than this share of its rate has room."""
 
@@ -98,6 +105,8 @@ class DirectionMeter:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.total = Estimate(MEMORY_BYTES / BUCKET_S)
+        self.caps: Mapping[PeerId, float] = {}
+        """What peers with a cap give this one at least, if they divide it among all that ask, in bytes per second."""
         self.changes = 0
         """How many buckets were evaluated."""
         self._clock = clock
@@ -107,6 +116,7 @@ class DirectionMeter:
         self._settled = self._horizon = -math.inf
         self._breadth, self._broad_s = 0, -math.inf
         self._run = BucketRun()
+        self._long_bytes, self._long_since = 0.0, -math.inf
 
     def add_total(self, span: Span, use: BulkUse) -> None:
         """Count bytes moved to or from all peers, by spans that may be shorter than those given to `add`."""
@@ -143,6 +153,7 @@ class DirectionMeter:
         while self._buckets and ((number := min(self._buckets)) < horizon or all_of_them):
             bucket = self._buckets.pop(number)
             self._evaluate(bucket, number)
+            self._add_long(bucket, number)
             self._note_busy_period(number, bucket)
             self._settled = number
             self.changes += 1
@@ -209,10 +220,22 @@ class DirectionMeter:
         if waiting:
             use = Use.SEVERAL_WAIT if waiting >= min(2, self._breadth) else Use.ONE_WAITS
         else:
-            use = Use.BROAD if 2 * moving >= self._breadth else Use.LITTLE
+            free = sum(not self._is_capped(peer, flow) for (peer, _), flow in own.items())
+            use = Use.BROAD if free and 2 * free >= self._breadth else Use.LITTLE
         for window in self._run.add(number, bucket.total, use):
             self._take_in(window)
         return 0.0
+
+    def _is_capped(self, peer: PeerId, flow: Flow) -> bool:
+        """Whether what moves to or from a peer may be what that one limits itself to."""
+        return peer in self.caps and flow.size / BUCKET_S >= NEAR * self.caps[peer]
+
+    def _add_long(self, bucket: TimeBucket, number: int) -> None:
+        """Compare what was moved in `LONG_S` seconds, pauses and all, with the known rate, once they are over."""
+        if (number - self._long_since) * BUCKET_S >= LONG_S:
+            self.total.surpass(self._long_bytes / LONG_S, number * BUCKET_S)
+            self._long_bytes, self._long_since = 0.0, number
+        self._long_bytes += bucket.total + sum(flow.untimed for flow in bucket.values())
 
     def _end_run(self) -> None:
         for window in self._run.end():

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from minga.core.aio.ending import end
 from minga.core.errors import ClosedError, MingaError, ProtocolError, RemoteError, UnreachableError
+from minga.network.backlog import Backlog
 from minga.network.interface import PeerId, Stream
 from minga.network.multiplexing.frames import (
     CREDIT,
@@ -39,8 +40,8 @@ class CarrierWatcher(Protocol):
 
 
 class Multiplexer:
-    """The streams with `peer` over the stream `carrier`, which was opened here or there. `arrived` is told of each
-    stream that the other side opens.
+    """The streams with `peer` over the stream `carrier`, which was opened here or there. What they have that waits to
+    be read is in the `backlog`; `arrived` is told of each stream that the other side opens.
     """
 
     def __init__(
@@ -50,9 +51,10 @@ class Multiplexer:
         *,
         opened_here: bool,
         watcher: CarrierWatcher,
+        backlog: Backlog,
         arrived: Callable[[Substream], None],
     ) -> None:
-        self.peer = peer
+        self.peer, self.backlog = peer, backlog
         self.outbox = Outbox(carrier, watcher.wrote)
         self._carrier, self._watcher, self._arrived = carrier, watcher, arrived
         self._streams: dict[int, Substream] = {}

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from minga.core.errors import MingaError, ProtocolError, UnreachableError
+from minga.network.backlog import Backlog
 from minga.network.interface import Buffer, PeerId, Stream
 from minga.network.meta_bytes import byte_view, fill
 from minga.network.multiplexing.frames import CREDIT, CREDIT_BYTES, DATA, LAST, PIECE_BYTES, RESET, WINDOW_BYTES, pack
@@ -24,6 +25,7 @@ class SubstreamOwner(Protocol):
 
     peer: PeerId
     outbox: Outbox
+    backlog: Backlog
 
     def forget(self, number: int) -> None:
         """Both directions of a stream have ended."""
@@ -36,7 +38,9 @@ class Substream(Stream):
         self._owner, self.number = owner, number
         self._room = WINDOW_BYTES
         self._pieces: deque[memoryview] = deque()
-        self._taken_bytes = self._unread_bytes = 0
+        self._taken_bytes = 0
+        self._open_bytes = self._waiting_bytes = 0
+        """How much of the window was used and not given back so far, and how much of that waits to be read."""
         self._finished = self._ended = self._is_over = False
         self._error: MakeError | None = None
         self._reader: asyncio.Future[None] | None = None
@@ -110,12 +114,16 @@ class Substream(Stream):
 
     async def reset(self) -> None:
         """Abort both directions; see the interface."""
+        self.drop()
+
+    # ---- for the multiplexer and the backlog
+
+    def drop(self) -> None:
+        """Reset it at once, and let go of what waits to be read."""
         peer = self._owner.peer
         if self._error is None and not self._is_over:
             self._owner.outbox.put(pack(RESET, self.number))
         self.fail(lambda: UnreachableError("this side reset the stream", peer=peer), drop=True)
-
-    # ---- for the multiplexer
 
     @property
     def has_ended(self) -> bool:
@@ -126,12 +134,13 @@ class Substream(Stream):
         """Bytes of this stream came. Raises `ValueError` if they are more than may come."""
         if self._error is not None:
             return
-        self._unread_bytes += len(body)
-        if self._ended or self._unread_bytes > WINDOW_BYTES:
+        self._open_bytes += len(body)
+        if self._ended or self._open_bytes > WINDOW_BYTES:
             raise ValueError("more bytes on a carrier than its stream may carry")
+        self._ended = is_last
         if body:
             self._keep(body)
-        self._ended = is_last
+            self._note_waiting(len(body))  # which drops it all where there is no room
         _wake(self._reader)
         self._end_if_over()
 
@@ -142,10 +151,12 @@ class Substream(Stream):
 
     def fail(self, error: MakeError, *, drop: bool) -> None:
         """Let every later operation raise `error()`, reads after what is buffered unless `drop`."""
+        if drop:
+            self._pieces.clear()
+            self._note_waiting(-self._waiting_bytes)
         if self._error is None:
             self._error = error
             if drop:
-                self._pieces.clear()
                 self._ended = False
             _wake(self._reader)
             _wake(self._writer)
@@ -164,6 +175,10 @@ class Substream(Stream):
         else:
             self._pieces.append(memoryview(bytes(body)))
 
+    def _note_waiting(self, more: int) -> None:
+        self._waiting_bytes += more
+        self._owner.backlog.note(self._owner.peer, self, self._waiting_bytes)
+
     def _check(self) -> None:
         if self._error is not None:
             raise self._error()
@@ -179,11 +194,12 @@ class Substream(Stream):
 
     def _took(self, size: int) -> None:
         """Give credit in quarters of a window: few small frames."""
+        self._note_waiting(-size)
         self._taken_bytes += size
         if self._taken_bytes >= WINDOW_BYTES // 4 and not self._ended:
             units = self._taken_bytes // CREDIT_BYTES
             self._taken_bytes -= units * CREDIT_BYTES
-            self._unread_bytes -= units * CREDIT_BYTES
+            self._open_bytes -= units * CREDIT_BYTES
             self._owner.outbox.put(pack(CREDIT, self.number, units))
 
     def _end_if_over(self) -> None:

@@ -15,7 +15,8 @@ tried: 16 to 64 new peers took as long to probe one after the other.)
 Other bulk traffic ends a probe at once, so that no round waits for one. The upload phase counts if it was complete by
 then, and the next probe fills the download only: where steps are short no pause is long enough for both. A partner lets
 each peer probe it once in `PEER_PERIOD_S` and all together `MAX_SERVED` times in `SERVED_PERIOD_S`, and moves at most
-`MAX_PHASE_BYTES` in each direction each time.
+`MAX_PHASE_BYTES` in each direction each time. Of its own probes and those that it serves no peer moves more than
+`MAX_DAY_BYTES` in a day: after that rounds alone tell.
 """
 
 from __future__ import annotations
@@ -67,6 +68,9 @@ MAX_FRUITLESS = 10
 SPOILT_BYTES = 64 << 10
 """A probe that ends early after more than this was sent is not tried again for a while."""
 
+MAX_DAY_BYTES, DAY_S = 2 << 30, 86_400.0
+"""Bytes in both directions together."""
+
 DOUBT_PERIOD_S = 60.0
 MAX_AGE_S = 600.0
 DOUBTS = 3
@@ -89,6 +93,7 @@ class Prober:
         self._failures: BoundedDict[PeerId, int] = BoundedDict(MAX_PEERS)
         self._fruitless: BoundedDict[PeerId, deque[float]] = BoundedDict(MAX_PEERS)
         self._phases: set[str] = set()
+        self._moved: deque[tuple[float, int]] = deque()  # when, and how many bytes, in the last day
         self._able = 0  # how many could be partners when that was looked at last
         node.serve(RESERVE, self._serve_reservation)
         node.serve(SINK, self._serve_sink)
@@ -102,12 +107,15 @@ class Prober:
             await asyncio.sleep(LOOK_S if self._probed_s == -math.inf else LATER_LOOK_S)
             if self._engaged_with or self._node.access_link.meter.is_busy or not self._is_due():
                 continue
-            if not (partners := self._chosen()):
+            if self._moved_bytes() >= MAX_DAY_BYTES or not (partners := self._chosen()):
                 continue
-            bytes_before = self._sent_to(partners)
-            if await self.probe(partners):
+            sent_before, received_before = self._traffic_with(partners)
+            is_done = await self.probe(partners)
+            sent, received = self._traffic_with(partners)
+            self._note_moved(sent - sent_before + received - received_before)
+            if is_done:
                 retry_s, spoilt_s = FIRST_RETRY_S, PEER_PERIOD_S
-            elif self._sent_to(partners) - bytes_before < SPOILT_BYTES:
+            elif sent - sent_before < SPOILT_BYTES:
                 await asyncio.sleep(self._random.uniform(0.0, retry_s))
                 retry_s = min(2.0 * retry_s, max(LAST_RETRY_S, RETRY_PER_PARTNER_S * self._able))
             else:  # bytes were spent for nothing: not again and again
@@ -148,9 +156,21 @@ class Prober:
 
     # ---- probing
 
-    def _sent_to(self, peers: Sequence[PeerId]) -> int:
-        """Bytes that went over the present connections with these peers."""
-        return sum(facts.bytes_sent for peer in peers if (facts := self._node.facts(peer)) is not None)
+    def _traffic_with(self, peers: Sequence[PeerId]) -> tuple[int, int]:
+        """Bytes sent and received over the present connections with these peers."""
+        known = [facts for peer in peers if (facts := self._node.facts(peer)) is not None]
+        return sum(facts.bytes_sent for facts in known), sum(facts.bytes_received for facts in known)
+
+    def _moved_bytes(self) -> int:
+        """What probes moved in the last day."""
+        now = asyncio.get_running_loop().time()
+        while self._moved and now - self._moved[0][0] > DAY_S:
+            self._moved.popleft()
+        return sum(size for _, size in self._moved)
+
+    def _note_moved(self, size: int) -> None:
+        if size > 0:
+            self._moved.append((asyncio.get_running_loop().time(), size))
 
     def _keep_half(self, session: ProbeSession, results: Sequence[PathOutcome], begun: float) -> None:
         """Clean up after an aborted probe: the bytes of a part of the paths would count as the rate of the link. The
@@ -260,9 +280,11 @@ class Prober:
         self._fruitless[peer] = fruitless
         if len(fruitless) == MAX_FRUITLESS and now - fruitless[0] < PEER_PERIOD_S:
             raise RejectedError("this peer was asked too often without a probe of late", code=RefusalCode.OFTEN)
-        if len(self._served) == MAX_SERVED or now - self._served_to.get(peer, -math.inf) < PEER_PERIOD_S:
+        is_often = len(self._served) == MAX_SERVED or now - self._served_to.get(peer, -math.inf) < PEER_PERIOD_S
+        if is_often or self._moved_bytes() >= MAX_DAY_BYTES:
             raise RejectedError("this peer was probed often enough of late", code=RefusalCode.OFTEN)
         self._engaged_with = peer
+        bytes_before = sum(self._traffic_with([peer]))
         try:
             async with asyncio.timeout(SERVE_S):
                 await stream.send(Ready())
@@ -274,6 +296,7 @@ class Prober:
             if asyncio.get_running_loop().time() - now > RESERVE_S or self._phases:
                 self._served.append(now)
                 self._served_to[peer] = now
+                self._note_moved(sum(self._traffic_with([peer])) - bytes_before)
             else:
                 fruitless.append(now)
             self._phases.clear()

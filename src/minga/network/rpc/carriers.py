@@ -20,6 +20,7 @@ from minga.core.aio.backoff import Backoff
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
+from minga.network.backlog import Backlog
 from minga.network.interface import Connection, PeerId, Stream
 from minga.network.multiplexing.multiplexer import Multiplexer
 from minga.network.multiplexing.substream import Substream
@@ -52,18 +53,20 @@ class _Carriers:
 @loop_bound
 class Carriers:
     """Opens and serves streams on carriers. `wrap` makes the message stream on which a carrier is asked for, `serve`
-    takes a stream that the other side opened, `spawn` runs a task, `offend` counts a breach of the protocol.
+    takes a stream that the other side opened, `spawn` runs a task, `offend` counts a breach of the protocol; `backlog`
+    has what waits to be read on them.
     """
 
     def __init__(
         self,
         clockwork: KeepaliveTicker,
+        backlog: Backlog,
         wrap: Callable[[Stream, Connection], MessageStream],
         serve: Callable[[Stream, Connection, CarrierSigns], None],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         offend: Callable[[PeerId, str], None],
     ) -> None:
-        self._clockwork, self._wrap, self._serve = clockwork, wrap, serve
+        self._clockwork, self._backlog, self._wrap, self._serve = clockwork, backlog, wrap, serve
         self._spawn, self._offend = spawn, offend
         self._of: dict[Connection, _Carriers] = {}
 
@@ -150,7 +153,9 @@ class Carriers:
         def arrived(stream: Substream) -> None:
             self._serve(stream, connection, signs)
 
-        multiplexer = Multiplexer(carrier, peer, opened_here=carriers.dialled, watcher=signs, arrived=arrived)
+        multiplexer = Multiplexer(
+            carrier, peer, opened_here=carriers.dialled, watcher=signs, backlog=self._backlog, arrived=arrived
+        )
         signs.watch(multiplexer)
         entry = multiplexer, signs
         carriers.present.append(entry)

@@ -26,6 +26,7 @@ import msgspec
 from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import ProtocolError, RejectedError, RemoteError, SilentError, UnreachableError
 from minga.core.refusal_code import RefusalCode
+from minga.network.backlog import Backlog
 from minga.network.bandwidth.access_link import AccessLink
 from minga.network.bandwidth.delivery_reports import RECEIPT_BYTES
 from minga.network.bandwidth.shaped_stream import ShapedStream
@@ -64,8 +65,8 @@ class Refusal(msgspec.Struct, frozen=True):
 
 class MessageStream:
     """Frames over one `Stream`, with signs of life in both directions, or those of the `carrier` on which it is.
-    `access_link` is measured and held to its caps; `last_heard` belongs to all streams with this peer. Without
-    `pulses` it sends none until `begin_pulses`.
+    `access_link` is measured and held to its caps; `last_heard` belongs to all streams with this peer, `backlog` to all
+    peers. Without `pulses` it sends none until `begin_pulses`.
 
     No object that a stream holds refers back to the stream. Dozens of streams end each second, and so their share of
     the transport's memory is freed at once, and not by the garbage collector, which does not see that memory.
@@ -83,12 +84,14 @@ class MessageStream:
         access_link: AccessLink,
         last_heard: LastHeard | None = None,
         carrier: CarrierSigns | None = None,
+        backlog: Backlog | None = None,
         *,
         pulses: bool = True,
     ) -> None:
         self.peer = peer
         self._anywhere, self._carrier, self._pulses = last_heard or LastHeard(), carrier, pulses
         self.counter = StreamCounter(peer, access_link, lambda: clockwork.pause_ticks / LEAST_TICKS)
+        self._backlog = backlog or Backlog()
         self._access_link, self._paced = access_link, ShapedStream(stream, access_link)
         self._stream, self._clockwork, self._round_trip_s = stream, clockwork, round_trip_s
         self._trip_tick, self._trip_s = -1, 0.0
@@ -187,6 +190,18 @@ class MessageStream:
         """
         return len(await self._receive_body(BULK, target, exact=False))
 
+    async def receive_pages(self, size_bytes: int, page_bytes: int) -> bytearray:
+        """Wait for bulk frames of `page_bytes` each, the last of which may be shorter, until `size_bytes` came.
+
+        That size is the other side's word: memory grows with what really comes.
+        """
+        data = bytearray()
+        while len(data) < size_bytes:
+            page = bytearray(min(page_bytes, size_bytes - len(data)))
+            await self.receive_bulk_into(memoryview(page))
+            data += page
+        return data
+
     async def receive_end(self) -> None:
         """Wait until the other side finished; anything but pulses before that is a `ProtocolError`."""
         if not self._ended and (kind := await self._next_header(end_allowed=True)) is not None:
@@ -221,6 +236,11 @@ class MessageStream:
             await asyncio.wait([self._reset_task])
         elif not (self._finished and self._ended):
             await self._stream.reset()
+
+    def drop(self) -> None:
+        """Called by the backlog: there is no room for the message that is on its way."""
+        if self._reset_task is None:
+            self._reset_task = asyncio.get_running_loop().create_task(self._stream.reset())
 
     def release(self) -> None:
         """Stop pulsing and watching after both sides finished cleanly."""
@@ -341,14 +361,19 @@ class MessageStream:
         return UnreachableError(error.message, peer=self.peer)
 
     async def _read_exactly(self, size: int) -> bytearray:
-        """Announced bytes get memory piece by piece, as they arrive."""
-        body = bytearray(min(PIECE_BYTES, size))
-        if size:
-            await self._stream.read_into(memoryview(body), self._moved)
-        while len(body) < size:
-            piece = bytearray(min(PIECE_BYTES, size - len(body)))
-            await self._stream.read_into(memoryview(piece), self._moved)
-            body += piece
+        """Announced bytes get memory piece by piece, as they arrive; they wait until the last of them is there."""
+        body = bytearray()
+        try:
+            while len(body) < size:
+                piece = bytearray(min(PIECE_BYTES, size - len(body)))
+                self._backlog.note(self.peer, self, len(body) + len(piece))
+                await self._stream.read_into(memoryview(piece), self._moved)
+                if body:
+                    body += piece
+                else:
+                    body = piece
+        finally:
+            self._backlog.note(self.peer, self, 0)
         return body
 
     async def _next_header(self, *, end_allowed: bool = False) -> tuple[int, int] | None:

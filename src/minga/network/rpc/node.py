@@ -5,8 +5,8 @@ Theory of operation. Connections begin with an exchange of hellos, streams with 
 that cannot be dialled serves others once it has dialled.
 
 Nothing here grows with the number of strangers: connections are limited in all and for each peer
-(`minga.network.rpc.connections`), and so are those without a hello (`minga.network.rpc.accept_loop`). Peers that
-break the protocol are cut off for a while.
+(`minga.network.rpc.connections`), and so are those without a hello (`minga.network.rpc.accept_loop`) and the bytes that
+wait to be read (`minga.network.backlog`). Peers that break the protocol are cut off for a while.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import contextlib
 import functools
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -37,6 +37,7 @@ from minga.core.events.network import PeerConnected, PeerCutOff, PeerDisconnecte
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import any_thread, loop_bound
 from minga.network.authorizer import Authorizer, OpenAuthorizer
+from minga.network.backlog import Backlog
 from minga.network.bandwidth.access_link import AccessLink
 from minga.network.bounded_dict import BoundedDict
 from minga.network.interface import Address, Connection, LinkFacts, Network, PeerId, Stream
@@ -93,7 +94,11 @@ class Node:
         self._last_heard: BoundedDict[PeerId, LastHeard] = BoundedDict(MAX_PEERS)
         self._lookup, self._authorizer = lookup, authorizer or OpenAuthorizer()
         self._introduced: BoundedDict[PeerId, Address] = BoundedDict(MAX_PEERS)
-        self._carriers = Carriers(self.clockwork, self._wrap_quiet, self._serve_on_carrier, self.spawn, self.offend)
+        self.backlog = Backlog()
+        self.backlog.on_overflow.add(lambda peer: self.offend(peer, "it let more wait to be read than anybody else"))
+        self._carriers = Carriers(
+            self.clockwork, self.backlog, self._wrap_quiet, self._serve_on_carrier, self.spawn, self.offend
+        )
         permits = self._authorizer.permits
         self._server = Server(self._wrap_quiet, self.spawn, self.offend, permits, self._carriers.take)
         self._accept_loop = AcceptLoop(network, events, self._greet, self._adopt, self.spawn)
@@ -150,11 +155,9 @@ class Node:
         inner, signs = shared or (await connection.open_stream(bulk=bulk), None)
         stream = self._wrap(inner, connection, signs)
         try:
-            stream.announce(Call(method))
-            yield stream
-        except ProtocolError as error:
-            self.offend(peer, str(error))
-            raise
+            with self.blaming(peer):
+                stream.announce(Call(method))
+                yield stream
         finally:
             await stream.close()
 
@@ -269,6 +272,15 @@ class Node:
         """Bytes sent and received over all connections so far, closed ones included."""
         return self._connections.traffic()
 
+    @contextlib.contextmanager
+    def blaming(self, peer: PeerId) -> Iterator[None]:
+        """Count a `ProtocolError` of the block, in which what came from `peer` is looked at, as its offence."""
+        try:
+            yield
+        except ProtocolError as error:
+            self.offend(peer, str(error))
+            raise
+
     def offend(self, peer: PeerId, what: str) -> None:
         """Count a breach of the protocol by `peer`; cut it off when there were too many."""
         now = asyncio.get_running_loop().time()
@@ -314,7 +326,9 @@ class Node:
     ) -> MessageStream:
         peer, link = connection.peer_id, self.access_link
         last_heard, round_trip_s = self._heard_of(peer), lambda: connection.round_trip_s
-        return MessageStream(stream, peer, self.clockwork, round_trip_s, link, last_heard, carrier, pulses=pulses)
+        return MessageStream(
+            stream, peer, self.clockwork, round_trip_s, link, last_heard, carrier, self.backlog, pulses=pulses
+        )
 
     def _wrap_quiet(self, stream: Stream, connection: Connection, carrier: CarrierSigns | None = None) -> MessageStream:
         """The message stream of one that may be for another protocol."""

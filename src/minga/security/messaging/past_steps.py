@@ -154,10 +154,11 @@ class PastSteps:
 async def look(node: Node, peer: PeerId, digest: bytes) -> ProtocolState:
     """The standing that a peer keeps under a digest. Raises `RemoteError`."""
     standing = await node.call(peer, LOOK, GetState(digest), ProtocolState, timeout_s=CALL_S)
-    try:
-        standing.check()
-    except ValueError as error:
-        raise ProtocolError(f"no standing: {error}", peer=peer) from error
+    with node.blaming(peer):
+        try:
+            standing.check()
+        except ValueError as error:
+            raise ProtocolError(f"no standing: {error}", peer=peer) from error
     if standing.digest != digest:
         raise StateMismatchError("it sent another standing than it was asked for", peer=peer)
     return standing

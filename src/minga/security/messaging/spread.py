@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated
 
 import msgspec
@@ -41,20 +41,22 @@ class AskStatements(msgspec.Struct, frozen=True):
 
 
 class FoundStatements(msgspec.Struct, frozen=True):
-    """Statements that were asked for."""
+    """Statements that were asked for; with `more`, some of the authors that are not among them are to be asked for
+    again, for which there was no room.
+    """
 
     statements: Annotated[tuple[Statement, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    more: bool = False
 
 
-def _as_many_as_fit(statements: Iterable[Statement]) -> tuple[Statement, ...]:
-    """A peer that lacks more asks again."""
+def _as_many_as_fit(statements: Sequence[Statement]) -> FoundStatements:
     chosen, size = [], 0
     for statement in statements:
         size += len(statement.body) + STATEMENT_BYTES
         if size > MAX_ANSWER_BYTES:
             break
         chosen.append(statement)
-    return tuple(chosen)
+    return FoundStatements(tuple(chosen), more=len(chosen) < len(statements))
 
 
 @loop_bound
@@ -149,12 +151,19 @@ class StatementGossip:
             await self._node.call(peer, method, message, Done, timeout_s=CALL_S)
 
     async def _pull(self, peer: PeerId, wanted: AskStatements, limit_s: float) -> None:
-        with contextlib.suppress(RemoteError):
-            answer = await self._node.call(peer, ASK, wanted, FoundStatements, timeout_s=limit_s)
-            for statement in answer.statements:
-                if statement.slot != wanted.slot:
-                    raise ProtocolError("it answered with statements that nobody asked for", peer=peer)
-                self.receive(statement, peer)
+        with contextlib.suppress(RemoteError, TimeoutError):
+            async with self._node.clockwork.timeout(limit_s):
+                has_more = True
+                while has_more:
+                    answer = await self._node.call(peer, ASK, wanted, FoundStatements, timeout_s=limit_s)
+                    with self._node.blaming(peer):
+                        for statement in answer.statements:
+                            if statement.slot != wanted.slot or statement.author not in wanted.authors:
+                                raise ProtocolError("it answered with statements that nobody asked for", peer=peer)
+                            self.receive(statement, peer)
+                    found = {statement.author for statement in answer.statements}
+                    wanted = AskStatements(wanted.slot, tuple(each for each in wanted.authors if each not in found))
+                    has_more = answer.more and bool(found)
 
     async def _serve_tell(self, peer: PeerId, stream: MessageStream) -> None:
         told = await stream.receive(Told)
@@ -166,10 +175,8 @@ class StatementGossip:
         wanted = await stream.receive(AskStatements)
         self._check_voice(peer, wanted.slot)
         known = self.slots.of(wanted.slot)
-        authors = set(wanted.authors) or known.keys()
-        await stream.send(
-            FoundStatements(_as_many_as_fit(known[author] for author in sorted(known) if author in authors))
-        )
+        authors = set(wanted.authors)
+        await stream.send(_as_many_as_fit([known[author] for author in sorted(known) if author in authors]))
 
     async def _serve_prove(self, peer: PeerId, stream: MessageStream) -> None:
         proof = await stream.receive(EquivocationProof)

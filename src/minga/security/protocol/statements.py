@@ -10,6 +10,7 @@ Sizes are bounded by the types; whatever relates two statements is checked where
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -25,6 +26,7 @@ from minga.security.verification.claims import PartClaim
 MAX_MEMBERS = 256
 """Everybody hears from everybody in each phase."""
 
+RANKS_BYTES = MAX_MEMBERS // 8
 MAX_BODY_BYTES = 1 << 16
 MAX_SHORT_BODY_BYTES = 128
 """Where one or two digests are said, and by strangers: each may leave a word with everybody in each step."""
@@ -44,6 +46,7 @@ Signature = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
 Step = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 Attempt = Annotated[int, msgspec.Meta(ge=0, le=MAX_ATTEMPTS)]
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)]
+Ranks = Annotated[bytes, msgspec.Meta(min_length=RANKS_BYTES, max_length=RANKS_BYTES)]
 Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 MerklePath = Annotated[tuple[Digest, ...], msgspec.Meta(max_length=MAX_MEMBERS.bit_length() - 1)]
 """What proves that a part is among those that its owner committed to, see `minga.security.parts.merkle`."""
@@ -212,7 +215,7 @@ class Revealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
     """Phase REVEAL: what the author's commitment to the coin opens with, and the digest of phase RESULT as it knows it.
 
     `delivered` answers the aggregators that could not get a part: (aggregator, owner) of the parts that this member
-    could get.
+    could get, of those that all members look for.
     """
 
     reveal: Reveal
@@ -233,12 +236,21 @@ class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
 class Confirm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Phase CONFIRM: the digest of phase CLAIMS as the author knows it; if all agree, all check the same numbers.
 
-    `lacking` are (aggregator, owner) of the parts that have to be computed again and that the author could get from
-    nobody. Where there is anything to compute again, phase CHECK follows, which says the same of phase CONFIRM.
+    `lacking` has the parts that have to be computed again and that the author could get from nobody: for each
+    aggregator their owners, one bit for each rank, lowest first, so that there is room for all of them. Where there is
+    anything to compute again, phase CHECK follows, which says the same of phase CONFIRM.
     """
 
     seen: Digest
-    lacking: Annotated[tuple[tuple[Rank, Rank], ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
+    lacking: Annotated[tuple[tuple[Rank, Ranks], ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
+
+    @classmethod
+    def of(cls, seen: bytes, lacking: Iterable[tuple[int, int]] = ()) -> Confirm:
+        """With the parts that the author lacks, as (aggregator, owner)."""
+        owners: dict[int, int] = {}
+        for part, owner in lacking:
+            owners[part] = owners.get(part, 0) | 1 << owner
+        return cls(seen, tuple((part, bits.to_bytes(RANKS_BYTES, "little")) for part, bits in owners.items()))
 
 
 class StateClaim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

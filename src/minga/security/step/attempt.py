@@ -37,7 +37,7 @@ from minga.security.accountability.enforcement import (
     require_shown,
     require_values,
 )
-from minga.security.accountability.rulings import complaints, who_kept_silent, who_stands_elsewhere
+from minga.security.accountability.rulings import open_complaints, who_kept_silent, who_stands_elsewhere
 from minga.security.accountability.well_formed import claims_are_sound, commit_is_sound, result_is_sound
 from minga.security.messaging.collector import PartCollector, meanwhile
 from minga.security.messaging.delivery import Deliveries
@@ -48,7 +48,7 @@ from minga.security.parts.running_digest import digest_of
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.behaviour import Behaviour
 from minga.security.protocol.members import Reason
-from minga.security.protocol.statements import MAX_MEMBERS, Claims, Commit, Confirm, Phase, Result, Revealed
+from minga.security.protocol.statements import Claims, Commit, Confirm, Phase, Result, Revealed
 from minga.security.protocol.step_math import StepMath
 from minga.security.randomness.coin import Reveal
 from minga.security.robust.rows import NonFiniteRowsError
@@ -176,7 +176,7 @@ class Attempt:
         """Reveal, and hear what others had to reveal; parts that an aggregator could not get are looked for
         meanwhile.
         """
-        delivered = await self._collector.obtainable(complaints(self._terms.members, self._record.results))
+        delivered = await self._collector.obtainable(open_complaints(self._terms.members, self._record.results))
         own = self._behaviour.reveal(Revealed(self._reveal, self._exchange.seen, tuple(delivered)))
         bodies = await self._exchange.hold(Phase.REVEAL, own, Revealed, lambda _, __: True)
         self._record.randomness = self._terms.coin.outcome({peer: body.reveal for peer, body in bodies.items()})
@@ -213,7 +213,7 @@ class Attempt:
         doubtful = await self._doubtful()
         wanted = [(part, owner) for part in doubtful for owner in self._terms.contributors]
         lacking = await self._collector.lacking(wanted)
-        own = Confirm(exchange.seen, tuple(lacking[:MAX_MEMBERS]))
+        own = Confirm.of(exchange.seen, lacking)
         confirms = await exchange.hold(Phase.CONFIRM, own, Confirm, lambda _, __: True, is_last=not doubtful)
         require_values(record, self._case_builder)
         if doubtful:

@@ -11,8 +11,9 @@ import msgspec
 import torch
 
 from minga.network.interface import PeerId
+from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.behaviour import Seeds, TrainingBackend
-from minga.security.protocol.statements import Accusation, Body, Charge, Claims, Phase, Slot
+from minga.security.protocol.statements import Accusation, Body, Charge, Claims, Phase, Result, Slot
 from minga.security.randomness.coin import Reveal
 from minga.simulation.attacks.interface import Attack
 
@@ -104,6 +105,38 @@ class EquivocatingClaims(Equivocation):
         claims = body.claims if isinstance(body, Claims) else ()
         lies = tuple(c and msgspec.structs.replace(c, norm=c.norm * 100) for c in claims)
         return msgspec.structs.replace(body, claims=lies)
+
+
+class FalseComplaints(Attack):
+    """Says that the parts of others did not come, of as many as `told_of` the members."""
+
+    told_of = 1.0
+
+    def __init__(self, from_step: int = 0, allies: Set[PeerId] = frozenset()) -> None:
+        super().__init__(from_step, allies)
+        self._record: AttemptRecord | None = None
+
+    def value(self, value: torch.Tensor, clip: float, record: AttemptRecord) -> tuple[torch.Tensor, float]:
+        """The right one; notes who contributes."""
+        self._record = record
+        return value, clip
+
+    def result(self, result: Result) -> Result | None:
+        """With complaints about honest members first."""
+        if self._record is None or self._record.terms.step < self.from_step or result.value is None:
+            return result
+        members, contributors = self._record.terms.members, self._record.terms.contributors
+        others = sorted((rank for rank in contributors if members[rank] != self.me), key=self._is_ally)
+        return msgspec.structs.replace(result, silent=tuple(others[: int(self.told_of * len(members))]))
+
+    def _is_ally(self, rank: int) -> bool:
+        return self._record is not None and self._record.terms.members[rank] in self.allies
+
+
+class ModerateComplaints(FalseComplaints):
+    """Says so of half of the members, as a member might that others do keep waiting."""
+
+    told_of = 0.5
 
 
 class FalseAccusation(Attack):

@@ -41,6 +41,8 @@ BEHAVIOURS: Final[Registry[type[Attack] | type[Lie]]] = Registry(
         "equivocating-reveal": "minga.simulation.attacks.protocol_attacks:EquivocatingReveal",
         "equivocating-claims": "minga.simulation.attacks.protocol_attacks:EquivocatingClaims",
         "divisive-proof": "minga.simulation.attacks.collusion:DivisiveProof",
+        "false-complaints": "minga.simulation.attacks.protocol_attacks:FalseComplaints",
+        "moderate-complaints": "minga.simulation.attacks.protocol_attacks:ModerateComplaints",
         "false-accusation": "minga.simulation.attacks.protocol_attacks:FalseAccusation",
         "slander": "minga.simulation.attacks.collusion:Slander",
         "lying-judge": "minga.simulation.attacks.protocol_attacks:LyingJudge",

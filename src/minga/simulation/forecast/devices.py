@@ -104,7 +104,8 @@ ALIASES: Final = {"cpu": "laptop-cpu", "laptop": "laptop-cpu", "rtx3090": "3090"
 
 
 class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was measured of one model on one device of this machine.
+    """What was measured of one model on one device of this machine. Which model that is, its `shape` says: models of
+    two run specs may have one name.
 
     `update_s` is that of applying one step of all parameters; `peak_bytes` the most memory of the device in use while
     the micro-batch was computed (None where that cannot be told).
@@ -112,12 +113,24 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     device: str
     model: str
+    parameters: int
+    operations: float
     tokens: int
     micro_batch: Annotated[int, msgspec.Meta(ge=1)]
     samples_per_s: Annotated[float, msgspec.Meta(gt=0)]
     update_s: Annotated[float, msgspec.Meta(ge=0)]
     peak_bytes: int | None
     hardware: str
+
+    @property
+    def shape(self) -> tuple[int, float, int]:
+        """Parameters, and the operations and tokens of a sample."""
+        return self.parameters, self.operations, self.tokens
+
+    @property
+    def name(self) -> str:
+        """The model, for people."""
+        return f"{self.model} of {self.parameters:,} parameters with {self.tokens} tokens"
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -153,8 +166,8 @@ def keep_measurements(found: list[Measurement], path: Path | None = None) -> Pat
         before = read_measurements(path)
     except ConfigurationError:
         before = []  # it is damaged, and nothing in it can be saved
-    replaced = {(each.device, each.model, each.tokens) for each in found}
-    kept = [each for each in before if (each.device, each.model, each.tokens) not in replaced]
+    replaced = {(each.device, each.shape) for each in found}
+    kept = [each for each in before if (each.device, each.shape) not in replaced]
     table = msgspec.to_builtins(_Table([*kept, *found]))
     try:
         write_atomically(path, json.dumps(table, indent=1).encode() + b"\n")

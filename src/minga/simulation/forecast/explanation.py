@@ -144,7 +144,7 @@ def _reason(peer: int, tasks: float, busy_s: float, rates: CleanRates, foreseen:
             return "a path of its own sets the time"
         return "as much as its link carries" if full else "it has room; others set the time"
     if not rates.aggregates[peer]:
-        return "not all can reach it" + ("; its own vector sets the time" if full else "")
+        return "not all can reach it" + ("; sending its own gradient sets the time" if full else "")
     if full:
-        return "its own vector fills its link"
+        return "sending its own gradient takes all the time"
     return "its link has no room for more" if busy_s > 0.5 * foreseen.seconds else "others have more room"

@@ -37,9 +37,10 @@ from minga.simulation.forecast.step_fill import PeerPace, StepFill, fill
 FORMING_TRIPS: Final = 2.5
 DAY_S: Final = 86_400.0
 
-_GOSSIP_PEERS: Final = (1, 2, 10, 25, 50)
-_GOSSIP_BYTES_PER_S: Final = (0.0, 400.0, 8_200.0, 10_200.0, 11_500.0)
-"""Measured with `python -m benchmarks.scaling --gossip 2,10,25,50`; in larger swarms it hardly grows."""
+GOSSIP_BYTES_PER_S: Final = {1: 0.0, 2: 500.0, 10: 5_600.0, 25: 8_000.0, 50: 8_300.0}
+"""By the number of peers: the table of docs/scaling.md, measured by `python -m benchmarks.scaling --gossip 2,10,25,50`.
+Larger swarms were not measured, and get the last figure: beats, exchanges and reports are bounded for the whole swarm.
+"""
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def forecast(setting: PlannedRun) -> Forecast:
 
 def gossip_bytes_per_s(peers: int) -> float:
     """Bytes that a peer sends, and receives, besides rounds; see `minga.network.gossip.gossip`."""
-    return float(np.interp(peers, _GOSSIP_PEERS, _GOSSIP_BYTES_PER_S))
+    return float(np.interp(peers, [*GOSSIP_BYTES_PER_S], [*GOSSIP_BYTES_PER_S.values()]))
 
 
 # ---- inner workings

@@ -19,7 +19,8 @@ in float32.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -46,7 +47,8 @@ class ModelFacts:
     """A model as plans see it. `tensors` are the numbers of elements of what is averaged.
 
     `operations` are those of one sample; `activation_bytes` those that one sample takes in float32, None if unknown.
-    `origin` says where all this is from.
+    `origin` says where all this is from. `measured_by` are the options with which `minga bench-device` measures it,
+    None if that cannot.
     """
 
     name: str
@@ -55,7 +57,7 @@ class ModelFacts:
     tokens: int
     activation_bytes: float | None
     origin: str
-    is_of_a_recipe: bool = False
+    measured_by: str | None = None
 
     @property
     def parameters(self) -> int:
@@ -86,12 +88,12 @@ class Transformer:
 _MLM = 0.15
 KNOWN: Final = {
     # Parameters, layers, width and positions as published with each model; the head's products with the vocabulary.
-    "bert-base": Transformer(110_000_000, 12, 768, 512, _MLM * 30_522 * 768),
-    "bert-large": Transformer(335_000_000, 24, 1024, 512, _MLM * 30_522 * 1024),
-    "gpt2": Transformer(124_000_000, 12, 768, 1024, 50_257 * 768),
-    "gpt2-medium": Transformer(355_000_000, 24, 1024, 1024, 50_257 * 1024),
-    "gpt2-large": Transformer(774_000_000, 36, 1280, 1024, 50_257 * 1280),
-    "gpt2-xl": Transformer(1_558_000_000, 48, 1600, 1024, 50_257 * 1600),
+    "bert-base": Transformer(109_482_240, 12, 768, 512, _MLM * 30_522 * 768),
+    "bert-large": Transformer(335_141_888, 24, 1024, 512, _MLM * 30_522 * 1024),
+    "gpt2": Transformer(124_439_808, 12, 768, 1024, 50_257 * 768),
+    "gpt2-medium": Transformer(354_823_168, 24, 1024, 1024, 50_257 * 1024),
+    "gpt2-large": Transformer(774_030_080, 36, 1280, 1024, 50_257 * 1280),
+    "gpt2-xl": Transformer(1_557_611_200, 48, 1600, 1024, 50_257 * 1600),
 }
 RESNET_50_PARAMETERS: Final = 25_557_032
 RESNET_50_OPERATIONS: Final = 3 * 2 * 4.1e9
@@ -116,7 +118,8 @@ def model_facts(text: str, tokens: int | None = None) -> ModelFacts:
     if Path(name).suffix.lower() == ".safetensors":
         return _in_safetensors(Path(name), tokens)
     if (spec := named_spec(name, tokens)) is not None:
-        return facts_of_recipe(spec, name)
+        found = facts_of_recipe(spec, name)
+        return found if tokens is None else replace(found, measured_by=f"{found.measured_by} --tokens {tokens}")
     names = ", ".join([*_recipe_names(), *KNOWN, "resnet-50"])
     raise ConfigurationError(
         f"--model {name[:60]!r}: no model of this name; there are: {names}; or a number of parameters such as 18M, "
@@ -172,7 +175,7 @@ def facts_of_recipe(spec: RunSpec, source: str) -> ModelFacts:
         found.tokens,
         found.activation_bytes,
         found.origin,
-        is_of_a_recipe=True,
+        measured_by=f"--model {shlex.quote(source)}",
     )
 
 

@@ -18,9 +18,9 @@ COUNTS = 0.02
 
 def plan_text(explanation: Explanation, others: Alternatives, names: Sequence[str], work: StepWork) -> Iterator[str]:
     """The plan as a whole, in sentences: how long rounds and steps take, what they wait for, what would help."""
-    levels = "two levels" if explanation.division.sites else "one level"
+    levels = ", in two levels" if explanation.division.sites else ""
     yield (
-        f"A round of {format_size(work.vector_bytes)} takes {format_duration(explanation.round_s)}, in {levels}; "
+        f"A round of {format_size(work.vector_bytes)} takes {format_duration(explanation.round_s)}{levels}; "
         f"it waits for {binding_text(explanation.binding, names)}."
     )
     for site in explanation.division.sites:
@@ -31,7 +31,7 @@ def plan_text(explanation: Explanation, others: Alternatives, names: Sequence[st
         yield "How long a step takes is not known: no peer tells a speed at which it computes gradients."
     else:
         yield f"A step takes {format_duration(explanation.step_s)}: computing takes {computing} {how}."
-    bound = f"{format_duration(others.bound_s)} at best in one level, " if others.bound_s is not None else ""
+    bound = f"{format_duration(others.bound_s)} at best without sites, " if others.bound_s is not None else ""
     yield (
         f"A round would take {bound}{format_duration(others.equal_parts_s)} with equal parts, "
         f"{format_duration(others.parameter_server_s)} with one server."

@@ -98,14 +98,15 @@ def _that_fits(model: ModelFacts, optimizer: OptimizerName, micro_batch: int, me
 
 
 def measured_of(model: ModelFacts, measured: Sequence[Measurement]) -> Measurement:
-    """The fastest device of this machine for `model`. Raises `ConfigurationError` if that was not measured."""
-    fitting = [each for each in measured if each.model == model.name and each.tokens == model.tokens]
+    """The fastest device of this machine for `model`, whatever it is called. Raises `ConfigurationError` if that was
+    not measured.
+    """
+    fitting = [each for each in measured if each.shape == (model.parameters, model.operations, model.tokens)]
     if not fitting:
-        known = ", ".join(sorted({f"{each.model} with {each.tokens} tokens" for each in measured})) or "nothing yet"
-        why = f"this machine was not measured with {model.name} and {model.tokens} tokens (but: {known})"
-        if not model.is_of_a_recipe:
+        known = ", ".join(sorted({each.name for each in measured})) or "nothing yet"
+        of = f"{model.name} of {model.parameters:,} parameters with {model.tokens} tokens"
+        why = f"this machine was not measured with {of} (but with: {known})"
+        if model.measured_by is None:
             raise ConfigurationError(f"{why}, and bench-device measures models of recipes alone; give samples_per_s=")
-        raise ConfigurationError(
-            f"{why}; run `minga bench-device --model {model.name} --tokens {model.tokens}`, or give samples_per_s="
-        )
+        raise ConfigurationError(f"{why}; run `minga bench-device {model.measured_by}`, or give samples_per_s=")
     return max(fitting, key=lambda each: each.samples_per_s)

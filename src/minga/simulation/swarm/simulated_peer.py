@@ -114,6 +114,7 @@ class SimulatedPeer:
         """Join the run and train until the end of the run, of the host or of the program."""
         try:
             await self.session.start()
+            self.session.begin_founding(task.spec, task.organiser, known=self.genesis)
             await asyncio.sleep(self.load_s)
             if task.life is not None:
                 await task.life(self)
@@ -145,8 +146,6 @@ class SimulatedPeer:
             asyncio.get_running_loop(), self.replica, strategy=strategy, choose=partial(StrategyChoice.of, spec)
         )
         member = self.session.attach(spec, self.replica, port, task.organiser)
-        if self.genesis is not None and self.session.founding is not None:
-            self.session.founding.remember(self.genesis)
         await self._serve(port, member.ready.is_set, checkpoint_every)
         while True:
             if self.settings is None:

@@ -8,6 +8,7 @@ in production. What goes wrong is scripted (`Swarm.script`, see `minga.simulatio
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -54,19 +55,23 @@ class LoggedEvent(NamedTuple):
     event: Event
 
 
+class SwarmListener(ABC):
+    """Hears the events of all peers of a swarm in the order in which they happen."""
+
+    @abstractmethod
+    def add(self, logged: LoggedEvent) -> None:
+        """Something happened."""
+
+
 @dataclass
-class SwarmLog:
-    """Events of all peers in the order in which they happened."""
+class SwarmLog(SwarmListener):
+    """Keeps all of them."""
 
     events: list[LoggedEvent] = field(default_factory=list)
 
     def add(self, logged: LoggedEvent) -> None:
         """Something happened."""
         self.events.append(logged)
-
-    def latest(self, kind: str) -> Event | None:
-        """The newest event of one kind."""
-        return next((logged.event for logged in reversed(self.events) if logged.event.kind == kind), None)
 
     def of(self, kind: str) -> list[LoggedEvent]:
         """All events of one kind."""
@@ -86,7 +91,8 @@ class Swarm:
     There the first peer is the organiser. With `checkpoint_every`
     each peer keeps a copy of its state at multiples of that many steps. `divide` says who reduces what, `turn_s` how
     finely lines are simulated. The `organiser`, whose orders the peers follow, need not be among them; an open run does
-    without. `life` is what each peer does in the place of training a model as a whole.
+    without. `life` is what each peer does in the place of training a model as a whole. Without a `listener` the swarm
+    keeps a log.
     """
 
     def __init__(
@@ -99,12 +105,14 @@ class Swarm:
         public_gradient: Callable[[SimulatedPeer, PublicBatch], None] | None = None,
         checkpoint_every: int | None = None,
         divide: Divide = divide,
-        log: SwarmLog | None = None,
+        listener: SwarmListener | None = None,
         turn_s: float = TURN_S,
         organiser: Identity | None = None,
         life: Life | None = None,
     ) -> None:
-        self.spec, self.log, self.internet = spec, log or SwarmLog(), VirtualInternet(seed, turn_s=turn_s)
+        self.spec, self.internet = spec, VirtualInternet(seed, turn_s=turn_s)
+        self._listener = listener or SwarmLog()
+        self._newest_round: RoundBegun | None = None
         self.peers: dict[str, SimulatedPeer] = {}
         """By name; a peer that was restarted takes the place of its former self."""
         self._make_replica = make_replica or small_replica
@@ -199,6 +207,13 @@ class Swarm:
 
     # ---- watching
 
+    @property
+    def log(self) -> SwarmLog:
+        """All events so far. Raises `ConfigurationError` where another listener has them."""
+        if not isinstance(self._listener, SwarmLog):
+            raise ConfigurationError("this swarm keeps no log: its listener hears the events")
+        return self._listener
+
     def alive(self) -> list[SimulatedPeer]:
         """Peers that were neither killed nor closed."""
         return [peer for peer in self.peers.values() if not peer.is_gone]
@@ -272,7 +287,7 @@ class Swarm:
         if checkpoint is not None:
             peer.replica.restore(checkpoint)
             peer.checkpoint = checkpoint
-        session.events.subscribe(lambda event: self.log.add(LoggedEvent(peer.name, event)))
+        session.events.subscribe(lambda event: self._hear(LoggedEvent(peer.name, event)))
         self.peers[peer.name] = peer
         for driver in self._drivers:
             driver.attach(peer.name, session.events)
@@ -281,10 +296,15 @@ class Swarm:
         self._tasks.append(network.process.run(peer.live(task)))
         return peer
 
+    def _hear(self, logged: LoggedEvent) -> None:
+        if isinstance(logged.event.data, RoundBegun):
+            self._newest_round = logged.event.data
+        self._listener.add(logged)
+
     def _resolve(self, role: str, emitter: str | None, event: Event | None) -> str | None:  # noqa: ARG002
         """Who has a role in the round of `event`, or else in the newest round that any peer began."""
-        latest = event if event is not None and event.kind == RoundBegun.kind else self.log.latest(RoundBegun.kind)
-        leader = latest.data.leader if latest is not None and isinstance(latest.data, RoundBegun) else None
+        begun = event.data if event is not None and isinstance(event.data, RoundBegun) else self._newest_round
+        leader = None if begun is None else begun.leader
         for name, peer in self.peers.items() if leader is not None else ():
             is_leader = peer.network.peer_id == leader
             found = "leader" if is_leader else "aggregator" if peer.network.settings.dialable else "sender"

@@ -1,6 +1,7 @@
 """Checkpoints from the server to those who stand by.
 
-split.checkpoint   CheckpointRequest -> CheckpointHeader, the manifest, then the chunks of the state, as bulk frames
+split.checkpoint   CheckpointRequest -> CheckpointHeader, then bulk frames: the manifest in pages of at most PAGE_BYTES,
+                   and the chunks of the state
 
 Only peers that the run spec names as servers are served. Who fetches compares the manifest with its own part of the
 model before it reserves memory, and each chunk with the manifest. Neither side waits longer than `CHUNK_TIMEOUT_S` for
@@ -28,7 +29,8 @@ from minga.split.server.sessions import MAX_CLIENTS, SessionState
 from minga.split.standby.checkpoint import TopCheckpoint
 from minga.training.state.manifest import MAX_MANIFEST_BYTES, Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot
-from minga.training.transfer.messages import timely
+from minga.training.transfer.chunk_serving import send_pages
+from minga.training.transfer.messages import PAGE_BYTES, timely
 
 CHECKPOINT: Final = "split.checkpoint"
 LOOK_S: Final = 0.05
@@ -87,7 +89,7 @@ class CheckpointServer:
             manifest = await asyncio.get_running_loop().run_in_executor(None, build_manifest, checkpoint.snapshot)
             encoded = manifest.encoded
             await stream.send(CheckpointHeader(checkpoint.samples, checkpoint.sessions, len(encoded)))
-            await timely(stream.send_bulk(encoded), peer, _READ_NOTHING)
+            await send_pages(stream, memoryview(encoded), PAGE_BYTES, peer)
             start, whole = 0, checkpoint.snapshot.bytes_view
             for index in range(manifest.chunk_count):
                 stop = start + manifest.chunk_size(index)
@@ -108,8 +110,7 @@ async def fetch(
         await stream.send(CheckpointRequest(0 if last is None else last.step, last is not None))
         await stream.finish()
         header = await timely(stream.receive(CheckpointHeader), server, "sent no checkpoint")
-        encoded = bytearray(header.manifest_bytes)
-        await timely(stream.receive_bulk_into(memoryview(encoded)), server, "sent no manifest")
+        encoded = await timely(stream.receive_pages(header.manifest_bytes, PAGE_BYTES), server, "sent no manifest")
         try:
             manifest = Manifest.decode(bytes(encoded))
             check(manifest)

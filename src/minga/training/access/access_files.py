@@ -6,8 +6,9 @@ All of it is public and checked again when it is read, so the peer learns a miss
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
@@ -65,8 +66,15 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+class KnownAccess(NamedTuple):
+    """What an earlier process of this machine knew of who may take part in a run."""
+
+    orders: Sequence[PublicOrder]
+    guests: Guests
+
+
 class AccessFiles:
-    """The files in the folder of one run."""
+    """The files in the folder of one run. All methods block."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -83,6 +91,10 @@ class AccessFiles:
         """Remember the token of a peer of this machine."""
         self._write(self._token_file(peer_id), token.encode())
 
+    def known(self) -> KnownAccess:
+        """What lies on the disk."""
+        return KnownAccess(self.orders(), self._read(GUESTS_FILE, Guests, {}))
+
     def orders(self) -> list[PublicOrder]:
         """The orders on disk."""
         return self._read(ORDERS_FILE, Orders, Orders()).all()
@@ -91,12 +103,8 @@ class AccessFiles:
         """Write all orders that are known."""
         self._write(self._directory / ORDERS_FILE, msgspec.msgpack.encode(Orders.of(orders)))
 
-    def guests(self) -> Guests:
-        """The peers that joined by each invitation."""
-        return self._read(GUESTS_FILE, Guests, {})
-
     def keep_guests(self, guests: Guests) -> None:
-        """Remember who came by which invitation."""
+        """Remember the peers that joined by each invitation."""
         self._write(self._directory / GUESTS_FILE, msgspec.msgpack.encode(guests))
 
     def _token_file(self, peer_id: str) -> Path:

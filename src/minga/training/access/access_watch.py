@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
+from minga.core.aio.disk_writes import DiskWrites
 from minga.core.events.training import AccessEnded, AccessOrders
 from minga.core.thread_guard import loop_bound
 from minga.identity.access.ledger import AccessLedger
@@ -20,7 +21,7 @@ from minga.identity.access.token import Token
 from minga.network.gossip.board import Board
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
-from minga.training.access.access_files import AccessFiles
+from minga.training.access.access_files import AccessFiles, KnownAccess
 from minga.training.access.admission import Admission
 from minga.training.access.order_gossip import OrderExchange
 
@@ -57,19 +58,21 @@ class AccessWatch:
         admission: Admission,
         ledger: AccessLedger,
         files: AccessFiles | None,
+        known: KnownAccess | None,
+        disk: DiskWrites,
         *,
         in_step: Callable[[], bool],
         on_own_end: Callable[[str], None],
     ) -> None:
         self.exchange = OrderExchange(node, admission, ledger)
         self._node, self._board, self._admission, self._ledger = node, board, admission, ledger
-        self._files, self._in_step, self._on_own_end = files, in_step, on_own_end
+        self._files, self._disk, self._in_step, self._on_own_end = files, disk, in_step, on_own_end
         self._leaving: dict[PeerId, _Leaving] = {}
         self._is_over = False
         self._guests_kept = 0
-        if files is not None:
-            admission.remember_guests({key: list(map(PeerId, peers)) for key, peers in files.guests().items()})
-            admission.take(files.orders())
+        if known is not None:
+            admission.remember_guests({key: list(map(PeerId, peers)) for key, peers in known.guests.items()})
+            admission.take(known.orders)
         admission.on_orders = self._orders_came
 
     async def run(self) -> None:
@@ -82,13 +85,14 @@ class AccessWatch:
     def keep_token(self, token: Token) -> None:
         """Remember the token that this peer shows."""
         if self._files is not None:
-            self._files.keep_token(self._node.peer_id, token)
+            self._disk.do(self._files.keep_token, self._node.peer_id, token)
 
     def look(self) -> None:
         """See whose access has ended by now."""
         if self._files is not None and (count := self._admission.guests_counted) != self._guests_kept:
             self._guests_kept = count
-            self._files.keep_guests({key: list(peers) for key, peers in self._admission.guests().items()})
+            guests = {key: list(peers) for key, peers in self._admission.guests().items()}
+            self._disk.do(self._files.keep_guests, guests)
         now = asyncio.get_running_loop().time()
         for peer, why in self._admission.ended().items():
             if peer not in self._leaving:
@@ -101,7 +105,7 @@ class AccessWatch:
     def _orders_came(self) -> None:
         """Something new: keep it, tell the others, and look at once who it concerns."""
         if self._files is not None:
-            self._files.keep_orders(list(self._ledger.orders()))
+            self._disk.do(self._files.keep_orders, list(self._ledger.orders()))
         self._node.events.emit(AccessOrders(barred=len(self._ledger.barred()), term=self._ledger.term))
         self.exchange.spread()
         asyncio.get_running_loop().call_soon(self.look)

@@ -97,7 +97,7 @@ class OrderExchange:
                 await self._send(stream)
             await stream.finish()
             await stream.receive_end()
-        self._take(theirs, peer)
+            self._take(theirs, peer)
 
     async def _serve(self, peer: PeerId, stream: MessageStream) -> None:
         held = await stream.receive(OrdersHeld)

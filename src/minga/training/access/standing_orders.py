@@ -109,6 +109,14 @@ def amended_spec(spec: RunSpec, changes: Mapping[str, Any]) -> RunSpec:
     return spec.amended(values) if values else spec
 
 
+def spec_due(spec: RunSpec, ledger: AccessLedger | None, step: int) -> RunSpec:
+    """The run spec as the orders in `ledger` that are due at `step` amend it. On the loop of the ledger."""
+    if ledger is None:
+        return spec
+    orders = StandingOrders(spec, ledger)
+    return orders.spec(orders.due(step))
+
+
 @loop_bound
 class StandingOrders:
     """The amendments of a run, and its last regroup; none without a `ledger`. `fetch` exchanges orders with a peer."""

@@ -8,6 +8,7 @@ later, at the latest after the next start. A failed copy is tried again after a 
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import threading
@@ -28,6 +29,8 @@ _MARK, _PARTIAL = ".uploaded", ".partial-"
 CLOSE_S = 10.0
 """How long the end of a program waits for a copy that is under way."""
 
+logger = logging.getLogger("minga.training")
+
 
 @dataclass(frozen=True)
 class Archive:
@@ -43,17 +46,15 @@ class Archiver:
     def __init__(
         self, directory: Path, archive: Archive, identity: Identity, note: Callable[[EventData], None]
     ) -> None:
-        self._folder, self._archive, self._identity, self._note = directory / ARCHIVE, archive, identity, note
+        self.every_steps = archive.every_steps
+        self._folder, self._target, self._identity, self._note = directory / ARCHIVE, archive.target, identity, note
+        self._cause = ""  # why the last copy failed
         self._news, self._closed = threading.Event(), False
         self._backoff = Backoff(1.0, 600.0)
         self._thread: threading.Thread | None = None
         if archive.target is not None:
             self._thread = threading.Thread(target=self._copy_all, name="minga-archive", daemon=True)
             self._thread.start()
-
-    def is_due(self, step: int) -> bool:
-        """Whether the checkpoint after `step` is one to keep."""
-        return step % self._archive.every_steps == 0
 
     def add(self, checkpoint: Path, record: ArchiveRecord) -> None:
         """Keep the checkpoint in the folder `checkpoint`. Raises `OSError` if the disk refuses."""
@@ -92,19 +93,27 @@ class Archiver:
     def _copy_waiting(self) -> float | None:
         """How long to wait before the next try; None until there is a new checkpoint."""
         for path in self.waiting():
+            if self._closed:
+                break
             try:
                 self._copy(path)
             except (UploadError, OSError) as error:
                 self._note(CheckpointNotUploaded(step=_step(path), why=str(error)[:300]))
+                if cause_of(error) != self._cause:
+                    self._cause = cause_of(error)
+                    logger.warning("an archived checkpoint was not copied, which is tried again: %s: %s", path, error)
                 return self._backoff.next_s()
             self._backoff.overcome()
+            if self._cause:
+                self._cause = ""
+                logger.warning("archived checkpoints are copied again, from step %d on", _step(path))
         return None
 
     def _copy(self, path: Path) -> None:
-        if self._archive.target is None:
+        if self._target is None:
             return
         begun = time.monotonic()
-        self._archive.target.upload(path)
+        self._target.upload(path)
         _mark(path).touch()
         self._note(CheckpointUploaded(step=_step(path), seconds=round(time.monotonic() - begun, 3)))
 
@@ -112,6 +121,13 @@ class Archiver:
 def archived(directory: Path) -> list[ArchiveRecord]:
     """The records of the archive of the run in `directory`, oldest first. Raises `ConfigurationError` for a bad one."""
     return [read_record(path) for path in sorted((directory / ARCHIVE).glob("step-*")) if path.is_dir()]
+
+
+def cause_of(error: BaseException) -> str:
+    """What an error comes from: the same words for all files that one cause concerns."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (isinstance(error, OSError) and error.strerror) or type(error).__name__
 
 
 def _step(path: Path) -> int:

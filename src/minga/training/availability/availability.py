@@ -67,6 +67,11 @@ class Availability:
         """What was used of the budget, in words; empty without one."""
         return "" if self._budget is None else self._budget.text
 
+    def expect_start(self, start_bytes: float) -> None:
+        """So many bytes come with each start."""
+        if self._budget is not None:
+            self._budget.start_bytes = start_bytes
+
     def begin_session(self) -> None:
         """A peer joins; its traffic counts from 0."""
         self._rests = False
@@ -81,7 +86,7 @@ class Availability:
     def end_session(self) -> None:
         """The peer has left."""
         if self._budget is not None:
-            self._budget.keep()
+            self._budget.end_session()
 
     def pause(self) -> Pause | None:
         """Why this machine should not take part now; None if it may."""

@@ -2,7 +2,8 @@
 
 A budget is spread over the time: since the first byte of the period, no more may be used than time has passed, and a
 small advance beside, so that a peer takes part for some hours at full speed and then rests. To slow its line down
-instead would make it the slowest member of each round.
+instead would make it the slowest member of each round. Each start fetches the state: the advance is enough for that and
+for as many bytes of steps, and no start is made that what is left is not enough for.
 
 Periods are those of the local calendar. If the clock goes back into an earlier period, what was used counts in that
 one: nothing is forgotten by setting a clock, and a clock that was wrong once keeps no machine out for long. Several
@@ -29,6 +30,9 @@ Period = Literal["day", "week", "month"]
 ADVANCE = 1 / 30
 """The share of a budget that may be used before its time."""
 KEEP_PERIOD_S = 10.0
+STARTS = 2
+"""A budget has to be enough for so many times what a start takes, and so has its advance."""
+
 _MAX_FILE_BYTES = 4096
 
 logger = logging.getLogger("minga.training")
@@ -48,6 +52,20 @@ class TrafficLimit:
         if not slash or period.strip() not in get_args(Period):
             raise ConfigurationError(f"--max-traffic {text[:60]!r}: write a size and a period, such as 50GB/month")
         return cls(parse_size(size, "--max-traffic"), period.strip())  # type: ignore[arg-type]  # checked above
+
+    def advance(self, start_bytes: float) -> float:
+        """The bytes that may be used before their time, where a start takes `start_bytes`."""
+        return max(ADVANCE * self.limit_bytes, STARTS * start_bytes)
+
+    def least_for(self, start_bytes: float) -> str | None:
+        """The smallest round budget with which steps can follow a start that takes so many bytes, such as "50MB/day";
+        None if this one is enough.
+        """
+        if self.limit_bytes >= STARTS * start_bytes:
+            return None
+        power = 10.0 ** math.floor(math.log10(STARTS * start_bytes))
+        least = next(power * first for first in (1, 2, 5, 10) if power * first >= STARTS * start_bytes)
+        return f"{format_size(least)}/{self.period}".replace(" ", "")
 
     def bounds(self, wall_time: float) -> tuple[float, float]:
         """The begin and the end of the period that holds this Unix time, as Unix times."""
@@ -76,6 +94,9 @@ class TrafficBudget:
 
     def __init__(self, limit: TrafficLimit, path: Path, wall_time: float) -> None:
         self.limit = limit
+        self.start_bytes = 0.0
+        """What a start takes, as far as that is known."""
+        self._is_running, self._latest_bytes = False, 0.0
         self._path, self._counted, self._written_at, self._unwritten = path, 0.0, wall_time, 0.0
         self._kept = self._read() or self._begin(wall_time)
         self._renew(wall_time)
@@ -92,7 +113,12 @@ class TrafficBudget:
 
     def begin_session(self) -> None:
         """From now on totals count from 0 again."""
-        self._counted = 0.0
+        self._counted, self._is_running, self._latest_bytes = 0.0, True, 0.0
+
+    def end_session(self) -> None:
+        """What comes next is another start."""
+        self._is_running = False
+        self.keep()
 
     def note(self, total_bytes: float, wall_time: float) -> None:
         """This session has sent and received so many bytes until now."""
@@ -100,6 +126,7 @@ class TrafficBudget:
         added = max(0.0, total_bytes - self._counted)
         self._kept.used_bytes += added
         self._unwritten += added
+        self._latest_bytes = added
         self._counted = max(self._counted, total_bytes)
         if not 0.0 <= wall_time - self._written_at < KEEP_PERIOD_S:
             self._written_at = wall_time
@@ -113,11 +140,13 @@ class TrafficBudget:
         self._renew(wall_time)
         limit, kept = self.limit.limit_bytes, self._kept
         length = max(1.0, kept.ends - kept.since)
-        allowed = min(1.0, max(0.0, wall_time - kept.since) / length + (0.0 if is_paused else ADVANCE))
-        if kept.used_bytes < limit * allowed:
-            return 0.0
-        if kept.used_bytes >= limit:
+        # As much as came since the last look may come before the next one.
+        coming = min(self._latest_bytes, ADVANCE * limit) if self._is_running else STARTS * self.start_bytes
+        if kept.used_bytes >= limit or kept.used_bytes + coming > limit:
             return max(1.0, kept.ends - wall_time)
+        advance = 0.0 if is_paused else self.limit.advance(self.start_bytes)
+        if kept.used_bytes < limit * max(0.0, wall_time - kept.since) / length + advance:
+            return 0.0
         return max(1.0, kept.since + kept.used_bytes / limit * length - wall_time)
 
     def keep(self) -> None:

@@ -132,7 +132,10 @@ class BoardView:
 
     def standing(self, step: int) -> Standing:
         """That of this peer's history, if rounds with others lead it to `step`."""
-        return self._lineage.standing(step, self._organiser)
+        self.settled()
+        own = self._lineage.standing(step, self._organiser)
+        final = own._replace(final=True)  # if another finished the run with this history
+        return final if (final, False) in self._standings or (final, True) in self._standings else own
 
     def ahead(self, step: int) -> list[PeerId]:
         """Other settled members that stand higher than this peer at `step`."""
@@ -240,7 +243,7 @@ class BoardView:
         return len(foundings) <= 1 and lineage.epoch == self._lineage.epoch
 
     def _standing_of(self, progress: Progress) -> Standing:
-        return progress.lineage.standing(progress.step, self._organiser)
+        return progress.lineage.standing(progress.step, self._organiser, final=progress.status == "finished")
 
     def _reachable(self, peer: PeerId) -> bool:
         if self._node.is_connected(peer):

@@ -59,7 +59,8 @@ class StateWait:
     def __init__(self, node: Node, organiser: PeerId, founding: Founding) -> None:
         self.organiser = organiser
         self._node, self._founding = node, founding
-        self._since_s: float | None = None
+        self._begun_s: float | None = None
+        self._hopeless_s: float | None = None  # since when no peer is in sight that could help
         self._is_told = False
 
     async def for_founding(self, state: str) -> Genesis:
@@ -69,11 +70,12 @@ class StateWait:
             while not (await asyncio.wait({finding}, timeout=SYNC_RETRY_S))[0]:
                 is_near = self._node.is_connected(self.organiser)
                 away = "" if is_near else ", which is not connected now"
-                self._tell(f"the run has no first state yet; its organiser {self.organiser[:10]} gives it{away}.")
-                self._give_up_if_late(is_hopeful=is_near)
+                self._note(
+                    f"the run has no first state yet; its organiser {self.organiser[:10]} gives it{away}", is_near
+                )
             return (await finding).genesis
         finally:
-            self._since_s, self._is_told = None, False
+            self.end()
             await end(finding)
 
     async def for_state(self, why: str = "") -> None:
@@ -83,32 +85,31 @@ class StateWait:
         """
         if not self._is_told:
             await self._founding.look_again()
-        at = f" It was at step {self._founding.told_step}." if self._founding.told_step else ""
-        self._tell(f"{why or 'no peer that has the state of this run is here'}.{at}")
-        self._give_up_if_late(is_hopeful=False)
+        self._note(f"{why or 'no peer that has the state of this run is here'}{self._place(', and it was')}")
         await asyncio.sleep(SYNC_RETRY_S)
 
     def end(self) -> None:
-        """The state is here."""
-        self._since_s, self._is_told = None, False
+        """What was waited for is here."""
+        self._begun_s = self._hopeless_s = None
+        self._is_told = False
 
-    def _tell(self, why: str) -> None:
+    def _place(self, words: str) -> str:
+        step = self._founding.told_step
+        return f"{words} at step {step}" if step else ""
+
+    def _note(self, why: str, is_hopeful: bool = False) -> None:
+        """Say once for what this peer waits, and end it where nothing comes."""
         now = asyncio.get_running_loop().time()
-        self._since_s = now if self._since_s is None else self._since_s
-        if not self._is_told and now - self._since_s >= TOLD_S:
+        self._begun_s = now if self._begun_s is None else self._begun_s
+        self._hopeless_s = now if is_hopeful or self._hopeless_s is None else self._hopeless_s
+        if not self._is_told and now - self._begun_s >= TOLD_S:
             self._is_told = True
             self._node.events.emit(StateAwaited(why=why))
-            logger.warning("waiting: %s Nothing is trained meanwhile.", why)
-
-    def _give_up_if_late(self, *, is_hopeful: bool) -> None:
-        now = asyncio.get_running_loop().time()
-        if is_hopeful:
-            self._since_s = now
-        elif self._since_s is not None and now - self._since_s > LONGEST_WAIT_S:
-            at = f", which was at step {self._founding.told_step}" if self._founding.told_step else ""
+            logger.warning("waiting: %s. Nothing is trained meanwhile", why)
+        if now - self._hopeless_s > LONGEST_WAIT_S:
             raise NoStateError(
-                f"for {LONGEST_WAIT_S / 60:.0f} minutes no peer gave the state of this run{at}. Join again when its "
-                "organiser, or another peer that trained, is back"
+                f"no peer gave the state of this run{self._place(', which was')} in {LONGEST_WAIT_S / 60:.0f} minutes. "
+                "Join again when its organiser, or another peer that trained, is back"
             )
 
 
@@ -147,7 +148,8 @@ class CatchingUp:
 
     def is_due(self, step: int) -> bool:
         """Whether the state of `step`, which this peer has, is too old or diverged."""
-        return self.needs_state or self._is_diverged(step)
+        is_given_up = self._is_last(step) and self._swarm_view.is_behind(step)  # no other step would show that
+        return self.needs_state or is_given_up or self._is_diverged(step)
 
     def to_fetch(self, step: int) -> Wanted | None:
         """The state that this peer needs, which has that of `step`; None if what it has will do.
@@ -164,7 +166,7 @@ class CatchingUp:
         is_other = (newest.step - newest.shared, newest.alone) != (own.step - own.shared, own.alone)
         least = newest.step if is_other else max(newest.step, self._at_least)
         founding = self._swarm_view.lineage.founding
-        return Wanted(least, founding=founding, least=newest, organiser=self._wait.organiser)
+        return Wanted(least, founding=founding, least=newest._replace(final=False), organiser=self._wait.organiser)
 
     async def go_without(self) -> None:
         """There is nothing to fetch: alone, or first of all, just go on."""

@@ -39,6 +39,7 @@ from minga.core.files import write_atomically
 from minga.core.spec.run_spec import RunSpec
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
+from minga.network.bounded_dict import BoundedDict
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
@@ -144,16 +145,20 @@ class FoundingRules:
 class Founding:
     """Finds out how the run was founded, founds it if that is this peer's part, and tells others.
 
-    `organiser` is the peer whose key signs, `path` where the genesis is kept.
+    `organiser` is the peer whose key signs, `path` where the genesis is kept, and `known` what lay there.
     """
 
     def __init__(
-        self, node: Node, identity: Identity, organiser: str, rules: FoundingRules, path: Path | None = None
+        self,
+        node: Node,
+        identity: Identity,
+        organiser: str,
+        rules: FoundingRules,
+        path: Path | None = None,
+        known: Genesis | None = None,
     ) -> None:
         self.step = 0
         """To be kept up to date: the newest step of the run that this peer has seen."""
-        self.told_step = 0
-        """The newest step of the run that another peer told of."""
         self.is_first = asyncio.Event()
         """Set when none of the peers that this peer could ask knew a genesis."""
         self.waiting: tuple[int, int] | None = None
@@ -163,8 +168,11 @@ class Founding:
         self.rules, self._path = rules, path
         self._ready: dict[PeerId, _Ready] = {}
         """The peers that could found the run, in the order in which they came."""
-        self._forgers: set[PeerId] = set()
-        self._genesis = None if path is None else Genesis.from_file(path, node.run_id, organiser)
+        self._forgers: BoundedDict[PeerId, None] = BoundedDict(MAX_READY)
+        """Peers that sent a genesis which the organiser did not sign; they are not asked again."""
+        self._told_step = 0
+        self._random = random.Random(f"minga founding {node.peer_id}")
+        self._genesis, self._was_known = known, known is not None
         node.serve(METHOD, self._serve)
 
     @property
@@ -177,7 +185,7 @@ class Founding:
 
         `state` is the digest of the state with which this peer could found the run, "" if it only looks on.
         """
-        ready, is_of_the_past = -1, self._genesis is not None
+        ready = -1
         while self._genesis is None:
             founders = self._founders(state)
             if len(founders) != ready:
@@ -200,12 +208,13 @@ class Founding:
         self.waiting = None
         if self.rules.founders > 1:
             self._node.events.emit(SecureFounded(founders=len(self._genesis.founders)))
-            return Bootstrap(self._genesis, is_of_the_past or await self._have_most_begun(self._genesis.founders))
-        return Bootstrap(self._genesis, is_of_the_past)
+            return Bootstrap(self._genesis, self._was_known or await self._have_most_begun(self._genesis.founders))
+        return Bootstrap(self._genesis, self._was_known)
 
-    def remember(self, genesis: Genesis) -> None:
-        """The genesis that an earlier process of this peer knew; for peers without a disk."""
-        self._genesis = genesis
+    @property
+    def told_step(self) -> int:
+        """The newest step of the run that this peer has seen, or that another told of."""
+        return max(self.step, self._told_step)
 
     async def look_again(self) -> None:
         """Ask once more how far the run has got, of those that are connected now."""
@@ -230,7 +239,7 @@ class Founding:
     async def _ask_all(self, state: str) -> Genesis | None:
         """Ask some peers, the organiser's before others, until one knows the genesis or all have answered."""
         known = [peer for peer in self._node.connected() if peer not in self._forgers]
-        others = random.sample(known, min(len(known), MOST_ASKED))
+        others = self._random.sample(known, min(len(known), MOST_ASKED))
         asked = list(dict.fromkeys([*(peer for peer in known if peer == self.organiser), *others]))
         async with racing(self._ask(peer, state) for peer in asked) as answers:
             for answer in answers:
@@ -244,10 +253,10 @@ class Founding:
         except RemoteError:
             return None
         if answer.genesis is not None and not answer.genesis.holds(self._node.run_id, self.organiser):
-            self._forgers.add(peer)
+            self._forgers[peer] = None
             self._node.offend(peer, "it sent a genesis that the organiser did not sign")
             return None
-        self.told_step = max(self.told_step, answer.step)
+        self._told_step = max(self._told_step, answer.step)
         return answer.genesis
 
     async def _have_most_begun(self, founders: Sequence[str]) -> bool:

@@ -139,6 +139,8 @@ class Member:
         self.lineage = replica.lineage
         """Where this peer's state comes from; one that is not founded is no state of the run."""
         self._run_founding = ""
+        self.on_replaced: Callable[[], None] = lambda: None
+        """Called on the loop when the state was fetched, so that what was served before is not what this peer has."""
         self.on_step_ended = Observers[[]]()
         """Told when this peer has applied a step, or given a round up."""
         self.swarm_view = BoardView(board, node, settings.organiser)
@@ -536,6 +538,7 @@ class Member:
             return
         self.step = state.step
         self._take_up(state.lineage.in_epoch(self.epoch))
+        self.on_replaced()
         if self.in_doubt and self.step != standing:
             self.vectors.forget()
             self.in_doubt = False

@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 
 from minga.averaging.messages import Epoch, Step
+from minga.core.aio.disk_writes import DiskWrites
 from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
@@ -72,14 +73,18 @@ Kept = KeptCount | KeptAttestation | KeptToken
 
 
 class BookFile:
-    """The file of `peer` in the folder of a run."""
+    """The file of `peer` in the folder of a run, to which `disk` adds entries.
 
-    def __init__(self, directory: Path, peer: PeerId) -> None:
-        self.path = book_path(directory, peer)
+    Not to be made on an event loop: a month of receipts takes seconds to read.
+    """
+
+    def __init__(self, directory: Path, peer: PeerId, disk: DiskWrites) -> None:
+        self.path, self._disk = book_path(directory, peer), disk
         self._is_broken = False
+        self.book = self._load()
+        """What an earlier process of this peer kept; empty if there is none."""
 
-    def load(self) -> ReceiptBook:
-        """What an earlier process of this peer kept; an empty book if there is none. Takes up the file for more."""
+    def _load(self) -> ReceiptBook:
         book = ReceiptBook()
         try:
             data = self.path.read_bytes() if self.path.exists() else b""
@@ -95,15 +100,15 @@ class BookFile:
 
     def add_count(self, judged: JudgedCount) -> None:
         """Keep a count."""
-        self._append(KeptCount(judged.count, judged.doubts, judged.is_witness))
+        self._disk.do(self._append, KeptCount(judged.count, judged.doubts, judged.is_witness))
 
     def add(self, attestation: Attestation) -> None:
         """Keep an attestation."""
-        self._append(KeptAttestation.of(attestation))
+        self._disk.do(self._append, KeptAttestation.of(attestation))
 
     def add_token(self, peer: PeerId, token: bytes) -> None:
         """Keep the token of a member."""
-        self._append(KeptToken(bytes.fromhex(peer), token))
+        self._disk.do(self._append, KeptToken(bytes.fromhex(peer), token))
 
     def _append(self, entry: Kept) -> None:
         if self._is_broken:

@@ -1,6 +1,6 @@
 """Receipts for peers that take no part, such as monitors: a member sends the file of all, which they verify themselves.
 
-    receipts.file     FileRequest -> FileReply, then one bulk frame
+    receipts.file     FileRequest -> FileReply, then bulk frames of at most PAGE_BYTES until all bytes came
 
 The file is made on another thread, once for all that ask within `FRESH_S`.
 """
@@ -34,6 +34,7 @@ FRESH_S = 60.0
 """Seconds for which a file that was made is sent again."""
 FETCH_S = 120.0
 """Seconds that a member has to send its file, alive or not."""
+PAGE_BYTES = 1 << 20
 MAX_ASKED = 3
 """Members that a reader asks, one after the other."""
 
@@ -62,7 +63,8 @@ class ReceiptFileServer:
         await stream.receive(FileRequest)
         data = await self._file(peer)
         await stream.send(FileReply(len(data)))
-        await stream.send_bulk(data)
+        for start in range(0, len(data), PAGE_BYTES):
+            await stream.send_bulk(memoryview(data)[start : start + PAGE_BYTES])
 
     async def _file(self, peer: PeerId) -> bytes:
         loop = asyncio.get_running_loop()
@@ -100,7 +102,6 @@ async def _fetch(node: Node, member: PeerId) -> bytes:
     async with node.open(member, FILE, bulk=True) as stream:
         await stream.send(FileRequest())
         await stream.finish()
-        data = bytearray((await stream.receive(FileReply)).size)
-        await stream.receive_bulk_into(memoryview(data))
+        data = await stream.receive_pages((await stream.receive(FileReply)).size, PAGE_BYTES)
         await stream.receive_end()
     return bytes(data)

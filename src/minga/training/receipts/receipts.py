@@ -79,7 +79,7 @@ class Receipts:
         """That of the organisers' last regroup."""
         self.last_step: Callable[[], int | None] = lambda: None
         """The step after which the run is over, if it is known: its last round has a count, whenever the last was."""
-        self.book = ReceiptBook() if file is None else file.load()
+        self.book = ReceiptBook() if file is None else file.book
         self._node, self._identity, self._file, self._token_of = node, identity, file, token_of
         self._sight = Sight(node.peer_id)
         self._now = asyncio.get_running_loop().time

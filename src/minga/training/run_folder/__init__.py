@@ -11,5 +11,5 @@ Read: rejoin (how a peer finds its run again), host_lock (a run is hosted once f
 organiser set for their own machine), chosen_strategy (why strategy = "auto" became what it is), known_runs (what runs
 lie here, with step, age and size), own_state (what one peer alone has beside its checkpoint).
 
-Called by join, host, own_state_keeper and the command line.
+Called by join, host, checkpointer and the command line.
 """

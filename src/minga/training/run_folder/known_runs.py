@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import stat
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import platformdirs
 
@@ -21,6 +24,13 @@ from minga.training.state.complete_checkpoints import MANIFEST_NAME, complete_ch
 
 FOLDER_DIGITS = 16
 """Digits of the run id that name a run's folder."""
+TEMPORARY = "temporary-"
+"""How the name begins of a folder that a peer with a key for one time only deletes when it ends."""
+_UNNAMED = re.compile(rf"{TEMPORARY}\w+|[0-9a-f]{{{FOLDER_DIGITS}}}")
+"""Names of folders that peers made, whether or not a run spec lies there."""
+
+
+Folder = TypeVar("Folder", bound="RunFolder")
 
 
 def runs_folder(directory: Path | None) -> Path:
@@ -29,21 +39,26 @@ def runs_folder(directory: Path | None) -> Path:
 
 
 @dataclass(frozen=True)
-class KnownRun:
-    """One run's folder. `step` is that of the newest checkpoint, None without one; `age_s` counts seconds since it was
-    written, or without one since the folder changed.
-    """
+class RunFolder:
+    """A folder that a peer of this machine made; `age_s` counts seconds since it changed."""
 
-    signed: SignedRunSpec
-    spec: RunSpec
     directory: Path
-    step: int | None
     age_s: float
 
     @property
+    def id(self) -> str:
+        """How commands name it."""
+        return self.directory.name
+
+    @property
+    def name(self) -> str:
+        """The run's, if it is known."""
+        return "without a run spec"
+
+    @property
     def progress(self) -> str:
-        """Step and age in words."""
-        return "no checkpoint yet" if self.step is None else f"step {self.step}, {format_duration(self.age_s)} old"
+        """How far it came, and its age in words."""
+        return f"changed {format_duration(self.age_s)} ago"
 
     def size_bytes(self) -> int:
         """What all files in the folder take now."""
@@ -52,13 +67,15 @@ class KnownRun:
     def remove(self) -> None:
         """Delete the folder.
 
-        Raises `ConfigurationError` while it is hosted from, and `StorageError` if the disk refuses.
+        Raises `ConfigurationError` while it is hosted from, or is one for a time only and its peer lives, and
+        `StorageError` if the disk refuses.
         """
         try:
             HostLock.take(self.directory).release()
         except ConfigurationError:  # it says how to take part, which is not what was asked for
             raise ConfigurationError(
-                f"a process on this machine hosts this run from {self.directory}: end that process before you remove it"
+                f"a process on this machine takes part in a run from {self.directory}: end that process before you "
+                "remove it"
             ) from None
         try:
             shutil.rmtree(self.directory)
@@ -66,18 +83,60 @@ class KnownRun:
             raise StorageError(f"{self.directory} cannot be removed: {error}") from error
 
 
+@dataclass(frozen=True)
+class KnownRun(RunFolder):
+    """One run's folder. `step` is that of the newest checkpoint, None without one; `age_s` counts seconds since it was
+    written, or without one since the folder changed.
+    """
+
+    signed: SignedRunSpec
+    spec: RunSpec
+    step: int | None
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        return self.signed.run_id
+
+    @property
+    def name(self) -> str:
+        """As the run spec says."""
+        return self.spec.name
+
+    @property
+    def progress(self) -> str:
+        """Step and age in words."""
+        return "no checkpoint yet" if self.step is None else f"step {self.step}, {format_duration(self.age_s)} old"
+
+
+def run_folders(base: Path) -> list[RunFolder]:
+    """All that peers of this machine left below `base`, the latest first; without a readable run spec, too, as after
+    the death of a peer whose key was for one time only.
+    """
+    found = list[RunFolder]()
+    for folder in base.glob("*/"):
+        with contextlib.suppress(OSError):  # it is being removed
+            try:
+                found.append(known_run(folder))
+            except (ConfigurationError, StorageError):
+                if _UNNAMED.fullmatch(folder.name):
+                    found.append(RunFolder(folder, _age_s(folder.stat().st_mtime)))
+    return sorted(found, key=lambda run: run.age_s)
+
+
 def known_runs(base: Path) -> list[KnownRun]:
     """All runs below `base`, the latest first. Folders without a readable run spec are left out."""
-    found = []
-    for folder in base.glob("*/"):
-        with contextlib.suppress(ConfigurationError, StorageError, OSError):  # or one that is being removed
-            found.append(known_run(folder))
-    return sorted(found, key=lambda run: run.age_s)
+    return [run for run in run_folders(base) if isinstance(run, KnownRun)]
 
 
 def run_with_id(text: str, base: Path) -> KnownRun:
     """The run below `base` whose id begins with `text`. Raises `ConfigurationError` if that is none, or several."""
-    found = [run for run in known_runs(base) if text and run.signed.run_id.startswith(text)]
+    return only_one(text, known_runs(base), base)
+
+
+def only_one(text: str, folders: Sequence[Folder], base: Path) -> Folder:
+    """The one of these `folders` below `base` whose id begins with `text`. Raises `ConfigurationError`."""
+    found = [run for run in folders if text and run.id.startswith(text)]
     if len(found) == 1:
         return found[0]
     how_many = "no run" if not found else counted(len(found), "run")
@@ -93,7 +152,11 @@ def known_run(folder: Path) -> KnownRun:
     found = complete_checkpoints(checkpoints) if checkpoints.is_dir() else []
     newest = max((_written_at(path) for _, path in found), default=folder.stat().st_mtime)
     step = found[-1][0] if found else None
-    return KnownRun(signed, spec, folder, step, max(0.0, time.time() - newest))
+    return KnownRun(folder, _age_s(newest), signed, spec, step)
+
+
+def _age_s(written_at: float) -> float:
+    return max(0.0, time.time() - written_at)
 
 
 def _written_at(checkpoint: Path) -> float:

@@ -27,6 +27,7 @@ from minga.network.interface import MAX_ENDPOINTS, Address, PeerId
 
 SPEC_FILE = "run-spec.signed"
 MAX_PLACES = 16
+MAX_FILES = 8
 MAX_PLACES_BYTES = 1 << 16
 KEEP_PERIOD_S = 5.0
 
@@ -43,6 +44,7 @@ class RejoinFile:
 
     def __init__(self, directory: Path, peer: PeerId) -> None:
         self._directory, self._places_file = directory, f"places-{peer[:16]}.msgpack"
+        self._earlier: KnownAddresses | None = None
         self._kept: KnownAddresses | None = None
 
     @staticmethod
@@ -59,12 +61,17 @@ class RejoinFile:
         self._write(SPEC_FILE, signed.encode())
 
     def places(self) -> KnownAddresses:
-        """The addresses that were known last."""
-        try:
-            with (self._directory / self._places_file).open("rb") as file:
-                return decode_msgpack(file.read(MAX_PLACES_BYTES), KnownAddresses)
-        except (OSError, *DECODING_ERRORS):
-            return KnownAddresses()
+        """The addresses that an earlier process knew last; read once."""
+        if self._earlier is None:
+            self._earlier = _read_places(self._directory / self._places_file)
+        return self._earlier
+
+    @staticmethod
+    def known_here(directory: Path) -> tuple[Address, ...]:
+        """The addresses that peers of this machine remember in the folder of one run, whoever they are."""
+        files = sorted(directory.glob("places-*.msgpack"))[:MAX_FILES]
+        found = [_read_places(path).others for path in files]
+        return tuple(dict.fromkeys(address for others in found for address in others))[:MAX_PLACES]
 
     def now(self, seen: KnownAddresses) -> KnownAddresses:
         """The addresses to remember if these are seen at present.
@@ -90,6 +97,14 @@ class RejoinFile:
     def _write(self, name: str, body: bytes) -> None:
         with contextlib.suppress(OSError):
             write_atomically(self._directory / name, body)
+
+
+def _read_places(path: Path) -> KnownAddresses:
+    try:
+        with path.open("rb") as file:
+            return decode_msgpack(file.read(MAX_PLACES_BYTES), KnownAddresses)
+    except (OSError, *DECODING_ERRORS):
+        return KnownAddresses()
 
 
 def signed_spec(folder: Path) -> tuple[SignedRunSpec, RunSpec]:

@@ -1,4 +1,4 @@
-"""The swarm's training loss, from the running totals that peers publish about themselves.
+"""The swarm's training loss, from the running totals that peers publish about themselves, and its count of samples.
 
 Each peer's record holds totals since it joined; the difference between two of its records is what happened in between.
 A peer's mean loss over that time is weighted by its samples, as its gradients were.
@@ -26,6 +26,33 @@ class LossSample:
     step: int
     loss: float
     samples: int
+
+
+class SampleCount:
+    """The samples of all steps so far. Each step counts once, with the target batch size at which it was seen: so the
+    count does not depend on who watches, and on how often that process began anew.
+
+    A watcher that begins in the middle learns by `know` how many there were before. Until then the count is an
+    estimate: the totals of the peers that are here, as far as so many steps can have so many samples.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._step: int | None = None
+
+    def know(self, step: int, total: int) -> None:
+        """All steps up to `step` had `total` samples. Does nothing if that is known of a later step."""
+        if self._step is None or step > self._step:
+            self._step, self.total = step, total
+
+    def take(self, step: int, batch: int, *, bounds: tuple[int, int], seen: int) -> None:
+        """The run is at `step`; its steps have `batch` samples now, and each within `bounds`. Peers tell of `seen`."""
+        if self._step is None:
+            least, most = bounds
+            self.total = min(max(seen, step * least), step * most)
+        elif step > self._step:
+            self.total += (step - self._step) * batch
+            self._step = step
 
 
 class LossMeter:

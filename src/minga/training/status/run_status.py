@@ -10,10 +10,12 @@ from typing import Any
 from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.strategy_choice import facts_of, round_batch_range
 from minga.core.spec.run_spec import RunSpec
+from minga.identity.access.ledger import AccessLedger
 from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
+from minga.training.access.standing_orders import spec_due
 from minga.training.agreement.state_history import is_same
 from minga.training.record_kinds import Metrics, Progress, StateInfo
 from minga.training.status.last_problem import Trouble
@@ -47,6 +49,11 @@ class PeerStatus:
     is_self: bool
     part: str | None = None
 
+    @property
+    def doing(self) -> str | None:
+        """The `status` in a word for displays: an auxiliary takes part in steps, but computes nothing for them."""
+        return "helping" if self.role == "auxiliary" and self.status == "training" else self.status
+
 
 @dataclass(frozen=True)
 class AmendmentStatus:
@@ -72,6 +79,7 @@ class RunStatus:
     `resting`: the peer that looks is on standby. `mode` names the run spec's settings admission and verification
     in a word: open, members, byzantine or members+byzantine. In the last two all members compute and reduce the same,
     so there is no plan and no count of samples towards a step.
+    `total_samples` are those of all steps so far, see `SampleCount`.
     `last_step` and the target batch size are as amended; `amendments` are those that this peer knows, by number.
     `founders` says how many are ready and wanted while the run waits for its founders. `split` is there if the
     model is cut, also while nobody serves it; then steps are batches that the server applied, and `members` are servers
@@ -115,7 +123,8 @@ class RunStatus:
         values = asdict(self)
         values["loss"] = None if self.loss is None else round(self.loss, 4)
         values["samples_per_second"] = round(self.samples_per_second, 2)
-        for peer in values["peers"]:
+        for peer, known in zip(values["peers"], self.peers, strict=True):
+            peer["status"] = known.doing
             peer["samples_per_second"] = round(peer["samples_per_second"], 2)
             peer["age_s"] = round(peer["age_s"], 2)
         if self.trouble is not None:
@@ -195,11 +204,18 @@ def target_batch_size(board: Board, spec: RunSpec) -> int:
     return int(statistics.mode([batch for batch in told if least <= batch <= most] or [least]))
 
 
-def live_work(board: Board, spec: RunSpec) -> tuple[LiveRates, StepWork]:
-    """The rates on the board, and what a step of the run carries: what a plan is made of. On the event loop only."""
-    live, batch = live_rates(board), target_batch_size(board, spec)
-    present = spec.at(_present_step(board))
-    return live, StepWork(live.vector_bytes, batch, overlapped=facts_of(present).max_in_flight > 0)
+def live_work(board: Board, spec: RunSpec, ledger: AccessLedger | None) -> tuple[LiveRates, StepWork]:
+    """The rates on the board, and what a step of the run carries, as the orders in `ledger` amend it: what a plan is
+    made of. On the event loop only.
+    """
+    present, live = present_spec(board, spec, ledger), live_rates(board)
+    overlapped = facts_of(present.at(_present_step(board))).max_in_flight > 0
+    return live, StepWork(live.vector_bytes, target_batch_size(board, present), overlapped=overlapped)
+
+
+def present_spec(board: Board, spec: RunSpec, ledger: AccessLedger | None) -> RunSpec:
+    """The run spec as the orders in `ledger` amend it at the step where the run is. On the event loop only."""
+    return spec_due(spec, ledger, _present_step(board))
 
 
 def _present_step(board: Board) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from minga.averaging.strategy_choice import round_batch_range
 from minga.core.events.averaging import PlanResting
 from minga.core.events.bus import Event
 from minga.core.spec.run_spec import RunSpec
@@ -19,7 +20,7 @@ from minga.training.access.standing_orders import StandingOrders
 from minga.training.record_kinds import Metrics, Progress
 from minga.training.status.last_problem import LastTrouble
 from minga.training.status.live_rates import LiveRates, live_rates
-from minga.training.status.losses import LossMeter, LossSample
+from minga.training.status.losses import LossMeter, LossSample, SampleCount
 from minga.training.status.plan_status import PlanWatch
 from minga.training.status.run_status import AmendmentStatus, RunStatus, read_status, target_batch_size, with_split
 from minga.training.status.split_status import SplitMeter
@@ -74,11 +75,15 @@ class Look(NamedTuple):
 class StatusReader:
     """Call `look` from any one thread, but not from the event loop's.
 
-    `from_start`: this peer saw the run begin, so that first totals count; see `LossMeter`.
+    `from_start`: this peer saw the run begin, so that first totals count; see `LossMeter`. Else `samples` may be told
+    how many there were before.
     """
 
     def __init__(self, peer: Watched, *, from_start: bool = False) -> None:
         self._peer, self._losses = peer, LossMeter(from_start=from_start)
+        self.samples = SampleCount()
+        if from_start:
+            self.samples.know(0, 0)
         self._resting = False
         self._step = 0
         self._watched: Board | None = None
@@ -121,13 +126,23 @@ class StatusReader:
         if self._peer.spec.split.is_on:
             split = self._split.look(session.board, asyncio.get_running_loop().time())
             usual = with_split(usual, split)
+        if session.ledger is not None:
+            usual = _as_amended(usual, session, self._peer.spec, session.ledger)
         status = replace(
-            usual if session.ledger is None else _as_amended(usual, session, self._peer.spec, session.ledger),
+            usual,
+            total_samples=self._total_samples(usual),
             founders=None if session.founding is None else session.founding.waiting,
             trouble=self._trouble.at(asyncio.get_running_loop().time()),
             resting=self._resting,
         )
         return Look(session.node.network.wall_time(), status, sample), live_rates(session.board)
+
+    def _total_samples(self, status: RunStatus) -> int:
+        if status.split is not None:
+            return status.split.samples
+        bounds = round_batch_range(self._peer.spec.at(status.step))
+        self.samples.take(status.step, status.target_batch_size, bounds=bounds, seen=self._losses.total_samples)
+        return self.samples.total
 
 
 def _as_amended(status: RunStatus, session: SessionView, spec: RunSpec, ledger: AccessLedger) -> RunStatus:
@@ -139,7 +154,8 @@ def _as_amended(status: RunStatus, session: SessionView, spec: RunSpec, ledger: 
         status,
         last_step=amended.training.stop_after_steps,
         target_batch_size=target_batch_size(session.board, amended),
-        paused=orders.is_paused(status.step),
+        paused=(is_paused := orders.is_paused(status.step)),
+        samples_per_second=0.0 if is_paused else status.samples_per_second,
         amendments=tuple(
             AmendmentStatus(
                 each.number,

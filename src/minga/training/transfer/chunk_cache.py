@@ -57,16 +57,17 @@ class DownloadCache:
     async def remove(self) -> None:
         """Delete the file, because the download is complete or the disk is full."""
         async with self._lock:
-            self._remove()
+            await self._try(lambda _: self._remove())
 
     async def _try(self, work: Callable[[Path], T]) -> T | None:
         """Do `work` outside the event loop; give the cache up if the disk refuses."""
         if self._directory is None:
             return None
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.get_running_loop().run_in_executor(None, work, self._directory)
+            return await loop.run_in_executor(None, work, self._directory)
         except OSError as error:
-            self._remove()
+            await loop.run_in_executor(None, self._remove)
             self._events.emit(StateCacheFailed(reason=str(error)))
             return None
 

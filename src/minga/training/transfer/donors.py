@@ -116,7 +116,7 @@ class Donors:
             supporters,
             key=lambda state: (
                 -len(supporters[state]),
-                [-part for part in state.lineage.standing(state.step, organiser)[:3]],
+                [-part for part in state.lineage.standing(state.step, organiser)[:4]],
                 organiser not in supporters[state],
                 supporters[state],
                 state.digest,
@@ -180,15 +180,9 @@ async def _ask(node: Node, donor: PeerId, minimum_step: int) -> DescribeReply:
 
 
 async def _receive_manifest(node: Node, donor: PeerId, digest: str) -> bytearray:
-    encoded = bytearray()
     async with node.open(donor, MANIFEST) as stream:
         await stream.send(ManifestRequest(digest))
-        size_bytes = (await stream.receive(ManifestReply)).size_bytes
-        # Memory grows with what really came, not with what was announced.
-        while len(encoded) < size_bytes:
-            page = bytearray(min(PAGE_BYTES, size_bytes - len(encoded)))
-            await stream.receive_bulk_into(memoryview(page))
-            encoded += page
+        encoded = await stream.receive_pages((await stream.receive(ManifestReply)).size_bytes, PAGE_BYTES)
         await stream.finish()
     return encoded
 

@@ -109,12 +109,14 @@ class RunFileServer:
     async def _send_hashes(self, peer: PeerId, stream: MessageStream) -> None:
         digest = (await stream.receive(ManifestRequest)).digest
         served = self._served(digest)
-        if digest not in self._hashes:  # computed once, for all that ask meanwhile and later
-            self._hashes[digest] = asyncio.ensure_future(run_blocking(served.hashes))
+        hashing = self._hashes.get(digest)
+        if hashing is None:  # computed once, for all that ask meanwhile and later
+            hashing = self._hashes[digest] = asyncio.ensure_future(run_blocking(served.hashes))
         try:
-            hashes = await asyncio.shield(self._hashes[digest])
+            hashes = await asyncio.shield(hashing)
         except OSError as error:
-            del self._hashes[digest]
+            if self._hashes.get(digest) is hashing:  # else another request that waited for it was faster
+                del self._hashes[digest]
             raise RejectedError("the file cannot be read here", code=RefusalCode.GONE, peer=peer) from error
         await stream.send(ManifestReply(len(hashes)))
         await send_pages(stream, memoryview(hashes), PAGE_BYTES, peer)

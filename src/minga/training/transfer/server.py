@@ -73,6 +73,7 @@ class StateServer:
         self._loop = asyncio.get_running_loop()
         self._held: tuple[_Held, ...] = ()  # newest first; replaced as a whole, for other threads read it
         self._published_step = self._admitted_step = -1  # the second is older while a copy is hashed
+        self._withdrawals = 0
         self._waiting: list[tuple[int, PeerId]] = []  # the least step that each wants, and who
         self._is_fetching = False
         self._changed = Signal()
@@ -101,7 +102,7 @@ class StateServer:
         """
         self._published_step = snapshot.step
         with contextlib.suppress(RuntimeError):  # the loop ended meanwhile, and with it all who wanted the state
-            self._loop.call_soon_threadsafe(lambda: self._node.spawn(self._admit(snapshot, manifest, stays=stays)))
+            self._loop.call_soon_threadsafe(partial(self._begin_admitting, snapshot, manifest, stays=stays))
 
     @any_thread
     def publish_last(self, snapshot: StateSnapshot) -> None:
@@ -110,7 +111,7 @@ class StateServer:
 
     @any_thread
     def withdraw(self) -> None:
-        """Serve none of the snapshots held, because this peer's state turned out to be wrong; any thread."""
+        """Serve none of the snapshots published so far, because this peer now has another state; any thread."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._withdraw)
 
@@ -134,12 +135,19 @@ class StateServer:
 
     # ---- inner workings, on the loop
 
-    async def _admit(self, snapshot: StateSnapshot, manifest: Manifest | None, *, stays: bool) -> None:
+    def _begin_admitting(self, snapshot: StateSnapshot, manifest: Manifest | None, *, stays: bool) -> None:
+        self._node.spawn(self._admit(snapshot, manifest, self._withdrawals, stays=stays))
+
+    async def _admit(
+        self, snapshot: StateSnapshot, manifest: Manifest | None, withdrawals: int, *, stays: bool
+    ) -> None:
         try:
             if manifest is None:
                 manifest = await self._loop.run_in_executor(None, build_manifest, snapshot)
         finally:
             self._admitted_step = max(self._admitted_step, snapshot.step)
+        if withdrawals < self._withdrawals:  # withdrawn while it was hashed
+            return
         now = self._loop.time()
         known = [each for each in self._held if each.manifest.digest == manifest.digest]
         if all(each.snapshot.lineage != snapshot.lineage for each in known):
@@ -163,6 +171,7 @@ class StateServer:
 
     def _withdraw(self) -> None:
         self._held, self._published_step = (), -1
+        self._withdrawals += 1
 
     def _use(self, digest: str) -> _Held:
         held = next((held for held in self._held if held.manifest.digest == digest), None)

@@ -44,7 +44,7 @@ export class Chart {
   show(columns, marks = []) {
     this.columns = columns;
     this.marks = marks;
-    const hasData = columns[0].length > 0 && columns.slice(1).some((column) => column.some((value) => value !== null));
+    const hasData = columns[0].length > 0 && columns.slice(1).some((column) => column.some(isKnown));
     this.details.hidden = !hasData;
     if (!hasData) {
       this.drop();
@@ -146,7 +146,6 @@ export class Chart {
         fill: this.stacked ? `${stroke}${this.bars ? "" : "cc"}` : undefined,
         paths: this.bars ? uPlot.paths.bars({ size: [0.7, 28] }) : undefined,
         points: { show: Boolean(points), size: 6, fill: color("surface"), stroke },
-        spanGaps: true,
         value: (_, __, ___, index) => this.valueText(place, index),
       };
     });
@@ -155,7 +154,7 @@ export class Chart {
   valueText(place, index) {
     const column = this.columns[place + 1];
     const value = index === null || index === undefined ? lastKnown(column) : column[index];
-    return value === null || value === undefined ? "–" : this.format(value);
+    return isKnown(value) ? this.format(value) : "–";
   }
 
   describe() {
@@ -169,15 +168,18 @@ export class Chart {
     const places = x.map((_, place) => place).slice(-30).reverse();
     const head = h("tr", {}, h("th", { scope: "col" }, this.x), this.series.map(({ label }) => h("th", { scope: "col" }, label)));
     const rows = places.map((place) =>
-      h("tr", {}, h("td", {}, this.xText(x[place])), columns.map((column) => h("td", {}, column[place] === null ? "–" : this.format(column[place])))),
+      h("tr", {}, h("td", {}, this.xText(x[place])), columns.map((column) => h("td", {}, isKnown(column[place]) ? this.format(column[place]) : "–"))),
     );
     this.table.replaceChildren(h("table", {}, h("thead", {}, head), h("tbody", {}, rows)));
   }
 }
 
+/** In a column null is a hole in the line, and undefined a place of which only another column tells. */
+const isKnown = (value) => value !== null && value !== undefined;
+
 /** As much room as the longest label of the axis takes. */
 const labelWidth = (_, labels) => Math.max(44, 16 + 7 * Math.max(0, ...(labels ?? []).map((label) => String(label ?? "").length)));
-const lastKnown = (column) => column.findLast((value) => value !== null && value !== undefined);
+const lastKnown = (column) => column.findLast(isKnown);
 const compact = (value) => new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 }).format(value);
 
 function timeTicks(_, splits) {

@@ -1,65 +1,25 @@
-// The page for newcomers: what the run is, what it uses, and the one command with the link.
+// The page for newcomers: copies commands; as a file it puts its own address, and the link behind #, into them.
+addEventListener("DOMContentLoaded", () => {
+  const put = (name, text) => document.querySelectorAll(`.${name}`).forEach((place) => (place.textContent = text));
+  const link = location.hash.slice(1);
+  if (/^minga1[a-z2-7]{60,4000}$/.test(link)) put("link", link);
+  const folder = location.protocol === "file:" ? "" : new URL(".", location.href).href;
+  if (/^[A-Za-z0-9._~:/@+,=%-]+$/.test(folder)) put("base", folder); // nothing that a shell would read
 
-import { get } from "./api.js";
-import { card, empty, h } from "./dom.js";
-import { whole } from "./format.js";
-
-function copyButton(text) {
-  const button = h("button", { type: "button", onclick: copy }, "Copy");
-  async function copy() {
-    try {
-      await navigator.clipboard.writeText(text);
-      button.textContent = "Copied";
-    } catch {
-      button.textContent = "Select and copy it by hand";
-    }
-    setTimeout(() => (button.textContent = "Copy"), 2500);
+  document.getElementById("theme").addEventListener("click", () => globalThis.changeTheme());
+  for (const button of document.querySelectorAll("button.copy")) {
+    button.addEventListener("click", async () => {
+      const lines = button.previousElementSibling;
+      getSelection().selectAllChildren(lines);
+      let copied = false;
+      try {
+        await navigator.clipboard.writeText(lines.textContent);
+        copied = true;
+      } catch {
+        copied = document.execCommand("copy"); // pages without TLS have no clipboard
+      }
+      button.textContent = copied ? "Copied" : "Copy it by hand";
+      setTimeout(() => (button.textContent = "Copy"), 2500);
+    });
   }
-  return button;
-}
-
-const USES = [
-  "The processor or GPU, at full load while it trains; --threads and --device limit that.",
-  "The internet connection, all the time. --max-upload 10Mbit and --max-download cap it.",
-  "Memory and disk for the model, its optimizer and the checkpoints.",
-  "The other peers see your IP address. minga runs no code that it receives from them.",
-  "Ctrl-C leaves, at any time.",
-];
-
-function ways(found) {
-  const details = found.ways.map(({ title, commands }, place) =>
-    h("details", { open: place === 0 }, h("summary", {}, h("strong", {}, title)), h("div", { class: "copy-row" }, h("pre", {}, commands.join("\n")), copyButton(commands.join("\n")))),
-  );
-  return card("From nothing", { width: "two-thirds", note: "minga needs Python 3.11 or later, or Docker. REPOSITORY stands for the address of its source, which the organiser tells you." }, h("div", { class: "stack" }, details));
-}
-
-function about(found) {
-  const rows = [
-    ["Model", found.recipe ?? "the organiser's own"],
-    ["Samples per step", `up to ${whole(found.most_samples_per_step)}`],
-    ["Steps", found.last_step === null ? "no end is set" : whole(found.last_step)],
-    ["Open to", found.mode.startsWith("members") ? "members" : "every peer with the link"],
-    ["Run", h("span", { class: "id" }, found.run_id)],
-    ["Organiser's key", h("span", { class: "id" }, found.organiser)],
-  ];
-  return card("The run", { width: "third" }, h("dl", { class: "facts" }, rows.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])));
-}
-
-export function joinPage(main) {
-  const body = h("div", { class: "grid" }, h("div", { class: "card wide" }, empty("Asking for the link …", "")));
-  main.append(h("div", { class: "page-head" }, h("div", {}, h("h1", {}, "Take part"), h("p", {}, "Volunteers train one neural network together, each on their own machine. Yours can take part."))), body);
-  let ended = false;
-  get("join").then((found) => {
-    if (ended) return;
-    const words = found.link === null
-      ? "This run is for members: ask its organiser for an invitation, and put it in the place of LINK."
-      : "With minga installed, this one command is all:";
-    body.replaceChildren(
-      card("Join", { width: "wide", note: words }, h("div", { class: "copy-row" }, h("pre", { class: "big-command", tabindex: "0" }, found.command), copyButton(found.command))),
-      ways(found),
-      about(found),
-      card("What it uses", { width: "wide" }, h("ul", { class: "sentences" }, USES.map((text) => h("li", {}, text)))),
-    );
-  }, (error) => body.replaceChildren(h("div", { class: "card wide" }, empty("The link cannot be shown.", error.message))));
-  return () => (ended = true);
-}
+});

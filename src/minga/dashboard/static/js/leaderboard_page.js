@@ -14,8 +14,8 @@ function who(row) {
 const COLUMNS = [
   { title: "Place", value: (row) => row.place },
   { title: "Peer or person", value: (row) => row.name || row.peers[0], show: who, left: true },
-  { title: "Attested samples", value: (row) => row.attested_samples, show: (row) => short(row.attested_samples) },
   { title: "Samples", value: (row) => row.samples, show: (row) => short(row.samples) },
+  { title: "Of these attested", value: (row) => row.attested_samples, show: (row) => short(row.attested_samples) },
   { title: "Steps", value: (row) => row.steps, show: (row) => whole(row.steps) },
   { title: "Time", value: (row) => row.hours, show: (row) => duration(row.hours * 3600) },
   { title: "Averaged for others", value: (row) => row.reduced_bytes, show: (row) => bytes(row.reduced_bytes) },
@@ -33,7 +33,7 @@ export function leaderboardPage(main) {
   const body = h("div", {}, h("div", { class: "card" }, empty("Counting …", "")));
   const whole = card("Contributions", { aside: table.found }, table.element);
   main.append(
-    h("div", { class: "page-head" }, h("div", {}, h("h1", {}, "Leaderboard"), h("p", {}, "What each has given to the run. Attested samples are those that more than half of the members have signed, which takes some minutes. Samples are counted by the peers themselves; steps, time and averaged bytes while this dashboard watched, the bytes by the plan.")), h("div", { class: "actions" }, table.searchField("Find a peer or person"))),
+    h("div", { class: "page-head" }, h("div", {}, h("h1", {}, "Leaderboard"), h("p", {}, "What each has given to the run. Samples are counted by the peers themselves; attested are those that others of the members have signed, which takes some minutes and never covers the last ones. Steps, time and averaged bytes while this dashboard watched, the bytes by the plan.")), h("div", { class: "actions" }, table.searchField("Find a peer or person"))),
     body,
   );
   return poll("leaderboard", 5000, ({ rows }) => {

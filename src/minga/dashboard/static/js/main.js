@@ -2,7 +2,6 @@
 
 import { get } from "./api.js";
 import { empty, h, say } from "./dom.js";
-import { joinPage } from "./join_page.js";
 import { leaderboardPage } from "./leaderboard_page.js";
 import { peerPage } from "./peer_page.js";
 import { peersPage } from "./peers_page.js";
@@ -16,7 +15,6 @@ const PAGES = [
   [/^\/peers\/([0-9a-f]{64})$/, "Peer", peerPage],
   [/^\/leaderboard$/, "Leaderboard", leaderboardPage],
   [/^\/plan$/, "Plan", planPage],
-  [/^\/join$/, "Join", joinPage],
 ];
 const STATES = {
   training: ["training", "good"],

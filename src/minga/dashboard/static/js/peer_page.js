@@ -19,7 +19,7 @@ function nowCard({ now, reduces }) {
     ["Speed", `${short(now.samples_per_second)} samples/s`],
     ["Samples towards the next step", whole(now.samples)],
     ["Sent / received", `${bytes(now.bytes_sent)} / ${bytes(now.bytes_received)}`],
-    ["Reduces", reduces === null || reduces === undefined ? "no plan" : `${percent(reduces)} of the vector`],
+    ["Averages for others", reduces === null || reduces === undefined ? "no plan" : `${percent(reduces)} of the gradient`],
     ["Path from here", now.path ? `${now.path}, ${duration(now.round_trip_s)} round trip` : "no connection of its own"],
     ["Last news", ago(now.age_s)],
   ]));
@@ -29,8 +29,8 @@ function givenCard({ given }) {
   if (given === null) return card("Contribution", {}, empty("Nothing yet.", "Counted while this dashboard watches."));
   return card("Contribution", {}, facts([
     ["Samples", whole(given.samples)],
-    ["Steps", whole(given.steps)],
-    ["Time in the run", duration(given.hours * 3600)],
+    ["Steps, while this page watched", whole(given.steps)],
+    ["Time, while this page watched", duration(given.hours * 3600)],
     ["Averaged for others", `${bytes(given.reduced_bytes)}, by the plan`],
     ["Last seen", clock(given.last_seen)],
   ]));

@@ -5,11 +5,11 @@ import { ago, bytes, duration, peerName, short, whole } from "./format.js";
 import { poll } from "./poll.js";
 import { Table } from "./table.js";
 
-const KINDS = { training: "good", averaging: "good", syncing: "warn", paused: "warn", finished: "" };
+const KINDS = { training: "good", helping: "good", averaging: "good", syncing: "warn", paused: "warn", finished: "" };
 
 /** The state of a peer as a tag. */
 export function stateTag(status) {
-  return h("span", { class: `tag ${KINDS[status] ?? ""}` }, status ?? "watches");
+  return h("span", { class: `tag ${KINDS[status] ?? ""}` }, status ?? "watching");
 }
 
 function nameCell(peer) {
@@ -19,7 +19,7 @@ function nameCell(peer) {
 
 const COLUMNS = [
   { title: "Peer", value: (peer) => peer.name || peer.peer_id, show: nameCell, left: true },
-  { title: "State", value: (peer) => peer.status ?? "watches", show: (peer) => stateTag(peer.status), left: true },
+  { title: "State", value: (peer) => peer.status ?? "watching", show: (peer) => stateTag(peer.status), left: true },
   { title: "Role", value: (peer) => peer.role, left: true },
   { title: "Step", value: (peer) => peer.step, show: (peer) => whole(peer.step) },
   { title: "Samples/s", value: (peer) => peer.samples_per_second, show: (peer) => short(peer.samples_per_second) },
@@ -36,11 +36,11 @@ export function peersPage(main) {
     columns: COLUMNS,
     caption: "Living peers of the run",
     sortBy: 4,
-    words: (peer) => `${peer.peer_id} ${peer.name} ${peer.role} ${peer.status ?? "watches"} ${peer.path ?? ""}`,
+    words: (peer) => `${peer.peer_id} ${peer.name} ${peer.role} ${peer.status ?? "watching"} ${peer.path ?? ""}`,
     whenEmpty: ["No peer fits.", "Only living peers are listed; the leaderboard has those that left, too."],
   });
   const body = h("div", {}, h("div", { class: "card" }, empty("Looking for peers …", "They come within some seconds.")));
-  const search = table.searchField("Find a peer, role or state");
+  const search = table.searchField("Peer, role or state");
   main.append(h("div", { class: "page-head" }, h("div", {}, h("h1", {}, "Peers"), h("p", {}, "All living peers, as the peer behind this page sees them.")), h("div", { class: "actions" }, search)), body);
   const whole = card("Living peers", { aside: table.found }, table.element);
   return poll("peers", 3000, ({ peers }) => {

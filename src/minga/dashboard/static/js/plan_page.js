@@ -11,7 +11,7 @@ function peerLink(row) {
 
 const COLUMNS = [
   { title: "Peer", value: (row) => row.name, show: peerLink, left: true },
-  { title: "Reduces", value: (row) => row.reduces, show: (row) => (row.reduces ? percent(row.reduces) : "–") },
+  { title: "Averages for others", value: (row) => row.reduces, show: (row) => (row.reduces ? percent(row.reduces) : "–") },
   { title: "Sends", value: (row) => row.upload_bytes, show: (row) => bytes(row.upload_bytes) },
   { title: "Receives", value: (row) => row.download_bytes, show: (row) => bytes(row.download_bytes) },
   { title: "Busy", value: (row) => row.busy_s, show: (row) => duration(row.busy_s) },
@@ -48,7 +48,7 @@ export function planPage(main) {
       figure("A round takes", duration(plan.round_s)),
       figure("A step takes", duration(plan.step_s)),
       figure("Computing takes", duration(plan.computing_s)),
-      figure("Vector", bytes(plan.vector_bytes)),
+      figure("Gradient", bytes(plan.vector_bytes)),
       figure("With one more auxiliary", duration(plan.one_more_auxiliary.step_s), { unit: "a step" }),
       figure("Rounds wait for", limit(plan), { words: true }),
     );

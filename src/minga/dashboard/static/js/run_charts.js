@@ -39,11 +39,11 @@ export class RunCharts {
     this.rounds = new Chart("Anatomy of the last rounds", {
       series: [{ label: "compute", color: "accent" }, { label: "wait", color: "c8" }, { label: "communicate", color: "c2" }, { label: "apply", color: "c3" }],
       format: duration, x: "step", stacked: true, bars: true,
-      whenEmpty: ["No rounds yet.", "A peer that takes part sees them; behind a monitor this stays empty."],
+      whenEmpty: ["No rounds yet.", "Each round comes here once its step is applied."],
     });
     this.participation = new Chart("Participation", {
       series: [{ label: "share in the round", color: "accent" }], format: percent,
-      whenEmpty: ["No rounds yet.", "A peer that takes part sees them; behind a monitor this stays empty."],
+      whenEmpty: ["No rounds yet.", "Each round comes here once its step is applied."],
     });
     this.traffic = new Chart("Traffic of all peers", {
       series: [{ label: "sent", color: "accent" }, { label: "received", color: "c2", dash: [6, 4] }], format: bitRate,
@@ -58,14 +58,20 @@ export class RunCharts {
       this.loss.setX(chosen);
       if (this.run) this.showLoss(this.run);
     });
+    this.ofRounds = [
+      card("Anatomy of rounds", { note: "as one peer that takes part saw them" }, this.rounds.element),
+      card("Participation", { note: "peers in step that were in the round" }, this.participation.element),
+      card("Missed rounds", { note: "who missed one, and why" }, this.misses.element),
+    ];
+    const [anatomy, participation, misses] = this.ofRounds;
     return [
       card("Loss", { width: "wide", aside: axis, note: "▲ joined  ▼ left  ✕ lost  ┆ ban or order" }, this.loss.element),
       card("Swarm speed", { note: "samples/s, stacked by peer" }, this.speed.element),
       card("Peers", { note: "alive, training, syncing, relayed" }, this.peers.element),
-      card("Anatomy of rounds", { note: "as the peer behind this page saw them" }, this.rounds.element),
-      card("Participation", { note: "peers in step that were in the round" }, this.participation.element),
+      anatomy,
+      participation,
       card("Traffic", { note: "all peers together" }, this.traffic.element),
-      card("Missed rounds", { note: "who missed one, and why" }, this.misses.element),
+      misses,
       card("Comings and goings", { width: "third" }, this.comings.element),
       card("Newcomers", { width: "third", note: "time to fetch the state" }, this.syncs.element),
       card("Trust", { width: "third", aside: this.counts }, this.findings.element),
@@ -75,6 +81,7 @@ export class RunCharts {
   show(run) {
     this.run = run;
     const { series, journals } = run;
+    for (const one of this.ofRounds) one.hidden = !run.sees_rounds;
     this.showLoss(run);
     this.showSpeed(run.rates);
     const swarm = series.swarm.columns;
@@ -94,9 +101,10 @@ export class RunCharts {
     const { columns } = series.loss;
     const held = series.evaluation.columns;
     const by = this.axis === "time" ? "t" : "samples";
+    const [at, losses] = withGaps(columns.t, columns[by], columns.loss);
     const marks = journals.marks.entries.map((mark) => ({ x: this.axis === "time" ? mark.t : mark.samples, event: mark.event }));
     const isLoss = !headline || headline.endsWith("loss");
-    const [x, training, heldOut] = isLoss ? merged(columns[by], columns.loss, held[by], held.value) : [columns[by], columns.loss, columns.loss.map(() => null)];
+    const [x, training, heldOut] = merged(at, losses, isLoss ? held[by] : [], held.value);
     this.loss.show([x, training, heldOut], marks);
   }
 
@@ -121,9 +129,18 @@ function peerLink({ peer }) {
   return peer ? h("a", { href: `/peers/${peer}`, "data-page": true, class: "id" }, peerName(peer)) : "all peers";
 }
 
-/** Two curves over one x: where only one has a value, the other has null. */
+/** A curve with a hole wherever nobody looked: for a minute at least, and ten times as long as usual. */
+export function withGaps(t, x, y) {
+  const apart = t.slice(1).map((time, place) => time - t[place]);
+  const usual = [...apart].sort((one, other) => one - other)[apart.length >> 1] ?? 0;
+  const longest = Math.max(60, 10 * usual);
+  const places = t.flatMap((_, place) => (place && apart[place - 1] > longest ? [-place, place] : [place]));
+  return [places.map((place) => (place < 0 ? (x[-place - 1] + x[-place]) / 2 : x[place])), places.map((place) => (place < 0 ? null : y[place]))];
+}
+
+/** Two curves over one x: where only one has a value, the other has undefined, over which its line goes on. */
 export function merged(x1, y1, x2, y2) {
-  const points = [...x1.map((x, place) => [x, y1[place], null]), ...x2.map((x, place) => [x, null, y2[place]])];
+  const points = [...x1.map((x, place) => [x, y1[place], undefined]), ...x2.map((x, place) => [x, undefined, y2[place]])];
   points.sort((one, other) => one[0] - other[0]);
   return [0, 1, 2].map((place) => points.map((point) => point[place]));
 }

@@ -41,16 +41,18 @@ export function showTiles({ parts }, { now, series }) {
     say(parts[name].under, under);
   };
   const share = Math.min(1, now.samples / Math.max(1, now.target_batch_size));
-  put("step", whole(now.step), now.last_step ? `of ${whole(now.last_step)}` : "", `${short(now.samples)} of ${short(now.target_batch_size)} samples of the next`);
+  const isOver = now.state === "finished";
+  put("step", whole(now.step), now.last_step ? `of ${whole(now.last_step)}` : "", isOver ? "the run is complete" : `${short(now.samples)} of ${short(now.target_batch_size)} samples of the next`);
   parts.bar.value = share;
+  parts.bar.hidden = isOver;
   const hourly = stepsPerHour(series.loss.columns);
   put("loss", loss(now.loss), "", now.loss === null ? "known after two reports of a trainer" : "mean over all peers, smoothed");
-  put("speed", short(now.samples_per_second), "samples/s", now.samples_per_second === 0 ? "no peer computes now" : hourly === null ? "while peers compute" : `while peers compute · ${short(hourly)} steps/h`);
+  put("speed", short(now.samples_per_second), "samples/s", now.state === "paused" ? "paused by the organisers" : now.samples_per_second === 0 ? "no peer computes now" : hourly === null ? "while peers compute" : `while peers compute · ${short(hourly)} steps/h`);
   const { peers } = now;
-  put("peers", whole(peers.alive), "", `${peers.training} training · ${peers.syncing} syncing · ${peers.relayed} relayed`);
+  put("peers", whole(peers.alive), "", [`${peers.training} training`, peers.helping && `${peers.helping} helping`, `${peers.syncing} syncing`, `${peers.relayed} relayed`].filter(Boolean).join(" · "));
   put("samples", short(now.total_samples), "", "of all peers, those that left included");
   const agree = now.digests_agree;
-  put("state", agree === null ? "–" : agree ? "agree" : "differ", "", agree === null ? "not compared yet" : agree ? "all digests of a step are equal" : "a peer will fetch the state again");
+  put("state", agree === null ? "–" : agree ? "agree" : "differ", "", agree === null ? (isOver ? "nothing is compared any more" : "not compared yet") : agree ? "all digests of a step are equal" : "a peer will fetch the state again");
   if (now.split) showSplit(put, parts, now);
 }
 

@@ -1,0 +1,58 @@
+"""What `minga status` says beside its display."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks._dashboard_swarm import MadeUpRun
+from minga.cli.taking_part.status import StatusOptions, _how_few, _show_history, last_figures
+from minga.cli.terminal.output import Output
+from minga.dashboard.model.documents import peer_row
+from minga.monitor.history import FILE_NAME, Entry, History
+
+TOLD: list[Entry] = [
+    {"t": 1000.0, "event": "joined", "peer": "aa"},
+    {"t": 2000.0, "event": "step", "step": 380, "loss": 4.5, "total_samples": 24320},
+    {"t": 2990.0, "event": "evaluation", "step": 380, "headline": "heldout_loss", "heldout_loss": 4.75},
+    {"t": 2999.9, "event": "step", "step": 386, "loss": 4.25, "total_samples": 24704},
+]
+
+
+def test_a_run_without_a_trainer_is_told_by_the_last_figures_that_somebody_kept() -> None:
+    assert list(last_figures(TOLD)) == [
+        "Last loss told: 4.250, of step 386",
+        "Held out: heldout_loss 4.75, of step 380",
+    ]
+    assert list(last_figures([{"t": 1.0, "event": "evaluation", "headline": 7}])) == []
+
+
+def test_a_fresh_run_is_no_sick_one_and_its_host_trains_nothing() -> None:
+    run = MadeUpRun(2)
+    try:
+        status = run.status()
+        host, trainer = replace(status.peers[0], role="auxiliary"), status.peers[1]
+        fresh = replace(status, peers=(host,), averages=False)
+        assert "begins with the first peer that joins" in _how_few(fresh)
+        assert "One peer trains alone" in _how_few(replace(status, peers=(trainer,), averages=False))
+        assert _how_few(replace(status, peers=(host, trainer), averages=True)) == ""
+        assert [peer["status"] for peer in replace(status, peers=(host, trainer)).to_json()["peers"]] == [
+            "helping",
+            "training",
+        ]
+        assert peer_row(host, None, "")["status"] == "helping"
+    finally:
+        run.close()
+
+
+def test_a_history_is_told_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    history = History(tmp_path / FILE_NAME)
+    for entry in TOLD:
+        history.put(entry)
+    _show_history(StatusOptions(history=tmp_path), Output(json_output=False))
+    lines = capsys.readouterr().out.splitlines()
+    assert "seconds: 33 min 20 s" in lines
+    assert "total samples: 24,704" in lines
+    assert "evaluation: heldout_loss 4.75, of step 380" in lines

@@ -1,0 +1,113 @@
+"""Newcomers who have PyTorch and the address of an organiser's page, and nothing else: they are in the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from urllib.parse import urljoin
+from urllib.request import urlopen
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from minga.core.wheel import own_wheel
+from minga.identity.links.links import Link
+from minga.training.run_folder.known_runs import known_run
+from tests.worlds.cli_run import LOCAL, SPEC, Running
+from tests.worlds.installed_wheel import environment_without_minga
+
+WORK = (*LOCAL, "--ephemeral", "--device", "cpu", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("host")
+    (folder / "run.toml").write_text(SPEC)
+    own = ("--identity", str(folder / "key.json"), "--directory", str(folder / "runs"))
+    shown = ("--dashboard", "--dashboard-listen", "127.0.0.1:0")
+    with Running("host", str(folder / "run.toml"), *LOCAL, "--threads", "1", *own, *shown) as running:
+        yield running
+
+
+@pytest.fixture
+def newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The interpreter of a machine without minga and without an internet."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    python = environment_without_minga(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}")
+    assert subprocess.run((python, "-c", "import torch, minga"), capture_output=True).stderr.endswith(b"'minga'\n")
+    return python
+
+
+def page_of(host: Running) -> tuple[str, str]:
+    """Address and text of the page."""
+    address = str(host.told("dashboard")["join_url"])
+    with urlopen(address) as answer:
+        return address, answer.read().decode()
+
+
+def test_the_lines_of_the_page_lead_into_the_run(host: Running, newcomer: str, tmp_path: Path) -> None:
+    _, page = page_of(host)
+    shown = re.search(r"<strong>Linux</strong>.*?<pre[^>]*>(.*?)</pre>", page, re.DOTALL)
+    assert shown is not None
+    lines = unescape(shown[1]).split("\n")
+    assert lines[0].startswith("python3 -m venv ")  # which `newcomer` is
+    assert lines[1].startswith("python -m pip install torch --index-url ")  # which it has
+    done = subprocess.run(shlex.split(lines[2]), cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    where = subprocess.run((newcomer, "-c", "import minga; print(minga.__file__)"), capture_output=True, text=True)
+    assert str(tmp_path) in where.stdout
+    command, verb, link = shlex.split(lines[3])
+    assert (command, verb, link) == ("minga", "join", host.told("link")["link"])
+    with Running("join", link, "--yes", *WORK, python=newcomer) as joined:
+        assert joined.wait_for("organisers_code")["wheel"] == lines[2].rpartition("/")[2].rstrip("'")
+        joined.wait_for("step.applied")
+        assert joined.finish(0)["steps_contributed"] > 0
+
+
+def test_the_notebook_of_the_page_runs_where_only_pytorch_is(
+    host: Running, newcomer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for Colab: a kernel with PyTorch, in an empty folder, which reaches no page of the organiser."""
+    address, page = page_of(host)
+    found = re.search(r'href="([^"]+)" download', page)
+    assert found is not None
+    with urlopen(urljoin(address, found[1])) as answer:
+        notebook = nbformat.reads(answer.read().decode(), as_version=4)
+    nbformat.validate(notebook)
+    assert not any(address.removesuffix("join") in cell.source for cell in notebook.cells)
+    options = json.dumps(["--host", "127.0.0.1", "--device", "cpu", "--threads", "1", "--ephemeral"])
+    contributed = 'while mine.events.get("step.applied", {}).get("step", 0) < 3: import time; time.sleep(0.1)\n'
+    for cell in notebook.cells:
+        cell.source = cell.source.replace("hours=HOURS)", f"hours=HOURS, options={options})")
+        if "minga status" in cell.source:
+            cell.source = contributed + cell.source
+    kernel = tmp_path / "kernels" / "colab"
+    kernel.mkdir(parents=True)
+    words = [newcomer, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    kernel.joinpath("kernel.json").write_text(json.dumps({"argv": words, "display_name": "x", "language": "python"}))
+    content = tmp_path / "content"
+    content.mkdir()
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    resources = {"metadata": {"path": content}}
+    NotebookClient(notebook, timeout=120, kernel_name="colab", resources=resources).execute()
+    outputs = json.dumps([cell.get("outputs", []) for cell in notebook.cells])
+    assert "Thank you!" in outputs
+    assert "auxiliary helping" in outputs  # what `minga status` says
+    host.wait_for("member.left")
+
+
+def test_the_record_that_the_organiser_signed_names_the_wheel(host: Running) -> None:
+    wheel, told = own_wheel(), host.told("link")
+    assert wheel is not None
+    known = known_run(Path(told["directory"]))
+    assert known.signed.verify(told["run_id"], Link.parse(told["link"]).organiser).wheel == wheel.reference

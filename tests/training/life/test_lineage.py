@@ -1,0 +1,157 @@
+"""Whose state is the run's: real peers over loopback, each with a model of its own weights."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import minga
+from minga.training.life import catching_up
+
+SPEC: dict[str, Any] = {
+    "name": "lineage",
+    "model": {"recipe": "custom"},
+    "training": {"target_batch_size": 8},
+    "checkpoints": {"every_steps": 2},
+    "network": {"relay": "none"},
+}
+FAR, NEAR = 5.0, 0.0
+"""Where the weights of the organiser's model begin, and those of others."""
+PAUSE_S = 0.02
+
+
+class Trainer:
+    """A program that trains a model whose weights begin at `start`, once it is `loaded`: no gradient moves them."""
+
+    def __init__(self, peer: minga.Peer, start: float, loaded: threading.Event | None = None) -> None:
+        self.peer, self.model = peer, nn.Linear(4, 2)
+        self.error: minga.MingaError | None = None
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.fill_(start)
+        self.optimizer: minga.Optimizer | None = None
+        self._loaded, self._stops = loaded, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        if self._loaded is not None:
+            self._loaded.wait()
+        try:
+            self.optimizer = minga.Optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1), self.peer)
+            while not (self._stops.is_set() or self.optimizer.finished):
+                for parameter in self.model.parameters():
+                    parameter.grad = torch.zeros_like(parameter)
+                self.optimizer.step(samples=4)
+                time.sleep(PAUSE_S)
+        except minga.MingaError as error:
+            self.error = error
+
+    @property
+    def step(self) -> int:
+        return 0 if self.optimizer is None else self.optimizer.global_step
+
+    @property
+    def weight(self) -> float:
+        return float(self.model.weight.detach().mean())
+
+    def end(self) -> None:
+        """Leave with a goodbye."""
+        self._stops.set()
+        self.peer.close()
+        self._thread.join(10.0)
+
+    def vanish(self) -> None:
+        """Go without one, as after a kill: the connections end, and nobody is told."""
+        self.peer._thread.call(self.peer.session.node.close(), 5.0)
+        self.end()
+
+
+def options(folder: Path, name: str) -> minga.PeerOptions:
+    return minga.PeerOptions(identity=folder / f"{name}.json", directory=folder / name, host="127.0.0.1")
+
+
+def until(is_so: Callable[[], bool], limit_s: float = 60.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.02)
+
+
+def test_a_run_begins_with_the_organisers_weights_however_late_these_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A volunteer's program is ready long before the organiser's has loaded its model."""
+    with caplog.at_level(logging.WARNING, "minga.training"):
+        organiser = minga.host(SPEC, options(tmp_path, "host"))
+        host = Trainer(organiser, FAR, loaded := threading.Event())
+        other = Trainer(minga.join(organiser.link, options(tmp_path, "other")), NEAR)
+        until(lambda: f"its organiser {organiser.peer_id[:10]} gives it" in caplog.text)
+        loaded.set()
+        until(lambda: host.step > 3 and other.step > 3)
+    assert (host.weight, other.weight) == (FAR, FAR)
+    other.end()
+    host.end()
+
+
+def test_who_is_told_of_a_state_and_cannot_get_it_waits_and_never_trains(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The host is gone while the other loads, and comes back with its checkpoint."""
+    organiser = minga.host(SPEC, options(tmp_path, "host"))
+    host = Trainer(organiser, FAR)
+    joined = minga.join(organiser.link, options(tmp_path, "other"))
+    until(lambda: host.step >= 6)
+    host.vanish()
+    with caplog.at_level(logging.WARNING, "minga.training"):
+        other = Trainer(joined, NEAR)
+        until(lambda: "no peer that has the state of this run is here" in caplog.text)
+        assert (other.step, other.weight, other.error) == (0, NEAR, None)
+        host = Trainer(minga.host(None, options(tmp_path, "host"), resume=organiser.directory), FAR)
+        until(lambda: other.step > 8)
+    assert host.step >= 6, "its checkpoint is the run's"
+    assert (host.weight, other.weight) == (FAR, FAR)
+    other.end()
+    host.end()
+
+
+def test_who_waited_in_vain_ends_with_an_error_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    organiser = minga.host(SPEC, options(tmp_path, "host"))
+    host = Trainer(organiser, FAR)
+    until(lambda: host.step >= 2)
+    joined = minga.join(organiser.link, options(tmp_path, "other"))
+    host.vanish()
+    monkeypatch.setattr(catching_up, "LONGEST_WAIT_S", 2.0)
+    other = Trainer(joined, NEAR)
+    until(lambda: other.error is not None)
+    assert isinstance(other.error, minga.NoStateError)
+    other.end()
+
+
+def test_a_complete_run_stays_complete(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A monitor alone is left of it: it says how far the run got, and nobody trains it again."""
+    spec = {**SPEC, "training": {"target_batch_size": 8, "stop_after_steps": 4}}
+    organiser = minga.host(spec, options(tmp_path, "host"))
+    host = Trainer(organiser, FAR)
+    watching = minga.PeerOptions("monitor", identity=tmp_path / "m.json", directory=tmp_path / "m", host="127.0.0.1")
+    with minga.join(organiser.link, watching) as monitor:
+        until(lambda: host.optimizer is not None and host.optimizer.finished)
+        late = Trainer(minga.join(organiser.link, options(tmp_path, "late")), NEAR)
+        until(lambda: late.optimizer is not None and late.optimizer.finished)
+        assert (late.step, late.weight) == (4, FAR), "who comes while one of them is there gets the final state"
+        late.end()
+        host.end()
+        with caplog.at_level(logging.WARNING, "minga.training"):
+            last = Trainer(minga.join(monitor.link, options(tmp_path, "last")), NEAR)
+            until(lambda: "it was at step 4" in caplog.text)
+        assert (last.step, last.weight) == (0, NEAR)
+        last.end()
+    assert not list((tmp_path / "m").rglob("genesis-*")), "who only looks on leaves nothing behind"
