@@ -28,7 +28,9 @@ RETIRED_NAMES = frozenset(
 )
 """Names that gave way to standard terms: apportion, mark_dead, stragglers, swarm_view, membership, publisher …"""
 
-FOREIGN = frozenset({"AutoModel", "AutoTokenizer", "LearningRateMonitor", "MyAggregator", "RecvStream", "SendStream"})
+FOREIGN = frozenset(
+    {"AutoModel", "AutoTokenizer", "LearningRateMonitor", "MyAggregator", "OneCycleLR", "RecvStream", "SendStream"}
+)
 """Names of other libraries, and of an example, that texts mention."""
 
 

@@ -215,6 +215,7 @@ class SplitWorld:
             peer = SplitPeer(network, session)
             session.events.subscribe(peer.events.append)
             await session.start()
+            session.begin_founding(self.spec, Identity.from_seed(SERVER_KEY).peer_id)
             return peer
 
         peer = await network.process.run(start())

@@ -110,6 +110,8 @@ class RejectedError(RemoteError):
     what a refused peer need not take another's word for.
     """
 
+    code = RefusalCode.REFUSED
+
     def __init__(
         self,
         message: str,

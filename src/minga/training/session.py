@@ -342,8 +342,7 @@ class Session:
     ) -> Founding:
         """Learn how the run was founded, and tell others. The genesis is kept at `path`; `known` is what lay there.
 
-        The organiser's peer, where it has a model, founds the run when that takes part. Only looking on, it signs who
-        else does.
+        The organiser's peer, where it has a model, founds the run when that takes part. Else it signs who else does.
         """
         is_organiser, only_looks = self.peer_id == organiser, self.settings.role == "monitor"
         self.founding = founding = Founding(self.node, self.identity, organiser, FoundingRules.of(spec), path, known)
@@ -356,7 +355,8 @@ class Session:
             await founding.find()
 
         self.board.observe(note)
-        if only_looks or not is_organiser:
+        may_sign_for_others = spec.security.verification == "none" and not founding.rules.by_organiser
+        if only_looks or not is_organiser or may_sign_for_others:
             self.node.spawn(find())
         return founding
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch.optim import lr_scheduler
 
 import minga
 from minga.core.events.bus import Event
-from tests.worlds.optimizer_loops import MakePeer, Normed, small_model, train
+from tests.worlds.optimizer_loops import MakePeer, Normed, batches, mean_loss, small_model, train
 
 
 def live_together(first: minga.Peer, join: Callable[[], minga.Peer], models: list[nn.Module]) -> list[minga.Optimizer]:
@@ -103,6 +104,51 @@ def test_programs_that_list_their_layers_in_other_orders_come_through_one_door(h
         assert torch.equal(value, same)
     assert [event for event in heard if event.kind == "step.applied" and event.fields["members"] == 2]
     assert not [event for event in heard if event.kind in ("member.diverged", "member.failed", "member.unfit")]
+
+
+def test_a_layer_that_is_replaced_later_ends_the_peer_and_the_run_hears_it_at_the_door(
+    host: MakePeer, tmp_path: Path
+) -> None:
+    """Noticed at the next comparison of states at the guest, and at the next checkpoint by a peer that is alone."""
+    words = "the optimizer trains 2 tensors that the model no longer has, such as `head.bias`"
+    first = host(target_batch_size=32, stop_after_steps=None)
+    heard: list[str] = []
+    first.subscribe(lambda event: heard.append(str(event.fields["why"])) if event.kind == "member.unfit" else None)
+    options = minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")
+    left, models = threading.Event(), [Ordered("body", "head"), Ordered("body", "head")]
+
+    def live() -> None:
+        opt = minga.Optimizer(torch.optim.SGD(models[0].parameters(), lr=0.1), first, model=models[0])
+        for batch in batches(8):
+            if left.is_set():
+                return
+            mean_loss(models[0], batch).backward()
+            opt.step(samples=8)
+
+    thread = threading.Thread(target=live, daemon=True)
+    thread.start()
+    try:
+        with minga.join(str(first.link), options) as guest:
+            opt = minga.Optimizer(torch.optim.SGD(models[1].parameters(), lr=0.1), guest, model=models[1])
+            train(opt, models[1], 8, steps=opt.global_step + 3)
+            models[1].head = nn.Linear(6, 6)
+            with pytest.raises(minga.UnfitError, match=words):
+                train(opt, models[1], 8)
+            for _ in range(200):
+                if heard:
+                    break
+                time.sleep(0.05)
+    finally:
+        left.set()
+        thread.join(40)
+    assert [each[: len(words)] for each in heard] == [words]
+
+    alone, model = host(checkpoint_every=1, stop_after_steps=None), Ordered("body", "head")
+    opt = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), alone, model=model)
+    train(opt, model, steps=2)
+    model.head = nn.Linear(6, 6)
+    with pytest.raises(minga.UnfitError, match=words):
+        train(opt, model, steps=1000)  # a checkpoint may be under way
 
 
 def refused_newcomers() -> dict[str, tuple[Callable[[nn.Module], dict[str, Any]], str]]:

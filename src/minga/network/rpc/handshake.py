@@ -82,7 +82,7 @@ class Challenge(msgspec.Struct, frozen=True):
     rival: Nonce
 
 
-class Alive(msgspec.Struct, frozen=True, array_like=True):
+class ProofOfLife(msgspec.Struct, frozen=True, array_like=True):
     """The answer of the process `incarnation`; its key signs that, for the rival, to which it is the proof. Without a
     key `signature` is empty, and shows nothing.
     """
@@ -91,7 +91,9 @@ class Alive(msgspec.Struct, frozen=True, array_like=True):
     signature: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
 
     @classmethod
-    def signed(cls, identity: Identity | None, run_id: str, incarnation: Incarnation, challenge: Challenge) -> Alive:
+    def signed(
+        cls, identity: Identity | None, run_id: str, incarnation: Incarnation, challenge: Challenge
+    ) -> ProofOfLife:
         """The answer to a challenge."""
         if identity is None:
             return cls(incarnation)
@@ -112,7 +114,7 @@ class Alive(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Rival(msgspec.Struct, frozen=True):
-    """Another process with the receiver's key is in its place; `proof` is an encoded `Alive`."""
+    """Another process with the receiver's key is in its place; `proof` is an encoded `ProofOfLife`."""
 
     proof: Annotated[bytes, msgspec.Meta(max_length=MAX_PROOF_BYTES)]
 

@@ -59,11 +59,11 @@ from minga.network.rpc.handshake import (
     NONCE_BYTES,
     RIVAL,
     WIRE_VERSIONS,
-    Alive,
     Call,
     Challenge,
     Hello,
     Incarnation,
+    ProofOfLife,
     Rival,
     Role,
 )
@@ -414,14 +414,14 @@ class Node:
     async def _ask_for_life(self, connection: Connection, rival: Incarnation) -> bytes:
         peer, challenge = connection.peer_id, Challenge(rival.nonce)
         try:
-            alive = await self.call(peer, ALIVE, challenge, Alive, timeout_s=ALIVE_S, over=connection)
+            alive = await self.call(peer, ALIVE, challenge, ProofOfLife, timeout_s=ALIVE_S, over=connection)
         except RejectedError:
             return b""  # also an answer
         return msgspec.msgpack.encode(alive)
 
     async def _tell_alive(self, peer: PeerId, stream: MessageStream) -> None:  # noqa: ARG002
         challenge = await stream.receive(Challenge)
-        await stream.send(Alive.signed(self._identity, self.run_id, self.incarnation, challenge))
+        await stream.send(ProofOfLife.signed(self._identity, self.run_id, self.incarnation, challenge))
 
     async def _replace(self, others: list[Connection], incarnation: Incarnation, connection: Connection) -> None:
         """Close connections to a process whose place another one takes over `connection`; if it lives it is told."""
@@ -442,7 +442,7 @@ class Node:
         self._hear_proof((await stream.receive(Rival)).proof)
 
     def _hear_proof(self, proof: bytes) -> None:
-        rival = Alive.proven(proof, self.peer_id, self.run_id, self._nonce)
+        rival = ProofOfLife.proven(proof, self.peer_id, self.run_id, self._nonce)
         if rival is not None and (not self.clock.is_settled or rival < self.incarnation):
             self.on_rival.tell(rival)
 

@@ -2,7 +2,7 @@
 
 Theory of operation. A peer that froze what the others train, counts tokens where they count samples, or trains an
 adapter on another base model comes to other parameters, or to the same ones of another model, and no number of a round
-shows it. So each state says what its peers have, and whoever takes a state over compares (`Replica.check`). Names,
+shows it. So each state says what its peers have, and a peer that takes a state over compares (`Replica.check`). Names,
 shapes and dtypes of the model are the manifest's own, and so are the numbers of the parameter groups, which a newcomer
 takes over; this record says the rest, under the scalar `trains`. It is fixed when the replica is made, so that it can
 be part of every digest by which states are compared, and `digest` stands for all of it. What the organisers amend
@@ -28,7 +28,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ConfigurationError, UnfitError
 from minga.core.units import counted
+<<<<<<< HEAD
 from minga.optim.shards import local
+=======
+from minga.training.state.manifest import MAX_NAME_CHARACTERS
+>>>>>>> door
 from minga.training.state.model_names import ModelNames, by_name
 from minga.training.state.scalars import TRAINS, Json, canonical_json, decode_number, encode_number, group_numbers
 from minga.training.state.snapshot import TensorEntry
@@ -160,7 +164,7 @@ class TrainedRecord:
             first = differing[0]
             one, other = ("frozen", "trained") if first in theirs else ("trained", "frozen")
             raise UnfitError(
-                f"`{first[:100]}` is {one} in the run and {other} in this program{_rest(differing)}: before "
+                f"`{first}` is {one} in the run and {other} in this program{_rest(differing)}: before "
                 "minga.Optimizer is made, the same parameters have to require a gradient and to be in the optimizer "
                 "on all peers"
             )
@@ -168,7 +172,7 @@ class TrainedRecord:
             first = differing[0]
             one, other = ("no", "one") if first in self.packed else ("a", "none")
             raise UnfitError(
-                f"the run's packed layers have {one} `{first[:100]}`, this program's have {other}"
+                f"the run's packed layers have {one} `{first}`, this program's have {other}"
                 f"{_rest(differing)}: quantise the model alike on all peers"
             )
 
@@ -197,7 +201,7 @@ class TrainedRecord:
                 first = differing[0]
                 one, other = ("no", "one") if first in here else ("a", "none")
                 raise UnfitError(
-                    f"parameter group {place} of the run's optimizer has {one} number {first[:100]}, this program's "
+                    f"parameter group {place} of the run's optimizer has {one} number {first}, this program's "
                     f"has {other}{_rest(differing)}: make the optimizer with the same settings on all peers"
                 )
 
@@ -220,7 +224,7 @@ class _Written:
         return tuple(_text(each) for each in _list(self.part.get(name)))
 
     def hashes(self, name: str) -> dict[str, str]:
-        return {key: _text(value) for key, value in _mapping(self.part.get(name)).items()}
+        return {_text(key): _text(value) for key, value in _mapping(self.part.get(name)).items()}
 
     def groups(self, trained: Collection[str]) -> dict[str, int]:
         """The place of the group of each of the `trained`: the first has those that no other has."""
@@ -228,7 +232,7 @@ class _Written:
         return dict.fromkeys(trained, 0) | {_text(name): place for place, names in later for name in _list(names)}
 
     def settings(self) -> list[frozenset[str]]:
-        return [frozenset(_mapping(group)) for group in _list(self._scalars.get("groups"))]
+        return [frozenset(map(_text, _mapping(group))) for group in _list(self._scalars.get("groups"))]
 
 
 def record_of(
@@ -456,7 +460,7 @@ def _described(dtype: torch.dtype, shape: Sequence[int]) -> str:
 
 
 def _listed(kinds: Sequence[str]) -> str:
-    return " and ".join(each[:100] for each in dict.fromkeys(kinds))
+    return " and ".join(dict.fromkeys(kinds))
 
 
 def _rest(names: Sequence[str]) -> str:
@@ -477,6 +481,7 @@ def _list(value: Json) -> list[Json]:
 
 
 def _text(value: Json) -> str:
-    if not isinstance(value, str):
+    """A word of another peer that errors may show."""
+    if not isinstance(value, str) or len(value) > MAX_NAME_CHARACTERS or not value.isprintable():
         raise ConfigurationError(_MALFORMED)
     return value
