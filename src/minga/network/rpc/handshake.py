@@ -46,7 +46,7 @@ Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_B
 
 class Incarnation(msgspec.Struct, frozen=True, array_like=True, order=True):
     """One process of a peer: since when it runs, in Unix seconds, and random bytes that tell it from any other process
-    with the same key. The smaller one is older. Who does not know the run's time goes by its machine's clock.
+    with the same key. The smaller one is older. A process that does not know the run's time goes by its machine's clock.
     """
 
     since: UnixTime
@@ -82,7 +82,7 @@ class Challenge(msgspec.Struct, frozen=True):
     rival: Nonce
 
 
-class Alive(msgspec.Struct, frozen=True, array_like=True):
+class ProofOfLife(msgspec.Struct, frozen=True, array_like=True):
     """The answer of the process `incarnation`; its key signs that, for the rival, to which it is the proof. Without a
     key `signature` is empty, and shows nothing.
     """
@@ -91,7 +91,9 @@ class Alive(msgspec.Struct, frozen=True, array_like=True):
     signature: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
 
     @classmethod
-    def signed(cls, identity: Identity | None, run_id: str, incarnation: Incarnation, challenge: Challenge) -> Alive:
+    def signed(
+        cls, identity: Identity | None, run_id: str, incarnation: Incarnation, challenge: Challenge
+    ) -> ProofOfLife:
         """The answer to a challenge."""
         if identity is None:
             return cls(incarnation)
@@ -112,7 +114,7 @@ class Alive(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Rival(msgspec.Struct, frozen=True):
-    """Another process with the receiver's key is in its place; `proof` is an encoded `Alive`."""
+    """Another process with the receiver's key is in its place; `proof` is an encoded `ProofOfLife`."""
 
     proof: Annotated[bytes, msgspec.Meta(max_length=MAX_PROOF_BYTES)]
 

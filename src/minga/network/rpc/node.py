@@ -58,11 +58,11 @@ from minga.network.rpc.handshake import (
     NONCE_BYTES,
     RIVAL,
     WIRE_VERSIONS,
-    Alive,
     Call,
     Challenge,
     Hello,
     Incarnation,
+    ProofOfLife,
     Rival,
     Role,
 )
@@ -123,6 +123,7 @@ class Node:
         self.is_dialable = network.address.dialable  # as far as it knows; its address is empty otherwise
         self._identity = identity
         self._incarnations: BoundedDict[PeerId, Incarnation | None] = BoundedDict(MAX_PEERS)
+        self._refused_by: BoundedDict[PeerId, RefusalCode] = BoundedDict(MAX_PEERS)
         self._last_heard: BoundedDict[PeerId, LastHeard] = BoundedDict(MAX_PEERS)
         self._lookup, self._authorizer = lookup, authorizer or OpenAuthorizer()
         self._introduced: BoundedDict[PeerId, Address] = BoundedDict(MAX_PEERS)
@@ -377,7 +378,7 @@ class Node:
 
     async def _check_guest(self, hello: Hello, peer: PeerId) -> None:
         self._check_hello(hello, peer)
-        self.clock.check_guest(peer, hello.wall_time)
+        self.clock.check_guest(peer, hello.wall_time if hello.run_time is None else hello.run_time)
         self._authorizer.meet(peer, hello.credential)
         if self._connections.is_full_for(peer):
             raise RejectedError("too many peers are connected already", code=RefusalCode.FULL, peer=peer)
@@ -402,14 +403,14 @@ class Node:
     async def _ask_for_life(self, connection: Connection, rival: Incarnation) -> bytes:
         peer, challenge = connection.peer_id, Challenge(rival.nonce)
         try:
-            alive = await self.call(peer, ALIVE, challenge, Alive, timeout_s=ALIVE_S, over=connection)
+            alive = await self.call(peer, ALIVE, challenge, ProofOfLife, timeout_s=ALIVE_S, over=connection)
         except RejectedError:
             return b""  # also an answer
         return msgspec.msgpack.encode(alive)
 
     async def _tell_alive(self, peer: PeerId, stream: MessageStream) -> None:  # noqa: ARG002
         challenge = await stream.receive(Challenge)
-        await stream.send(Alive.signed(self._identity, self.run_id, self.incarnation, challenge))
+        await stream.send(ProofOfLife.signed(self._identity, self.run_id, self.incarnation, challenge))
 
     async def _replace(self, others: list[Connection], incarnation: Incarnation, connection: Connection) -> None:
         """Close connections to a process whose place another one takes over `connection`; if it lives it is told."""
@@ -430,7 +431,7 @@ class Node:
         self._hear_proof((await stream.receive(Rival)).proof)
 
     def _hear_proof(self, proof: bytes) -> None:
-        rival = Alive.proven(proof, self.peer_id, self.run_id, self._nonce)
+        rival = ProofOfLife.proven(proof, self.peer_id, self.run_id, self._nonce)
         if rival is not None and (not self.clock.is_settled or rival < self.incarnation):
             self.on_rival.tell(rival)
 
@@ -478,7 +479,8 @@ class Node:
 
     def _note_refusal(self, error: RejectedError, peer: PeerId) -> None:
         """A peer may say what it likes of this one's clock and key: only of the key there is a proof."""
-        if error.code in (RefusalCode.CLOCK, RefusalCode.KEY):
+        if error.code in (RefusalCode.CLOCK, RefusalCode.KEY) and self._refused_by.get(peer) is not error.code:
+            self._refused_by[peer] = error.code
             self.events.emit(PeerRefused(peer=peer, reason=error.message))
         if error.code is RefusalCode.KEY:
             self._hear_proof(error.proof)
