@@ -20,7 +20,8 @@ A command ends with one of these codes. With `--json` its last line names the co
 ERRORS: Final = """
 ## Errors
 
-All errors that minga raises derive from `minga.MingaError`. A command that fails with one of them ends with this code:
+All errors that minga raises derive from `minga.MingaError`. A command that fails with one of them ends with this code,
+or with 6 or 7 where a `RejectedError` is about this machine's clock or key:
 
 | error | code | meaning |
 | --- | --- | --- |
@@ -36,7 +37,7 @@ def exit_codes_page() -> str:
 
 
 def _code(error: type[MingaError]) -> int:
-    return code_of(error.__new__(error))
+    return code_of(error(""))
 
 
 def _sentence(error: type[MingaError]) -> str:

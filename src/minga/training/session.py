@@ -361,21 +361,20 @@ class Session:
         return founding
 
     async def close(self, reason: str = "") -> None:
-        """Say goodbye and end everything, within `SEE_OFF_S` and `LEAVE_S` seconds. Without a word where another
-        process takes part with this one's key: the others would take it for that one's.
+        """Say goodbye and end everything, within `SEE_OFF_S` and `LEAVE_S` seconds. Without a word if another process
+        takes part with this one's key: the others would take it for that one's.
         """
-        if self.error is not None and self.error.code is RefusalCode.KEY:
-            await self.node.close()
-            return
-        if self.member is not None:
+        is_rival = self.error is not None and self.error.code is RefusalCode.KEY
+        if self.member is not None and not is_rival:
             await self.member.see_off(SEE_OFF_S)
         if self._life is not None:
             await end(self._life)
         if self.member is not None:
             self.member.close(ClosedError("this peer was closed"))
-        with contextlib.suppress(RemoteError, TimeoutError):
-            async with asyncio.timeout(LEAVE_S):
-                await self.gossip.leave(reason)
+        if not is_rival:
+            with contextlib.suppress(RemoteError, TimeoutError):
+                async with asyncio.timeout(LEAVE_S):
+                    await self.gossip.leave(reason)
         await self.node.close()
 
     # ---- inner workings

@@ -124,6 +124,7 @@ class Node:
         self.is_dialable = network.address.dialable  # as far as it knows; its address is empty otherwise
         self._identity = identity
         self._incarnations: BoundedDict[PeerId, Incarnation | None] = BoundedDict(MAX_PEERS)
+        self._refused_by: BoundedDict[PeerId, RefusalCode] = BoundedDict(MAX_PEERS)
         self._last_heard: BoundedDict[PeerId, LastHeard] = BoundedDict(MAX_PEERS)
         self._lookup, self._authorizer = lookup, authorizer or OpenAuthorizer()
         self._introduced: BoundedDict[PeerId, Address] = BoundedDict(MAX_PEERS)
@@ -389,7 +390,7 @@ class Node:
 
     async def _check_guest(self, hello: Hello, peer: PeerId) -> None:
         self._check_hello(hello, peer)
-        self.clock.check_guest(peer, hello.wall_time)
+        self.clock.check_guest(peer, hello.wall_time if hello.run_time is None else hello.run_time)
         self._authorizer.meet(peer, hello.credential)
         if self._connections.is_full_for(peer):
             raise RejectedError("too many peers are connected already", code=RefusalCode.FULL, peer=peer)
@@ -492,7 +493,8 @@ class Node:
 
     def _note_refusal(self, error: RejectedError, peer: PeerId) -> None:
         """A peer may say what it likes of this one's clock and key: only of the key there is a proof."""
-        if error.code in (RefusalCode.CLOCK, RefusalCode.KEY):
+        if error.code in (RefusalCode.CLOCK, RefusalCode.KEY) and self._refused_by.get(peer) is not error.code:
+            self._refused_by[peer] = error.code
             self.events.emit(PeerRefused(peer=peer, reason=error.message))
         if error.code is RefusalCode.KEY:
             self._hear_proof(error.proof)

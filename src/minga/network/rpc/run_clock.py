@@ -3,17 +3,25 @@
 Theory of operation. The clocks of machines differ, and a peer whose clock is minutes off would find the records of all
 others expired, or they its own. So each hello says what its sender's clock shows and, once it knows, what the run's
 time is; each exchange of gossip says the latter again. A newcomer takes the run's time over from an entry of its link,
+<<<<<<< HEAD
 which it trusts with finding the run anyway. From then on it gives way only to more than half of the peers with a say:
 itself, its machine's clock where that shows another time, and the peers that it is connected to. So a single liar moves
 nobody, and the run keeps the time that it began with, whatever its founder's clock showed. Where there are as many on
 each side, as when two peers of a run in which nobody was left come back at once, the one with the smallest id decides
 among this peer and those that it trusts.
+=======
+which it trusts with finding the run anyway. From then on it gives way only to more than half of the voices: its own,
+that of its machine's clock where it shows another time, and those of the peers that it is connected to. So a single
+liar moves no other peer, and the run keeps the time that it began with, whatever its founder's clock showed. Where half
+of the voices say one thing and half another, as when two peers of a run in which no peer was left come back at once,
+the peer with the smallest id decides, of this one and the trusted.
+>>>>>>> clock-key
 
-A correction is `MAX_CORRECTION_S` at most: two clocks that are wrong by half of that in opposite directions. Who is
-farther off is refused, with a sentence that says so. More than that nobody can be misled by either: an access token is
-good for so much longer at most, whatever the others say.
+A correction is `MAX_CORRECTION_S` at most: two clocks that are wrong by half of that in opposite directions. A peer
+whose clock is farther off is refused, with a sentence that says so. Nor can others mislead a peer by more: an access
+token is good for so much longer at most, whatever they say.
 
-While a peer is connected the run's time goes on by its loop's clock, which never jumps, so it is no harm if somebody
+While a peer is connected the run's time goes on by its loop's clock, which never jumps, so it does no harm if a person
 sets the machine's clock right meanwhile. A peer on its own goes by its machine's clock, which counts sleep.
 
 A reading is uncertain by half the time that the exchange took, 5 s at most. Differences up to `TOLERANCE_S` count as
@@ -60,7 +68,7 @@ class RunClock:
         self._wall_time, self._steady, self._own_id = wall_time, steady, own_id
         self._trusted = frozenset(trusted)
         self._met: dict[PeerId, float | None] = {}  # the run's time at zero of the steady clock, as each knows it
-        self._zero_s = 0.0  # the same as this peer knows it, while it is connected to anybody
+        self._zero_s = 0.0  # the same as this peer knows it, while it is connected to any other
         self._correction_s = 0.0  # of its machine's clock, while it is not
 
     @classmethod
@@ -87,13 +95,13 @@ class RunClock:
         return self.now() - self._wall_time()
 
     def settle(self) -> None:
-        """Go by the time that this peer has: nobody is there whom it could ask."""
+        """Go by the time that this peer has: there is no peer that it could ask."""
         self.is_settled = True
 
-    def check_guest(self, peer: PeerId, machine_time: float) -> None:
-        """Raise `RejectedError` if the machine of `peer`, which asks to be let in, shows a time too far off."""
+    def check_guest(self, peer: PeerId, time: float) -> None:
+        """Raise `RejectedError` if `peer`, which asks to be let in, goes by a time too far off."""
         if self.is_settled:
-            _check(machine_time - self.now(), peer)
+            _check(time - self.now(), peer)
 
     def enter_by(self, peer: PeerId, run_time: float | None) -> None:
         """As a newcomer, take over the `run_time` of a `peer` that lets this one in, if it knows it and is trusted.
@@ -127,7 +135,11 @@ class RunClock:
         self._met.pop(peer, None)
 
     def _most_say(self) -> float:
+<<<<<<< HEAD
         """The median of the peers with a say if more than half of them say that it is later, or earlier, than here."""
+=======
+        """The median of the voices if more than half of them say that it is later, or earlier, than here."""
+>>>>>>> clock-key
         now, machine_time = self.now(), self._wall_time()
         said: dict[str, float] = {
             peer: zero_s + self._steady() for peer, zero_s in self._met.items() if zero_s is not None
