@@ -500,12 +500,8 @@ def test_a_state_that_does_not_say_what_trains_or_lies_about_it_is_refused() -> 
     mine, snapshot = replica(frozen=("head",)), replica().capture()
     said: Any = snapshot.scalars[TRAINS]
     without = {name: value for name, value in snapshot.scalars.items() if name != TRAINS}
-<<<<<<< HEAD
     lies = [{**said, name: value} for name in said for value in ([{}], {"a": 1}, 3) if "max_grad" not in name]
-=======
-    lies = [{**said, name: value} for name in said for value in ([{}], {"a": 1}, 3) if name != "max_grad_norm"]
     lies += [{**said, "unit": word} for word in ("\x1b[2J", "x" * 1000)]
->>>>>>> door
     for lie in (None, [], {}, {"frozen": "head"}, *lies):
         with pytest.raises(ConfigurationError):
             mine.check(_with_scalars(snapshot, {**without, TRAINS: lie}))

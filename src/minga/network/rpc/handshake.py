@@ -46,7 +46,8 @@ Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_B
 
 class Incarnation(msgspec.Struct, frozen=True, array_like=True, order=True):
     """One process of a peer: since when it runs, in Unix seconds, and random bytes that tell it from any other process
-    with the same key. The smaller one is older. A process that does not know the run's time goes by its machine's clock.
+    with the same key. The smaller one is older. A process that does not know the run's time goes by its machine's
+    clock.
     """
 
     since: UnixTime

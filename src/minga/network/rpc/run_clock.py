@@ -3,19 +3,11 @@
 Theory of operation. The clocks of machines differ, and a peer whose clock is minutes off would find the records of all
 others expired, or they its own. So each hello says what its sender's clock shows and, once it knows, what the run's
 time is; each exchange of gossip says the latter again. A newcomer takes the run's time over from an entry of its link,
-<<<<<<< HEAD
-which it trusts with finding the run anyway. From then on it gives way only to more than half of the peers with a say:
-itself, its machine's clock where that shows another time, and the peers that it is connected to. So a single liar moves
-nobody, and the run keeps the time that it began with, whatever its founder's clock showed. Where there are as many on
-each side, as when two peers of a run in which nobody was left come back at once, the one with the smallest id decides
-among this peer and those that it trusts.
-=======
 which it trusts with finding the run anyway. From then on it gives way only to more than half of the voices: its own,
 that of its machine's clock where it shows another time, and those of the peers that it is connected to. So a single
 liar moves no other peer, and the run keeps the time that it began with, whatever its founder's clock showed. Where half
 of the voices say one thing and half another, as when two peers of a run in which no peer was left come back at once,
 the peer with the smallest id decides, of this one and the trusted.
->>>>>>> clock-key
 
 A correction is `MAX_CORRECTION_S` at most: two clocks that are wrong by half of that in opposite directions. A peer
 whose clock is farther off is refused, with a sentence that says so. Nor can others mislead a peer by more: an access
@@ -135,11 +127,7 @@ class RunClock:
         self._met.pop(peer, None)
 
     def _most_say(self) -> float:
-<<<<<<< HEAD
-        """The median of the peers with a say if more than half of them say that it is later, or earlier, than here."""
-=======
         """The median of the voices if more than half of them say that it is later, or earlier, than here."""
->>>>>>> clock-key
         now, machine_time = self.now(), self._wall_time()
         said: dict[str, float] = {
             peer: zero_s + self._steady() for peer, zero_s in self._met.items() if zero_s is not None

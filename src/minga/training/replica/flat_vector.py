@@ -1,7 +1,6 @@
 """Gradients (and averaged buffers) of a model as one flat vector, and back.
 
 Order: tensors that the adaptive codec quantises come first, small ones (biases, norms) after them, so that the codecs
-<<<<<<< HEAD
 of a layout form few long segments; within each kind the order is that of the names (`training/state/model_names.py`),
 so that peers whose programs list their layers in other orders average the same ones. Movements of averaged buffers
 follow, and at the end one number for each parameter, in the same order.
@@ -11,10 +10,6 @@ are two things: by zeros an optimizer decays a parameter and moves its moments, 
 parameter alone. So the mean over all peers has to tell them apart. A parameter has no gradient in a mean if this number
 is 0, which nobody added to, and all elements of its gradient are. The second half matters where something was lost on
 the way: by a coarse codec, or where what a peer sent counts in one part of the vector and not in another.
-=======
-of a layout form few long segments; within each kind the order is that of the names, so that peers whose programs list
-their layers in other orders average the same ones (`training/state/model_names.py`).
->>>>>>> door
 """
 
 from __future__ import annotations

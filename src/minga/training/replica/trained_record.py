@@ -28,11 +28,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ConfigurationError, UnfitError
 from minga.core.units import counted
-<<<<<<< HEAD
 from minga.optim.shards import local
-=======
 from minga.training.state.manifest import MAX_NAME_CHARACTERS
->>>>>>> door
 from minga.training.state.model_names import ModelNames, by_name
 from minga.training.state.scalars import TRAINS, Json, canonical_json, decode_number, encode_number, group_numbers
 from minga.training.state.snapshot import TensorEntry
