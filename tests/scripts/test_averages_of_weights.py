@@ -23,8 +23,8 @@ def averaged(net: nn.Module) -> AveragedModel:
 
 
 def train(machine: Machine, samples: int = 4) -> Any:
-    """The average is part of model=, and is updated by after_update=."""
-    net = network()
+    """The average is part of model=, and is updated by after_update=. Each begins with weights of its own."""
+    net = network(machine.number)
     both = nn.ModuleDict({"net": net, "ema": averaged(net)})
     inner = torch.optim.AdamW(net.parameters(), lr=0.1)
     optimizer = minga.Optimizer(

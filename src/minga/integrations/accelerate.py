@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
-from minga.integrations.data_order import order_by, seed_of, streams_of
+from minga.integrations.data_order import order_by, streams_of
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
 from minga.integrations.place import RunPlace, enter
@@ -130,7 +130,7 @@ def _prepared(
     unit: str,
 ) -> Prepared:
     tally = Tally()
-    (seed,) = broadcast_object_list([0 if place.peer is None else seed_of(place.peer)])
+    (seed,) = broadcast_object_list([0 if place.peer is None else place.peer.seed])
     for dataset in streams_of(loader):
         order_by(seed, dataset)
     joined = JoinedOptimizer(optimizer, tally)

@@ -13,19 +13,12 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from minga.training.peer import Peer
-
 SHUFFLE_BUFFER = 1000
 """Examples of a stream of one shard among which the next one is drawn; the usual number of Hugging Face datasets."""
 _SEEDS = 1 << 28
 """An epoch may be added to a seed, in 32 bits."""
 
 logger = logging.getLogger("minga.integrations")
-
-
-def seed_of(peer: Peer) -> int:
-    """The seed of this peer's own order of the data."""
-    return int(peer.peer_id[:8], 16)
 
 
 class EpochsOfPeer:
@@ -63,13 +56,13 @@ def order_by(seed: int, dataset: Any) -> None:
     elif _is_of_hub(dataset):
         logger.warning(
             "the data set is a stream of one shard: all peers read the same samples in the same order. Add "
-            "dataset = dataset.shuffle(seed=int(peer.peer_id[:8], 16)) before the loader is made"
+            "dataset = dataset.shuffle(seed=peer.seed) before the loader is made"
         )
     else:
         logger.warning(
             "%s is an IterableDataset whose order cannot be changed from here: unless it has one of its own on each "
             "peer, all read the same samples in the same order. Seed it by the peer, as with "
-            "random.Random(int(peer.peer_id[:8], 16)), or give it a method set_epoch(self, epoch)",
+            "random.Random(peer.seed), or give it a method set_epoch(self, epoch)",
             name,
         )
 

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
-from minga.integrations.data_order import order_by, seed_of, streams_of
+from minga.integrations.data_order import order_by, streams_of
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
 from minga.integrations.place import RunPlace, enter
@@ -135,7 +135,7 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         peer = self._places[0].peer
         for dataset in streams_of(self.lightning_module.trainer.train_dataloader):
             if peer is not None:
-                order_by(seed_of(peer), dataset)
+                order_by(peer.seed, dataset)
         for optimizer, place, part, schedule in zip(
             self._joined, self._places, self._parts, self._schedules, strict=True
         ):

@@ -23,7 +23,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
-from minga.integrations.data_order import seed_of, shuffled_by
+from minga.integrations.data_order import shuffled_by
 from minga.integrations.global_schedule import GlobalSchedule
 from minga.integrations.joined_optimizer import JoinedOptimizer
 from minga.integrations.place import RunPlace, enter
@@ -118,7 +118,7 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
         trainer.train = self._train
         if trainer.args.data_seed is None:
             peer = self._place.peer
-            (seed,) = broadcast_object_list([0 if peer is None else seed_of(peer)])
+            (seed,) = broadcast_object_list([0 if peer is None else peer.seed])
             trainer.args.data_seed = trainer.accelerator.dataloader_config.data_seed = seed
             trainer.train_dataset = shuffled_by(seed, trainer.train_dataset)
 

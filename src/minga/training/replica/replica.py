@@ -123,6 +123,7 @@ class Replica:
                 max_grad_norm=max_grad_norm,
                 max_grad_value=max_grad_value,
                 unit=unit,
+                follows=after_update is not None,
             )
             self._record = record = self._agreed(record)
             self._state.trains, self.trains = record.written(), record.digest(self._state.model_entries())
@@ -392,7 +393,7 @@ class Replica:
     def restore(self, snapshot: StateSnapshot) -> None:
         """Become what `snapshot` holds. Raises `ConfigurationError` if it is of another model or optimizer."""
         self.check(snapshot)
-        if self._record is not None and not self._is_taken_over:
+        if self._record is not None and not self._is_taken_over and not self.point.has_two:
             self._record.tell_of_numbers(snapshot.scalars, self.optimizer.param_groups)
         self._is_taken_over = True
         with self._changing():

@@ -11,7 +11,9 @@ later reaches all peers and changes nothing in it.
 What is frozen is compared by hashes: parameters that require no gradient or are not in the optimizer, and all that
 layers with packed weights keep beside them (buffers, and the scales that some save without a name of their own). A
 packed layer is one that has integers of at least two dimensions, other than indices (int64): no layer learns those.
-Other buffers move, and belong to the buffers policy of the run.
+Other buffers move, and belong to the buffers policy of the run. Where a program has an `after_update`, parameters that
+no mean changes may follow those that one does, as an average of them does: they come with the state, and no hash stands
+for them.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ from minga.training.state.state_dict import named_parameters
 from minga.training.state.tensor_access import TensorAccess
 
 SAMPLES, TOKENS = "samples", "tokens"
+FOLLOWS: Final = "follows"
+"""In the place of the hash of what an `after_update` may change."""
 MAX_UNIT_CHARACTERS = 40
 _SWITCHES: Final = ("amsgrad", "centered", "debias", "decoupled_weight_decay", "maximize", "nesterov")
 """Settings that are no numbers, which a newcomer would take over, and make other updates."""
@@ -135,6 +139,12 @@ class TrainedRecord:
             )
         for theirs_by_name, ours_by_name in ((run.hashes("frozen"), self.frozen), (run.hashes("packed"), self.packed)):
             differing = [name for name, own in ours_by_name.items() if theirs_by_name[name] != own]
+            if differing and FOLLOWS in (theirs_by_name[differing[0]], ours_by_name[differing[0]]):
+                one, other = ("an", "none") if theirs_by_name[differing[0]] == FOLLOWS else ("no", "one")
+                raise UnfitError(
+                    f"the run has {one} after_update=, which may change `{differing[0]}`{_rest(differing)}, and this "
+                    f"program has {other}: give minga.Optimizer the same function on all peers"
+                )
             if differing:
                 raise UnfitError(
                     f"`{differing[0]}` is frozen and has other values in the run than in this program"
@@ -241,8 +251,11 @@ def record_of(
     max_grad_norm: float | None,
     max_grad_value: float | None,
     unit: str,
+    follows: bool = False,
 ) -> TrainedRecord:
-    """The record of this program. What is frozen is hashed: about 0.3 s per GB and core, and the way from a device."""
+    """The record of this program. What is frozen is hashed, unless it `follows` what is trained: about 0.3 s per GB and
+    core, and the way from a device.
+    """
     trained = set(trained_parameters(optimizer, model))
     frozen = {name: each for name, each in named_parameters(optimizer, model).items() if name not in trained}
     names = {id(each): name for name, each in named_parameters(optimizer, model).items()}
@@ -255,7 +268,7 @@ def record_of(
         "" if scheduler is None else _known_class(scheduler, LRScheduler, ("torch.optim.lr_scheduler",)),
         None if max_grad_norm is None else float(max_grad_norm),
         None if max_grad_value is None else float(max_grad_value),
-        {name: hash_of(each, access) for name, each in frozen.items()},
+        {name: FOLLOWS if follows else hash_of(each, access) for name, each in frozen.items()},
         {name: hash_of(each, access) for name, each in ({} if model is None else _packed(model)).items()},
     )
 
@@ -311,7 +324,8 @@ class ModelWatch:
         self._access = access
         self._begun = {name: (each, each.dtype, each.shape) for name, each in model.items()}
         self._trained, self._frozen = frozenset(trained), dict(frozen)
-        self._compared = dict.fromkeys(frozen)  # those that are not yet told to have other values, in order
+        # those that are not yet told to have other values, in order
+        self._compared = {name: None for name, known in frozen.items() if known != FOLLOWS}
         self._watched = {
             name: (each, each.requires_grad) for name, each in model.items() if name in frozen or name in trained
         }

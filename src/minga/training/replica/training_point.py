@@ -23,15 +23,16 @@ class TrainingPoint:
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer  # torch's own class knows no `train` and `eval`
-        self._has_two = all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
+        self.has_two = all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
+        """Whether there are two points; such an optimizer also counts in the numbers of its parameter groups."""
         self._aside: list[torch.Tensor] | None = None
-        if self._has_two:
+        if self.has_two:
             self._optimizer.train()
 
     @torch.no_grad()
     def leave(self) -> None:
         """The program evaluates."""
-        if self._has_two and self._aside is None:
+        if self.has_two and self._aside is None:
             self._aside = [parameter.detach().clone() for parameter in self._parameters()]
             self._optimizer.eval()
 
