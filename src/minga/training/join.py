@@ -117,7 +117,10 @@ class PeerOptions:
                 return replace(self, directory=_temporary(self.runs_directory, held))
             return replace(self, directory=_temporary(None, held))
         except OSError as error:
-            raise StorageError(f"no folder can be made for this peer: {error}; name one as its directory") from error
+            raise StorageError(
+                f"no folder can be made for this peer: {error.strerror}. Name one that can be written, by "
+                "--directory DIR or PeerOptions(directory=...)"
+            ) from error
 
 
 def join(
@@ -198,7 +201,10 @@ def made(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"the folder {folder} cannot be made: {error}") from error
+        raise StorageError(
+            f"the folder {folder} cannot be made: {error.strerror}. Name one that can be written, by --directory DIR "
+            "or PeerOptions(directory=...), or keep nothing, by --ephemeral or PeerOptions(ephemeral=True)"
+        ) from error
     return folder
 
 
