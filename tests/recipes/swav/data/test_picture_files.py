@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import tarfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,25 @@ def test_batches_are_made_ahead_and_errors_come_in_their_place() -> None:
     assert next(endless) == 0
     endless.close()  # type: ignore[attr-defined]
     assert list(prefetched(iter([1, 2]))) == [1, 2]
+
+
+def test_the_end_does_not_wait_for_a_source_that_pauses() -> None:
+    goes_on, went_on = threading.Event(), threading.Event()
+
+    def source() -> Iterator[int]:
+        yield 0
+        goes_on.wait(30)
+        went_on.set()
+        yield 1
+
+    ahead = prefetched(source())
+    assert next(ahead) == 0
+    ahead.close()  # type: ignore[attr-defined]
+    assert not went_on.is_set()
+    goes_on.set()
+    (thread,) = [each for each in threading.enumerate() if each.name == "minga-batches"]
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 def test_pictures_are_packed_into_several_files_and_equal_ones_alike(

@@ -11,11 +11,15 @@ T = TypeVar("T")
 
 DEPTH: Final = 4
 _LOOK_S: Final = 0.2
+_END_S: Final = 0.5
+"""Longest wait for the thread at the end. One whose source pauses, as after a broken line, ends when that goes on, or
+with the process.
+"""
 
 
 def prefetched(source: Iterator[T], depth: int = DEPTH) -> Iterator[T]:
     """What `source` yields, at most `depth` items ahead. Its error is raised in its place; the thread ends with this
-    generator.
+    generator, or as soon as `source` yields again.
     """
     ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
     stopped = threading.Event()
@@ -43,7 +47,10 @@ def prefetched(source: Iterator[T], depth: int = DEPTH) -> Iterator[T]:
     thread.start()
     try:
         while True:
-            item, error = ready.get()
+            try:
+                item, error = ready.get(timeout=_LOOK_S)  # in slices, so that Ctrl-C is heard everywhere
+            except queue.Empty:
+                continue
             if isinstance(error, StopIteration):
                 return
             if error is not None:
@@ -51,4 +58,4 @@ def prefetched(source: Iterator[T], depth: int = DEPTH) -> Iterator[T]:
             yield item  # type: ignore[misc]
     finally:
         stopped.set()
-        thread.join()
+        thread.join(_END_S)
