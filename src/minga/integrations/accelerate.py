@@ -6,15 +6,17 @@ accelerator.backward ─▶ loss ───┴▶ tally ─▶ optimizer.step() a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.utils import broadcast_object_list
 from torch.optim.lr_scheduler import LRScheduler
 
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, RunFinishedError
+from minga.core.units import counted
 from minga.identity.links.links import Link
 from minga.integrations.data_order import order_by, streams_of
 from minga.integrations.global_schedule import GlobalSchedule
@@ -23,8 +25,12 @@ from minga.integrations.place import RunPlace, enter
 from minga.integrations.tally import Tally, batch_size_of
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
+from minga.training.replica.schedule import stretch
 from minga.training.replica.trained_record import SAMPLES
 
+logger = logging.getLogger("minga.integrations")
+
+_LEAVE: Final = "Leave the loop over epochs when the run is over: if loader.finished: break"
 WITHOUT_SHARDS = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU")
 """Ways of Accelerate in which each process has the whole model."""
 
@@ -38,8 +44,12 @@ class CountedLoader:
 
     def __init__(self, loader: Any, optimizer: JoinedOptimizer, weigh: Callable[[Any], int], peer: Peer | None) -> None:
         self.loader, self._optimizer, self._weigh, self.peer = loader, optimizer, weigh, peer
+        self._epochs_beyond = 0
 
     def __iter__(self) -> Iterator[Any]:
+        """Raises `RunFinishedError` in a loop that goes on for more than an epoch after the end of the run."""
+        if self.finished:
+            self._tell_of_end()
         for batch in self.loader:
             if self._optimizer.finished:
                 return
@@ -62,42 +72,58 @@ class CountedLoader:
         """Shuffle as in this epoch."""
         self.loader.set_epoch(epoch)
 
+    def _tell_of_end(self) -> None:
+        self._epochs_beyond += 1
+        step = counted(self._optimizer.global_step, "step")
+        where = "" if self.peer is None else f"; its last state is in {self.peer.directory}"
+        if self._epochs_beyond > 1:
+            raise RunFinishedError(f"the run is complete after {step}{where}. {_LEAVE}")
+        logger.warning("the run is complete after %s, and this loop goes on with another epoch. %s", step, _LEAVE)
 
-class Prepared(NamedTuple):
-    """What `prepare` returns; `scheduler` shows learning rates, and leaves them to the run."""
 
-    model: torch.nn.Module
-    optimizer: Any
-    loader: CountedLoader
-    scheduler: GlobalSchedule
+class PausingLoader:
+    """A prepared loader of data on which the script evaluates: the run expects no gradient meanwhile."""
+
+    def __init__(self, loader: Any, optimizer: JoinedOptimizer) -> None:
+        self._loader, self._optimizer = loader, optimizer
+
+    def __iter__(self) -> Iterator[Any]:
+        self._optimizer.pause()
+        return iter(self._loader)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
 
 def prepare(
     accelerator: Accelerator,
     link: Link | str | Peer | None,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loader: Any,
-    scheduler: LRScheduler | None = None,
-    *,
+    *objects: Any,
     options: PeerOptions | None = None,
     weigh: Callable[[Any], int] = batch_size_of,
     unit: str | None = None,
-) -> Prepared:
-    """Join the run of `link` (or take the program's peer), and prepare these as `accelerator.prepare` does.
+) -> tuple[Any, ...]:
+    """Join the run of `link` (or take the program's peer), and prepare `objects` as `accelerator.prepare` does: the
+    model, its optimizer, loaders and the scheduler, if there is one. They come back in their order.
 
-    Iterate over the loader that is returned, which counts samples and ends with the run. `scheduler` counts global
-    steps; what is returned in its place may be stepped, and does nothing. Gradients are clipped after averaging, as the
-    run spec says (`optimizer.max_grad_norm`): `accelerator.clip_grad_norm_` returns the norm and no longer clips.
+    Of loaders the first is the one to train on. What comes back in its place, a `CountedLoader`, counts samples and
+    ends with the run; the others are for evaluation. The scheduler counts global steps, of the run: one that
+    `transformers.get_scheduler` made goes over the run's steps, whatever number it was made with. What comes back in
+    its place may be stepped, and does nothing. Gradients are clipped after averaging, as the run spec says
+    (`optimizer.max_grad_norm`): `accelerator.clip_grad_norm_` returns the norm and no longer clips.
 
     `weigh` says what a batch counts for, by default its samples. Where the loss is a mean over target tokens it is to
     return their number, and `unit` is "tokens": the word for what it counts, which is needed with it and is the same on
     all peers. A stream (`IterableDataset`) is put into an order of this peer's own, as far as its class has a way for
-    that. Of the micro-batches of one optimizer call each counts alike in the gradient, which is
-    Accelerate's way; a last call with fewer of them is scaled to their mean.
+    that. Of the micro-batches of one optimizer call each counts alike in the gradient, which is Accelerate's way; a
+    last call with fewer of them is scaled to their mean.
 
     Returns when this peer has the run's current state. Raises what `minga.join` raises, and `ConfigurationError` for
-    FSDP, DeepSpeed and others that divide the model, and for a second call with one accelerator.
+    FSDP, DeepSpeed and others that divide the model, for a second call with one accelerator, and without one model, one
+    optimizer and a loader.
     """
     if accelerator.distributed_type.value not in WITHOUT_SHARDS:
         raise ConfigurationError(
@@ -111,34 +137,57 @@ def prepare(
             'weigh=... counts what this program says: say what that is, as with unit="tokens" or unit="samples", the '
             "same on all peers"
         )
+    kinds = [_kind_of(each) for each in objects]
+    if [kinds.count(each) for each in ("model", "optimizer")] != [1, 1] or "loader" not in kinds:
+        given = ", ".join(type(each).__name__ for each in objects) or "nothing"
+        raise ConfigurationError(
+            "prepare(accelerator, link, ...) takes one model, its optimizer, the loader to train on, and what else "
+            f"accelerator.prepare takes, such as the scheduler and a loader to evaluate on; got {given}"
+        )
+    if kinds.count("scheduler") > 1:
+        raise ConfigurationError("an optimizer of a run has one learning-rate scheduler; chain them into one")
     place = enter(link, options, is_first=accelerator.is_main_process)
     try:
-        return _prepared(accelerator, place, model, optimizer, loader, scheduler, weigh, unit or SAMPLES)
+        return _prepared(accelerator, place, dict(enumerate(objects)), kinds, weigh, unit or SAMPLES)
     except BaseException:
         place.leave()
         raise
 
 
+def _kind_of(thing: Any) -> str:
+    kinds = {"model": torch.nn.Module, "optimizer": torch.optim.Optimizer, "scheduler": LRScheduler}
+    return next((name for name, kind in kinds.items() if isinstance(thing, kind)), "loader")
+
+
 def _prepared(
     accelerator: Accelerator,
     place: RunPlace,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loader: Any,
-    scheduler: LRScheduler | None,
+    objects: dict[int, Any],
+    kinds: Sequence[str],
     weigh: Callable[[Any], int],
     unit: str,
-) -> Prepared:
+) -> tuple[Any, ...]:
     tally = Tally()
+    training = kinds.index("loader")
     (seed,) = broadcast_object_list([0 if place.peer is None else place.peer.seed])
-    for dataset in streams_of(loader):
+    for dataset in streams_of(objects[training]):
         order_by(seed, dataset)
-    joined = JoinedOptimizer(optimizer, tally)
-    model, accelerated, loader = accelerator.prepare(model, joined, loader)
-    joined.begin(place, model=model, scheduler=scheduler, unit=unit)
-    tally.window = accelerator.gradient_accumulation_steps
+    optimizer = kinds.index("optimizer")
+    joined = objects[optimizer] = JoinedOptimizer(objects[optimizer], tally)
+    scheduler = objects.pop(kinds.index("scheduler")) if "scheduler" in kinds else None
+    found = dict(zip(objects, accelerator.prepare(*objects.values()), strict=True))
+    if scheduler is not None:
+        stretch(scheduler, place.schedule_steps)
+        found[kinds.index("scheduler")] = GlobalSchedule(joined)
+    joined.begin(place, model=found[kinds.index("model")], scheduler=scheduler, unit=unit)
+    tally.window, tally.told_by = accelerator.gradient_accumulation_steps, "accelerator.backward(loss)"
     _listen(accelerator, tally)
-    return Prepared(model, accelerated, CountedLoader(loader, joined, weigh, place.peer), GlobalSchedule(joined))
+    for number, kind in enumerate(kinds):
+        if number == training:
+            found[number] = CountedLoader(found[number], joined, weigh, place.peer)
+        elif kind == "loader":
+            found[number] = PausingLoader(found[number], joined)
+    return tuple(found[number] for number in range(len(kinds)))
 
 
 def _listen(accelerator: Accelerator, tally: Tally) -> None:

@@ -21,6 +21,9 @@ from minga.training.replica.trained_record import SAMPLES
 
 logger = logging.getLogger("minga.integrations")
 
+TOLD_AT = 10
+"""Optimizer calls in a row that are left out, after which the program is told why; one or two may be so by chance."""
+
 
 class DivergenceWarning:
     """Warns a script whose peer's state differs again and again: the frameworks set optimizer and schedule in the
@@ -66,6 +69,9 @@ class JoinedOptimizer(torch.optim.Optimizer):
         self.inner, self.tally = inner, tally
         self.joined: Optimizer | None = None
         """The optimizer of the run, once training has begun."""
+        self.left_out = 0
+        """Calls that stood for no sample."""
+        self._in_row = 0
         self._show()
 
     def begin(
@@ -140,13 +146,15 @@ class JoinedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 result = closure()
         samples, loss, scale = self.tally.samples, self.tally.loss, self.tally.scale
+        has_loss = self.tally.micro_batches > 0
         self.tally.clear()
         if samples or has_other_processes():
+            self._in_row = 0
             if scale != 1.0:
                 self._scale(scale)
             self.joined.step(samples=max(1, samples), loss=loss)
         else:
-            self._leave_out()
+            self._leave_out(has_loss=has_loss)
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -195,9 +203,22 @@ class JoinedOptimizer(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     parameter.grad.mul_(scale)
 
-    def _leave_out(self) -> None:
-        logger.warning("no samples were counted for this optimizer call: its gradients are left out")
+    def _leave_out(self, *, has_loss: bool) -> None:
+        """Raises `ConfigurationError` where the program never tells its loss, so that it can give nothing."""
+        self.left_out, self._in_row = self.left_out + 1, self._in_row + 1
         self.zero_grad()
+        if self._in_row != TOLD_AT:
+            return
+        if not has_loss:
+            raise ConfigurationError(
+                f"the last {TOLD_AT} optimizer calls came without a loss, so nothing is known of their samples: call "
+                f"{self.tally.told_by}, and not loss.backward()"
+            )
+        logger.warning(
+            "the last %d optimizer calls stood for no sample with a target, as where all labels are -100, and are left "
+            "out: this peer gives nothing to the run, and alone it takes no step. Look at the labels of the batches",
+            TOLD_AT,
+        )
 
     def _show(self) -> None:
         self.param_groups, self.state, self.defaults = self.inner.param_groups, self.inner.state, self.inner.defaults

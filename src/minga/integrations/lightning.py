@@ -111,8 +111,9 @@ class MingaStrategy(_SingleDeviceStrategy):  # type: ignore[misc]
         joined = [JoinedOptimizer(optimizer, Tally()) for optimizer in inner]
         for config in self.lr_scheduler_configs:
             config.scheduler = GlobalSchedule(joined[inner.index(config.scheduler.optimizer)])
-        if self.lightning_module.automatic_optimization:
-            for each in joined:
+        for each in joined:
+            each.tally.told_by = "self.manual_backward(loss)"
+            if self.lightning_module.automatic_optimization:
                 each.tally.window = trainer.accumulate_grad_batches
         self.optimizers = [joined[inner.index(optimizer)] for optimizer in configured]
         self._joined = joined

@@ -15,10 +15,12 @@ class Tally:
     micro_batches: batches that were gone through backward.
     window: the number of micro-batches by which the framework divides the loss of each, where it does so even if a call
         has fewer, as the last one of an epoch may; None where it does not.
+    told_by: the call by which the program tells its loss, in words.
     """
 
     def __init__(self) -> None:
         self.window: int | None = None
+        self.told_by = "the framework's own backward"
         self.samples = 0
         self.micro_batches = 0
         self._loss: torch.Tensor | float | None = None

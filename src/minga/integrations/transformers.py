@@ -22,6 +22,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from minga.core.errors import ConfigurationError
+from minga.core.units import counted
 from minga.identity.links.links import Link
 from minga.integrations.data_order import shuffled_by
 from minga.integrations.global_schedule import GlobalSchedule
@@ -210,7 +211,11 @@ class _TrainerPart(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Say how far the run came."""
-        step = self.optimizer.global_step
-        logger.info(
-            "the Trainer ended at global step %d%s", step, ", the run's last" if self.optimizer.finished else ""
+        step, left_out = self.optimizer.global_step, self.optimizer.left_out
+        logger.log(
+            logging.WARNING if left_out else logging.INFO,
+            "the Trainer ended at global step %d%s%s",
+            step,
+            ", the run's last" if self.optimizer.finished else "",
+            f"; {counted(left_out, 'optimizer call')} stood for no sample with a target" if left_out else "",
         )

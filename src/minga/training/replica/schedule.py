@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from functools import partial
 from types import SimpleNamespace
 from typing import Final
 
@@ -22,6 +23,9 @@ logger = logging.getLogger("minga.training")
 UNKNOWN: Final = -1
 MOST_TRIED: Final = 20_000
 """Steps of a schedule that are tried at the start: some tenths of a second."""
+LONG: Final = 2
+"""A schedule that is so many times as long as its run was made for another number of steps."""
+_LENGTH: Final = "num_training_steps"
 _ENDS: Final = (ValueError, LookupError)
 """What a schedule raises beyond its end."""
 
@@ -39,6 +43,14 @@ class Schedule:
         self.note()
         if scheduler is not None and stop is not None:
             self._try(scheduler, stop)
+            if (length := length_of(scheduler)) > LONG * stop:
+                logger.warning(
+                    "the learning-rate schedule goes over %d global steps, and the run ends after %d: the rate hardly "
+                    "falls. Make the schedule for %d steps, which is peer.spec.training.stop_after_steps",
+                    length,
+                    stop,
+                    stop,
+                )
 
     def note(self) -> None:
         """The scheduler stands where the run's state says."""
@@ -99,6 +111,32 @@ class Schedule:
         """The steps that the scheduler has seen; one that chains others counts by them."""
         first = next(iter(getattr(self.scheduler, "_schedulers", ())), None)
         return int(getattr(self.scheduler, "last_epoch", getattr(first, "last_epoch", UNKNOWN)))
+
+
+def length_of(scheduler: LRScheduler) -> int:
+    """The steps that a scheduler of torch, or of `transformers.get_scheduler`, was made for; 0 if it does not say."""
+    inner = [length_of(each) for each in getattr(scheduler, "_schedulers", ())]
+    named = [getattr(scheduler, name, None) for name in ("total_steps", "T_max")]
+    named += [function.keywords.get(_LENGTH) for function in _partials(scheduler)]
+    return max([int(each) for each in named if isinstance(each, int)] + inner, default=0)
+
+
+def stretch(scheduler: LRScheduler, steps: int) -> None:
+    """Have a schedule of `transformers.get_scheduler` go over so many steps: scripts make it for those of their own
+    loop.
+    """
+    functions = getattr(scheduler, "lr_lambdas", None)
+    if not isinstance(functions, list) or not any(_LENGTH in each.keywords for each in _partials(scheduler)):
+        return
+    for place, function in enumerate(functions):
+        if isinstance(function, partial) and _LENGTH in function.keywords:
+            if function.keywords[_LENGTH] != steps:
+                logger.info("the learning-rate schedule goes over the %d global steps of the run", steps)
+            functions[place] = partial(function.func, *function.args, **{**function.keywords, _LENGTH: steps})
+
+
+def _partials(scheduler: LRScheduler) -> list[partial[float]]:
+    return [each for each in getattr(scheduler, "lr_lambdas", ()) if isinstance(each, partial)]
 
 
 def _check(scheduler: LRScheduler | None, optimizer: torch.optim.Optimizer) -> None:
