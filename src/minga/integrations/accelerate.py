@@ -7,7 +7,7 @@ accelerator.backward ─▶ loss ───┴▶ tally ─▶ optimizer.step() a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -75,9 +75,8 @@ class CountedLoader:
     def _tell_of_end(self) -> None:
         self._epochs_beyond += 1
         step = counted(self._optimizer.global_step, "step")
-        where = "" if self.peer is None else f"; its last state is in {self.peer.directory}"
         if self._epochs_beyond > 1:
-            raise RunFinishedError(f"the run is complete after {step}{where}. {_LEAVE}")
+            raise RunFinishedError(f"the run is complete after {step}. {_LEAVE}")
         logger.warning("the run is complete after %s, and this loop goes on with another epoch. %s", step, _LEAVE)
 
 
@@ -155,8 +154,13 @@ def prepare(
 
 
 def _kind_of(thing: Any) -> str:
-    kinds = {"model": torch.nn.Module, "optimizer": torch.optim.Optimizer, "scheduler": LRScheduler}
-    return next((name for name, kind in kinds.items() if isinstance(thing, kind)), "loader")
+    kinds = {
+        "model": torch.nn.Module,
+        "optimizer": torch.optim.Optimizer,
+        "scheduler": LRScheduler,
+        "loader": Iterable,
+    }
+    return next((name for name, kind in kinds.items() if isinstance(thing, kind)), "other")
 
 
 def _prepared(
