@@ -205,10 +205,8 @@ def test_an_interrupted_host_whose_folder_is_gone_with_it_ends_in_order(spec: st
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for single processes")
 def test_a_host_that_keeps_nothing_says_so_and_what_its_settings_cost(spec: str, tmp_path: Path) -> None:
     sparse = tmp_path / "sparse.toml"
-    sparse.write_text(
-        f'{Path(spec).read_text("utf-8")}[averaging]\ncodec = "topk"\ndownload_codec = "gtopk"\n[state]\nfounder = "first"\n',
-        "utf-8",
-    )
+    text = Path(spec).read_text("utf-8").replace("[state]\n", '[state]\nfounder = "first"\n')
+    sparse.write_text(f'{text}[averaging]\ncodec = "topk"\ndownload_codec = "gtopk"\n', "utf-8")
     with Running("host", str(sparse), *ALONE, "--directory", str(tmp_path), "--role", "monitor") as host:
         assert host.wait_for("keeps.nothing")["role"] == "monitor"
         assert host.wait_for("run.caution")["code"] == "W1"
