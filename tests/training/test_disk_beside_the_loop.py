@@ -73,7 +73,7 @@ def test_a_peer_in_a_run_opens_no_file_on_its_loop(tmp_path: Path) -> None:
         left.set()
         hosting.join()
     assert not opened
-    for kept in ("receipts-*.bin", "access-orders.msgpack", "words.txt", "places-*.msgpack"):
+    for kept in ("access-orders.msgpack", "words.txt", "places-*.msgpack"):
         assert list(tmp_path.rglob(kept))
 
 
