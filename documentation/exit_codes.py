@@ -21,7 +21,7 @@ ERRORS: Final = """
 ## Errors
 
 All errors that minga raises derive from `minga.MingaError`. A command that fails with one of them ends with this code,
-or with 6 or 7 where a `RejectedError` is about this machine's clock or key:
+or with 7 or 8 where a `RejectedError` is about this machine's clock or key:
 
 | error | code | meaning |
 | --- | --- | --- |

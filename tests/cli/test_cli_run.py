@@ -184,7 +184,7 @@ def test_an_interrupted_host_says_which_step_is_on_disk(spec: str, tmp_path: Pat
     often = tmp_path / "often.toml"
     often.write_text(f"{Path(spec).read_text('utf-8')}[checkpoints]\nevery_steps = 2\n", "utf-8")
     with Running("host", str(often), *ALONE, "--directory", str(tmp_path), "--role", "trainer") as host:
-        saved = host.wait_for("checkpoint.saved")["step"]
+        saved = host.wait_for("checkpoint.saved", step=2)["step"]
         host.process.send_signal(number)
         summary = host.summary()
         assert summary["exit_code"] == code
@@ -205,9 +205,8 @@ def test_an_interrupted_host_whose_folder_is_gone_with_it_ends_in_order(spec: st
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for single processes")
 def test_a_host_that_keeps_nothing_says_so_and_what_its_settings_cost(spec: str, tmp_path: Path) -> None:
     sparse = tmp_path / "sparse.toml"
-    sparse.write_text(
-        f'{Path(spec).read_text("utf-8")}[averaging]\ncodec = "topk"\ndownload_codec = "gtopk"\n', "utf-8"
-    )
+    text = Path(spec).read_text("utf-8").replace("[state]\n", '[state]\nfounder = "first"\n')
+    sparse.write_text(f'{text}[averaging]\ncodec = "topk"\ndownload_codec = "gtopk"\n', "utf-8")
     with Running("host", str(sparse), *ALONE, "--directory", str(tmp_path), "--role", "monitor") as host:
         assert host.wait_for("keeps.nothing")["role"] == "monitor"
         assert host.wait_for("run.caution")["code"] == "W1"
@@ -326,7 +325,7 @@ def test_doctor_names_the_hop_that_fails(tmp_path: Path) -> None:
 
 
 def test_doctor_finds_the_way_and_tells_another_run_from_nobody(spec: str, tmp_path: Path) -> None:
-    with Running("host", spec, *ALONE, "--directory", str(tmp_path), "--role", "monitor") as host:
+    with Running("host", spec, *ALONE, "--directory", str(tmp_path)) as host:
         link = Link.parse(host.wait_for("link")["link"])
         fine = run("doctor", str(link), "--json")
         assert fine.returncode == 0, fine.stdout

@@ -24,6 +24,7 @@ from minga.core.errors import (
     IdentityError,
     LinkError,
     MingaError,
+    NoStateError,
     RejectedError,
     StorageError,
     UnreachableError,
@@ -248,6 +249,7 @@ def test_exit_codes_by_kind_of_error() -> None:
         LinkError("x"): exit_codes.USAGE,
         UnreachableError("x"): exit_codes.REMOTE,
         RejectedError("x"): exit_codes.REMOTE,
+        NoStateError("x"): exit_codes.NO_STATE,
         StorageError("x"): exit_codes.STORAGE,
         IdentityError("x"): exit_codes.STORAGE,
         ClosedError("x"): exit_codes.LOCAL,
@@ -256,7 +258,7 @@ def test_exit_codes_by_kind_of_error() -> None:
     assert {type(error): exit_codes.code_of(error) for error in expected} == {type(e): c for e, c in expected.items()}
     kinds = [v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, MingaError)]
     assert all(
-        exit_codes.code_of(kind("x")) in (exit_codes.USAGE, exit_codes.REMOTE, exit_codes.STORAGE, exit_codes.LOCAL)
+        exit_codes.code_of(kind("x")) not in (exit_codes.OK, exit_codes.CHECK_FAILED)
         for kind in kinds
         if kind is not MingaError
     )

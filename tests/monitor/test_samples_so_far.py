@@ -21,6 +21,7 @@ from minga.monitor.history_exchange import thinned
 from minga.monitor.watcher import Watcher
 from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo
+from minga.network.rpc.run_clock import RunClock
 from minga.training.record_kinds import RUN_KINDS, Metrics, Progress
 from minga.training.status.run_status import RunStatus
 
@@ -52,7 +53,7 @@ def _board(identity: Identity) -> Board:
     return Board(
         identity,
         RUN_ID,
-        wall_time=lambda: 1.7e9 + next(TICK),
+        run_clock=RunClock(lambda: 1.7e9 + next(TICK), lambda: 100.0 + next(TICK)),
         clock=lambda: 100.0 + next(TICK),
         events=EventBus(lambda: 0.0),
         kinds=RUN_KINDS,
@@ -78,7 +79,7 @@ class World:
             peer_id=own.peer_id, run_id=RUN_ID, role="monitor", traffic=lambda: (0, 0), facts=lambda _: None
         )
         node.network = network
-        session = SimpleNamespace(board=board, node=node, founding=None, ledger=None)
+        session = SimpleNamespace(board=board, node=node, founding=None, ledger=None, error=None)
         peer: Any = SimpleNamespace(
             spec=self._spec, session=session, on_loop=lambda function: function(), subscribe=lambda _: None
         )

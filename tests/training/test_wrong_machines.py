@@ -13,7 +13,7 @@ from minga.cli.terminal import exit_codes
 from minga.network.iroh.network import IrohNetwork
 
 SPEC = minga.RunSpec.from_mapping({"name": "machines", "model": {"recipe": "custom"}})
-HOST = minga.PeerOptions(role="monitor", ephemeral=True, host="127.0.0.1")
+HOST = minga.PeerOptions(role="auxiliary", ephemeral=True, host="127.0.0.1")
 
 
 def options(folder: Path, key: str) -> minga.PeerOptions:

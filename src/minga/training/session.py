@@ -356,7 +356,8 @@ class Session:
 
         self.board.observe(note)
         may_sign_for_others = spec.security.verification == "none" and not founding.rules.by_organiser
-        if only_looks or not is_organiser or may_sign_for_others:
+        has_shared_state = not spec.split.is_on or spec.split.averages_clients
+        if has_shared_state and (only_looks or not is_organiser or may_sign_for_others):
             self.node.spawn(find())
         return founding
 

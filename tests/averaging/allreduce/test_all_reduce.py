@@ -506,7 +506,8 @@ def test_garbage_on_every_method_of_the_service() -> None:
         await world.start()
         await world.reduce(world.plan(layout), layout, list(vectors_of(layout, 2)), [1, 1])
         liar, victim = world.parties[1], world.parties[0]
-        for method in sorted(victim.node._server.handlers):
+        methods = [name for name in sorted(victim.node._server.handlers) if name.startswith("round.")]
+        for method in methods:
             connection = await liar.node.connection(victim.peer_id)
             stream = liar.node._wrap(await connection.open_stream(), connection)
             await stream.send(Call(method))
@@ -514,7 +515,7 @@ def test_garbage_on_every_method_of_the_service() -> None:
             with pytest.raises(RemoteError):
                 await stream.receive(FetchChunks)
             await stream.close()
-        assert len(victim.offences()) == len(victim.node._server.handlers)
+        assert len(victim.offences()) == len(methods) > 3
         assert {peer for peer, _ in victim.offences()} == {liar.peer_id}
         await world.close()
 

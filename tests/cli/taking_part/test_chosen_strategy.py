@@ -18,6 +18,8 @@ strategy = "auto"
 target_batch_size = 64
 [network]
 relay = "none"
+[state]
+founder = "first"
 """
 
 

@@ -225,7 +225,9 @@ def test_a_program_sees_the_run_before_its_files_and_may_decline(tmp_path: Path)
     options = minga.PeerOptions("monitor", ephemeral=True, directory=tmp_path / "host", host="127.0.0.1")
     (tmp_path / "large").write_bytes(bytes(3 << 20) + b"end")
     files = {"big": b"x", "large": tmp_path / "large"}
-    with minga.host(minga.RunSpec(name="seen", model={"recipe": "custom"}), options, files=files) as host:
+    with minga.host(
+        minga.RunSpec(name="seen", model={"recipe": "custom"}, state={"founder": "first"}), options, files=files
+    ) as host:
         joining = minga.PeerOptions("monitor", ephemeral=True, directory=tmp_path / "guest", host="127.0.0.1")
         with pytest.raises(DeclinedError):
             minga.join(host.link, joining, consider=decline)

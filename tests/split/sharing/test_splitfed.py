@@ -54,6 +54,8 @@ def scene(
             for index, each in enumerate(clients)
         ]
         if kills:
+            while not all(each.part.replica.lineage.is_founded for each in clients):
+                await asyncio.sleep(0.05)  # a founder that dies before another has its state takes the run along
             await asyncio.sleep(chance.uniform(0.3, 3.0))
             world.internet.kill(clients[-1].peer.network)
         living = clients[:-1] if kills else clients
