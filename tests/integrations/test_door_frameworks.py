@@ -100,7 +100,7 @@ with enter(spec_of(6, 1), 1) as peer:
     stream, seed = Stream(), int(peer.peer_id[:8], 16) % (1 << 28)
     accelerator = Accelerator(cpu=True)
     is_refused(lambda: prepare(accelerator, peer, *parts, DataLoader(stream, batch_size=3), weigh=len))
-    model, optimizer, loader, _ = prepare(
+    model, optimizer, loader = prepare(
         accelerator, peer, *parts, DataLoader(stream, batch_size=3), weigh=len, unit="tokens"
     )
     for batch in loader:
