@@ -27,7 +27,7 @@ BAD = [
     ("overrides", {"a": "x" * 201}, "at most 32 names"),
     ("overrides", {f"a{i}": 1 for i in range(33)}, "at most 32 names"),
     ("masked_fraction", 0.0, "above 0"),
-    ("vocabulary_size", 10**7, "1_000_000"),
+    ("vocabulary_size", 10**7, "1,000,000"),
     ("max_len", 64, "did you mean max_length?"),
     ("data.source", "web", '"bible"'),
     ("data.source", "datasets", "needs name"),

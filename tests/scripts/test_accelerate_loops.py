@@ -27,7 +27,16 @@ joined = optimizer.optimizer.joined
 (folder / ("here" + role)).touch()
 while not all((folder / ("here" + each)).exists() for each in "01"):
     joined.follow(0.02)
+
+
+def evaluate():
+    model.eval()
+    with torch.no_grad():
+        losses.append(sum(model(batch).square().mean().item() for batch in eval_loader))
+
+
 evaluations, losses, ended, beyond = 0, [], "", 0
+evaluate()
 try:
     for epoch in range(EPOCHS):
         model.train()
@@ -37,9 +46,7 @@ try:
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
-        model.eval()
-        with torch.no_grad():
-            losses.append(sum(model(batch).square().mean().item() for batch in eval_loader))
+        evaluate()
         evaluations += 1
         beyond += joined.finished
 except minga.RunFinishedError as error:

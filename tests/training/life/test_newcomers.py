@@ -16,7 +16,6 @@ from minga.training.life.newcomers import FORGIVEN_S, Newcomers
 from minga.training.record_kinds import Progress, Status
 from tests.worlds.swarm_tools import (
     assert_equal_states,
-    longest_gap_s,
     make_spec,
     pull,
     rounds,
@@ -79,17 +78,23 @@ async def test_a_newcomer_that_never_had_a_state_of_the_run_does_not_go_on_witho
     await swarm.close()
 
 
-def test_newcomer_after_newcomer_does_not_hold_the_others_up() -> None:
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_newcomer_after_newcomer_does_not_hold_the_others_up(seed: int) -> None:
+    """How long rounds take depends on what is known of the newcomers' lines by then: that is the planner's."""
+
     @virtually
     async def main() -> None:
-        swarm = await trained(7)
+        swarm = await trained(seed)
         began = asyncio.get_running_loop().time()
         for _ in range(8):
             swarm.add(HostSettings(latency_s=0.01, down_bytes_per_s=STATE_BYTES), TrainerSettings(4, 0.25))
             await asyncio.sleep(0.9)
         await asyncio.sleep(20.0)
         assert all(takes_part(swarm, peer.name) for peer in swarm.alive())
-        assert longest_gap_s(swarm, began) < LEAST_S + 2.5  # a round takes more than a second here
+        begun = [e.event for e in swarm.log.of("round.begun") if e.event.time > began]
+        assert (
+            max(float(str(event.fields["waited_s"])) for event in begun) < LEAST_S + 1.0
+        )  # samples take half a second
         await swarm.close()
 
     main()

@@ -158,7 +158,7 @@ def test_peers_with_ephemeral_keys_leave_nothing_behind(
     temporary.mkdir()
     monkeypatch.setenv("XDG_DATA_HOME", str(data))
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    settings = {"name": "brief", "model": {"recipe": "custom"}}
+    settings = {"name": "brief", "model": {"recipe": "custom"}, "state": {"founder": "first"}}
     options = minga.PeerOptions(ephemeral=True, host="127.0.0.1")
     with minga.host(settings, options) as organiser:
         for role in ("trainer", "monitor"):
