@@ -39,7 +39,7 @@ def sim(
     listed: Annotated[bool, typer.Option("--list", help="Name the scenarios that come with minga, and exit.")] = False,
     json_output: Json = False,
 ) -> None:
-    """Run a swarm on virtual time: the code that runs in the wild, with simulated lines, churn and faults."""
+    """Run a swarm on virtual time: the code that real peers run, with simulated lines, churn and faults."""
     if source is None and not listed:
         raise typer.BadParameter(
             "name a scenario, such as home-150; `minga sim --list` names those that come with minga"
