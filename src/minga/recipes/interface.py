@@ -188,11 +188,6 @@ class Recipe(ABC, Generic[S]):
     # ---- settings
 
     @classmethod
-    def from_version_2(cls, table: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG003
-        """Today's settings out of those of a run spec of version 2; for recipes that are that old."""
-        raise ConfigurationError("a run spec of version 2 cannot name this recipe; write spec_version = 3")
-
-    @classmethod
     def size_settings(cls, size: str, tokens: int | None) -> dict[str, Any]:
         """The settings that belong to one of `sizes`; `tokens` of a sample, None for as many as is usual."""
         raise NotImplementedError(f"{cls.__name__} names sizes but not their settings")

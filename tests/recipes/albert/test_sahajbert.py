@@ -156,8 +156,6 @@ def test_a_mixture_needs_its_sources_and_other_text_has_none() -> None:
         recipe({"data": {"source": "mixture", "sources": []}})
     with pytest.raises(ConfigurationError, match="mixture"):
         recipe({"data": {"source": "bible", "sources": [{"source": "bible"}]}})
-    with pytest.raises(ConfigurationError, match="spec_version = 3"):
-        type(recipe({})).from_version_2({})
 
 
 @pytest.mark.soak
