@@ -523,7 +523,7 @@ class Member:
             await self._catching_up.go_without()
             return
         # Announced: a full step waits for those who fetch this state.
-        self.step, standing = wanted.minimum_step, self.step
+        self.step, standing, had_state = wanted.minimum_step, self.step, self.lineage.is_founded
         self._publisher.set_status("syncing")
         if self.ready.is_set():  # else it has nothing yet that could count
             self._hold.begin()
@@ -538,8 +538,8 @@ class Member:
         self.step = state.step
         self._take_up(state.lineage.in_epoch(self.epoch))
         self.on_replaced()
-        if self.in_doubt and self.step != standing:
-            self.vectors.forget()
+        if not had_state or (self.in_doubt and self.step != standing):
+            self.vectors.forget()  # what it kept may have counted, or was left out of another state than the run's
             self.in_doubt = False
         self._formation.come_back(self.swarm_view.settled())
         self.amended.stand_at(self.step)
