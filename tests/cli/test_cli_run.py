@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
 from minga.training.join import PeerOptions
 from minga.training.run_folder.rejoin import KnownAddresses
+from minga.training.state.checkpoints import CheckpointStore
 from tests.worlds import installed_wheel
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
 
@@ -71,6 +73,15 @@ def test_export_and_plot_what_a_run_left_behind(spec: str, tmp_path: Path) -> No
     assert exported.returncode == 0, exported.stderr
     assert last_json(exported.stdout)["step"] == step
     assert (tmp_path / "model" / "model.safetensors").exists()
+    checkpoint = CheckpointStore(Path(folder) / "checkpoints").load()
+    said = json.loads((tmp_path / "model" / "minga.json").read_text("utf-8"))
+    assert checkpoint is not None
+    state = checkpoint.snapshot
+    assert (said["step"], said["founding"], said["rounds"]) == (step, state.lineage.founding, state.lineage.rounds)
+    assert f"(founding `{said['founding']}`, rounds `{said['rounds']}`)" in (
+        tmp_path / "model" / "README.md"
+    ).read_text("utf-8")
+    assert said["founding"] != said["rounds"]
     parent = run("export", "--directory", str(tmp_path), "--out", str(tmp_path / "other"))
     assert f"the folders of 1 run; name one of them, such as {folder}" in parent.stderr
     plot = tmp_path / "loss.png"
