@@ -9,7 +9,8 @@ that has one, and never begins with a state of its own.
 In an ordinary run the organiser's peer is the one founder. It begins with what its program has, or where it trains
 nothing itself and the run spec says `state.founder = "first"`, the first trainer that asks for the genesis founds the
 run with its state. In a Byzantine-tolerant run as many founders begin together as the run spec says, all with the same
-state: members vote on everything, and a first list of members has to exist before any member could vote on one.
+state, which is the organiser's if it is one of them: members vote on everything, and a first list of members has to
+exist before any member could vote on one. A peer that would begin with another state is told how it differs.
 
 The genesis does not say whether the run has gone on since, so no single peer is believed about that. Of several
 founders, one that waited for the genesis begins, unless more than half of them, each asked by itself, answer that they
@@ -127,18 +128,19 @@ class Bootstrap:
 @dataclass(frozen=True)
 class FoundingRules:
     """Who founds a run: as many peers as `founders` says, `by_organiser` if its peer is the only one that may, in which
-    case it is the one founder.
+    case it is the one founder. In a run that begins `alike` all peers can make its first state, as with a recipe.
     """
 
     founders: int = 1
     by_organiser: bool = True
+    alike: bool = False
 
     @classmethod
     def of(cls, spec: RunSpec) -> FoundingRules:
         """Those of a run."""
         if spec.security.verification == "byzantine":
             return cls(spec.security.founders, by_organiser=False)
-        return cls(1, by_organiser=spec.founder == "organiser")
+        return cls(1, by_organiser=spec.founder == "organiser", alike=spec.model.recipe != "custom")
 
 
 @loop_bound
@@ -161,6 +163,8 @@ class Founding:
         """To be kept up to date: the newest step of the run that this peer has seen."""
         self.is_first = asyncio.Event()
         """Set when none of the peers that this peer could ask knew a genesis."""
+        self.first = ""
+        """Of the organiser's peer, where it has no state itself: the digest of that with which the run begins."""
         self.waiting: tuple[int, int] | None = None
         """How many are ready to be founders and how many the run wants, while it waits for them."""
         self.organiser = PeerId(organiser)
@@ -187,6 +191,7 @@ class Founding:
         """
         ready = -1
         while self._genesis is None:
+            state = state or self.first
             founders = self._founders(state)
             if len(founders) != ready:
                 ready = len(founders)
@@ -209,7 +214,8 @@ class Founding:
         if self.rules.founders > 1:
             self._node.events.emit(SecureFounded(founders=len(self._genesis.founders)))
             return Bootstrap(self._genesis, self._was_known or await self._have_most_begun(self._genesis.founders))
-        return Bootstrap(self._genesis, self._was_known)
+        is_at_first = state == self._genesis.state and not self._was_known
+        return Bootstrap(self._genesis, not is_at_first or await self._has_begun())
 
     @property
     def told_step(self) -> int:
@@ -229,8 +235,22 @@ class Founding:
             return [peer for peer in own if peer == self.organiser]
         states = {**own, **{peer: ready.state for peer, ready in self._ready.items() if peer in self._present()}}
         counts = Counter(states.values())
-        common = max(counts, key=lambda each: (counts[each], each == state), default="")
-        return [peer for peer, each in states.items() if each == common]
+        first = state or max(counts, key=counts.__getitem__, default="")
+        return [peer for peer, each in states.items() if each == first]
+
+    def other_first(self, state: str) -> tuple[PeerId, str] | None:
+        """A peer that would found the run with another state than `state`, which this one has, and that state's digest:
+        the organiser's, where that has one, else a peer with what most others have; None if there is none.
+        """
+        if self._node.peer_id == self.organiser:
+            return None
+        states = {peer: self._ready[peer].state for peer in self._present()}
+        if self.organiser in states:
+            states = {self.organiser: states[self.organiser]}
+        counts = Counter(each for each in states.values() if each != state)
+        first = max(counts, key=counts.__getitem__, default=None)
+        having = [peer for peer, each in states.items() if each == first]
+        return None if first is None else (self._random.choice(having), first)
 
     def _present(self) -> list[PeerId]:
         now = asyncio.get_running_loop().time()
@@ -270,6 +290,16 @@ class Founding:
                 if 2 * begun > len(founders) or 2 * (len(others) - waiting) <= len(founders):
                     break
         return 2 * begun > len(founders)
+
+    async def _has_begun(self) -> bool:
+        """Whether the organiser's peer has seen a step of the run, or may have."""
+        if self._node.peer_id == self.organiser:
+            return False
+        try:
+            answer = await self._node.call(self.organiser, METHOD, AskFounders(), GenesisAnswer, timeout_s=CALL_S)
+        except RemoteError:
+            return True
+        return answer.step > 0
 
     async def _is_past(self, founder: PeerId) -> bool:
         try:

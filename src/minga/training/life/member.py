@@ -474,11 +474,14 @@ class Member:
             self._run_founding = lineage.founding  # who is alone goes on without what the file would have told
             self._node.spawn(self._verify_founding())
         else:
-            may_found = not lineage.is_founded and (me == self._organiser or not self._founding.rules.by_organiser)
+            rules = self._founding.rules
+            may_found = not lineage.is_founded and (me == self._organiser or rules.alike or not rules.by_organiser)
             state = await self._port.request("digest", self._replica.digest) if may_found else ""
-            genesis = await self._wait.for_founding(state)
+            beginning = await self._wait.for_founding(state)
+            genesis = beginning.genesis
             self._run_founding = genesis.id
-            if state == genesis.state and me in genesis.founders:
+            begins = me in genesis.founders or (rules.alike and not beginning.has_begun)
+            if state == genesis.state and begins:
                 lineage = Lineage.founded(genesis.id)
                 await self._write_lineage(FOUNDED, lineage)
                 self._node.events.emit(StateFounded(digest=state))
