@@ -223,6 +223,23 @@ def test_a_host_that_keeps_nothing_says_so_and_what_its_settings_cost(spec: str,
         assert host.wait_for("run.caution")["code"] == "W1"
 
 
+def test_a_host_that_only_watches_has_the_run_begin_with_the_state_of_its_recipe(spec: str, tmp_path: Path) -> None:
+    """Any volunteer can make that state, so it does not matter if the first of them is gone before it gave it on."""
+    with Running("host", spec, *ALONE, "--directory", str(tmp_path / "host"), "--role", "monitor") as host:
+        link = host.wait_for("link")["link"]
+        with Running("join", link, *ALONE, "--directory", str(tmp_path / "one"), "--role", "auxiliary") as one:
+            founded = one.wait_for("state.founded")["digest"]
+            one.process.kill()
+        with Running("join", link, *ALONE, "--directory", str(tmp_path / "other")) as other:
+            assert other.wait_for("state.founded")["digest"] == founded
+            other.wait_for("step.applied", step=2)
+        with Running("join", link, *ALONE, "--directory", str(tmp_path / "late")) as late:
+            why = late.wait_for("state.awaited")["why"]
+            assert "no peer that has the state of this run is here, and it was at step" in why
+    (genesis,) = (tmp_path / "host").rglob("genesis-*")
+    assert genesis.is_file()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="children are looked up in /proc")
 def test_an_interrupt_ends_the_processes_of_all_devices(spec: str, tmp_path: Path) -> None:
     with Running("host", spec, *ALONE, "--directory", str(tmp_path / "host")) as host:
