@@ -62,20 +62,22 @@ class StateWait:
         self._begun_s: float | None = None
         self._hopeless_s: float | None = None  # since when no peer is in sight that could help
         self._is_told = False
-        self._own = ""  # the digest of the state with which this peer could have founded the run
 
     async def for_founding(self, state: str) -> Bootstrap:
         """Until the run is founded; `state` as in `Founding.find`."""
-        self._own = state
         finding = asyncio.get_running_loop().create_task(self._founding.find(state))
         try:
             while not (await asyncio.wait({finding}, timeout=SYNC_RETRY_S))[0]:
                 is_near = self._node.is_connected(self.organiser)
                 gives = "gives it" if self._founding.rules.by_organiser else "says whose it is"
                 away = "" if is_near else ", which is not connected now"
-                self._note(
-                    f"the run has no first state yet; its organiser {self.organiser[:10]} {gives}{away}", is_near
-                )
+                why = f"the run has no first state yet; its organiser {self.organiser[:10]} {gives}{away}"
+                if is_other := self._founding.told_first not in ("", state):
+                    why = (
+                        "the recipe gives this machine another first state than the organiser's; do versions of its "
+                        "libraries differ?"
+                    )
+                self._note(why, is_near and not is_other)
             return await finding
         finally:
             self.end()
@@ -102,21 +104,20 @@ class StateWait:
         have taken a step.
         """
         genesis = self._founding.genesis
-        return None if genesis is None or self._founding.told_step else PeerId(genesis.founders[0])
+        founders = () if genesis is None or self._founding.told_step else genesis.founders
+        return PeerId(founders[0]) if founders else None
 
     def _nobody(self) -> str:
         """Why no state is to be had."""
-        founder, genesis = self._lone_founder, self._founding.genesis
-        if founder is None or genesis is None:
+        founder = self._lone_founder
+        if founder is None:
             return "no peer that has the state of this run is here"
         if founder == self._node.peer_id:
             return (
                 "this peer founded the run with a state that it does not have any more, and no other peer has it here"
             )
-        how = "" if self._node.is_connected(founder) else ", and has left"
-        if self._founding.rules.alike and self._own not in ("", genesis.state):
-            how += "; the recipe gives this machine another first state: do versions of libraries differ?"
-        return f"no peer that has the state of this run is here: {founder[:10]} founded it{how}"
+        left = "" if self._node.is_connected(founder) else ", and has left"
+        return f"no peer that has the state of this run is here: {founder[:10]} founded it{left}"
 
     def _place(self, words: str) -> str:
         step = self._founding.told_step

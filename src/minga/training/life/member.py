@@ -480,7 +480,7 @@ class Member:
             beginning = await self._wait.for_founding(state)
             genesis = beginning.genesis
             self._run_founding = genesis.id
-            begins = me in genesis.founders or (rules.alike and not beginning.has_begun)
+            begins = me in genesis.founders or (not genesis.founders and not beginning.has_begun)
             if state == genesis.state and begins:
                 lineage = Lineage.founded(genesis.id)
                 await self._write_lineage(FOUNDED, lineage)
