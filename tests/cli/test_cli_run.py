@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
 from minga.training.join import PeerOptions
 from minga.training.run_folder.rejoin import KnownAddresses
+from minga.training.state.checkpoints import CheckpointStore
 from tests.worlds import installed_wheel
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
 
@@ -71,6 +73,15 @@ def test_export_and_plot_what_a_run_left_behind(spec: str, tmp_path: Path) -> No
     assert exported.returncode == 0, exported.stderr
     assert last_json(exported.stdout)["step"] == step
     assert (tmp_path / "model" / "model.safetensors").exists()
+    checkpoint = CheckpointStore(Path(folder) / "checkpoints").load()
+    said = json.loads((tmp_path / "model" / "minga.json").read_text("utf-8"))
+    assert checkpoint is not None
+    state = checkpoint.snapshot
+    assert (said["step"], said["founding"], said["rounds"]) == (step, state.lineage.founding, state.lineage.rounds)
+    assert f"(founding `{said['founding']}`, rounds `{said['rounds']}`)" in (
+        tmp_path / "model" / "README.md"
+    ).read_text("utf-8")
+    assert said["founding"] != said["rounds"]
     parent = run("export", "--directory", str(tmp_path), "--out", str(tmp_path / "other"))
     assert f"the folders of 1 run; name one of them, such as {folder}" in parent.stderr
     plot = tmp_path / "loss.png"
@@ -210,6 +221,23 @@ def test_a_host_that_keeps_nothing_says_so_and_what_its_settings_cost(spec: str,
     with Running("host", str(sparse), *ALONE, "--directory", str(tmp_path), "--role", "monitor") as host:
         assert host.wait_for("keeps.nothing")["role"] == "monitor"
         assert host.wait_for("run.caution")["code"] == "W1"
+
+
+def test_a_host_that_only_watches_has_the_run_begin_with_the_state_of_its_recipe(spec: str, tmp_path: Path) -> None:
+    """Any volunteer can make that state, so it does not matter if the first of them is gone before it gave it on."""
+    with Running("host", spec, *ALONE, "--directory", str(tmp_path / "host"), "--role", "monitor") as host:
+        link = host.wait_for("link")["link"]
+        with Running("join", link, *ALONE, "--directory", str(tmp_path / "one"), "--role", "auxiliary") as one:
+            founded = one.wait_for("state.founded")["digest"]
+            one.process.kill()
+        with Running("join", link, *ALONE, "--directory", str(tmp_path / "other")) as other:
+            assert other.wait_for("state.founded")["digest"] == founded
+            other.wait_for("step.applied", step=2)
+        with Running("join", link, *ALONE, "--directory", str(tmp_path / "late")) as late:
+            why = late.wait_for("state.awaited")["why"]
+            assert "no peer that has the state of this run is here, and it was at step" in why
+    (genesis,) = (tmp_path / "host").rglob("genesis-*")
+    assert genesis.is_file()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="children are looked up in /proc")

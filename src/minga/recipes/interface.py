@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
+    from minga.recipes.exported import Provenance
     from minga.security.randomness.public_batch import PublicBatch
 
 Batch: TypeAlias = "dict[str, Tensor]"
@@ -338,8 +339,9 @@ class Recipe(ABC, Generic[S]):
         """
 
     @abstractmethod
-    def export(self, model: nn.Module, files: Files, directory: Path, *, step: int) -> None:
-        """Write the model in the format of its own library, with a `README.md`, whole or not at all.
+    def export(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
+        """Write the model in the format of its own library, with a `README.md`, whole or not at all. Its `provenance`
+        is of this recipe.
 
         Raises `StorageError` where that fails, and `ConfigurationError` if the directory already has content.
         """

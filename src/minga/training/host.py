@@ -19,6 +19,7 @@ from minga.training.access.access_files import AccessFiles
 from minga.training.archive.archiver import Archive
 from minga.training.archive.targets import target_of
 from minga.training.join import Door, PeerOptions, checked_options, enter, made, network_settings
+from minga.training.life.founding import FoundingRules
 from minga.training.own_access import RunAccess
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins, spelled_out, with_origins
@@ -53,6 +54,7 @@ def host(
     *,
     files: Mapping[str, Content] | None = None,
     resume: Path | str | None = None,
+    gives_state: bool = False,
 ) -> Peer:
     """Begin a run, or go on with one: the peer that is returned has the `link` for all others.
 
@@ -63,7 +65,8 @@ def host(
     of its organiser's machine that are not published. `files` travel with the run: their contents by
     name, or, for large ones, paths of files on this machine, which are copied.
 
-    With an `ephemeral` key and no directory of its own, the peer leaves nothing behind on this machine.
+    With an `ephemeral` key and no directory of its own, the peer leaves nothing behind on this machine. A monitor of a
+    run with a recipe begins it if the caller `gives_state`, by `Peer.begin_with`.
 
     Raises `LocalError`s only: `ConfigurationError` if the run is hosted from this folder already, if it was begun with
     another key, if a package that the spec names is missing, or if an argument makes no sense.
@@ -83,7 +86,9 @@ def host(
         target = None if own.upload_to is None else target_of(own.upload_to)
         own.write(run.directory)
         archive = Archive(own.archive_every, target) if own.archive_every else None
-        return _enter(run, replace(options, announce=own.announce), identity, archive, held)
+        options = replace(options, announce=own.announce)
+        _check_founder(run.spec, options, gives_state=gives_state)
+        return _enter(run, options, identity, archive, held)
 
 
 def read_spec(spec: RunSpec | Mapping[str, Any] | Path | str) -> RunSpec:
@@ -144,9 +149,10 @@ def _differences(given: RunSpec, spec: RunSpec) -> list[str]:
     return sorted(name for name in ours if name not in _WRITTEN_BY_HOST and ours[name] != theirs[name])
 
 
-def _check_founder(spec: RunSpec, options: PeerOptions) -> None:
-    """A run that its organiser founds needs a state of the organiser's peer."""
-    if options.role == "monitor" and spec.security.verification == "none" and spec.founder == "organiser":
+def _check_founder(spec: RunSpec, options: PeerOptions, *, gives_state: bool) -> None:
+    """A run that its organiser founds needs a state of the organiser's peer, or the recipe's."""
+    rules = FoundingRules.of(spec)
+    if options.role == "monitor" and rules.by_organiser and not (gives_state and rules.alike):
         raise ConfigurationError(
             "as a monitor this host has no model, so it cannot give the run its first state. Host it with another "
             'role, or write [state] founder = "first" into the run spec: then the first peer that trains gives it'
@@ -156,7 +162,6 @@ def _check_founder(spec: RunSpec, options: PeerOptions) -> None:
 def _enter(
     run: _Run, options: PeerOptions, identity: Identity, archive: Archive | None, held: contextlib.ExitStack
 ) -> Peer:
-    _check_founder(run.spec, options)
     network = network_settings(options, run.spec.network.relay)
     access = RunAccess(AccessFiles(run.directory), known=(run.signed, run.spec), keeps=options.keeps_files)
 

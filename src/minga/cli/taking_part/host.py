@@ -133,13 +133,18 @@ def run_host(
         if known.step is None:
             output.say("It begins at step 0, unless a peer that has its state is there.")
         output.say("Looking for peers of the run, for up to a minute if they are gone …")
-        hosting = host(None, peer, resume=path)
+        hosting = host(None, peer, resume=path, gives_state=True)
     else:
         output.say(f"Preparing [bold]{spec.name}[/] …")
         _name_earlier_run(spec.name, peer, output)
-        hosting = host(spelled_out(spec), peer, files=prepared_files(spec, peer.runs_directory))
+        files = prepared_files(spec, peer.runs_directory)
+        hosting = host(spelled_out(spec), peer, files=files, gives_state=True)
     with hosting as hosted:
         wire(context, hosted)
+        if hosted.awaits_first_state:
+            from minga.recipes.running.run import begin_run
+
+            begin_run(hosted)
         if chosen is not None:
             chosen.write(hosted.directory)
         is_temporary = known is None and peer.ephemeral and peer.directory is None

@@ -13,7 +13,6 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerF
 from transformers.utils import logging
 
 from minga.recipes.exported import Provenance
-from minga.recipes.interface import RecipeContext
 from minga.recipes.new_folder import new_folder
 from minga.recipes.text.special_tokens import find_special_tokens
 
@@ -31,10 +30,9 @@ def export_model(
     model: nn.Module,
     tokenizer: Tokenizer,
     directory: Path,
-    *,
     provenance: Provenance,
-    context: RecipeContext,
-    step: int,
+    *,
+    title: str,
     auto: str,
 ) -> None:
     """Write configuration, weights (safetensors), tokenizer and a README to a new or empty `directory`.
@@ -50,7 +48,7 @@ def export_model(
         if auto == CAUSAL:
             _generation(tokenizer).save_pretrained(folder)
         wrap_tokenizer(tokenizer, model, generates=auto == CAUSAL).save_pretrained(folder)
-        (folder / "README.md").write_text(_model_card(model, context, step, auto), encoding="utf-8")
+        (folder / "README.md").write_text(_model_card(model, provenance, title, auto), encoding="utf-8")
 
 
 def wrap_tokenizer(tokenizer: Tokenizer, model: PreTrainedModel, *, generates: bool) -> PreTrainedTokenizerFast:
@@ -88,11 +86,11 @@ def _without_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _model_card(model: PreTrainedModel, context: RecipeContext, step: int, auto: str) -> str:
+def _model_card(model: PreTrainedModel, provenance: Provenance, title: str, auto: str) -> str:
     config = model.config
     kind = config.model_type
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    title = context.run_name.replace("\\", "\\\\").replace("`", "\\`")
+    shown = title.replace("\\", "\\\\").replace("`", "\\`")
     rows = {
         "hidden size": "hidden_size",
         "layers": "num_hidden_layers",
@@ -106,10 +104,10 @@ library_name: transformers
 tags: [{kind}, minga]
 ---
 
-# {title}
+# {shown}
 
 A model of the architecture {kind} with {parameters:,} parameters, trained with minga by peers that pooled their
-machines (recipe {context.recipe}). These are the parameters after {step} global steps of run `{context.run_id}`.
+machines (recipe {provenance.recipe}). These are the parameters {provenance.place}.
 
 | | |
 | --- | --- |

@@ -32,6 +32,7 @@ from minga.recipes.running.precision import choose_precision
 from minga.training.optimizer import Optimizer
 from minga.training.peer import Peer
 from minga.training.replica.build_optimizer import build_optimizer
+from minga.training.replica.replica import Replica
 
 logger = logging.getLogger("minga.recipes")
 
@@ -101,10 +102,7 @@ class RecipeRun:
             self.recipe, self.files = self.recipe.own_data(self.files, data, folder)
         self.device = choose_device(device)
         self.precision = choose_precision(precision, self.device, spec)
-        self.model: nn.Module = new_model(self.recipe)
-        load_initial(self.model, peer.files)
-        self.recipe.constrain(self.model, 0)
-        self.model = self.model.to(self.device)
+        self.model: nn.Module = _first_model(self.recipe, peer.files).to(self.device)
         if checkpoint_activations:
             self.recipe.checkpoint_activations(self.model)
         if compiled:
@@ -237,6 +235,23 @@ class RecipeRun:
             loss = self.recipe.loss(self.model, on_device)
         self.precision.backward(loss.total if isinstance(loss, Loss) else loss, self.optimizer)
         return float(self.recipe.reported_loss(loss).item())
+
+
+def begin_run(peer: Peer) -> None:
+    """As the organiser's peer, which does not train: have the run begin with the state that its recipe gives all."""
+    spec, recipe = peer.spec, load_recipe(peer.spec)
+    model = _first_model(recipe, peer.files)
+    inner, scheduler = build_optimizer(spec.optimizer, model, recipe.decayed)
+    clipping = spec.optimizer.max_grad_norm
+    peer.begin_with(Replica(spec, inner, model=model, scheduler=scheduler, max_grad_norm=clipping, rules=recipe))
+
+
+def _first_model(recipe: Recipe[Any], files: Files) -> nn.Module:
+    """The model with which a run of this recipe begins."""
+    model = new_model(recipe)
+    load_initial(model, files)
+    recipe.constrain(model, 0)
+    return model
 
 
 def choose_device(name: str) -> torch.device:
