@@ -143,7 +143,17 @@ class CausalLmRecipe(AnyArchitecture[CausalLmSettings]):
     def export(self, model: nn.Module, files: Files, directory: Path, *, step: int) -> None:
         """A directory for `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained`, with a README."""
         tokenizer, provenance = self.tokenizer(files), Provenance.of(self.context.recipe, self.settings)
-        export_model(model, tokenizer, directory, provenance=provenance, context=self.context, step=step, auto=CAUSAL)
+        export_model(
+            model,
+            tokenizer,
+            directory,
+            provenance=provenance,
+            context=self.context,
+            figures=self.evaluate(model, files),
+            text=self.settings.data.words,
+            step=step,
+            auto=CAUSAL,
+        )
 
     def _end(self, files: Files) -> int:
         return find_special_tokens(self.tokenizer(files))["end"]

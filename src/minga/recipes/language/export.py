@@ -34,13 +34,16 @@ def export_model(
     *,
     provenance: Provenance,
     context: RecipeContext,
+    figures: dict[str, float],
+    text: str,
     step: int,
     auto: str,
 ) -> None:
     """Write configuration, weights (safetensors), tokenizer and a README to a new or empty `directory`.
 
-    `auto` is the Auto class that loads the model; one that generates gets a generation configuration, too. All or
-    nothing; see `new_folder` for what is raised.
+    `figures` are those on held-out text, and `text` says which it was trained on. `auto` is the Auto class that loads
+    the model; one that generates gets a generation configuration, too. All or nothing; see `new_folder` for what is
+    raised.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"not a model of this recipe: {type(model).__name__}")
@@ -50,7 +53,7 @@ def export_model(
         if auto == CAUSAL:
             _generation(tokenizer).save_pretrained(folder)
         wrap_tokenizer(tokenizer, model, generates=auto == CAUSAL).save_pretrained(folder)
-        (folder / "README.md").write_text(_model_card(model, context, step, auto), encoding="utf-8")
+        (folder / "README.md").write_text(_model_card(model, context, figures, text, step, auto), encoding="utf-8")
 
 
 def wrap_tokenizer(tokenizer: Tokenizer, model: PreTrainedModel, *, generates: bool) -> PreTrainedTokenizerFast:
@@ -88,7 +91,9 @@ def _without_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _model_card(model: PreTrainedModel, context: RecipeContext, step: int, auto: str) -> str:
+def _model_card(
+    model: PreTrainedModel, context: RecipeContext, figures: dict[str, float], text: str, step: int, auto: str
+) -> str:
     config = model.config
     kind = config.model_type
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -101,6 +106,7 @@ def _model_card(model: PreTrainedModel, context: RecipeContext, step: int, auto:
         "longest sequence, in tokens": "max_position_embeddings",
     }
     table = "\n".join(f"| {words} | {getattr(config, name)} |" for words, name in rows.items() if hasattr(config, name))
+    table += "".join(f"\n| {name} | {value:.4f} |" for name, value in figures.items())
     return f"""---
 library_name: transformers
 tags: [{kind}, minga]
@@ -114,6 +120,8 @@ machines (recipe {context.recipe}). These are the parameters after {step} global
 | | |
 | --- | --- |
 {table}
+
+The text: {text}. No licence is stated here: that of the model is for the organiser of the run to say.
 
 ```python
 from transformers import {auto}, AutoTokenizer

@@ -227,4 +227,14 @@ class MaskedLmRecipe(AnyArchitecture[M]):
         """A directory for the Auto classes of transformers and for `AutoTokenizer.from_pretrained`, with a README."""
         auto = "AutoModelForPreTraining" if self.has_order else "AutoModelForMaskedLM"
         tokenizer, provenance = self.tokenizer(files), Provenance.of(self.context.recipe, self.settings)
-        export_model(model, tokenizer, directory, provenance=provenance, context=self.context, step=step, auto=auto)
+        export_model(
+            model,
+            tokenizer,
+            directory,
+            provenance=provenance,
+            context=self.context,
+            figures=self.evaluate(model, files),
+            text=self.settings.data.words,
+            step=step,
+            auto=auto,
+        )
