@@ -75,7 +75,7 @@ def test_a_disk_with_too_little_room_is_said_before_the_question(
 
 def test_what_is_not_known_yet_is_not_made_up() -> None:
     text = "\n".join(lines(costs_of(prospect(), minga.PeerOptions(), WORK)))
-    assert "you are the first to train. Once one more has joined, about 17.6 kB up and 17.6 kB down with each" in text
+    assert "nobody else trains now. Once one more has joined, about 17.6 kB up and 17.6 kB down with each" in text
     assert "with each step; a day at most 216 GB up and 216 GB down, on a line of 20 Mbit/s up" in text
     behind_nat = costs_of(prospect(), minga.PeerOptions("client", max_upload="1Mbit"), WORK)
     assert "at most 10.8 GB up and 10.8 GB down, with your limit" in "\n".join(lines(behind_nat))
@@ -95,7 +95,7 @@ def test_the_probe_of_the_line_is_told_with_what_the_start_takes() -> None:
 
     costs, text = told(minga.PeerOptions())
     assert costs.probe_upload_bytes == costs.probe_download_bytes == MAX_PHASE_BYTES
-    assert "at most 67.1 MB up and 67.1 MB down, now and again when peers come; never more than 2.15 GB a day" in text
+    assert "at most 67.1 MB up and 67.1 MB down each time; never more than 2.15 GB a day" in text
     costs, text = told(minga.PeerOptions(max_upload="8Mbit"))
     assert (costs.probe_upload_bytes, costs.probe_download_bytes) == (800_000, MAX_PHASE_BYTES)
     assert "at most 800 kB up and 67.1 MB down" in text

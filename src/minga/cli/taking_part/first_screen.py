@@ -232,9 +232,9 @@ def lines(costs: Costs) -> list[str]:
         )
     if costs.probe_upload_bytes:
         told.append(
-            f"To measure this line: a second of it, at most {format_size(costs.probe_upload_bytes)} up and "
-            f"{format_size(costs.probe_download_bytes)} down, now and again when peers come; never more than "
-            f"{format_size(costs.probes_day_bytes)} a day"
+            f"To measure this line, or with it that of another peer: a second of it, at most "
+            f"{format_size(costs.probe_upload_bytes)} up and {format_size(costs.probe_download_bytes)} down each time; "
+            f"never more than {format_size(costs.probes_day_bytes)} a day"
         )
     if costs.disk_bytes is not None and costs.disk_bytes + costs.files_bytes > costs.disk_free:
         told.append(
@@ -261,10 +261,10 @@ def _of_first(costs: Costs, basis: str) -> str:
     """What traffic will be once one more peer trains."""
     up, down = costs.first_upload_bytes, costs.first_download_bytes
     if up is None or down is None:
-        return "Traffic: you are the first to train; status shows it once one more has joined"
+        return "Traffic: nobody else trains now; status shows it once one more has joined"
     steps = DAY_S / max(up / costs.upload, down / costs.download)
     return (
-        f"Traffic: you are the first to train. Once one more has joined, about {format_size(up)} up and "
+        f"Traffic: nobody else trains now. Once one more has joined, about {format_size(up)} up and "
         f"{format_size(down)} down with each step; a day at most {format_size(steps * up)} up and "
         f"{format_size(steps * down)} down, {basis}"
     )
