@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from minga import cli
 from minga.cli.taking_part.graceful_leave import farewell_of_host, farewell_of_volunteer
@@ -19,6 +22,7 @@ from minga.cli.terminal import exit_codes
 from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
 from minga.training.join import PeerOptions
+from minga.training.run_folder.known_runs import run_folders
 from minga.training.run_folder.rejoin import KnownAddresses
 from minga.training.state.checkpoints import CheckpointStore
 from tests.worlds import installed_wheel
@@ -118,6 +122,20 @@ def test_a_second_start_is_a_new_run_and_resume_goes_on_with_the_first(spec: str
     assert run("runs", *runs, "--remove", link["run_id"][:16], "--yes").returncode == 0
     assert not Path(link["directory"]).exists()
     assert "no run in" in run("runs", *runs, "--remove", link["run_id"][:16], "--yes").stderr
+
+
+@pytest.mark.parametrize("wrong", ["--from", "--micro-batch", "--port"])
+def test_a_run_that_could_not_begin_leaves_nothing_to_go_on_with(wrong: str, spec: str, tmp_path: Path) -> None:
+    foreign, runs = tmp_path / "model.safetensors", tmp_path / "runs"
+    save_file({"of.another.model": torch.zeros(2)}, foreign)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        value = {"--from": str(foreign), "--micro-batch": "100000", "--port": str(taken.getsockname()[1])}[wrong]
+        key = ("--identity", str(tmp_path / "key.json"), "--directory", str(runs))
+        failed = run("host", spec, *LOCAL, *key, "--device", "cpu", "--threads", "1", wrong, value)
+    assert failed.returncode != 0
+    assert value in failed.stderr or "of.another.model" in failed.stderr
+    assert run_folders(runs) == []
 
 
 def _places_known(directory: Path) -> int:

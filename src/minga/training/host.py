@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -65,8 +66,8 @@ def host(
     of its organiser's machine that are not published. `files` travel with the run: their contents by
     name, or, for large ones, paths of files on this machine, which are copied.
 
-    With an `ephemeral` key and no directory of its own, the peer leaves nothing behind on this machine. A monitor of a
-    run with a recipe begins it if the caller `gives_state`, by `Peer.begin_with`.
+    With an `ephemeral` key and no directory of its own, the peer leaves nothing behind on this machine. Nor does a run
+    that cannot begin. A monitor of a run with a recipe begins it if the caller `gives_state`, by `Peer.begin_with`.
 
     Raises `LocalError`s only: `ConfigurationError` if the run is hosted from this folder already, if it was begun with
     another key, if a package that the spec names is missing, or if an argument makes no sense.
@@ -83,12 +84,19 @@ def host(
             run = _begun(given, dict(files or {}), identity, options.placed(held))
         else:
             raise ConfigurationError("host what? Pass a run spec, or resume=DIRECTORY to go on with a run")
-        target = None if own.upload_to is None else target_of(own.upload_to)
-        own.write(run.directory)
-        archive = Archive(own.archive_every, target) if own.archive_every else None
-        options = replace(options, announce=own.announce)
-        _check_founder(run.spec, options, gives_state=gives_state)
-        return _enter(run, options, identity, archive, held)
+        try:
+            if resume is None:
+                _lay_files(run, files or {})
+            target = None if own.upload_to is None else target_of(own.upload_to)
+            own.write(run.directory)
+            archive = Archive(own.archive_every, target) if own.archive_every else None
+            options = replace(options, announce=own.announce)
+            _check_founder(run.spec, options, gives_state=gives_state)
+            return _enter(run, options, identity, archive, held)
+        except BaseException:
+            if resume is None:  # nobody knows of this run, which would be offered to go on with
+                shutil.rmtree(run.directory, ignore_errors=True)
+            raise
 
 
 def read_spec(spec: RunSpec | Mapping[str, Any] | Path | str) -> RunSpec:
@@ -112,13 +120,15 @@ def _begun(spec: RunSpec, files: Mapping[str, Content], identity: Identity, opti
         raise ConfigurationError(f"{error.filename}: a file of the run cannot be read: {error.strerror}") from error
     own = own_wheel()
     published = with_origins(spec).published(entries).begin(identity.peer_id, None if own is None else own.reference)
-    run = _Run(SignedRunSpec.sign(published, identity), published, made(options.run_directory(published.run_id)))
+    return _Run(SignedRunSpec.sign(published, identity), published, made(options.run_directory(published.run_id)))
+
+
+def _lay_files(run: _Run, files: Mapping[str, Content]) -> None:
     for name, path in run.files().items():
         try:
             write_atomically(path, files[name])
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error}") from error
-    return run
 
 
 def _resumed(directory: Path, given: RunSpec | None, files: Mapping[str, Content] | None, identity: Identity) -> _Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,11 @@ def test_an_exported_model_generates(recipe: Recipe[Any], files: dict[str, Path]
     assert (tokenizer.eos_token, tokenizer.model_max_length) == (END_OF_TEXT, 32)
     encoded = tokenizer("In the beginning", return_tensors="pt")
     assert loaded.generate(**encoded, max_new_tokens=4).shape[1] > encoded["input_ids"].shape[1]
-    assert "AutoModelForCausalLM" in (target / "README.md").read_text("utf-8")
+    card = (target / "README.md").read_text("utf-8")
+    assert "AutoModelForCausalLM" in card
+    assert f"| heldout_loss | {recipe.evaluate(model, files)['heldout_loss']:.4f} |" in card
+    assert "The text: files of the organiser. No licence is stated here" in card
+    assert {stat.S_IMODE(path.stat().st_mode) for path in target.iterdir()} == {0o644}, "others can read it"
 
 
 def test_samples_go_on_from_prompts(recipe: Recipe[Any], files: dict[str, Path]) -> None:

@@ -36,6 +36,7 @@ def run_export(link: str | None, directory: Path | None, out: Path, peer: PeerOp
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigurationError(f"--out {out}: already there and not empty; choose another directory")
     with trained_model(link, directory, peer, context) as trained:
+        context.output.say("Writing the model, with its figures on held-out data …")
         provenance = Provenance.of(trained.recipe, trained.step, trained.lineage)
         trained.recipe.export(trained.model, trained.files, out, provenance)
     step = trained.step

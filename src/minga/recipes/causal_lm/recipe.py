@@ -142,7 +142,16 @@ class CausalLmRecipe(AnyArchitecture[CausalLmSettings]):
 
     def export(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
         """A directory for `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained`, with a README."""
-        export_model(model, self.tokenizer(files), directory, provenance, title=self.context.run_name, auto=CAUSAL)
+        export_model(
+            model,
+            self.tokenizer(files),
+            directory,
+            provenance,
+            title=self.context.run_name,
+            figures=self.evaluate(model, files),
+            text=self.settings.data.words,
+            auto=CAUSAL,
+        )
 
     def _end(self, files: Files) -> int:
         return find_special_tokens(self.tokenizer(files))["end"]

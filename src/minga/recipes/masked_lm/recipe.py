@@ -226,4 +226,13 @@ class MaskedLmRecipe(AnyArchitecture[M]):
     def export(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
         """A directory for the Auto classes of transformers and for `AutoTokenizer.from_pretrained`, with a README."""
         auto = "AutoModelForPreTraining" if self.has_order else "AutoModelForMaskedLM"
-        export_model(model, self.tokenizer(files), directory, provenance, title=self.context.run_name, auto=auto)
+        export_model(
+            model,
+            self.tokenizer(files),
+            directory,
+            provenance,
+            title=self.context.run_name,
+            figures=self.evaluate(model, files),
+            text=self.settings.data.words,
+            auto=auto,
+        )

@@ -23,10 +23,12 @@ from minga.recipes.running.micro_batch import (
     ACCELERATOR_MICRO_BATCH,
     CPU_MICRO_BATCH,
     RememberedSizes,
+    check_wished,
     is_out_of_memory,
     largest_fit,
     passes,
     release,
+    size_of_all,
 )
 from minga.recipes.running.precision import choose_precision
 from minga.training.optimizer import Optimizer
@@ -107,7 +109,7 @@ class RecipeRun:
             self.recipe.checkpoint_activations(self.model)
         if compiled:
             self._compile()
-        self._of_run = spec.security.micro_batch_size if self._is_public else self.recipe.fixed_micro_batch_size
+        self._of_run = size_of_all(spec, self.recipe)
         self._is_fixed = self._of_run is not None or micro_batch_size is not None
         self._remembered = RememberedSizes(peer.directory)
         self._halvings = 0  # after each the data comes in another order, so that no sample counts twice
@@ -181,16 +183,11 @@ class RecipeRun:
         return self.recipe.batches(self.files, position, self.micro_batch_size)
 
     def _choose_micro_batch(self, wished: int | None) -> int:
-        spec = self.peer.spec
-        if self._of_run is not None:
-            return _micro_batch_size_of_run(wished, self._of_run)
-        most, _ = round_batch_range(spec)
         if wished is not None:
-            if not 1 <= wished <= most:
-                raise ConfigurationError(
-                    f"--micro-batch {wished}: it must be from 1 to the run's target batch size, {most}"
-                )
-            return wished
+            check_wished(wished, self.peer.spec, self.recipe)
+        if (chosen := self._of_run or wished) is not None:
+            return chosen
+        most, _ = round_batch_range(self.peer.spec)
         if self.device.type == "cpu" or self.peer.role not in ("trainer", "client"):
             return min(CPU_MICRO_BATCH, most)
         start = self._remembered.get(str(self.device)) or ACCELERATOR_MICRO_BATCH
@@ -277,9 +274,3 @@ def choose_device(name: str) -> torch.device:
         why = str(error).strip().split("\n")[0][:160]
         raise ConfigurationError(f"--device {name}: this machine cannot use it ({why}); try --device auto") from error
     return device
-
-
-def _micro_batch_size_of_run(wished: int | None, size: int) -> int:
-    if wished not in (None, size):
-        raise ConfigurationError(f"--micro-batch {wished}: in this run all compute {size} samples at once")
-    return size
