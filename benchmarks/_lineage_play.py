@@ -225,7 +225,8 @@ class StoryPlay:
             if peer.name == _name(ORGANISER):
                 self._lost_steps = max(self._lost_steps, self._newest.get(peer.name, 0) - peer.replica.step)
                 self._newest[peer.name] = peer.replica.step
-        for loss in [each for each in self._waiting if each.at_s <= event.time and each.moment == event.kind]:
+        due = [each for each in self._waiting if each.at_s <= event.time <= ACTS_S and each.moment == event.kind]
+        for loss in due:
             if not self._is_gone(loss.peer):
                 self._waiting.remove(loss)
                 _later(0.0, lambda loss=loss: self._lose(loss))  # type: ignore[misc]
