@@ -32,6 +32,7 @@ from minga.training.replica.replica import Replica
 
 AT_ONCE, FOUNDED = "at once", "state.founded"
 STEP_MOMENTS = ("step.applied", "round.begun", "round.reduced")
+STRATEGIES = ("synchronous", "synchronous", "delayed", "local")
 SYNC_MOMENTS = ("state.published", "state.downloaded", "sync.finished")
 MICRO_BATCH, MICRO_BATCH_S = 4, (0.2, 0.4)
 RATE = 1e6
@@ -71,7 +72,7 @@ class Copy:
 @dataclass(frozen=True)
 class Story:
     """All that a seed decides: when each peer joins, for how long it loads then, by how much its clock is fast, who is
-    lost when, and who comes with a copy of a key. Clocks of copies are right.
+    lost when, who comes with a copy of a key, and the strategy of the run. Clocks of copies are right.
     """
 
     seed: int
@@ -80,6 +81,7 @@ class Story:
     skews_s: tuple[float, ...]
     losses: tuple[Loss, ...]
     copies: tuple[Copy, ...]
+    strategy: str
 
     @classmethod
     def drawn(cls, seed: int) -> Story:
@@ -92,19 +94,26 @@ class Story:
         for _ in range(rng.choice((0, 1, 1, 2, 3))):
             peer = ORGANISER if rng.random() < 0.6 else rng.randrange(peers)
             away = None if peer != ORGANISER and rng.random() < 0.3 else rng.uniform(0.5, LONGEST_AWAY_S)
-            losses.append(_drawn_loss(rng, peer, away))
+            losses.append(_drawn_loss(rng, peer, away, joins[peer], loads[peer]))
         skews = [rng.choice((0.0, rng.uniform(-MOST_SKEW_S, MOST_SKEW_S))) for _ in range(peers)]
         copies = [
             Copy(rng.randrange(peers), rng.uniform(0.0, ACTS_S), rng.choice((0.0, rng.uniform(0.0, SLOWEST_LOAD_S))))
             for _ in range(rng.choice((0, 0, 1, 2)))
         ]
         losses.sort(key=lambda loss: loss.at_s)
-        return cls(seed, tuple(joins), tuple(loads), tuple(skews), tuple(losses), tuple(copies))
+        return cls(seed, tuple(joins), tuple(loads), tuple(skews), tuple(losses), tuple(copies), rng.choice(STRATEGIES))
 
 
-def _drawn_loss(rng: random.Random, peer: int, away_s: float | None) -> Loss:
-    moment = rng.choice((AT_ONCE, FOUNDED, rng.choice(SYNC_MOMENTS), *STEP_MOMENTS))
-    at_s = 0.0 if moment == FOUNDED else rng.uniform(0.5, ACTS_S)  # a run is founded once, soon
+def _drawn_loss(rng: random.Random, peer: int, away_s: float | None, joins_s: float, loads_s: float) -> Loss:
+    moment = rng.choice((AT_ONCE, FOUNDED, *SYNC_MOMENTS, *STEP_MOMENTS))
+    first_s, last_s = 0.5, ACTS_S
+    if moment == AT_ONCE and loads_s:
+        first_s, last_s = joins_s + 0.1, joins_s + loads_s
+    elif moment == FOUNDED:
+        first_s = last_s = 0.0  # that happens once
+    elif moment in SYNC_MOMENTS:
+        last_s = SLOWEST_LOAD_S  # later nobody may have to fetch anything
+    at_s = rng.uniform(first_s, last_s)
     return Loss(peer, moment, at_s, rng.random() < 0.4, away_s)
 
 
@@ -136,8 +145,8 @@ class StoryPlay:
         """Marks of models that the organiser's processes made."""
         self._mark: float | None = None
         """That of the model with which the run began."""
-        self._played = Counter[str]()
-        spec = spec_of(2 * MICRO_BATCH * len(story.joins_s))
+        self._played = Counter({story.strategy: 1})
+        spec = spec_of(2 * MICRO_BATCH * len(story.joins_s), story.strategy)
         self._swarm = Swarm(
             spec.published({}), seed=story.seed, make_replica=self._make, gradient=_pull, checkpoint_every=3
         )
@@ -216,7 +225,8 @@ class StoryPlay:
             if peer.name == _name(ORGANISER):
                 self._lost_steps = max(self._lost_steps, self._newest.get(peer.name, 0) - peer.replica.step)
                 self._newest[peer.name] = peer.replica.step
-        for loss in [each for each in self._waiting if each.at_s <= event.time and each.moment == event.kind]:
+        due = [each for each in self._waiting if each.at_s <= event.time <= ACTS_S and each.moment == event.kind]
+        for loss in due:
             if not self._is_gone(loss.peer):
                 self._waiting.remove(loss)
                 _later(0.0, lambda loss=loss: self._lose(loss))  # type: ignore[misc]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 from pydantic import ValidationError
@@ -12,10 +12,7 @@ from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Section, without_private
 from minga.core.spec.problems import explain
-from minga.training.lineage import UNFOUNDED, Lineage
-
-if TYPE_CHECKING:
-    from minga.recipes.interface import Recipe
+from minga.training.lineage import Lineage
 
 PROVENANCE_FILE: Final = "minga.json"
 MAX_BYTES: Final = 64 << 10
@@ -35,11 +32,10 @@ class Provenance(msgspec.Struct, frozen=True):
     rounds: str = ""
 
     @classmethod
-    def of(cls, recipe: Recipe[Any], step: int, lineage: Lineage = UNFOUNDED) -> Provenance:
+    def of(cls, recipe: str, settings: Section, run_id: str, step: int, lineage: Lineage) -> Provenance:
         """Without what names things of this machine."""
-        settings = without_private(recipe.settings).model_dump(mode="json")
-        name, run_id = recipe.context.recipe, recipe.context.run_id
-        return cls(name, settings, run_id, step, lineage.founding, lineage.rounds)
+        shown = without_private(settings).model_dump(mode="json")
+        return cls(recipe, shown, run_id, step, lineage.founding, lineage.rounds)
 
     @property
     def place(self) -> str:

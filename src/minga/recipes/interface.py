@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, Ty
 from minga.core.errors import ConfigurationError
 from minga.core.files import Content
 from minga.core.spec.fields import Section
+from minga.recipes.exported import Provenance
 from minga.recipes.task_report import Say, TaskOptions, TaskReport
+from minga.training.lineage import UNFOUNDED, Lineage
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
-    from minga.recipes.exported import Provenance
     from minga.security.randomness.public_batch import PublicBatch
 
 Batch: TypeAlias = "dict[str, Tensor]"
@@ -338,10 +339,14 @@ class Recipe(ABC, Generic[S]):
         Leaves the model as it was, and all random generators. Empty where the settings hold nothing out.
         """
 
+    def provenance(self, step: int, lineage: Lineage = UNFOUNDED) -> Provenance:
+        """Where a model of this recipe is from that has the parameters after `step`, for `export`."""
+        return Provenance.of(self.context.recipe, self.settings, self.context.run_id, step, lineage)
+
     @abstractmethod
     def export(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
-        """Write the model in the format of its own library, with a `README.md`, whole or not at all. Its `provenance`
-        is of this recipe.
+        """Write the model in the format of its own library, with a `README.md`, whole or not at all. `provenance` says
+        where it is from.
 
         Raises `StorageError` where that fails, and `ConfigurationError` if the directory already has content.
         """

@@ -30,7 +30,7 @@ from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import check_file_names
-from minga.recipes.exported import Provenance, read_provenance
+from minga.recipes.exported import read_provenance
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Files, Recipe, StreamPosition
 from minga.recipes.registry import RECIPES, example_toml, load_recipe, published
@@ -271,7 +271,7 @@ def check_export(case: RecipeCase, folder: Path) -> None:
     """An export has a README, is whole, refuses a directory with content, and says its recipe if that has tasks."""
     recipe, files, target = case.recipe(), case.files(folder), folder / "exports" / "model"
     model: nn.Module = new_model(recipe)
-    recipe.export(model, files, target, Provenance.of(recipe, 17))
+    recipe.export(model, files, target, recipe.provenance(17))
     _require((target / "README.md").is_file(), "the export has no README.md")
     _require([each.name for each in target.parent.iterdir()] == ["model"], "the export leaves files beside it")
     if recipe.tasks:
@@ -281,7 +281,7 @@ def check_export(case: RecipeCase, folder: Path) -> None:
         )
         _require(said is None or bool(said.checked(type(recipe).Settings)), "minga.json has no settings of the recipe")
     try:
-        recipe.export(model, files, target, Provenance.of(recipe, 18))
+        recipe.export(model, files, target, recipe.provenance(18))
     except ConfigurationError:
         return
     except Exception as error:

@@ -19,7 +19,6 @@ from minga.recipes import Recipe, SampleOptions, load_recipe, new_model
 from minga.recipes.causal_lm import token_losses as losses_module
 from minga.recipes.causal_lm.evaluation import evaluate_model, heldout_rows
 from minga.recipes.causal_lm.token_losses import PLAIN_HEADS, token_losses
-from minga.recipes.exported import Provenance
 from minga.recipes.init_from import INITIAL_FILE, initial_file, load_initial
 from minga.recipes.interface import StreamPosition
 from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
@@ -155,7 +154,7 @@ def test_a_run_begins_from_a_saved_model_and_a_joiner_needs_no_folder(
         for parameter in model.parameters():
             parameter.add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     saved = tmp_path / "saved"
-    recipe.export(model, files, saved, Provenance.of(recipe, 3))
+    recipe.export(model, files, saved, recipe.provenance(3))
     expected = recipe.evaluate(model, files)["heldout_loss"]
     settings = {"data": case("gpt2").settings["data"]}
     values = {"name": "x", "model": {"recipe": "causal-lm", "init_from": str(saved)}, "recipe": {"causal-lm": settings}}
@@ -173,7 +172,7 @@ def test_a_run_begins_from_a_saved_model_and_a_joiner_needs_no_folder(
 
 def test_an_exported_model_generates(recipe: Recipe[Any], files: dict[str, Path], tmp_path: Path) -> None:
     model, target = new_model(recipe), tmp_path / "exported"
-    recipe.export(model, files, target, Provenance.of(recipe, 1))
+    recipe.export(model, files, target, recipe.provenance(1))
     loaded, tokenizer = AutoModelForCausalLM.from_pretrained(target), AutoTokenizer.from_pretrained(target)
     batch = recipe.synthetic_batch(2)
     scores = model.eval()(input_ids=batch["input_ids"]).logits

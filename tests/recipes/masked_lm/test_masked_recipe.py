@@ -12,7 +12,6 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining
 
 from minga.core.errors import ConfigurationError
 from minga.recipes import Recipe, new_model
-from minga.recipes.exported import Provenance
 from minga.recipes.interface import StreamPosition
 from minga.recipes.masked_lm.heads import HEADS, masked_and_order_scores, masked_scores
 from minga.recipes.text.special_tokens import CAUSAL_TOKENS
@@ -62,7 +61,7 @@ def test_exports_load_by_auto_classes(tmp_path: Path) -> None:
     for architecture, auto in (("modernbert", AutoModelForMaskedLM), ("bert", AutoModelForPreTraining)):
         recipe = language_recipe(architecture)
         files, model = prepared(recipe, tmp_path / f"{architecture}-files"), new_model(recipe).eval()
-        recipe.export(model, files, tmp_path / architecture, Provenance.of(recipe, 2))
+        recipe.export(model, files, tmp_path / architecture, recipe.provenance(2))
         ids = {"input_ids": recipe.synthetic_batch(1)["input_ids"]}
         loaded = auto.from_pretrained(tmp_path / architecture)
         torch.testing.assert_close(loaded(**ids)[0], model(**ids)[0], rtol=0, atol=1e-6)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from minga.core.errors import ConfigurationError
 from minga.recipes import new_model
-from minga.recipes.exported import PROVENANCE_FILE, Provenance
+from minga.recipes.exported import PROVENANCE_FILE
 from minga.recipes.swav.recipe import SwavRecipe
 from minga.recipes.task_report import TaskOptions, TaskReport
 from tests.worlds.swav_world import made_up, small_run
@@ -25,7 +25,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     case, files = small_run(folder / "files")
     recipe = case.recipe()
     model = new_model(recipe)
-    recipe.export(model, files, folder / "model", Provenance.of(recipe, 3))
+    recipe.export(model, files, folder / "model", recipe.provenance(3))
     return folder / "model", recipe.evaluate(model, files)
 
 
@@ -66,7 +66,7 @@ def test_pictures_of_a_folder_are_seen_as_the_model_sees_pictures(
     assert 0.0 <= report.trained["accuracy"].mean <= 1.0
     coloured, files = small_run(folder.parent / "run", data={"source": "folder", "folder": str(folder)})
     recipe = coloured.recipe()
-    recipe.export(new_model(recipe), files, folder.parent / "coloured", Provenance.of(recipe, 1))
+    recipe.export(new_model(recipe), files, folder.parent / "coloured", recipe.provenance(1))
     with pytest.raises(ConfigurationError, match="--data: name pictures with classes"):
         judged(folder.parent / "coloured", "knn")
     report = judged(folder.parent / "coloured", "knn", data=str(folder))

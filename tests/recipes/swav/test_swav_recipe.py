@@ -12,7 +12,6 @@ from PIL import Image
 
 import minga
 from minga.recipes import new_model
-from minga.recipes.exported import Provenance
 from minga.recipes.running.run import RecipeRun
 from minga.recipes.swav.evaluation import precise_copy
 from minga.recipes.swav.model import PROTOTYPES, SwavModel
@@ -148,7 +147,7 @@ def test_the_export_gives_the_features_of_the_model_by_the_code_of_its_readme(
     model = new_model(recipe)
     assert isinstance(model, SwavModel)
     target = tmp_path / "export"
-    recipe.export(model, files, target, Provenance.of(recipe, 3))
+    recipe.export(model, files, target, recipe.provenance(3))
     text = (target / "README.md").read_text()
     assert "heldout_probe_accuracy" in text
     code = re.search(r"```python\n(.*?)```", text, re.DOTALL)

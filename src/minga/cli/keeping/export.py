@@ -12,7 +12,6 @@ from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError, UnreachableError
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
-from minga.recipes.exported import Provenance
 from minga.recipes.running.trained_model import TrainedModel, from_run_folder, with_state
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
@@ -37,7 +36,7 @@ def run_export(link: str | None, directory: Path | None, out: Path, peer: PeerOp
         raise ConfigurationError(f"--out {out}: already there and not empty; choose another directory")
     with trained_model(link, directory, peer, context) as trained:
         context.output.say("Writing the model, with its figures on held-out data …")
-        provenance = Provenance.of(trained.recipe, trained.step, trained.lineage)
+        provenance = trained.recipe.provenance(trained.step, trained.lineage)
         trained.recipe.export(trained.model, trained.files, out, provenance)
     step = trained.step
     context.output.say(f"{out}: the model after step {step}; README.md in it says how to load it.")

@@ -125,6 +125,8 @@ class SimulatedPeer:
             await self._enter()
             self.session.begin_founding(task.spec, task.organiser, known=self._kept_genesis)
             await asyncio.sleep(self.load_s)
+            if self.is_gone:  # closed meanwhile: the program hears so when it wants to take part
+                return
             if task.life is not None:
                 await task.life(self)
                 return
