@@ -1,8 +1,8 @@
 """A device that is none: tensors in RAM that say they are elsewhere, and copies that come as late as they may.
 
 Theory of operation. `pretend` turns tensors and models into ones on the device `lazy`, which PyTorch knows and hardly
-anybody uses. Operations on them run at once, on the processor. Copies to and from such tensors that need not be waited
-for (`non_blocking`) stay in the queue of their stream until the host waits for an event behind them, another stream
+anybody uses. Operations that make new ones run at once, on the processor. Those that change one, and copies to and from
+such tensors that need not be waited for (`non_blocking`), stay in the queue of their stream until the host waits for an event behind them, another stream
 does, or the next operation of that stream comes; and in the memory of the host nothing arrives, and no event is over,
 before the host waits or `idle` lets the device finish. So whoever reads too early reads what was there before, and
 whoever overwrites too early spoils the copy: mistakes that a real device punishes now and then, this one always does.
@@ -169,6 +169,13 @@ class PretendTensor(torch.Tensor):
         stream = module.current_stream()
         if func is _ATEN.copy_.default:
             return _copy(module, stream, *args, **kwargs)
+        if func._schema.name.endswith("_") and not kwargs.keys() & {"device"}:  # it changes numbers, and no shapes
+
+            def change() -> None:
+                func(*tree_map(_real, args), **tree_map(_real, kwargs))
+
+            stream.ask(change)
+            return args[0] if isinstance(args[0], torch.Tensor) else None
         stream.run()
         to_host = False
         if func is _ATEN._to_copy.default and "device" in kwargs:
@@ -181,8 +188,6 @@ class PretendTensor(torch.Tensor):
             kwargs["device"] = torch.device("cpu")
         with _LOCK:
             found = func(*tree_map(_real, args), **tree_map(_real, kwargs))
-        if func._schema.name.endswith("_") and not func._schema.name.endswith("__"):
-            return args[0] if isinstance(args[0], torch.Tensor) else None
         if "out" in kwargs:
             return kwargs["out"]
         return found if to_host else tree_map(_pretended, found)
