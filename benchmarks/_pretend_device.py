@@ -2,10 +2,11 @@
 
 Theory of operation. `pretend` turns tensors and models into ones on the device `lazy`, which PyTorch knows and hardly
 anybody uses. Operations that make new ones run at once, on the processor. Those that change one, and copies to and from
-such tensors that need not be waited for (`non_blocking`), stay in the queue of their stream until the host waits for an event behind them, another stream
-does, or the next operation of that stream comes; and in the memory of the host nothing arrives, and no event is over,
-before the host waits or `idle` lets the device finish. So whoever reads too early reads what was there before, and
-whoever overwrites too early spoils the copy: mistakes that a real device punishes now and then, this one always does.
+such tensors that need not be waited for (`non_blocking`), stay in the queue of their stream until the host waits for an
+event behind them, another stream does, or the next operation of that stream that makes one comes. And in the memory of
+the host nothing arrives, and no event is over, before the host waits or `idle` lets the device finish. So whoever reads
+too early reads what was there before, and whoever overwrites too early spoils the copy: mistakes that a real device
+punishes now and then, this one always does.
 
 Streams and events are those of `PretendModule`, which stands where `torch.cuda` stands for `cuda`. All transfers are
 noted in `transfers`.
@@ -19,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -160,6 +162,10 @@ class PretendTensor(torch.Tensor):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"PretendTensor({self.held})"
 
+    def tolist(self) -> Any:
+        """The numbers, for which the host waits."""
+        return self.cpu().tolist()
+
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
@@ -177,6 +183,9 @@ class PretendTensor(torch.Tensor):
             stream.ask(change)
             return args[0] if isinstance(args[0], torch.Tensor) else None
         stream.run()
+        if func is _ATEN.sqrt.out:  # a device rounds roots as IEEE 754 says, PyTorch on some processors does not
+            np.sqrt(args[0].held.numpy(), out=kwargs["out"].held.numpy())
+            return kwargs["out"]
         to_host = False
         if func is _ATEN._to_copy.default and "device" in kwargs:
             to_host = kwargs["device"].type == "cpu"
