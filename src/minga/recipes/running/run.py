@@ -23,7 +23,6 @@ from minga.recipes.running.micro_batch import (
     ACCELERATOR_MICRO_BATCH,
     CPU_MICRO_BATCH,
     RememberedSizes,
-    is_out_of_memory,
     largest_fit,
     passes,
     release,
@@ -31,6 +30,7 @@ from minga.recipes.running.micro_batch import (
 from minga.recipes.running.precision import choose_precision
 from minga.training.optimizer import Optimizer
 from minga.training.peer import Peer
+from minga.training.replica.accelerator import is_out_of_memory
 from minga.training.replica.build_optimizer import build_optimizer
 
 logger = logging.getLogger("minga.recipes")
@@ -113,7 +113,7 @@ class RecipeRun:
         self._is_fixed = self._of_run is not None or micro_batch_size is not None
         self._remembered = RememberedSizes(peer.directory)
         self._halvings = 0  # after each the data comes in another order, so that no sample counts twice
-        self.micro_batch_size = self._choose_micro_batch(micro_batch_size)
+        self.micro_batch_size = self._choose_micro_batch(micro_batch_size, offload=offload)
         inner, scheduler = build_optimizer(peer.spec.optimizer, self.model, self.recipe.decayed)
         meet()
         self.optimizer = Optimizer(
@@ -182,7 +182,7 @@ class RecipeRun:
         )
         return self.recipe.batches(self.files, position, self.micro_batch_size)
 
-    def _choose_micro_batch(self, wished: int | None) -> int:
+    def _choose_micro_batch(self, wished: int | None, *, offload: bool = False) -> int:
         spec = self.peer.spec
         if self._of_run is not None:
             return _micro_batch_size_of_run(wished, self._of_run)
@@ -196,9 +196,22 @@ class RecipeRun:
         if self.device.type == "cpu" or self.peer.role not in ("trainer", "client"):
             return min(CPU_MICRO_BATCH, most)
         start = self._remembered.get(str(self.device)) or ACCELERATOR_MICRO_BATCH
-        size = largest_fit(passes(self.recipe, self.model, self.device, self.precision), start, most)
+        size = self._largest_fit(start, most, sums_here=self._ranks == 1 and not offload)
         self._remembered.keep(str(self.device), size)
         return size
+
+    def _largest_fit(self, start: int, most: int, *, sums_here: bool) -> int:
+        """The size that suits the device, beside the sum of the gradients if that is there and leaves room for one."""
+        total = sum(each.numel() for each in self.model.parameters() if each.requires_grad) if sums_here else 0
+        try_out = passes(self.recipe, self.model, self.device, self.precision, beside=total)
+        try:
+            return largest_fit(try_out, start, most)
+        except ConfigurationError:
+            if not sums_here:
+                raise
+        finally:
+            release()
+        return self._largest_fit(start, most, sums_here=False)
 
     def _compile(self) -> None:
         if self._is_public:
