@@ -1,7 +1,7 @@
 """A device that is none: tensors in RAM that say they are elsewhere, and copies that come as late as they may.
 
 Theory of operation. `pretend` turns tensors and models into ones on the device `lazy`, which PyTorch knows and hardly
-anybody uses. Operations that make new ones run at once, on the processor. Those that change one, and copies to and from
+anybody uses. Operations that make new numbers run at once, on the processor. Those that change one, and copies to and from
 such tensors that need not be waited for (`non_blocking`), stay in the queue of their stream until the host waits for an
 event behind them, another stream does, or the next operation of that stream that makes one comes. And in the memory of
 the host nothing arrives, and no event is over, before the host waits or `idle` lets the device finish. So whoever reads
@@ -182,7 +182,8 @@ class PretendTensor(torch.Tensor):
 
             stream.ask(change)
             return args[0] if isinstance(args[0], torch.Tensor) else None
-        stream.run()
+        if not func.is_view:
+            stream.run()
         if func is _ATEN.sqrt.out:  # a device rounds roots as IEEE 754 says, PyTorch on some processors does not
             np.sqrt(args[0].held.numpy(), out=kwargs["out"].held.numpy())
             return kwargs["out"]

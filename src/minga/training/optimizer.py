@@ -155,6 +155,8 @@ class Optimizer(torch.optim.Optimizer):
         under way: if so `step` returns, for the last time."""
         self.last_samples = 0
         """Samples of the last micro-batch, in all processes of this peer; known to rank 0."""
+        self.last_loss: float | None = None
+        """Loss of the last micro-batch that counted and is known to have; known to rank 0."""
         self._port: GradientPort | AssignedPort | None = None
         if peer is not None:
             with self._failing_together():
@@ -336,6 +338,7 @@ class Optimizer(torch.optim.Optimizer):
         peer = self.peer
         if peer is None:
             return
+        self.last_loss = self.last_loss if loss is None else loss
         if is_taken:
             peer.count(samples, loss if loss is not None and math.isfinite(loss) else None)
         else:

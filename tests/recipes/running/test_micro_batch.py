@@ -162,7 +162,7 @@ def test_samples_that_counted_before_the_memory_ran_out_do_not_come_again(
     seen: list[torch.Tensor] = []
     backward = run._backward
 
-    def noted(batch: dict[str, torch.Tensor]) -> float:
+    def noted(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         loss = backward(batch)
         seen.append(batch["x"])
         return loss

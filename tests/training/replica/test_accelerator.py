@@ -190,6 +190,24 @@ def test_a_vector_that_crosses_does_not_wait_for_later_micro_batches() -> None:
     assert later.wait()
 
 
+def test_the_memory_of_a_mean_is_free_again_when_the_update_returns_though_nobody_waits_for_the_update() -> None:
+    values = []
+    for spoils in (False, True):
+        torch.manual_seed(0)
+        model = pretend(nn.Linear(6, 5))
+        replica = Replica(SPEC, torch.optim.SGD(model.parameters(), lr=0.5, foreach=False), model=model)
+        mean = replica.vector.new()
+        mean.copy_(torch.arange(mean.numel()))
+        replica.apply(mean, 1)
+        done = torch.lazy.Event()  # type: ignore[attr-defined]
+        done.record(torch.lazy.current_stream())  # type: ignore[attr-defined]
+        assert not done.query(), "the update was waited for"
+        if spoils:
+            mean.zero_()
+        values.append(replica.read_values())
+    assert torch.equal(*values)
+
+
 # ---- the port, which hears late of what a micro-batch counts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,9 @@ from minga.training.replica.build_optimizer import build_optimizer
 logger = logging.getLogger("minga.recipes")
 
 StepReport = Callable[[int, int, float], None]
-"""Called after each micro-batch with the global step, its samples in all processes of this peer, and its loss."""
+"""Called after each micro-batch with the global step, its samples in all processes of this peer, and its loss. Where an
+accelerator still computes that, it is the loss of one before, and NaN before any is known.
+"""
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,8 @@ class RecipeRun:
                 continue
             self.optimizer.step(samples=samples, loss=loss)
             self.optimizer.zero_grad()
-            report(self.step, self.optimizer.last_samples, loss)
+            known = self.optimizer.last_loss
+            report(self.step, self.optimizer.last_samples, math.nan if known is None else known)
 
     def follow(self, is_over: Callable[[int], bool], between: Callable[[], None], *, seconds: float = 0.25) -> None:
         """Apply the swarm's steps without computing gradients, until the run is finished or `is_over(step)`.
@@ -235,7 +239,7 @@ class RecipeRun:
         self._remembered.keep(str(self.device), self.micro_batch_size)
         logger.warning("%s ran out of memory: micro-batches have %d samples now", self.device, self.micro_batch_size)
 
-    def _backward_if_it_fits(self, batch: Batch) -> float | None:
+    def _backward_if_it_fits(self, batch: Batch) -> torch.Tensor | None:
         """The loss of a batch, the gradients of which are there then; None if the device has too little memory."""
         try:
             return self._backward(batch)
@@ -244,12 +248,12 @@ class RecipeRun:
                 raise
         return None
 
-    def _backward(self, batch: Batch) -> float:
+    def _backward(self, batch: Batch) -> torch.Tensor:
         on_device = {name: tensor.to(self.device) for name, tensor in batch.items()}
         with self.precision.autocast():
             loss = self.recipe.loss(self.model, on_device)
         self.precision.backward(loss.total if isinstance(loss, Loss) else loss, self.optimizer)
-        return float(self.recipe.reported_loss(loss).item())
+        return self.recipe.reported_loss(loss).detach()
 
 
 def choose_device(name: str) -> torch.device:
