@@ -11,11 +11,13 @@ MINUTES ?= 3
 SEEDS ?= 2000
 FIRST_SEED ?= 1
 WORKERS ?= 3
+SECONDS_FOR_TESTS ?= 300
+SECONDS_ON_CARD ?= 360
 
 # Each process that a test starts would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo docs pictures test soak lint types bench clean
+.PHONY: setup demo docs pictures test soak lint types bench gpu clean
 
 setup: $(STAMP)
 
@@ -70,6 +72,12 @@ bench: setup
 	$(BIN)/python -m benchmarks.allreduce --json
 	$(BIN)/python -m benchmarks.recovery --json
 	$(BIN)/python -m benchmarks.overhead --json
+
+# On a machine with a card: all tests that need one, and how close training comes to bare PyTorch, in gpu.json.
+gpu: setup
+	timeout $(SECONDS_FOR_TESTS) $(BIN)/python -m pytest -m cuda
+	timeout $(SECONDS_ON_CARD) $(BIN)/python -m benchmarks.gpu --json > gpu.json
+	tail -n 1 gpu.json
 
 clean:
 	rm -rf $(VENV) build dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

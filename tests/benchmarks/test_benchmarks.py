@@ -67,6 +67,21 @@ def test_each_can_be_started(path: Path) -> None:
     importlib.import_module(f"benchmarks.{path.stem}")
 
 
+def test_the_path_of_a_gradient_on_an_accelerator_crosses_the_bus_once_a_round_each_way() -> None:
+    """With figures of everything else at sizes that take a moment."""
+    words = ("--device", "cpu", "--turns", "1", "--micro-batches", "1", "--seconds", "1")
+    code, figures = summary_here("gpu", *words)
+    assert code == 0
+    for strategy in ("synchronous", "delayed", "local"):
+        found = figures["transfers"][strategy]
+        assert found["full_vector_transfers_per_micro_batch"] == 0
+        assert 0.9 < found["crossings_to_host_per_round"] <= 1.0, "the sum of the gradients"
+        assert 0.9 < found["crossings_to_device_per_round"] <= 1.0, "the mean"
+        assert found["host_reads_per_micro_batch"] == (3 if strategy == "local" else 1)
+        assert figures["pairs"][strategy]["samples_per_s"] > 0
+    assert all(found["micro_batch_s"] > 0 and found["state"]["digest_s"] > 0 for found in figures["alone"].values())
+
+
 def test_ranks_of_a_sharded_model_need_little_memory() -> None:
     code, found = summary_here("shards", "--layers", "2")
     assert code == 0

@@ -60,7 +60,7 @@ def test_bits_depend_neither_on_vector_width_nor_on_threads(steps: int) -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-@pytest.mark.parametrize("device", ["cuda", "mps"])
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.cuda), "mps"])
 def test_an_accelerator_gives_the_bits_of_the_cpu(device: str, name: str) -> None:
     if not (torch.cuda.is_available() if device == "cuda" else torch.backends.mps.is_available()):
         pytest.skip(f"this machine has no {device}")

@@ -8,6 +8,7 @@ import torch
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.training.lineage import Lineage
+from minga.training.replica.gradient_sum import GradientSum
 from minga.training.replica.interface import LoopReport, ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 
@@ -37,6 +38,9 @@ class OnesReplica(ReplicaInterface):
     @property
     def vector(self) -> OnesVector:
         return OnesVector()
+
+    def new_sum(self) -> GradientSum:
+        return GradientSum(self)
 
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
         self.before_adding()

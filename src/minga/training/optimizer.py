@@ -155,6 +155,8 @@ class Optimizer(torch.optim.Optimizer):
         under way: if so `step` returns, for the last time."""
         self.last_samples = 0
         """Samples of the last micro-batch, in all processes of this peer; known to rank 0."""
+        self.last_loss: float | None = None
+        """Loss of the last micro-batch that counted and is known to have; known to rank 0."""
         self._port: GradientPort | AssignedPort | None = None
         if peer is not None:
             with self._failing_together():
@@ -323,19 +325,22 @@ class Optimizer(torch.optim.Optimizer):
             self._replica.share()
         self._seen_step = self._replica.step
         self._port = peer.attach(self._replica)
+        self._port.on_micro_batch = self._note
 
     def _add(self, samples: int, loss: float | torch.Tensor | None) -> None:
-        samples = self.last_samples = self._replica.collect(samples)
-        port, peer = self._port, self.peer
-        if port is None or peer is None:
+        loss = loss.detach() if isinstance(loss, torch.Tensor) else loss  # it may still be computed
+        samples = self.last_samples = self._replica.collect(samples, loss)
+        if self._port is not None:
+            self._port.add(samples, loss)
+
+    def _note(self, samples: int, loss: float | None, is_taken: bool) -> None:
+        """It is known whether a micro-batch counts; on any thread."""
+        peer = self.peer
+        if peer is None:
             return
-        value = None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-        if isinstance(port, GradientPort):
-            is_taken = port.add(samples, value)
-        else:
-            is_taken = port.add(lambda vector: self._replica.accumulate(vector, samples / port.unit), samples)
+        self.last_loss = self.last_loss if loss is None else loss
         if is_taken:
-            peer.count(samples, value if value is not None and math.isfinite(value) else None)
+            peer.count(samples, loss if loss is not None and math.isfinite(loss) else None)
         else:
             self.dropped_micro_batches += 1
             peer.note(MicroBatchDropped(step=self.global_step, samples=samples))

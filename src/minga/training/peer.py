@@ -273,7 +273,7 @@ class Peer:
         def start_secure() -> AssignedPort:
             public = AssignedPort(
                 self._thread.loop,
-                replica.vector.new,
+                replica.new_sum,
                 micro_batches=self.spec.micro_batches_per_member,
                 size=security.micro_batch_size,
             )

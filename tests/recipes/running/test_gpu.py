@@ -33,7 +33,10 @@ VERIFIABLE = [
     ("swav", SMALL),
 ]
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device"),
+]
 
 
 @pytest.fixture(autouse=True)

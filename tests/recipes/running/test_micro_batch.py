@@ -14,11 +14,11 @@ import minga
 from minga.recipes.running.micro_batch import (
     FILE_NAME,
     RememberedSizes,
-    is_out_of_memory,
     largest_fit,
     passes,
 )
 from minga.recipes.running.run import RecipeRun
+from minga.training.replica.accelerator import is_out_of_memory
 from tests.worlds.extension_world import hosted, install_extras
 
 MESSAGES = (
@@ -162,7 +162,7 @@ def test_samples_that_counted_before_the_memory_ran_out_do_not_come_again(
     seen: list[torch.Tensor] = []
     backward = run._backward
 
-    def noted(batch: dict[str, torch.Tensor]) -> float:
+    def noted(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         loss = backward(batch)
         seen.append(batch["x"])
         return loss
@@ -177,12 +177,20 @@ def test_samples_that_counted_before_the_memory_ran_out_do_not_come_again(
 def test_every_peer_that_computes_on_a_gpu_looks_for_the_size_that_fits(
     peer: Any, monkeypatch: pytest.MonkeyPatch, role: str, found: int
 ) -> None:
-    """One that others cannot dial computes as well as any."""
-    run = RecipeRun(peer, device="cpu")
+    """One that others cannot dial computes as well as any. The sum of the gradients is there, too, if it fits."""
+    run, sums = RecipeRun(peer, device="cpu"), list[int]()
+    rooms = iter([0, 37])
+
+    def passes(*_: Any, beside: int) -> Device:
+        sums.append(beside)
+        return Device(room=next(rooms))
+
     monkeypatch.setattr(run, "peer", SimpleNamespace(spec=peer.spec, role=role))
     monkeypatch.setattr(run, "device", torch.device("cuda"))
-    monkeypatch.setattr("minga.recipes.running.run.passes", lambda *_: Device(room=37))
+    monkeypatch.setattr("minga.recipes.running.run.passes", passes)
     assert run._choose_micro_batch(None) == found
+    size = sum(parameter.numel() for parameter in run.model.parameters())
+    assert sums == ([] if role == "auxiliary" else [size, 0])
 
 
 def test_a_size_that_a_person_chose_is_kept(peer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

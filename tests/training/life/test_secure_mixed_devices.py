@@ -67,7 +67,7 @@ peer.close()
 """
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_members_whose_gradients_differ_in_the_last_bits_agree(device: str, tmp_path: Path) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("this machine has no CUDA device")

@@ -19,7 +19,10 @@ from tests.worlds.own_state_run import CHECKPOINT_EVERY, LAST, begin, train_with
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device"),
+]
 
 
 def model_of(seed: int = 0) -> nn.Sequential:

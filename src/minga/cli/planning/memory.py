@@ -96,8 +96,8 @@ def _table(found: DeviceMemory, micro_batch: int) -> Any:
     table.add_row("parameters", format_size(found.parameters), format_size(found.parameters) if found.offload else "-")
     table.add_row("moments of the optimizer", *_sides(found.moments, away=found.offload))
     table.add_row(f"a pass over {micro_batch:,}", format_size(found.of_pass(micro_batch)), "-")
+    table.add_row("sum and mean of the gradients", format_size(found.sums) if found.sums else "-", averaging)
     table.add_row("or the update, if larger", *_sides(update, away=found.offload))
-    table.add_row("sum and mean of the gradients", "-", averaging)
     table.add_row("in all", format_size(found.device(micro_batch)), format_size(found.ram))
     return table
 
@@ -117,9 +117,9 @@ def _sentences(model: ModelFacts, found: DeviceMemory, memory_bytes: float, larg
     else:
         yield f"The largest micro-batch within {FILLED:.0%} of {format_size(memory_bytes)}: {largest:,} samples."
     seconds = found.transfer_per_step / HOST_BYTES_PER_S
-    back = "parameters" if found.offload else "the mean gradient"
+    what, back = ("A step of one micro-batch", "parameters") if found.offload else ("A step", "the mean gradient")
     yield (
-        f"A step of one micro-batch moves {format_size(found.transfer_per_step)} between an accelerator and RAM, the "
+        f"{what} moves {format_size(found.transfer_per_step)} between an accelerator and RAM, the "
         f"gradient and {back}: {format_duration(seconds)} at {HOST_BYTES_PER_S / 1e9:.0f} GB/s."
     )
     yield "The program (about 0.5 GB in RAM) and the data come on top."
@@ -138,6 +138,7 @@ def _json(model: ModelFacts, found: DeviceMemory, memory_bytes: float, largest: 
         "parameter_bytes": found.parameters,
         "moment_bytes": found.moments,
         "pass_bytes": round(found.of_pass(largest or 1)),
+        "sum_bytes": found.sums,
         "update_bytes": found.gradients + found.scratch,
         "ram_bytes": found.ram,
         "offload": found.offload,

@@ -381,7 +381,8 @@ class _Joining:
         with self._lock:
             self._step = step
             self._done.samples += samples
-            self._losses.append(loss)
+            if math.isfinite(loss):
+                self._losses.append(loss)
 
     def _on_event(self, event: Event) -> None:
         with self._lock:

@@ -13,8 +13,9 @@ from minga.core.spec.sections import OptimizerSection
 from minga.core.units import counted
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Recipe
-from minga.recipes.running.micro_batch import ACCELERATOR_MICRO_BATCH, CPU_MICRO_BATCH, is_out_of_memory, release
+from minga.recipes.running.micro_batch import ACCELERATOR_MICRO_BATCH, CPU_MICRO_BATCH, release
 from minga.recipes.running.precision import Precision
+from minga.training.replica.accelerator import is_out_of_memory
 from minga.training.replica.build_optimizer import build_optimizer
 
 WARM_UP_PASSES = 2

@@ -23,6 +23,7 @@ from minga.core.files import write_atomically
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.interface import Batch, Recipe
 from minga.recipes.running.precision import Precision
+from minga.training.replica.accelerator import is_out_of_memory
 
 CPU_MICRO_BATCH, ACCELERATOR_MICRO_BATCH = 16, 64
 """Samples with which the search begins; on a CPU they are taken as they are."""
@@ -54,15 +55,6 @@ def check_wished(size: int, spec: RunSpec, recipe: Recipe[Any]) -> None:
     most, _ = round_batch_range(spec)
     if not 1 <= size <= most:
         raise ConfigurationError(f"--micro-batch {size}: it must be from 1 to the run's target batch size, {most}")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device had too little memory: each kind of device says so in its own way."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(
-        words in str(error) for words in ("out of memory", "not enough memory", "can't allocate memory")
-    )
 
 
 def largest_fit(try_out: TryOut, start: int, most: int) -> int:
@@ -98,13 +90,20 @@ def _seconds(try_out: TryOut, size: int) -> float | None:
 
 
 def release() -> None:
-    """Give memory that nothing uses back to the accelerator; outside of handlers, which keep what failed alive."""
+    """Give memory that nothing uses back to the accelerator, and forget how much was used at most; outside of handlers,
+    which keep what failed alive.
+    """
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
-def passes(recipe: Recipe[Any], model: nn.Module, device: torch.device, precision: Precision) -> TryOut:
-    """Forward and backward passes on made-up samples, which leave model and random numbers as they were."""
+def passes(
+    recipe: Recipe[Any], model: nn.Module, device: torch.device, precision: Precision, *, beside: int = 0
+) -> TryOut:
+    """Forward and backward passes on made-up samples, which leave model and random numbers as they were. They take
+    place beside a float32 vector of so many elements on the device: the sum of the gradients.
+    """
 
     def once(batch: Batch) -> None:
         with precision.autocast():
@@ -115,14 +114,17 @@ def passes(recipe: Recipe[Any], model: nn.Module, device: torch.device, precisio
     def try_out(size: int) -> float:
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         devices = [device] if device.type == "cuda" else []
+        total = torch.zeros(beside, dtype=torch.float32, device=device)
         try:
             with torch.random.fork_rng(devices):
                 batch = {name: tensor.to(device) for name, tensor in recipe.synthetic_batch(size).items()}
                 once(batch)  # the first pass of a size chooses kernels
+                model.zero_grad(set_to_none=True)
                 begun = time.perf_counter()
                 once(batch)
                 return time.perf_counter() - begun
         finally:
+            del total
             model.zero_grad(set_to_none=True)
             with torch.no_grad():
                 for name, buffer in model.named_buffers():

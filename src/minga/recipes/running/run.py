@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,6 @@ from minga.recipes.running.micro_batch import (
     CPU_MICRO_BATCH,
     RememberedSizes,
     check_wished,
-    is_out_of_memory,
     largest_fit,
     passes,
     release,
@@ -33,13 +33,16 @@ from minga.recipes.running.micro_batch import (
 from minga.recipes.running.precision import choose_precision
 from minga.training.optimizer import Optimizer
 from minga.training.peer import Peer
+from minga.training.replica.accelerator import is_out_of_memory
 from minga.training.replica.build_optimizer import build_optimizer
 from minga.training.replica.replica import Replica
 
 logger = logging.getLogger("minga.recipes")
 
 StepReport = Callable[[int, int, float], None]
-"""Called after each micro-batch with the global step, its samples in all processes of this peer, and its loss."""
+"""Called after each micro-batch with the global step, its samples in all processes of this peer, and its loss. Where an
+accelerator still computes that, it is the loss of one before, and NaN before any is known.
+"""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class RecipeRun:
         self._is_fixed = self._of_run is not None or micro_batch_size is not None
         self._remembered = RememberedSizes(peer.directory)
         self._halvings = 0  # after each the data comes in another order, so that no sample counts twice
-        self.micro_batch_size = self._choose_micro_batch(micro_batch_size)
+        self.micro_batch_size = self._choose_micro_batch(micro_batch_size, offload=offload)
         inner, scheduler = build_optimizer(peer.spec.optimizer, self.model, self.recipe.decayed)
         meet()
         self.optimizer = Optimizer(
@@ -163,7 +166,8 @@ class RecipeRun:
                 continue
             self.optimizer.step(samples=samples, loss=loss)
             self.optimizer.zero_grad()
-            report(self.step, self.optimizer.last_samples, loss)
+            known = self.optimizer.last_loss
+            report(self.step, self.optimizer.last_samples, math.nan if known is None else known)
 
     def follow(self, is_over: Callable[[int], bool], between: Callable[[], None], *, seconds: float = 0.25) -> None:
         """Apply the swarm's steps without computing gradients, until the run is finished or `is_over(step)`.
@@ -182,7 +186,7 @@ class RecipeRun:
         )
         return self.recipe.batches(self.files, position, self.micro_batch_size)
 
-    def _choose_micro_batch(self, wished: int | None) -> int:
+    def _choose_micro_batch(self, wished: int | None, *, offload: bool = False) -> int:
         if wished is not None:
             check_wished(wished, self.peer.spec, self.recipe)
         if (chosen := self._of_run or wished) is not None:
@@ -191,9 +195,22 @@ class RecipeRun:
         if self.device.type == "cpu" or self.peer.role not in ("trainer", "client"):
             return min(CPU_MICRO_BATCH, most)
         start = self._remembered.get(str(self.device)) or ACCELERATOR_MICRO_BATCH
-        size = largest_fit(passes(self.recipe, self.model, self.device, self.precision), start, most)
+        size = self._largest_fit(start, most, sums_here=self._ranks == 1 and not offload)
         self._remembered.keep(str(self.device), size)
         return size
+
+    def _largest_fit(self, start: int, most: int, *, sums_here: bool) -> int:
+        """The size that suits the device, beside the sum of the gradients if that is there and leaves room for one."""
+        total = sum(each.numel() for each in self.model.parameters() if each.requires_grad) if sums_here else 0
+        try_out = passes(self.recipe, self.model, self.device, self.precision, beside=total)
+        try:
+            return largest_fit(try_out, start, most)
+        except ConfigurationError:
+            if not sums_here:
+                raise
+        finally:
+            release()
+        return self._largest_fit(start, most, sums_here=False)
 
     def _compile(self) -> None:
         if self._is_public:
@@ -217,7 +234,7 @@ class RecipeRun:
         self._remembered.keep(str(self.device), self.micro_batch_size)
         logger.warning("%s ran out of memory: micro-batches have %d samples now", self.device, self.micro_batch_size)
 
-    def _backward_if_it_fits(self, batch: Batch) -> float | None:
+    def _backward_if_it_fits(self, batch: Batch) -> torch.Tensor | None:
         """The loss of a batch, the gradients of which are there then; None if the device has too little memory."""
         try:
             return self._backward(batch)
@@ -226,12 +243,12 @@ class RecipeRun:
                 raise
         return None
 
-    def _backward(self, batch: Batch) -> float:
+    def _backward(self, batch: Batch) -> torch.Tensor:
         on_device = {name: tensor.to(self.device) for name, tensor in batch.items()}
         with self.precision.autocast():
             loss = self.recipe.loss(self.model, on_device)
         self.precision.backward(loss.total if isinstance(loss, Loss) else loss, self.optimizer)
-        return float(self.recipe.reported_loss(loss).item())
+        return self.recipe.reported_loss(loss).detach()
 
 
 def begin_run(peer: Peer) -> None:

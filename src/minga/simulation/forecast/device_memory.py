@@ -1,6 +1,7 @@
 """How much memory one machine needs to train a model, and which micro-batch fits: `minga plan --model M --memory 8GB`.
 
-    device     parameters + moments + the larger of: a pass over a micro-batch, and the update
+    device     parameters + moments + the larger of: a pass over a micro-batch beside the sum of the gradients, and the
+               update
     a pass     gradients and activations at its worst moment, counted on tensors without memory for a few sizes of
                micro-batch
     its room   a twentieth of the activations and 16 MiB on top, for what operations take inside of themselves
@@ -59,12 +60,15 @@ class PassMemory:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What one machine needs, in bytes. `gradients` and `scratch` are those of an update."""
+    """What one machine needs, in bytes. `gradients` and `scratch` are those of an update, `sums` what an accelerator
+    has of sums of gradients.
+    """
 
     parameters: int
     gradients: int
     moments: int
     scratch: int
+    sums: int
     averaging: int
     passes: PassMemory
     offload: bool = False
@@ -87,8 +91,9 @@ class DeviceMemory:
 
     @property
     def transfer_per_step(self) -> int:
-        """Bytes between an accelerator and RAM for a step of one micro-batch: its gradients come, and parameters go
-        back, or the mean gradient does. Each further micro-batch brings its gradients, too.
+        """Bytes between an accelerator and RAM for a step of one micro-batch: the sum of the gradients comes, and the
+        mean goes back, or parameters do. Without a sum on the accelerator each further micro-batch brings its
+        gradients, too.
         """
         return 2 * self.gradients
 
@@ -99,7 +104,7 @@ class DeviceMemory:
 
     def device(self, micro_batch_size: int) -> int:
         """What has to fit on the device."""
-        return round(self.resting + max(self.of_pass(micro_batch_size), self.update))
+        return round(self.resting + max(self.of_pass(micro_batch_size) + self.sums, self.update))
 
     def largest_micro_batch(self, memory_bytes: float) -> int | None:
         """The largest that fits into `FILLED` of the memory, 0 if none does; None if activations are unknown."""
@@ -124,12 +129,15 @@ def device_memory(
     size = 4 * model.parameters
     # On the processor an update takes the tensors one after the other, elsewhere all at once.
     scratch = 4 * max(model.tensors) if offload else size
+    facts = strategy.facts
+    has_sums = facts.payload == "gradient" and not offload
     return DeviceMemory(
         parameters=size,
         gradients=size,
         moments=moment_bytes(model.tensors, optimizer),
         scratch=scratch if optimizer.name in WITH_SCRATCH else 0,
-        averaging=size * (strategy.facts.vectors + 1),
+        sums=size * (1 + facts.max_in_flight) if has_sums else 0,
+        averaging=size * (facts.vectors + 1),
         passes=passes,
         offload=offload,
     )

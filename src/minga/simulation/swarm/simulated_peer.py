@@ -180,13 +180,13 @@ class SimulatedPeer:
 
     async def _train_publicly(self, task: TrainingTask) -> None:
         """The same where others say what is to be computed, and check it."""
-        spec, new_vector = task.spec, self.replica.vector.new
+        spec = task.spec
         if self.settings is None:
             raise ConfigurationError("in a run whose members check each other everybody computes")
         loop = asyncio.get_running_loop()
         port = AssignedPort(
             loop,
-            new_vector,
+            self.replica.new_sum,
             micro_batches=spec.micro_batches_per_member,
             size=spec.security.micro_batch_size,
         )
@@ -198,8 +198,7 @@ class SimulatedPeer:
             batch = port.next_batch()
             await self.compute(self.settings, batch.size / self.settings.samples_per_second)
             task.public_gradient(self, batch)
-            share = batch.size / port.unit
-            port.add(lambda vector, share=share: self.replica.accumulate(vector, share), batch.size)  # type: ignore[misc]
+            port.add(batch.size)
             self.samples_done += batch.size
             self.replica.zero_grad()
 

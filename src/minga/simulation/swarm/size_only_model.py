@@ -26,6 +26,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import DEFAULT_SKETCH
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.training.lineage import Lineage
+from minga.training.replica.gradient_sum import GradientSum
 from minga.training.replica.interface import LoopReport
 from minga.training.state.manifest import MAX_STATE_BYTES, MAX_TENSORS, Manifest, build_manifest
 from minga.training.state.scalars import STRATEGY_NAME, Json, strategy_of
@@ -164,6 +165,10 @@ class SizeOnlyReplica:
 
     def forget_left_out(self) -> None:
         """Nothing was left out."""
+
+    def new_sum(self) -> GradientSum:
+        """A sum without numbers."""
+        return GradientSum(self)
 
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:  # noqa: ARG002
         """There is nothing to add."""

@@ -26,6 +26,7 @@ from minga.security.randomness.public_batch import PublicBatch
 from minga.training.bridge.moving_average import MovingAverage
 from minga.training.bridge.thread_bridge import TrainingThread
 from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
+from minga.training.replica.gradient_sum import GradientSum
 
 
 @dataclass(frozen=True)
@@ -42,20 +43,20 @@ class GradientTask:
 class _Computation:
     """A task under way: its sum, and how many micro-batches are in it."""
 
-    def __init__(self, task: GradientTask, done: asyncio.Future[torch.Tensor], vector: torch.Tensor) -> None:
-        self.task, self.done, self.vector, self.count = task, done, vector, 0
+    def __init__(self, task: GradientTask, done: asyncio.Future[torch.Tensor], total: GradientSum) -> None:
+        self.task, self.done, self.sum, self.count = task, done, total, 0
 
 
 class AssignedPort(TrainingThread):
     """What the training thread and the loop know of each other. Each task has `micro_batches` of `size` samples."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, new_vector: Callable[[], torch.Tensor], *, micro_batches: int, size: int
+        self, loop: asyncio.AbstractEventLoop, new_sum: Callable[[], GradientSum], *, micro_batches: int, size: int
     ) -> None:
         super().__init__(loop)
         self.unit = micro_batches * size
         """Samples of a task, which have weight 1 in its sum."""
-        self._new_vector, self._micro_batches, self._size = new_vector, micro_batches, size
+        self._new_sum, self._micro_batches, self._size = new_sum, micro_batches, size
         self._tasks: deque[tuple[GradientTask, asyncio.Future[torch.Tensor]]] = deque()
         self._current: _Computation | None = None
         self._is_given = False
@@ -88,15 +89,15 @@ class AssignedPort(TrainingThread):
         if self._current is None:
             with self.condition:
                 task, done = self._tasks.popleft()
-            self._current = _Computation(task, done, self._new_vector())
+            self._current = _Computation(task, done, self._new_sum())
         self._current.task.before()
         batch = PublicBatch.of(self._current.task.seed, self._current.count, self._size)
         torch.manual_seed(batch.number)
         self._is_given, self._began_s = True, self._loop.time()
         return batch
 
-    def add(self, accumulate: Callable[[torch.Tensor], bool], samples: int) -> bool:
-        """The gradient of the micro-batch in hand is there: let `accumulate` add it. False if it was not finite.
+    def add(self, samples: int, loss: float | torch.Tensor | None = None) -> bool:
+        """The micro-batch in hand ended, whose mean gradients are to be added. False if they were not finite.
 
         Raises `ConfigurationError` for another micro-batch than the one that was given out.
         """
@@ -107,7 +108,9 @@ class AssignedPort(TrainingThread):
             raise ConfigurationError(
                 f"the micro-batch has {self._size} samples, and step(samples={samples}) was called"
             )
-        is_taken = accumulate(current.vector)
+        taken = current.sum.add(samples / self.unit)
+        is_taken = taken if isinstance(taken, bool) else taken.wait()
+        self.on_micro_batch(samples, None if loss is None else float(loss), is_taken)
         current.task.after()
         self._is_given = False
         current.count += 1
@@ -169,9 +172,10 @@ class AssignedPort(TrainingThread):
     def _complete(self, current: _Computation) -> None:
         """What is not finite counts as nothing: whoever computes it again comes to the same."""
         self._current = None
-        if not is_finite(current.vector, CONTRIBUTION_LIMIT):
-            current.vector.zero_()
-        self._notifier.call(_settle, current.done, current.vector)
+        vector = current.sum.vector()
+        if not is_finite(vector, CONTRIBUTION_LIMIT):
+            vector.zero_()
+        self._notifier.call(_settle, current.done, vector)
         self._notifier.tell()
 
 

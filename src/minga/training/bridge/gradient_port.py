@@ -31,7 +31,9 @@ import asyncio
 import enum
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import torch
@@ -43,6 +45,7 @@ from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.training.bridge.micro_batch_times import MicroBatchTimes
 from minga.training.bridge.thread_bridge import TrainingThread
 from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
+from minga.training.replica.accelerator import Verdict
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
@@ -109,6 +112,7 @@ class GradientPort(TrainingThread):
         self._paused = self._resting = self._held = False
         self._last_samples = 0
         self._broken_in_row = 0  # micro-batches that were not finite since the last one that was
+        self._uncertain = deque[_MicroBatch]()  # of the open step; only an accelerator leaves some here
         self._times = MicroBatchTimes()
         self._begun_s = -math.inf  # loop time at which the present step began
         self._step_s = math.inf  # seconds that the last step took
@@ -130,53 +134,48 @@ class GradientPort(TrainingThread):
 
     # ---- the training thread
 
-    def add(self, samples: int, loss: float | None = None) -> bool:
+    def add(self, samples: int, loss: float | torch.Tensor | None = None) -> bool:
         """A micro-batch of `samples` ended, whose mean gradients the replica has: let the strategy take them up.
 
         `loss` is its mean loss, if that is known. Returns False if the micro-batch was dropped, because the step was
-        closed without it or because it was not finite.
+        closed without it or because it was not finite. One that an accelerator still computes may be dropped later, see
+        `on_micro_batch`; it counts for nothing before that is known.
         """
         with self._strategy.arithmetic:
+            self._hear()
             with self.lock:
-                began_s, self._paused = self._boundary_s, False
-                self._boundary_s = self._loop.time() if began_s is None else began_s
-                in_time = taken = self._phase is not PortPhase.SEALED or self.facts.keeps_late_micro_batches
+                is_timed, self._paused = self._boundary_s is not None, False
+                self._boundary_s = self._boundary_s if is_timed else self._loop.time()
+                in_time = self._phase is not PortPhase.SEALED or self.facts.keeps_late_micro_batches
+            taken: bool | Verdict = False
             if in_time:
                 self._merge()
                 self._strategy.note_loss(loss)
-                taken = self._strategy.micro_batch(samples)
+                try:
+                    taken = self._strategy.micro_batch(samples)
+                except BaseException:
+                    with self.lock:  # the step began anew
+                        self._uncertain.clear()
+                    raise
+            ended = _MicroBatch(samples, loss, taken, self._loop.time(), is_timed=is_timed, in_time=in_time)
             with self.lock:
-                if in_time:
-                    self._broken_in_row = 0 if taken else self._broken_in_row + 1
-                now = self._loop.time()
-                if began_s is not None and samples:
-                    self._times.add(samples, now - began_s, now)
-                self._last_samples, self._boundary_s = samples, now
-                if taken:
-                    self._strategy.count(samples)
-                urgent = self._phase is not PortPhase.OPEN and self._parks
-                if self._is_done():
-                    self._park()
-                    urgent = True
-        if in_time and not taken and self._broken_in_row == WARNED_AFTER:
-            logger.warning(
-                "the gradients of the last %d micro-batches were NaN or infinite, and such ones do not count: nothing "
-                "is learned from this peer",
-                WARNED_AFTER,
-            )
-        if urgent:
-            self._notifier.tell()
-        else:
-            self._notifier.tell_sparingly()
-        return taken
+                self._last_samples = samples
+                self._uncertain.append(ended)
+                if ended.is_certain and len(self._uncertain) == 1:
+                    self._learn(ended)
+        if self._uncertain:
+            self._await(0 if self._may_be_done() else 1)
+        return bool(ended.taken)
 
     def poll(self) -> ThreadTask | Wait | None:
         """What the thread has to do now: some work, wait, or (None) go on computing.
 
         Raises what closed the port. Between `poll` and the end of the work nothing else may touch the model.
         """
+        while self._uncertain and self._needs_certainty():
+            self._await(0)
         with self.lock:
-            if work := self._next_work():
+            if not self._uncertain and (work := self._next_work()):
                 self._boundary_s = self._reopened_s = None
                 return work
         if self.at_boundary is not None:
@@ -191,6 +190,8 @@ class GradientPort(TrainingThread):
             if self._has_to_wait():
                 self._boundary_s = None
                 return WAIT
+            if self._uncertain:  # the time of that one is not over yet
+                return None
             begins = self._boundary_s is None and not self._paused
             self._boundary_s = None if self._paused else self._loop.time()
         if begins:
@@ -216,6 +217,7 @@ class GradientPort(TrainingThread):
 
     def pause(self) -> None:
         """The thread leaves off computing (evaluation, the end of the program): expect no micro-batch until `add`."""
+        self._await(0)
         with self.lock:
             self._paused, self._boundary_s = True, None
         self._notifier.tell()
@@ -224,6 +226,7 @@ class GradientPort(TrainingThread):
 
     def report(self) -> Report:
         """Samples, speed and the micro-batch under way."""
+        self._hear()
         with self.lock:
             parked = self._phase in (PortPhase.PARKED, PortPhase.SEALED)
             samples = self._strategy.complete_samples if parked else self._strategy.samples
@@ -379,12 +382,81 @@ class GradientPort(TrainingThread):
         self._begin(choice)
         self.on_strategy(samples)
 
+    def _await(self, most: int) -> None:
+        """Wait until it is known whether the micro-batches count that ended, but for the last `most` of them."""
+        while True:
+            with self.lock:
+                if len(self._uncertain) <= most:
+                    return
+                first = self._uncertain[0]
+                first.is_late = first.is_late or not first.is_certain
+            first.wait()
+            with self.lock:
+                if self._uncertain and self._uncertain[0] is first:  # no other thread has heard of it meanwhile
+                    self._learn(first)
+
+    def _hear(self) -> None:
+        """Learn what is known by now of micro-batches that ended."""
+        if self._uncertain:
+            with self.lock:
+                while self._uncertain and self._uncertain[0].is_certain:
+                    self._learn(self._uncertain[0])
+                for each in self._uncertain:
+                    each.is_late = True
+
+    def _learn(self, ended: _MicroBatch) -> None:
+        """Under the condition: it is known whether the first of those that are uncertain counts.
+
+        What the device had done already when this was looked at took it no longer than the thread.
+        """
+        self._uncertain.popleft()
+        taken, now = ended.wait(), self._loop.time() if ended.is_late else ended.ended_s
+        if ended.in_time:
+            self._broken_in_row = 0 if taken else self._broken_in_row + 1
+        if ended.is_timed and ended.samples and self._boundary_s is not None:
+            self._times.add(ended.samples, now - self._boundary_s, now)
+        self._boundary_s = now
+        if taken:
+            self._strategy.count(ended.samples)
+        urgent = self._phase is not PortPhase.OPEN and self._parks
+        if self._is_done():
+            self._park()
+            urgent = True
+        self.on_micro_batch(ended.samples, ended.known_loss() if taken else None, taken)
+        ended.taken = taken
+        if ended.in_time and not taken and self._broken_in_row == WARNED_AFTER:
+            logger.warning(
+                "the gradients of the last %d micro-batches were NaN or infinite, and such ones do not count: nothing "
+                "is learned from this peer",
+                WARNED_AFTER,
+            )
+        if urgent:
+            self._notifier.tell()
+        else:
+            self._notifier.tell_sparingly()
+
+    def _may_be_done(self) -> bool:
+        """Whether the thread should park at its next boundary, if all micro-batches count that ended."""
+        with self.lock:
+            ended = sum(each.samples for each in self._uncertain)
+            return self._phase is PortPhase.OPEN and self._has_enough(self._strategy.samples + ended)
+
+    def _needs_certainty(self) -> bool:
+        """Whether what the thread does next depends on what the last micro-batches count: work for the loop, or to
+        wait. It is not known how far it may go ahead before the plan of the round came.
+        """
+        with self.lock:
+            is_ahead = not self._parks and self._phase is not PortPhase.OPEN and self._next_limit is None
+            is_called = bool(self._work) or self.closed is not None
+            return is_called or is_ahead or self._may_be_done() or self._has_to_wait()
+
     def _park(self) -> None:
         """Under the condition: what was accumulated is complete for this step.
 
-        Where a higher limit left a buffer aside, there is none to go on into before `_merge`: the thread parks later.
+        Where a higher limit left a sum aside, there is none to go on into before `_merge`, and of a micro-batch that is
+        uncertain nobody would know to which sum it belongs: the thread parks later.
         """
-        if not self._strategy.has_leftover:
+        if not self._strategy.has_leftover and not self._uncertain:
             self._strategy.close()
             self._phase = PortPhase.PARKED
 
@@ -412,7 +484,8 @@ class GradientPort(TrainingThread):
     def _is_ahead(self) -> bool:
         """Whether there is enough for the next step already, as far as one knows."""
         if self._next_limit is not None:
-            further = self._strategy.samples - self._strategy.complete_samples
+            uncertain = sum(each.samples for each in self._uncertain)
+            further = self._strategy.samples + uncertain - self._strategy.complete_samples
             return further >= self._strategy.most_windows * self._next_limit
         return not self._strategy.complete_samples or self._strategy.is_ahead(self._last_samples)
 
@@ -450,6 +523,8 @@ class GradientPort(TrainingThread):
 
     def _seal(self) -> tuple[torch.Tensor | None, int]:
         with self._strategy.arithmetic:
+            if self._phase is PortPhase.OPEN:
+                self._await(0)
             self._merge()
             with self.lock:
                 if self._phase is PortPhase.OPEN:
@@ -469,6 +544,38 @@ class GradientPort(TrainingThread):
                 self._phase = PortPhase.OPEN  # and parks at the next boundary, with what came since
                 self._next_limit = None
         self._wake()
+
+
+@dataclass(eq=False)
+class _MicroBatch:
+    """One that ended, and whether the strategy has `taken` it up, which an accelerator may say later.
+
+    `ended_s` is when the thread was done with it, and `is_late` whether somebody looked later and the device was not.
+    It ended `in_time` for its step. `is_timed` says whether it is known when it began.
+    """
+
+    samples: int
+    loss: float | torch.Tensor | None
+    taken: bool | Verdict
+    ended_s: float
+    is_timed: bool
+    in_time: bool
+    is_late: bool = False
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether `wait` returns at once."""
+        return isinstance(self.taken, bool) or self.taken.is_known()
+
+    def wait(self) -> bool:
+        """Wait until it is known whether it counts; whether it does."""
+        return self.taken if isinstance(self.taken, bool) else self.taken.wait()
+
+    def known_loss(self) -> float | None:
+        """Its loss, after `wait`."""
+        if isinstance(self.taken, Verdict) and self.taken.loss is not None:
+            return self.taken.loss
+        return None if self.loss is None else float(self.loss)
 
 
 def _take_over(strategy: Strategy, kept: Mapping[str, torch.Tensor]) -> None:

@@ -32,6 +32,10 @@ class TrainingThread:
         self.closed: BaseException | None = None
         self.at_boundary: Callable[[], None] | None = None
         """Called by the training thread in each `poll` that has no work for it, when the model is at rest."""
+        self.on_micro_batch: Callable[[int, float | None, bool], None] = lambda _samples, _loss, _is_taken: None
+        """Called with the samples and the loss of each micro-batch when it is known whether it counts, and with that;
+        on any thread, on one at a time.
+        """
         self._work: deque[ThreadTask] = deque()
 
     # ---- the training thread

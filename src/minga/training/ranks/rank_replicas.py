@@ -72,12 +72,14 @@ class Combiner(Protocol):
 class RankReplica(Replica):
     """What the replicas of all ranks have in common."""
 
+    adds_on_device = False
+
     def __init__(self, ranks: ProcessGroup, spec: RunSpec, optimizer: torch.optim.Optimizer, **settings: Any) -> None:
         self._ranks = ranks
         super().__init__(spec, optimizer, **settings)
         self._combiner = self._new_combiner(settings.get("model"))
 
-    def collect(self, samples: int) -> int:
+    def collect(self, samples: int, loss: float | torch.Tensor | None = None) -> int:  # noqa: ARG002
         """Combine the micro-batches of all ranks; returns the samples of all that are finite."""
         self.look_at_loop()
         return self._combiner.combine(samples)

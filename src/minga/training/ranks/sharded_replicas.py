@@ -71,10 +71,10 @@ class ShardedReplica(RankReplica):
         for reshard in self._reshard:
             reshard()
 
-    def collect(self, samples: int) -> int:
+    def collect(self, samples: int, loss: float | torch.Tensor | None = None) -> int:
         """Count the micro-batches of all ranks, whose gradients FSDP has combined."""
         self.settle()
-        return super().collect(samples)
+        return super().collect(samples, loss)
 
     def _new_vector(
         self, optimizer: torch.optim.Optimizer, spec: RunSpec, model: torch.nn.Module | None

@@ -39,14 +39,39 @@ class SharedBuffers:
     @torch.no_grad()
     def movements(self) -> list[torch.Tensor]:
         """By how much each of `averaged` has moved since the last step (float32, its shape and device)."""
-        return [_difference(buffer, base) for buffer, base in zip(self.averaged, self._bases, strict=False)]
+        found: dict[int, torch.Tensor] = {}
+        for indices, _, _, moved in self._joined():
+            found |= zip(indices, self._split(moved, indices), strict=True)
+        return [found[index] for index in range(len(self.averaged))]
 
     @torch.no_grad()
     def undo_broken(self) -> None:
-        """Put buffers that hold new NaN or infinity back to the last step: a bad batch must not spoil the next ones."""
-        for buffer, base, movement in zip(self.averaged, self._bases, self.movements(), strict=False):
-            if not movement.isfinite().all():
-                buffer.copy_(base)
+        """Put what has become NaN or infinite back to the last step: a bad batch must not spoil the next ones. No
+        device is waited for.
+        """
+        for indices, present, base, moved in self._joined():
+            kept = torch.where(moved.isfinite(), present, base)
+            torch._foreach_copy_([self.averaged[index] for index in indices], self._split(kept, indices))
+
+    def _joined(self) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """The averaged buffers of one device and dtype as one flat tensor, since most are small: their places, what
+        they hold, what they held after the last step, and the difference as float32.
+        """
+        kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for index, buffer in enumerate(self.averaged):
+            kinds.setdefault((buffer.device, buffer.dtype), []).append(index)
+        for indices in kinds.values():
+            present, base = (
+                torch.cat([tensors[index].detach().reshape(-1) for index in indices])
+                for tensors in (self.averaged, self._bases)
+            )
+            yield indices, present, base, torch.where(present != base, present.float() - base.float(), 0.0)
+
+    def _split(self, flat: torch.Tensor, indices: Sequence[int]) -> list[torch.Tensor]:
+        """The reverse, in the shapes of the buffers."""
+        shapes = [self.averaged[index].shape for index in indices]
+        parts = torch.split(flat, [shape.numel() for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     @torch.no_grad()
     def advance(self, means: Sequence[torch.Tensor]) -> None:
@@ -105,8 +130,3 @@ def averaged_buffers(model: torch.nn.Module) -> list[torch.Tensor]:
 
 def _persistent(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer for name, buffer in ModelNames(model).buffers().items() if buffer.numel()}
-
-
-def _difference(buffer: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-    moved = buffer.detach() != base
-    return torch.where(moved, buffer.detach().float() - base.float(), 0.0)

@@ -23,6 +23,7 @@ from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, is_finite
 from minga.averaging.codecs.layout import ADAPTIVE_INT8_MIN_ELEMENTS, VectorLayout
 from minga.core.errors import ConfigurationError
 from minga.optim.shards import local
+from minga.training.replica.accelerator import COPIED_ELEMENTS, Accelerator, Event, Verdict
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.trained_record import trained_parameters
 from minga.training.state.sketch import Sketch, length, sketch_of
@@ -30,10 +31,14 @@ from minga.training.state.sketch import Sketch, length, sketch_of
 QUICK_ELEMENTS = 1 << 16
 JOINED_ELEMENTS = 1 << 13
 """Neighbours of at most so many elements are joined: to copy one costs less than to look at it and to add it alone."""
-STAGED_ELEMENTS = 1 << 24
-"""Gradients on an accelerator come to the CPU in pieces of at most this many elements, or of one tensor."""
+STAGED_ELEMENTS = COPIED_ELEMENTS
+"""Gradients on an accelerator that are added up in RAM come there in pieces of at most this many elements, or of one
+tensor.
+"""
 SAMPLED = 256
 """A sample of the gradients has so many tensors, and so many elements of each, at most."""
+_WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Whole numbers of so many bytes."""
 PRESENT = 2.0**-10
 """What one sample with a gradient adds to its parameter's number: little beside gradients, whose norms robust means
 compare, and enough for float16.
@@ -51,6 +56,8 @@ class ParameterVector:
     """
 
     quick = False
+    accelerator: Accelerator | None = None
+    """Where micro-batches are added up; None is in RAM."""
 
     def __init__(
         self,
@@ -71,6 +78,8 @@ class ParameterVector:
         self._buffers = buffers
         self._staging: torch.Tensor | None = None
         self._all_present = torch.full((len(self._parameters),), PRESENT)
+        self._loaded: Event | None = None
+        self._presence_there: dict[tuple[bool, ...], torch.Tensor] = {}
         self.layout = VectorLayout(
             tuple(tuple(t.shape) for t in [*self._parameters, *buffers.averaged, self._all_present]),
             codec,
@@ -82,10 +91,17 @@ class ParameterVector:
 
     def new(self, numel: int | None = None) -> torch.Tensor:
         """A zeroed float32 vector in CPU memory, of `numel` elements if not as long as this one."""
-        return torch.zeros(self.numel if numel is None else numel, dtype=torch.float32)
+        numel = self.numel if numel is None else numel
+        if self.accelerator is not None:
+            return self.accelerator.host_memory(numel)
+        return torch.zeros(numel, dtype=torch.float32)
 
     def wait(self) -> None:
-        """Block until the present gradients are there; an accelerator may still be computing them."""
+        """Block until the present gradients are there, which an accelerator may still be computing, if they are added
+        up in RAM.
+        """
+        if self.accelerator is not None:
+            return
         for device in {p.device for p in self._parameters if not p.is_cpu and p.grad is not None}:
             torch.zeros((), device=device).cpu()  # comes after what was asked of the device before
 
@@ -118,6 +134,48 @@ class ParameterVector:
         return True
 
     @torch.no_grad()
+    def accumulate_there(
+        self, accelerator: Accelerator, vector: torch.Tensor, weight: float, loss: torch.Tensor | None
+    ) -> Verdict:
+        """The same to a vector on the accelerator, which is not waited for: gradients that are not finite are not
+        added, and the verdict says so later, and with it the `loss`.
+
+        Raises what the device raises if it has too little memory, with nothing changed.
+        """
+        flats = self._flat_there(vector.device)
+        is_finite = self._are_finite_there(flats)
+        verdict = Verdict(accelerator, is_finite, loss)
+        # Whether it counts is 1 or 0, by which the bits of all numbers are multiplied as whole numbers: of NaN and
+        # infinity 0 remains, and what counts stays as it is.
+        kinds = [(_WHOLE[dtype.itemsize], tensors) for dtype, tensors in _by_dtype(flats).items()]
+        counts = {whole: is_finite.to(whole) for whole, _ in kinds}
+        for whole, tensors in kinds:
+            torch._foreach_mul_([tensor.view(whole) for tensor in tensors], counts[whole])
+        parts = vector.split_with_sizes(list(self.layout.numels))
+        found = [(part, flat) for part, flat in zip(parts, flats, strict=True) if flat is not None]
+        torch._foreach_add_([part for part, _ in found], [flat for _, flat in found], alpha=weight)
+        return verdict
+
+    def _flat_there(self, device: torch.device) -> list[torch.Tensor | None]:
+        """What `_present` gives, on the accelerator and such that it may be changed."""
+        *flats, _ = self._present()
+        is_present = tuple(flat is not None for flat in flats[: len(self._parameters)])
+        if is_present not in self._presence_there:
+            self._presence_there = {is_present: self._presence(is_present).to(device)}
+        flats.append(self._presence_there[is_present].clone())
+        return [flat if flat is None else flat.to(device).contiguous() for flat in flats]
+
+    def _are_finite_there(self, flats: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        """Whether these flat tensors on the accelerator are finite, as a flag there. Broken buffers go back."""
+        norms = [
+            torch.stack(torch._foreach_norm(tensors, math.inf)).to(torch.float32)  # noqa: SLF001
+            for tensors in _by_dtype(flats).values()
+        ]
+        if self._buffers.averaged:
+            self._buffers.undo_broken()
+        return torch.cat(norms).amax() <= CONTRIBUTION_LIMIT  # False of NaN
+
+    @torch.no_grad()
     def sample(self) -> Sketch:
         """A sketch of some elements of the present gradients, by which peers tell whether theirs are the same; empty
         if it is not finite.
@@ -148,8 +206,11 @@ class ParameterVector:
     @torch.no_grad()
     def is_finite(self) -> bool:
         """Whether the present gradients and the buffers' movements are, as far as they are looked at; broken buffers
-        go back.
+        go back. Waits for the device.
         """
+        if self.accelerator is not None:
+            is_finite = self._are_finite_there(self._flat_there(self.accelerator.device))
+            return Verdict(self.accelerator, is_finite, None).wait()
         return self._are_finite(self._present())
 
     def _present(self) -> list[torch.Tensor | None]:
@@ -189,19 +250,36 @@ class ParameterVector:
 
     @torch.no_grad()
     def load_gradients(self, vector: torch.Tensor) -> None:
-        """Set all gradients from a vector; None for parameters of which nobody had one."""
-        slices = zip(self._parameters, self._slices(vector), self.has_gradient(vector), strict=False)
-        for parameter, part, has_gradient in slices:
+        """Set all gradients from a vector; None for parameters of which nobody had one. From RAM an accelerator may
+        still copy it afterwards, see `wait_for_load`.
+        """
+        has_gradients = self.has_gradient(vector)
+        is_there = self.accelerator is not None
+        if self.accelerator is not None and vector.is_cpu:
+            there = torch.empty(self.parameters_numel, dtype=torch.float32, device=self.accelerator.device)
+            self.accelerator.copy(vector[: self.parameters_numel], there)
+            self._loaded, vector = self.accelerator.mark(), there
+        for parameter, part, has_gradient in zip(self._parameters, self._slices(vector), has_gradients, strict=False):
             if not has_gradient:
                 parameter.grad = None
-                continue
-            if parameter.grad is None or parameter.grad.is_sparse:
-                parameter.grad = torch.empty_like(parameter)
-            parameter.grad.copy_(part.view(parameter.shape))
+            elif is_there and parameter.dtype == torch.float32 and parameter.is_contiguous():
+                parameter.grad = part.view(parameter.shape)
+            else:
+                if parameter.grad is None or parameter.grad.is_sparse:
+                    parameter.grad = torch.empty_like(parameter)
+                parameter.grad.copy_(part.view(parameter.shape))
+
+    def wait_for_load(self) -> None:
+        """Wait until the vector that was loaded last is read, and may be changed. What comes after it is not waited
+        for.
+        """
+        if self._loaded is not None:
+            self._loaded.synchronize()
+            self._loaded = None
 
     def has_gradient(self, vector: torch.Tensor) -> list[bool]:
         """For each of `parameters` whether anybody had a gradient of it, by a vector of means or sums."""
-        told = vector[self.numel - len(self._parameters) :].tolist()
+        told = vector[self.numel - len(self._parameters) :].cpu().tolist()
         if all(told):
             return [True] * len(told)
         return [bool(number) or bool(part.any()) for number, part in zip(told, self._slices(vector), strict=False)]
@@ -215,8 +293,15 @@ class ParameterVector:
         these.
         """
         values = self.new()
+        far, offset = list[tuple[int, torch.Tensor]](), 0
         for value, part in zip([*self._parameters, *self._buffers.movements()], self._slices(values), strict=False):
-            part.copy_(value.reshape(-1))
+            if value.is_cpu:
+                part.copy_(value.reshape(-1))
+            else:
+                far.append((offset, value.detach().reshape(-1)))
+            offset += part.numel()
+        for start, piece in self._fetch(far):
+            values[start : start + piece.numel()].copy_(piece)
         return values
 
     @torch.no_grad()
@@ -300,6 +385,15 @@ def all_finite(tensors: Sequence[torch.Tensor]) -> bool:
     devices = {bound.device for bound in on_device}
     bounds = [torch.stack([bound for bound in on_device if bound.device == device]).cpu() for device in devices]
     return all(is_finite(each, CONTRIBUTION_LIMIT) for each in bounds)
+
+
+def _by_dtype(tensors: Sequence[torch.Tensor | None]) -> dict[torch.dtype, list[torch.Tensor]]:
+    """Those that are there, by their dtypes."""
+    found: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor is not None:
+            found.setdefault(tensor.dtype, []).append(tensor)
+    return found
 
 
 def _runs_of_small(numels: Sequence[int]) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ import torch
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.training.lineage import Lineage
+from minga.training.replica.gradient_sum import GradientSum
 from minga.training.state.manifest import Manifest
 from minga.training.state.sketch import Sketch
 from minga.training.state.snapshot import StateSnapshot
@@ -96,8 +97,8 @@ class ReplicaInterface(Protocol):
         basis of the whole vector only.
         """
 
-    def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
-        """Add the present mean gradients, `weight` times, to an accumulator; False if they are not finite."""
+    def new_sum(self) -> GradientSum:
+        """A sum of gradients, which is 0: to it the present mean gradients are added."""
 
     def zero_grad(self) -> None:
         """Forget the present gradients."""
@@ -129,7 +130,9 @@ class ReplicaInterface(Protocol):
         """
 
     def step_by(self, gradients: torch.Tensor) -> bool:
-        """The same by the gradients in an accumulator, which are finite; averaged buffers stay this peer's."""
+        """The same by the gradients in a vector as `GradientSum.divided` gives it, which are finite; averaged buffers
+        stay this peer's.
+        """
 
     def adopt(self, values: torch.Tensor, step: int) -> torch.Tensor:
         """Come to global step `step` with these parameters, as `read_values` has them, instead of by an optimizer step;

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from blake3 import blake3
@@ -24,9 +24,11 @@ from minga.optim.norms import TINY_NORM, clip_by_global_norm, global_norm
 from minga.optim.reproducible import ReproducibleOptimizer
 from minga.optim.shards import local
 from minga.training.lineage import Lineage
+from minga.training.replica.accelerator import Accelerator, Verdict
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.build_optimizer import set_learning_rate
 from minga.training.replica.flat_vector import ParameterVector
+from minga.training.replica.gradient_sum import DeviceSum, GradientSum
 from minga.training.replica.host_memory import HostMemory
 from minga.training.replica.interface import LOOP_RATES, LoopReport
 from minga.training.replica.loop_rates import LoopRates
@@ -54,9 +56,13 @@ class Replica:
     `model` gives names and buffers; without it the state has the optimizer's parameters only. `rules` are followed at
     each update, and `after_update` is called after it. `unit` is the word for what is counted. With `offload` updates
     are made in RAM, see `host_memory.py`.
+    Micro-batches are added up on an accelerator if all parameters are on one, and else in RAM.
     One that only `reads` takes any state of its model, whatever optimizer trained it. Raises `ConfigurationError` for
     an optimizer, model or scheduler that cannot be driven by averaged gradients alone.
     """
+
+    adds_on_device: ClassVar[bool] = True
+    """Whether sums of gradients may be made on an accelerator."""
 
     def __init__(
         self,
@@ -96,6 +102,8 @@ class Replica:
         averaged = spec.training.buffers == "average"
         self._buffers = SharedBuffers(model if averaged else None)
         self.vector = self._new_vector(optimizer, spec, model)
+        if self.adds_on_device and not offload:
+            self.vector.accelerator = Accelerator.of(self.vector.parameters())
         if max_grad_value is not None and self._clips_own:
             raise ConfigurationError(
                 f'max_grad_value= clips the mean, and the codec "{spec.averaging.codec}" leaves out of it what comes '
@@ -133,6 +141,7 @@ class Replica:
         self._first_strategy = spec.training.strategy
         self.loop_rates = LoopRates(optimizer, has_schedule=scheduler is not None)
         """What the program's loop does to the numbers of the optimizer."""
+        self._loss: torch.Tensor | None = None  # of the present micro-batch, on an accelerator
         self._first: Sketch = ()
         self._first_step: int | None = UNKNOWN  # the last of those of which the first micro-batch is told
         self._firsts = 0
@@ -173,19 +182,47 @@ class Replica:
         """Drop what the sketch left out so far."""
         self._projections.forget()
 
-    def collect(self, samples: int) -> int:
+    def collect(self, samples: int, loss: float | torch.Tensor | None = None) -> int:
         """A micro-batch of `samples` samples is ready: how many does it have in all processes of this peer?
 
-        Returns when it is computed to the end, on whatever device: to `accumulate` it then takes no time worth mention.
+        Where gradients are added up in RAM this returns when they are computed to the end: to add them then takes no
+        time worth mention. Elsewhere an accelerator is not waited for, and the `loss` is fetched with the verdict.
         """
         self.look_at_loop()
         self.vector.wait()
+        self._loss = loss if isinstance(loss, torch.Tensor) and not loss.is_cpu else None
         return samples
 
+    @property
+    def accelerator(self) -> Accelerator | None:
+        """Where micro-batches are added up; None is in RAM."""
+        return self.vector.accelerator
+
+    def new_sum(self) -> GradientSum:
+        """A sum of gradients, which is 0; see `ReplicaInterface`."""
+        return GradientSum(self) if self.accelerator is None else DeviceSum(self, self.accelerator, self.vector.numel)
+
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
-        """Add the present mean gradients, `weight` times, to an accumulator; False if they are not finite."""
+        """Add the present mean gradients, `weight` times, to a vector in RAM; False if they are not finite."""
         self.drop_frozen()
         return self.vector.accumulate(vector, weight)
+
+    def accumulate_there(self, accelerator: Accelerator, vector: torch.Tensor, weight: float) -> Verdict:
+        """Add them to a vector on the accelerator; see `ParameterVector`."""
+        self.drop_frozen()
+        loss, self._loss = self._loss, None
+        return self.vector.accumulate_there(accelerator, vector, weight, loss)
+
+    def sum_in_ram(self) -> None:
+        """The device has no memory for sums of gradients: from now on they are made in RAM."""
+        if self.vector.accelerator is not None:
+            logger.warning(
+                "%s lacks the memory for a sum of gradients (%.1f GB): they are added up in RAM instead, so that each "
+                "micro-batch waits for a copy; smaller micro-batches leave room for it",
+                self.vector.accelerator.device,
+                4e-9 * self.vector.numel,
+            )
+            self.vector.accelerator = None
 
     def drop_frozen(self) -> None:
         """Forget the present gradients of parameters that rest at this step."""
@@ -252,6 +289,7 @@ class Replica:
                 self._clip()
             self.optimizer.step()
             self._end_step(step)
+            self.vector.wait_for_load()
         self._follow_update()
 
     def _clip(self) -> None:
@@ -292,7 +330,9 @@ class Replica:
         with self._changing():
             self.vector.load_gradients(gradients)
             self.drop_frozen()
-            return self._step_alone()
+            is_taken = self._step_alone()
+            self.vector.wait_for_load()
+            return is_taken
 
     def _step_alone(self) -> bool:
         self._clip()

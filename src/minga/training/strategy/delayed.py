@@ -9,6 +9,7 @@ import torch
 
 from minga.averaging.strategy_choice import StrategyFacts
 from minga.core.spec.fields import Section
+from minga.training.replica.gradient_sum import GradientSum
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.strategy.gradient_sums import GradientSums
 
@@ -25,7 +26,7 @@ class Delayed(GradientSums):
     def begin(self, replica: ReplicaInterface) -> None:
         """See `Strategy`."""
         super().begin(replica)
-        self._aside = replica.vector.new()
+        self._aside = replica.new_sum()
 
     @property
     def samples(self) -> int:
@@ -51,13 +52,12 @@ class Delayed(GradientSums):
 
     def close(self) -> None:
         """What comes from now on goes into the other buffer."""
-        self._vector, self._aside = self._aside, self._vector
+        self._sum, self._aside = self._aside, self._sum
         self._samples, self._aside_samples = 0, self._samples
 
     def merge(self) -> None:
         """What lies aside counts towards the open step again."""
-        self._vector.add_(self._aside)
-        self._aside.zero_()
+        self._sum.merge(self._aside)
         with self._condition:
             self._samples, self._aside_samples = self.samples, 0
 
@@ -65,11 +65,11 @@ class Delayed(GradientSums):
         self, shared: Mapping[str, torch.Tensor], round: int, local: Mapping[str, torch.Tensor] | None
     ) -> None:
         """See `GradientSums`."""
-        self._vector.zero_()
+        self._sum.clear()
         self._count_anew()
         super().restored(shared, round, local)
 
-    def _complete(self) -> torch.Tensor:
+    def _complete(self) -> GradientSum:
         return self._aside
 
     def _forget_count(self) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 
 import torch
 
-from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, is_finite
 from minga.core.errors import NonFiniteError
 from minga.core.spec.fields import Section
+from minga.training.replica.accelerator import Verdict
+from minga.training.replica.gradient_sum import GradientSum
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.strategy.interface import ContributionFate, Strategy
 
@@ -29,36 +30,39 @@ class GradientSums(Strategy):
     def begin(self, replica: ReplicaInterface) -> None:
         """See `Strategy`."""
         super().begin(replica)
-        self._vector = replica.vector.new()
+        self._sum = replica.new_sum()
 
-    def micro_batch(self, samples: int) -> bool:
+    def micro_batch(self, samples: int) -> bool | Verdict:
         """See `Strategy`. Interrupted half-way the sum would be wrong: then the step begins anew."""
         try:
-            return self.replica.accumulate(self._vector, samples / self._unit)
+            return self._sum.add(samples / self._unit)
         except BaseException:
-            self._vector.zero_()
+            self._sum.clear()
             self._count_anew()
             raise
 
     def contribution(self) -> tuple[torch.Tensor | None, int]:
         """The mean of what is complete; see `Strategy`."""
-        vector, samples = self._complete(), self.complete_samples
+        complete, samples = self._complete(), self.complete_samples
         if not samples:
             return None, 0
-        if not self._is_contributed:
-            try:
-                self._to_mean(vector, samples)
-            except NonFiniteError:
-                self._forget_complete()
-                raise
-            self._is_contributed = True
-        return vector, samples
+        if self._is_contributed:
+            return complete.vector(), samples
+        mean = complete.mean(samples / self._unit)
+        if mean is None:
+            self._forget_complete()
+            raise NonFiniteError(f"the sum of the gradients of {samples} samples is not finite")
+        self._clipped = self.replica.clip_own(mean)
+        self._is_contributed = True
+        return mean, samples
 
     def take_back(self) -> None:
         """See `Strategy`."""
         if self._is_contributed:
             self._is_contributed = False
-            self._to_sum(self._complete(), self.complete_samples)
+            vector = self._complete().vector()
+            vector[: self.replica.vector.parameters_numel].div_(self._clipped)
+            vector.mul_(self.complete_samples / self._unit)
 
     def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:  # noqa: ARG002
         """Take the optimizer step of all peers."""
@@ -75,26 +79,14 @@ class GradientSums(Strategy):
         self._forget_complete()
 
     @abstractmethod
-    def _complete(self) -> torch.Tensor: ...
+    def _complete(self) -> GradientSum: ...
 
     def _forget_complete(self) -> None:
         self._is_contributed = False
-        self._complete().zero_()
+        self._complete().clear()
         with self._condition:
             self._forget_count()
 
     @abstractmethod
     def _forget_count(self) -> None:
         """Under the condition: there are no complete samples."""
-
-    def _to_mean(self, vector: torch.Tensor, samples: int) -> None:
-        """Make the sum over `samples` samples what is contributed, in place. Raises `NonFiniteError`."""
-        vector.div_(samples / self._unit)
-        if not is_finite(vector, CONTRIBUTION_LIMIT):
-            raise NonFiniteError(f"the sum of the gradients of {samples} samples is not finite")
-        self._clipped = self.replica.clip_own(vector)
-
-    def _to_sum(self, vector: torch.Tensor, samples: int) -> None:
-        """Undo `_to_mean`."""
-        vector[: self.replica.vector.parameters_numel].div_(self._clipped)
-        vector.mul_(samples / self._unit)

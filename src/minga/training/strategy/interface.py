@@ -26,6 +26,7 @@ import torch
 from minga.averaging.messages import PeerScore
 from minga.averaging.strategy_choice import NoSettings, StrategyFacts
 from minga.core.spec.fields import Section
+from minga.training.replica.accelerator import Verdict
 from minga.training.replica.interface import ReplicaInterface
 
 Settings = Section
@@ -131,16 +132,17 @@ class Strategy(ABC):
 
     # ---- under `arithmetic`
 
-    def note_loss(self, loss: float | None) -> None:  # noqa: B027
-        """The micro-batch that comes next has this mean loss; None if the program does not say it.
+    def note_loss(self, loss: float | torch.Tensor | None) -> None:  # noqa: B027
+        """The micro-batch that comes next has this mean loss, a single number, which a device may still be computing;
+        None if the program does not say it.
 
         Raises `ConfigurationError` where the strategy cannot do without.
         """
 
     @abstractmethod
-    def micro_batch(self, samples: int) -> bool:
+    def micro_batch(self, samples: int) -> bool | Verdict:
         """The replica has the mean gradients of so many samples: add them. False, with nothing changed, if they are
-        not finite.
+        not finite; a verdict where that is known later. Until then the strategy is not closed.
         """
 
     def merge(self) -> None:  # noqa: B027

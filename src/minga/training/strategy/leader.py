@@ -60,13 +60,13 @@ class Leader(Centred):
         """The mean of the last losses, which is early until there are enough of them; see `Strategy`."""
         return self._score if self.samples else None
 
-    def note_loss(self, loss: float | None) -> None:
+    def note_loss(self, loss: float | torch.Tensor | None) -> None:
         """See `Strategy`."""
         if loss is None:
             raise ConfigurationError(
                 'strategy "leader" finds the best peer by the loss: call optimizer.step(samples=..., loss=loss)'
             )
-        self._loss = loss
+        self._loss = float(loss)
 
     def micro_batch(self, samples: int) -> bool:
         """Step, and move a little to the last best peer. A loss that is no number is as bad as such a gradient."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from minga.averaging.strategy_choice import StrategyFacts
+from minga.training.replica.gradient_sum import GradientSum
 from minga.training.strategy.gradient_sums import GradientSums
 
 
@@ -13,8 +12,8 @@ class Synchronous(GradientSums):
 
     facts = StrategyFacts(max_in_flight=0, keeps_late_micro_batches=False, vectors=1)
 
-    def _complete(self) -> torch.Tensor:
-        return self._vector
+    def _complete(self) -> GradientSum:
+        return self._sum
 
     def _forget_count(self) -> None:
         self._samples = 0

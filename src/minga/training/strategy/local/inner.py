@@ -10,7 +10,7 @@ class InnerSteps:
 
     def __init__(self, replica: ReplicaInterface, samples: int) -> None:
         self._replica, self._least = replica, samples
-        self.gradients = replica.vector.new() if samples else None
+        self.gradients = replica.new_sum() if samples else None
         """Gradients times samples that wait for a step; None where each micro-batch is one."""
         self.pending = 0
         """Their samples."""
@@ -21,12 +21,13 @@ class InnerSteps:
         """
         if self.gradients is None:
             return 1 if self._replica.inner_step() else None
-        if not self._replica.accumulate(self.gradients, float(samples)):
+        taken = self.gradients.add(float(samples))
+        if not (taken if isinstance(taken, bool) else taken.wait()):
             return None
         self.pending += samples
         if self.pending < self._least:
             return 0
-        self._replica.step_by(self.gradients.div_(float(self.pending)))
+        self._replica.step_by(self.gradients.divided(float(self.pending)))
         self.drop()
         return 1
 
@@ -34,5 +35,5 @@ class InnerSteps:
         """Nothing waits any more; the samples that did."""
         dropped, self.pending = self.pending, 0
         if self.gradients is not None:
-            self.gradients.zero_()
+            self.gradients.clear()
         return dropped

@@ -118,7 +118,7 @@ class LocalState(Strategy):
         counts = (self.replica.step, self._samples, self._inner.pending, *self._windows, *self._steps)
         found["counts"] = torch.tensor(counts)
         if self._inner.gradients is not None:
-            found["gradients"] = self._inner.gradients
+            found["gradients"] = self._inner.gradients.vector()
         if self._guess is not None:
             known = self._guess.of_others
             found["guess"] = torch.zeros_like(self._anchor) if known is None else known
@@ -163,7 +163,7 @@ class LocalState(Strategy):
         self._windows, self._steps = rest[: self._own.fragments], rest[self._own.fragments :]
         self._inner.pending = pending
         if self._inner.gradients is not None:
-            self._inner.gradients.copy_(local["gradients"])
+            self._inner.gradients.fill(local["gradients"])
         if self._guess is not None:
             self._guess.of_others = local["guess"].clone()
         self._count_anew(samples)

@@ -1,0 +1,264 @@
+"""How close a peer on an accelerator comes to bare PyTorch: for one run of some minutes on a card.
+
+    python -m benchmarks.gpu --json                     # on a card
+    python -m benchmarks.gpu --device cpu --json        # tiny models, which say nothing about speed
+
+transfers    by strategy, counted by a dispatch mode (without a card on a pretended one, see `_pretend_device.py`):
+             full_vector_transfers_per_micro_batch, host_reads_per_micro_batch, and how many vectors cross in a round
+             to the host and to the device
+alone        by workload (GPT-2 of 124 M with 512 tokens, ALBERT-large, ResNet-50 with SwAV; bfloat16 by autocast), a
+             peer that trains alone beside the same loop in bare PyTorch, in one process and in turns: `slowdown` by
+             micro-batches alone, `round_s` what the end of a step takes beyond the update of bare PyTorch, by
+             vector bytes / `pinned_gb_per_s` as `round_by_bus`; `micro_batch_s`; and `extra_memory_mb` on the card
+pinned_gb_per_s    what a vector in page-locked memory takes to cross
+pairs        by strategy, two peers on the card over loopback: samples/s of both together by those of one alone in bare
+             PyTorch, steps, and `held_s`, seconds that the trainer stands when a step ends [median, least, most]
+updates      seconds of a step of torch's AdamW (fused on a card) and of minga.optim, by optimizer
+state        seconds that the trainer stands for a digest and for a checkpoint
+device       what was measured
+
+ok: no full vector crosses for a micro-batch, the host reads at most one number for it with synchronous and delayed, and
+at most one vector crosses each way a round with these. On a card also: slowdown at most 0.02 where a micro-batch takes
+50 ms or more, and round_by_bus of synchronous at most 1.3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks._gpu_workloads import NAMES, GpuWorkload, gpu_workload
+from benchmarks._processes import Workers
+from benchmarks._report import emit, finish, parser, spread
+from benchmarks._transfers import count_transfers
+from minga import Optimizer, PeerOptions, RunSpec, host
+from minga.optim import LAMB, AdamW, MomentStorage
+
+STRATEGIES = ("synchronous", "delayed", "local")
+COUNTED = ("synchronous", "delayed")
+SLOWDOWN_LIMIT, BUS_LIMIT, LONG_S = 0.02, 1.3, 0.05
+
+
+def spec_of(target: int, strategy: str = "synchronous") -> RunSpec:
+    """A run of some samples a step."""
+    return RunSpec.from_mapping(
+        {
+            "name": "gpu",
+            "model": {"recipe": "custom"},
+            "network": {"relay": "none"},
+            "optimizer": {"max_grad_norm": "off"},
+            "training": {"target_batch_size": target, "strategy": strategy},
+            "averaging": {"codec": "float16"},
+            "state": {"digest_every": 1000},
+            "checkpoints": {"every_steps": 0},
+        }
+    )
+
+
+class Card:
+    """The device under test."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.is_cpu = name, name == "cpu"
+
+    def wait(self) -> None:
+        """Until all is done that was asked."""
+        if not self.is_cpu:
+            torch.cuda.synchronize()
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """How long this takes, to its end."""
+        self.wait()
+        began = time.perf_counter()
+        work()
+        self.wait()
+        return time.perf_counter() - began
+
+    def used_bytes(self, *, reset: bool = False) -> int:
+        """The most memory that was in use since the last reset."""
+        if self.is_cpu:
+            return 0
+        found = torch.cuda.max_memory_allocated()
+        if reset:
+            torch.cuda.reset_peak_memory_stats()
+        return found
+
+    def pinned_bytes_per_s(self) -> float:
+        """What crosses in a second, to the host or back, whichever is slower."""
+        near = torch.empty(1 << (20 if self.is_cpu else 27), pin_memory=not self.is_cpu)
+        far = near.to(self.name, copy=True)
+        times = [self.seconds(lambda: a.copy_(b, non_blocking=True)) for a, b in ((near, far), (far, near)) * 4]  # noqa: B023
+        return near.nbytes / max(times[2:])
+
+    @property
+    def description(self) -> str:
+        """What it is called."""
+        return "cpu" if self.is_cpu else f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+
+
+def block(work: GpuWorkload, step: Callable[[torch.Tensor], object], count: int) -> None:
+    """So many micro-batches."""
+    for _ in range(count):
+        loss = work.loss()
+        loss.backward()  # type: ignore[no-untyped-call]
+        step(loss)
+
+
+def measure_alone(card: Card, name: str, turns: int, count: int, bytes_per_s: float) -> dict[str, Any]:
+    """What a peer alone loses, by micro-batches and by the end of a step."""
+    works = [gpu_workload(name, card.name, is_tiny=card.is_cpu) for _ in range(2)]
+    bare, own = (work.optimizer() for work in works)
+    seconds: dict[str, list[float]] = {"bare": [], "minga": [], "bare_end": [], "minga_end": []}
+    peaks = [0, 0]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        host(
+            spec_of((count + 1) * works[1].samples),
+            PeerOptions(ephemeral=True, directory=Path(folder), host="127.0.0.1"),
+        ) as peer,
+    ):
+        optimizer = Optimizer(own, peer, model=works[1].model)
+
+        def end_bare(_: torch.Tensor) -> None:
+            bare.step()
+            bare.zero_grad()
+
+        def add(loss: torch.Tensor) -> None:
+            optimizer.step(samples=works[1].samples, loss=loss)
+
+        for turn in range(turns + 1):
+            for which in (0, 1) if turn % 2 else (1, 0):
+                card.used_bytes(reset=True)
+                work = works[which]
+                middle: Callable[[torch.Tensor], object] = (lambda _: None) if which == 0 else add
+                end: Callable[[torch.Tensor], object] = end_bare if which == 0 else add
+                took = [
+                    card.seconds(lambda: block(work, middle, count)),  # noqa: B023
+                    card.seconds(lambda: block(work, end, 1)),  # noqa: B023
+                ]
+                if turn:  # the first one chooses kernels
+                    kind = ("bare", "minga")[which]
+                    seconds[kind].append(took[0] / count)
+                    seconds[f"{kind}_end"].append(took[1] - took[0] / count)
+                    peaks[which] = max(peaks[which], card.used_bytes())
+        state = {
+            "digest_s": round(card.seconds(optimizer.digest), 4),
+            "checkpoint_s": round(card.seconds(lambda: optimizer._replica.capture()), 4),
+        }
+    size_bytes = 4 * sum(parameter.numel() for parameter in works[0].model.parameters())
+    micro_s = statistics.median(seconds["bare"])
+    slower = [m / b for m, b in zip(seconds["minga"], seconds["bare"], strict=True)]
+    round_s = statistics.median(m - b for m, b in zip(seconds["minga_end"], seconds["bare_end"], strict=True))
+    return {
+        "slowdown": round(statistics.median(slower) - 1, 4),
+        "micro_batch_s": round(micro_s, 4),
+        "round_s": round(round_s, 4),
+        "round_by_bus": round(round_s * bytes_per_s / size_bytes, 3),
+        "parameters": size_bytes // 4,
+        "extra_memory_mb": round((peaks[1] - peaks[0]) / 1e6, 1),
+        "state": state,
+    }
+
+
+def measure_pair(card: Card, strategy: str, seconds: float) -> dict[str, Any]:
+    """Two peers on the card, each in a process of its own."""
+    settings = {
+        "workload": "gpt2-124m",
+        "device": card.name,
+        "is_tiny": card.is_cpu,
+        "spec": spec_of(64 if card.is_cpu else 512, strategy).to_toml(),
+        "link": "",
+    }
+    with Workers() as workers:
+        for index in range(2):
+            directory = str(workers.directory / f"peer-{index}")
+            worker = workers.start(f"peer-{index}", "benchmarks._gpu_peer:peer", {**settings, "directory": directory})
+            settings["link"] = settings["link"] or worker.receive(90)["link"]
+            if index:
+                worker.receive(90)
+            worker.receive(90)
+        told = workers.ask("train", seconds + 60, seconds=seconds)
+    return {
+        "samples_per_s": round(sum(each["samples_per_s"] for each in told), 1),
+        "steps": min(each["steps"] for each in told),
+        "held_s": spread(held for each in told for held in each["held_s"]),
+    }
+
+
+def measure_updates(card: Card) -> dict[str, Any]:
+    """A step of each optimizer on the tensors of the first workload, and kernels that it launches for each tensor."""
+    figures: dict[str, Any] = {}
+    makers: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+        "torch.AdamW": lambda each: torch.optim.AdamW(each, fused=not card.is_cpu),
+        "AdamW": AdamW,
+        "AdamW 8 bits": lambda each: AdamW(each, storage=MomentStorage(bits=8)),
+        "LAMB": LAMB,
+    }
+    for name, make in makers.items():
+        parameters = list(gpu_workload(NAMES[0], card.name, is_tiny=card.is_cpu).model.parameters())
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        optimizer = make(parameters)
+        figures[name] = spread([card.seconds(optimizer.step) for _ in range(8)][2:], 5)
+        del optimizer, parameters
+    return figures
+
+
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("--device", default="cuda", help='"cpu" runs tiny models; default: cuda')
+    options.add_argument("--turns", type=int, default=6, help="turns of bare PyTorch and minga")
+    options.add_argument("--micro-batches", type=int, default=8, help="micro-batches of a turn, beside the last one")
+    options.add_argument("--seconds", type=float, default=20.0, help="how long two peers train with each strategy")
+    options.add_argument("--only", choices=["transfers", "alone", "pairs", "updates"], help="measure just this")
+    arguments = options.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        options.error("this machine has no CUDA device: --device cpu runs everything on tiny models")
+    figures, ok = measure(arguments)
+    return finish("gpu", ok, arguments.json, **figures)
+
+
+def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+    """All figures that were asked for, and whether they are within their limits."""
+    card, only = Card(arguments.device), arguments.only
+    figures: dict[str, Any] = {"device": card.description}
+    ok = True
+    if only in (None, "transfers"):
+        figures["transfers"] = {strategy: count_transfers(card.name, strategy) for strategy in STRATEGIES}
+        emit(**figures)
+        ok = all(_is_lean(figures["transfers"][strategy]) for strategy in COUNTED)
+    if only in (None, "alone"):
+        rate = card.pinned_bytes_per_s()
+        figures |= {"pinned_gb_per_s": round(rate / 1e9, 2), "alone": {}}
+        for name in NAMES:
+            figures["alone"][name] = found = measure_alone(card, name, arguments.turns, arguments.micro_batches, rate)
+            emit(workload=name, **found)
+            if not card.is_cpu:
+                slow = found["slowdown"] > SLOWDOWN_LIMIT and found["micro_batch_s"] >= LONG_S
+                ok = ok and not slow and found["round_by_bus"] <= BUS_LIMIT
+    if only in (None, "updates"):
+        figures["updates"] = measure_updates(card)
+        emit(updates=figures["updates"])
+    if only in (None, "pairs"):
+        figures["pairs"] = {strategy: measure_pair(card, strategy, arguments.seconds) for strategy in STRATEGIES}
+    return figures, ok
+
+
+def _is_lean(found: dict[str, Any]) -> bool:
+    return (
+        found["full_vector_transfers_per_micro_batch"] == 0
+        and found["host_reads_per_micro_batch"] <= 1
+        and found["crossings_to_host_per_round"] <= 1
+        and found["crossings_to_device_per_round"] <= 1
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

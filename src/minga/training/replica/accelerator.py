@@ -1,0 +1,149 @@
+"""One accelerator, as a replica uses it: copies beside computing, and what is known a little later than it was asked.
+
+Theory of operation. What a thread asks of an accelerator is done later, in order, on the thread's *stream*. To read a
+number from it means to wait until all of that is done, and meanwhile nothing new is asked: the device stands still
+afterwards. So nothing here waits for a device. An *event* marks a place in a stream; the host, or another stream, waits
+for that place alone. Copies have a stream of their own, and memory on the host that the device can write to directly.
+
+Streams and events are those of the module that torch has for each kind of device (`torch.cuda`, `torch.xpu`, that of a
+plug-in). A device whose module has none (`torch.mps`) does the same things in order, and the host waits for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Protocol
+
+import torch
+
+COPIED_ELEMENTS: Final = 1 << 24
+"""A vector crosses to or from a device in pieces of at most so many elements."""
+
+
+class Event(Protocol):
+    """A place in a stream."""
+
+    def query(self) -> bool:
+        """Whether the device has come there; does not wait."""
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+
+
+class Accelerator:
+    """The streams and the host memory of one `device`. Any thread may use it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        module: Any = getattr(torch, device.type, None)
+        self.has_streams = all(hasattr(module, name) for name in ("Stream", "Event", "current_stream", "stream"))
+        self._module, self._side = module, module.Stream(device=device) if self.has_streams else None
+        self._has_asked = False
+
+    @classmethod
+    def of(cls, tensors: Sequence[torch.Tensor]) -> Accelerator | None:
+        """The accelerator on which all of these are; None if they are in RAM, or on several devices."""
+        devices = {tensor.device for tensor in tensors}
+        return cls(devices.pop()) if len(devices) == 1 and not any(tensor.is_cpu for tensor in tensors) else None
+
+    def mark(self) -> Event:
+        """Behind all that this thread has asked of the device so far."""
+        if not self.has_streams:
+            return _EndOfAll(self.device)
+        event: Any = self._module.Event()
+        event.record(self._module.current_stream(self.device))
+        return event  # type: ignore[no-any-return]
+
+    def follow(self, event: Event) -> None:
+        """What this thread asks from now on is done after `event`; the thread does not wait."""
+        if self.has_streams:
+            self._module.current_stream(self.device).wait_event(event)
+
+    @contextlib.contextmanager
+    def beside(self, event: Event) -> Iterator[None]:
+        """Inside, what this thread asks is done after `event`, and beside all other computing."""
+        if not self.has_streams:
+            yield
+            return
+        with self._module.stream(self._side):
+            self.follow(event)
+            yield
+
+    def host_memory(self, numel: int) -> torch.Tensor:
+        """A zeroed float32 vector on the host, to which the device can write directly if there is such memory."""
+        with contextlib.suppress(RuntimeError):  # the device has none, or the system allows no more of it
+            if self.has_streams:
+                return torch.zeros(numel, dtype=torch.float32, pin_memory=True)
+        return torch.zeros(numel, dtype=torch.float32)
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy a flat vector, one of both on the device, piece by piece; `mark` tells when it is there."""
+        pieces = (torch.split(vector, COPIED_ELEMENTS) for vector in (target, source))
+        for place, piece in zip(*pieces, strict=True):
+            place.copy_(piece, non_blocking=self.has_streams)
+
+    def require_room(self, size_bytes: int) -> None:
+        """The first time, raise `torch.OutOfMemoryError` unless the device has so many bytes to spare beside the most
+        that this process used so far, as far as one can tell. What its allocator holds and nothing uses counts as free.
+        """
+        names = ("mem_get_info", "memory_reserved", "max_memory_allocated")
+        if self._has_asked or not all(hasattr(self._module, name) for name in names):
+            return
+        self._has_asked = True
+        (free, _), reserved, used = (getattr(self._module, name)(self.device) for name in names)
+        if free + reserved - used < size_bytes:
+            raise torch.OutOfMemoryError(f"{self.device} has {free + reserved - used} bytes to spare, not {size_bytes}")
+
+
+class _EndOfAll:
+    """An event of a device that has none: it is there when all is done that was asked."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def query(self) -> bool:
+        """Nobody knows without waiting."""
+        return False
+
+    def synchronize(self) -> None:
+        """See `Event`."""
+        torch.zeros((), device=self._device).cpu()
+
+
+class Verdict:
+    """Whether a micro-batch that an accelerator computes is finite, and its loss: known when the device comes there.
+
+    `is_finite` is a flag on the device, `loss` a number there if there is one.
+    """
+
+    def __init__(self, accelerator: Accelerator, is_finite: torch.Tensor, loss: torch.Tensor | None) -> None:
+        numbers = [is_finite.to(torch.float32)]
+        if loss is not None:
+            numbers.append(loss.detach().reshape(()).to(torch.float32))
+        self._numbers = accelerator.host_memory(len(numbers))
+        accelerator.copy(torch.stack(numbers), self._numbers)
+        self._event = accelerator.mark()
+
+    def is_known(self) -> bool:
+        """Whether `wait` returns at once."""
+        return self._event.query()
+
+    def wait(self) -> bool:
+        """Wait until the device has come there; whether the micro-batch is finite."""
+        self._event.synchronize()
+        return bool(self._numbers[0])
+
+    @property
+    def loss(self) -> float | None:
+        """The loss, after `wait`; None if there was none."""
+        return float(self._numbers[1]) if self._numbers.numel() > 1 else None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device had too little memory: each kind of device says so in its own way."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(
+        words in str(error) for words in ("out of memory", "not enough memory", "can't allocate memory")
+    )
