@@ -192,10 +192,12 @@ class StoryPlay:
         self._played["clock that is wrong"] += skew_s != 0.0
 
     def _add_copy(self, copy: Copy, number: int) -> None:
-        """Through any other peer: by itself it would be in a run of its own."""
-        name = _name(copy.whose)
-        others = [peer.network.address for peer in self._swarm.alive() if peer.name != name]
-        if name not in self._swarm.peers or self._swarm.peers[name].is_gone or not others:
+        """Through any peer with another key: by itself it would be in a run of its own."""
+        if self._is_gone(copy.whose):
+            return
+        key = self._swarm.peers[name := _name(copy.whose)].network.peer_id
+        others = [each.network.address for each in self._swarm.alive() if each.network.peer_id != key]
+        if not others:
             return
         self._maker = copy.whose
         entries = self._rng.sample(others, 1)
