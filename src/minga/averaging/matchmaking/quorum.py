@@ -90,21 +90,21 @@ class QuorumRule:
         view: Sequence[PeerId],
         voters: Collection[PeerId],
         seen: Collection[PeerId],
-        forgetful: Collection[PeerId] = (),
+        voteless: Collection[PeerId] = (),
     ) -> bool:
         """Whether a group with these `voters` may take `step`, `view` being the members of the last round.
 
-        `seen` are all of the group, and `forgetful` those of the view who do not count. Raises `OutOfSyncError` if the
+        `seen` are all of the group, and `voteless` those of it who have no vote. Raises `OutOfSyncError` if the
         step is over already, and `MinorityError` if the view's majority is out of sight and the run spec says to stop
         then.
         """
         if self._swarm_view.is_behind(step):  # the others took it meanwhile, so none of them is at it any more
             return False
-        electorate = self.electorate(view, forgetful)
+        electorate = self.electorate(view, self.forgetful(view, voters, voteless, seen))
         if has_quorum(voters, electorate):
             return True
         self._look_whether_over(step, electorate)
-        if not has_quorum({*seen, *self._swarm_view.alive()}, electorate):
+        if not has_quorum({*seen, *self._swarm_view.alive()}.difference(voteless), electorate):
             self._report_minority(step, len(seen), len(view))
         return False
 
@@ -149,6 +149,7 @@ class QuorumRule:
             self._node.events.emit(GroupMinority(step=step, view=view_size))
         if not self._wait_in_minority:
             raise MinorityError(
-                f"only {group_size} of the {view_size} members of the last round can be seen from here; "
-                "the rest may be training on without us. Check this machine's network and join again."
+                f"only {group_size} of the {view_size} members of the last round can be seen from here, or too many "
+                "were started again; the rest may be training on without us. Check this machine's network and join "
+                "again."
             )
