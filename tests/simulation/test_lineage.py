@@ -11,7 +11,7 @@ from benchmarks._partition_play import MOST_SKEW_S
 from tests.worlds.seeds import soaked
 
 FOUNDER_DIES, COPIES = 69, 41
-EVENTFUL = (FOUNDER_DIES, COPIES, *map(soaked, (12, 29, 32, 44, 85)))
+EVENTFUL = (FOUNDER_DIES, COPIES, *map(soaked, (12, 29, 32, 44, 80, 85)))
 """Seeds that play much. In the first the organiser is killed when it founds the run, and again when others have its
 state; in the second machines come with copies of its key and of another one.
 """
