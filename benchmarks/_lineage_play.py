@@ -127,7 +127,9 @@ class Ending:
     apart: tuple[str, ...] = ()
     """The groups of peers that trained side by side at the end, if there was more than one."""
     idle: tuple[str, ...] = ()
-    """Peers that did not train at the end although a peer that has the organiser's weights did."""
+    """Peers that did not train at the end although a peer with the organiser's weights was there, but for stories in
+    which too many members of a round were lost at once, and somebody was told.
+    """
     lost_steps: int = 0
     """By how many steps the organiser's state went back at most."""
     played: Counter[str] = field(default_factory=Counter)
@@ -154,6 +156,8 @@ class StoryPlay:
         self._foreign: dict[str, None] = {}
         self._newest: dict[str, int] = {}
         self._last_s: dict[str, float] = {}
+        self._told_s = 0.0
+        """When a peer was told last that no step can be taken."""
         self._rounds: dict[str, list[tuple[float, str]]] = defaultdict(list)
         self._lost_steps = 0
 
@@ -192,10 +196,12 @@ class StoryPlay:
         self._played["clock that is wrong"] += skew_s != 0.0
 
     def _add_copy(self, copy: Copy, number: int) -> None:
-        """Through any other peer: by itself it would be in a run of its own."""
-        name = _name(copy.whose)
-        others = [peer.network.address for peer in self._swarm.alive() if peer.name != name]
-        if name not in self._swarm.peers or self._swarm.peers[name].is_gone or not others:
+        """Through any peer with another key: by itself it would be in a run of its own."""
+        if self._is_gone(copy.whose):
+            return
+        key = self._swarm.peers[name := _name(copy.whose)].network.peer_id
+        others = [each.network.address for each in self._swarm.alive() if each.network.peer_id != key]
+        if not others:
             return
         self._maker = copy.whose
         entries = self._rng.sample(others, 1)
@@ -216,6 +222,8 @@ class StoryPlay:
     def _hear(self, peer: SimulatedPeer, event: Event) -> None:
         if event.kind == "round.reduced":
             self._rounds[peer.name].append((event.time, str(event.fields["round"])))
+        if event.kind == "group.minority":
+            self._told_s = event.time
         if event.kind == "step.applied":
             self._last_s[peer.name] = event.time
             mark = _mark(peer)
@@ -268,7 +276,9 @@ class StoryPlay:
         groups = self._groups([peer.name for peer in trained], now)
         ending.apart = tuple(" ".join(sorted(group)) for group in groups) if len(groups) > 1 else ()
         has_state = any(_mark(peer) == self._mark and peer.replica.step for peer in living)
-        ending.idle = tuple(peer.name for peer in living if has_state and peer not in trained)
+        is_told = not trained and self._told_s > max(self._last_s.values(), default=0.0)
+        self._played["end without a quorum"] += is_told
+        ending.idle = tuple(peer.name for peer in living if has_state and peer not in trained and not is_told)
         ending.lost_steps = self._lost_steps
         ending.played = self._played
         ending.errors = [f"{peer.name}: {peer.error!r}" for peer in self._refused()]

@@ -1,14 +1,20 @@
-"""Peers that come late, load slowly, die and come back: the run keeps the organiser's weights, and one history."""
+"""Peers that come late, load slowly, die and come back, with wrong clocks and copied keys: the weights are the
+organiser's, and one history goes on.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks._lineage_play import Story, play_story
+from benchmarks._lineage_play import AT_ONCE, FOUNDED, ORGANISER, STEP_MOMENTS, SYNC_MOMENTS, Story, play_story
+from benchmarks._partition_play import MOST_SKEW_S
 from tests.worlds.seeds import soaked
 
-FOREIGN_BEFORE = (3, 4, *map(soaked, (6, 7, 8, 10, 12)))
-"""Seeds in which a peer trained with weights of its own before runs had a founding."""
+FOUNDER_DIES, COPIES = 69, 41
+EVENTFUL = (FOUNDER_DIES, COPIES, *map(soaked, (12, 29, 32, 44, 80, 85)))
+"""Seeds that play much. In the first the organiser is killed when it founds the run, and again when others have its
+state; in the second machines come with copies of its key and of another one.
+"""
 
 
 def test_a_seed_decides_the_story() -> None:
@@ -16,7 +22,18 @@ def test_a_seed_decides_the_story() -> None:
     assert Story.drawn(6) != Story.drawn(7)
 
 
-@pytest.mark.parametrize("seed", FOREIGN_BEFORE)
+def test_stories_play_all_that_can_happen_to_an_organiser() -> None:
+    stories = [Story.drawn(seed) for seed in range(200)]
+    losses = [loss for story in stories for loss in story.losses if loss.peer == ORGANISER]
+    for moment in (AT_ONCE, FOUNDED, *SYNC_MOMENTS, *STEP_MOMENTS):
+        assert {loss.says_goodbye for loss in losses if loss.moment == moment} == {False, True}, moment
+    assert {copy.whose == ORGANISER for story in stories for copy in story.copies} == {False, True}
+    skews_s = [skew_s for story in stories for skew_s in story.skews_s]
+    assert -MOST_SKEW_S <= min(skews_s) < -0.9 * MOST_SKEW_S
+    assert 0.9 * MOST_SKEW_S < max(skews_s) <= MOST_SKEW_S
+
+
+@pytest.mark.parametrize("seed", EVENTFUL)
 def test_the_weights_are_the_organisers_and_all_end_in_one_history(seed: int) -> None:
     ending = play_story(seed)
     assert (ending.foreign, ending.apart, ending.idle, ending.errors) == ((), (), (), [])

@@ -40,6 +40,31 @@ def swarm_of(count: int, seed: int) -> Swarm:
     return swarm
 
 
+def test_members_of_which_most_were_started_anew_go_on_once_all_are_back() -> None:
+    """Not before: who is missing may have taken the step with those that ended."""
+
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(24), seed=3, checkpoint_every=1)
+        for _ in range(3):
+            swarm.add(HostSettings(latency_s=0.03), TrainerSettings(4, 0.2, jitter=0.1))
+        await swarm.run_until_step(5)
+        for name in ("peer-0", "peer-1"):
+            swarm.internet.kill(name)
+        await asyncio.sleep(5.0)
+        swarm.restart("peer-0")
+        await asyncio.sleep(20.0)
+        step = swarm.peers["peer-2"].replica.step
+        assert swarm.peers["peer-0"].replica.step == step <= 6
+        swarm.restart("peer-1")
+        await swarm.run_until_step(step + 5, limit_s=30.0)
+        await assert_equal_states(swarm)
+        assert_one_group_per_step(swarm)
+        await swarm.close()
+
+    main()
+
+
 async def kill_half(swarm: Swarm, survives: Callable[[SimulatedPeer, Event], bool]) -> list[SimulatedPeer]:
     """At the beginning of a round kill half of the peers in one moment, first those that do not have to survive."""
     begun: asyncio.Future[Event] = asyncio.get_running_loop().create_future()

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -105,7 +105,7 @@ class Scene:
         )
         self.tasks: list[asyncio.Task[None]] = []
 
-    def _may_close(self, voters: Collection[PeerId], group: Collection[PeerId]) -> bool:
+    def _may_close(self, voters: Collection[PeerId], group: Mapping[PeerId, Registration]) -> bool:
         return self.closable
 
     def sit(self, number: int, report: Report, previous: str = "", round_trip_s: float = 0.0) -> Line:

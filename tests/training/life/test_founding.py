@@ -150,6 +150,24 @@ def test_the_organiser_tells_nobody_of_a_genesis_that_is_not_on_its_disk(
     main()
 
 
+def test_where_the_organiser_only_looks_on_founders_hear_of_what_most_others_have(tmp_path: Path) -> None:
+    @virtually
+    async def main() -> None:
+        world, other = Foundation(tmp_path), "6" * 64
+        nodes = [await world.node() for _ in range(4)]
+        foundings = [world.founding(node) for node in nodes]
+        states = ("", STATE, other, STATE)
+        finding = [asyncio.ensure_future(each.find(state)) for each, state in zip(foundings, states, strict=True)]
+        await asyncio.sleep(3.0)
+        assert foundings[2].other_first(other) in [(nodes[1].peer_id, STATE), (nodes[3].peer_id, STATE)]
+        assert foundings[1].other_first(STATE) == (nodes[2].peer_id, other)
+        assert foundings[0].other_first("") is None
+        for task in finding:
+            task.cancel()
+
+    main()
+
+
 def test_who_sends_a_forged_genesis_is_blamed_once_and_not_asked_again(tmp_path: Path) -> None:
     @virtually
     async def main() -> None:

@@ -38,11 +38,15 @@ instance for each step, and these parts:
    step s agree on the electorate of step s + 1, and any two histories that both advance from there would need two
    quorums that share a member which held both results: there is none.
 
-A member has a vote in a step only if its process took part in a committed round before: a process that was started
-anew may have forgotten a promise. What is not covered, and named in `docs/guarantees.md`: an electorate of two, of
-which either may decide alone, and a first group, which succeeds none. Nor is this: members hold a result, it is
-committed, they say goodbye, and the rest is cut into halves before all of it has heard of the commit. Then the halves
-judge by electorates of different rounds, neither of which has the leavers in it.
+A member has a vote in a step only if its process took part in a committed round before: a process that was started anew
+may have forgotten a promise. Where so many were that the others are no quorum, the step waits until all members are in
+one group again. All of these have the same rounds behind them, so none has applied the step, and what those that ended
+had applied is lost with them; then the others decide alone, as if these had said goodbye. What is not covered, and
+named in `docs/guarantees.md`: an electorate of two, of which either may decide alone, and a first group, which succeeds
+none. Nor is this: members hold a result, it is committed, they say goodbye, and the rest is cut into halves before all
+of it has heard of the commit. Then the halves judge by electorates of different rounds, neither of which has the
+leavers in it. So do newcomers of that round behind a cut, if the members that committed it with them end, are started
+anew on this side, and come together with the rest.
 
 Where the first step comes from is not this protocol's affair, but one thing depends on it: electorates are compared
 within one history only. So each state carries its lineage (`minga.training.lineage`): the founding that the organiser

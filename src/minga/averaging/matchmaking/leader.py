@@ -64,7 +64,7 @@ class Surroundings:
     """Members of the last round that are alive: a full step waits `JOIN_GRACE_S` for those that have not joined."""
     syncing: Callable[[], Mapping[PeerId, float]]
     """Newcomers that are fetching state, and for how many seconds each has done so by now."""
-    may_close: Callable[[Collection[PeerId], Collection[PeerId]], bool]
+    may_close: Callable[[Collection[PeerId], Mapping[PeerId, Registration]], bool]
     """Whether a group may take the step: given those of it who promised this attempt's number, and all of it."""
     promise: Callable[[int], int]
     """The leader itself promises a number, and says what it promised by now (0: it has no vote)."""

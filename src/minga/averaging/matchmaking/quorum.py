@@ -28,8 +28,9 @@ class QuorumRule:
     """The rules for one step after the other.
 
     The members of the last round decide: most of them have to be in the group with their votes, those not counted who
-    said goodbye. A first group, which succeeds none, waits for everybody that is in sight at its step, `UNANIMOUS_S`
-    long, and then needs most of them; peers that fetched the state count the members from which they have it, too.
+    said goodbye. Where all of them are in the group, and most have no vote since they were started anew, the others
+    decide. A first group, which succeeds none, waits for everybody that is in sight at its step, `UNANIMOUS_S` long,
+    and then needs most of them; peers that fetched the state count the members from which they have it, too.
     """
 
     def __init__(self, node: Node, swarm_view: SwarmView, settings: GroupSettings) -> None:
@@ -52,9 +53,24 @@ class QuorumRule:
         self._step = step
         self._in_minority, self._apart_since_s, self._overtaken_since_s = False, None, None
 
-    def electorate(self, view: Sequence[PeerId]) -> tuple[PeerId, ...]:
-        """The members of the last round that have not said goodbye, the tie-breaker first."""
-        return by_tie_breaker([peer for peer in view if peer not in self._departed], self._organiser)
+    def electorate(self, view: Sequence[PeerId], without: Collection[PeerId] = ()) -> tuple[PeerId, ...]:
+        """The members of the last round that have not said goodbye, the tie-breaker first; `without` some of them."""
+        gone = {*self._departed, *without}
+        return by_tie_breaker([peer for peer in view if peer not in gone], self._organiser)
+
+    def forgetful(
+        self, view: Sequence[PeerId], voters: Collection[PeerId], voteless: Collection[PeerId], seen: Collection[PeerId]
+    ) -> set[PeerId]:
+        """The members of the last round whose processes ended since, and without whom the `voters` decide: those that
+        are `voteless`, if the voters are no quorum, all members are among the peers `seen` in the group, and all that
+        have a vote are voters.
+
+        So none of the members is past the step, and what the processes that ended may have decided is lost with them.
+        """
+        electorate = set(self.electorate(view))
+        rest = electorate.difference(voteless)
+        is_whole = electorate.issubset(seen) and bool(rest) and rest.issubset(voters)
+        return electorate - rest if is_whole and not has_quorum(voters, self.electorate(view)) else set()
 
     def may_be_committed(self, view: Sequence[PeerId], lacking: Collection[PeerId]) -> bool:
         """Whether a result of the step after the round of `view` may be committed, although these never held it."""
@@ -69,20 +85,26 @@ class QuorumRule:
         return has_quorum(makers, by_tie_breaker([peer for peer in view if peer not in gone], self._organiser))
 
     def may_close(
-        self, step: int, view: Sequence[PeerId], voters: Collection[PeerId], seen: Collection[PeerId]
+        self,
+        step: int,
+        view: Sequence[PeerId],
+        voters: Collection[PeerId],
+        seen: Collection[PeerId],
+        voteless: Collection[PeerId] = (),
     ) -> bool:
         """Whether a group with these `voters` may take `step`, `view` being the members of the last round.
 
-        `seen` are all of the group. Raises `OutOfSyncError` if the step is over already, and `MinorityError` if the
-        view's majority is out of sight and the run spec says to stop then.
+        `seen` are all of the group, and `voteless` those of it who have no vote. Raises `OutOfSyncError` if the
+        step is over already, and `MinorityError` if the view's majority is out of sight and the run spec says to stop
+        then.
         """
         if self._swarm_view.is_behind(step):  # the others took it meanwhile, so none of them is at it any more
             return False
-        electorate = self.electorate(view)
+        electorate = self.electorate(view, self.forgetful(view, voters, voteless, seen))
         if has_quorum(voters, electorate):
             return True
         self._look_whether_over(step, electorate)
-        if not has_quorum({*seen, *self._swarm_view.alive()}, electorate):
+        if not has_quorum({*seen, *self._swarm_view.alive()}.difference(voteless), electorate):
             self._report_minority(step, len(seen), len(view))
         return False
 
@@ -127,6 +149,7 @@ class QuorumRule:
             self._node.events.emit(GroupMinority(step=step, view=view_size))
         if not self._wait_in_minority:
             raise MinorityError(
-                f"only {group_size} of the {view_size} members of the last round can be seen from here; "
-                "the rest may be training on without us. Check this machine's network and join again."
+                f"only {group_size} of the {view_size} members of the last round can be seen from here, or too many "
+                "were started again; the rest may be training on without us. Check this machine's network and join "
+                "again."
             )

@@ -66,10 +66,10 @@ class Succession:
 
     # ---- the leader
 
-    def may_close(self, voters: Collection[PeerId], group: Collection[PeerId]) -> bool:
+    def may_close(self, voters: Collection[PeerId], group: Mapping[PeerId, Registration]) -> bool:
         """Whether a group may take the step; see `QuorumRule`."""
-        if self._membership.view:
-            return self._quorum.may_close(self._step, self._membership.view, voters, group)
+        if view := self._membership.view:
+            return self._quorum.may_close(self._step, view, voters, group, _voteless(group))
         if set(voters) - self._viewless - {self._node.peer_id}:
             return False  # they know who decides, and are being asked
         return self._quorum.may_found(self._step, self._membership.everyone, group)
@@ -114,7 +114,9 @@ class Succession:
 
         Raises `RejectedError` if it cannot be found out whose result that is.
         """
-        newest, electorate = self.newest_held(registrations, voters), self._quorum.electorate(self._membership.view)
+        newest, view = self.newest_held(registrations, voters), self._membership.view
+        forgetful = self._quorum.forgetful(view, voters, _voteless(registrations), registrations)
+        electorate = self._quorum.electorate(view, forgetful)
         if electorate and not has_quorum(voters, electorate):
             raise RejectedError("a member came back or left while the plan was made", code=RefusalCode.STAND_BY)
         plan = _with_electorate(plan, electorate, voters)
@@ -187,6 +189,10 @@ def _with_electorate(plan: Plan, electorate: Sequence[PeerId], voters: Collectio
         electorate=len(electorate),
         tie_breaker=places.get(electorate[0]),
     )
+
+
+def _voteless(group: Mapping[PeerId, Registration]) -> set[PeerId]:
+    return {peer for peer, registration in group.items() if not registration.ballot}
 
 
 def _is_same(one: Accepted | None, other: Accepted) -> bool:

@@ -8,7 +8,9 @@ from minga.core.events.bus import EventData
 
 
 class GroupMinority(EventData, kind="group.minority"):
-    """This peer sees too few members of the last round, so no step may be taken; `view` is how many it had."""
+    """This peer sees too few members of the last round, or too many of them were started again, so no step may be
+    taken; `view` is how many it had.
+    """
 
     step: int
     view: int
