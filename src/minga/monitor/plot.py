@@ -110,8 +110,8 @@ def _by_step(steps: Sequence[Entry], evaluations: Sequence[Entry]) -> list[float
     many the steps had that it missed.
     """
     known = sorted(found for each in steps if (found := samples_of(each)) is not None) or [(0, 0)]
-    at = [float(number_in(each, "step") or 0.0) for each in evaluations]
-    return [float(x) for x in np.interp(at, *zip(*known, strict=True), left=0.0)]
+    steps_known, samples = [float(step) for step, _ in known], [float(total) for _, total in known]
+    return [float(np.interp(number_in(each, "step") or 0.0, steps_known, samples, left=0.0)) for each in evaluations]
 
 
 def _samples_at(entries: Sequence[Entry], time_s: float) -> float:
