@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError, StorageError
+from minga.dashboard.model.run_model import RunModel
 from minga.monitor.history import FILE_NAME, Entry, History, read_history
-from minga.monitor.plot import _held_out, _with_holes, plot_history
+from minga.monitor.plot import _by_step, _held_out, _with_holes, plot_history
 from minga.network.interface import PeerId
 from minga.training.record_kinds import Metrics
 from minga.training.status.losses import MAX_REMEMBERED, LossMeter
@@ -144,6 +145,17 @@ def test_plot(tmp_path: Path) -> None:
     plot_history(entries(), path, title="a $run$ with _signs_")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert [file.name for file in path.parent.iterdir()] == ["loss.png"]
+
+
+def test_an_evaluation_stands_at_the_samples_of_its_step() -> None:
+    """A host that came back evaluates before it hears of the samples of the steps that it missed."""
+    steps = [entries()[1], {**entries()[4], "step": 11, "total_samples": 1032}]
+    assert _by_step(steps, [{**entries()[2], "step": 6}, {**entries()[2], "step": 0}]) == [532.0, 0.0]
+    assert _by_step([], [entries()[2]]) == [0.0]
+    model = RunModel()
+    for entry in (entries()[1] | {"samples": 100}, entries()[2] | {"step": 6}):
+        model.take(entry)
+    assert model.series["evaluation"].document()["columns"]["samples"] == [532.0]
 
 
 def test_a_headline_that_is_no_loss_is_drawn_beside_the_held_out_loss(tmp_path: Path) -> None:

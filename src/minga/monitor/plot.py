@@ -12,9 +12,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from minga.core.errors import ConfigurationError
 from minga.core.png import blank, write
-from minga.monitor.history import Entry, number_in
+from minga.monitor.history import Entry, number_in, samples_of
 
 _MARKS = {"joined": ("tab:green", "joined"), "left": ("tab:gray", "left"), "lost": ("tab:red", "lost")}
 
@@ -49,8 +51,9 @@ def _draw(
         times = _with_holes([float(e["t"]) for e in shown]) if points is steps else [float(e["t"]) for e in shown]
         by_moment = {float(e["t"]): float(e[name]) for e in shown}
         values = [by_moment.get(time_s, math.nan) for time_s in times]
+        samples = [_samples_at(entries, time_s) for time_s in times] if points is steps else _by_step(steps, shown)
         lines = pair[0].plot([(time_s - begin) / unit_s for time_s in times], values, label=label, **style)
-        return [*lines, *pair[1].plot([_samples_at(entries, time_s) for time_s in times], values, label=label, **style)]
+        return [*lines, *pair[1].plot(samples, values, label=label, **style)]
 
     headline, held_out_loss = _held_out(evaluations)
     if steps:
@@ -100,6 +103,15 @@ def _held_out(evaluations: Sequence[Entry]) -> tuple[str, str]:
         return headline, headline
     losses = {name for e in evaluations for name in e if name.startswith("heldout_") and name.endswith("loss")}
     return headline, "heldout_loss" if "heldout_loss" in losses else max(losses, default="")
+
+
+def _by_step(steps: Sequence[Entry], evaluations: Sequence[Entry]) -> list[float]:
+    """Samples of the whole swarm up to the steps of evaluations: a host that comes back evaluates before it hears how
+    many the steps had that it missed.
+    """
+    known = sorted(found for each in steps if (found := samples_of(each)) is not None) or [(0, 0)]
+    steps_known, samples = [float(step) for step, _ in known], [float(total) for _, total in known]
+    return [float(np.interp(number_in(each, "step") or 0.0, steps_known, samples, left=0.0)) for each in evaluations]
 
 
 def _samples_at(entries: Sequence[Entry], time_s: float) -> float:

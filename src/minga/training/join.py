@@ -324,7 +324,7 @@ def enter(
         files = thread.call(door.fetch(started, spec))
         if rejoin_file is not None:
             rejoin_file.keep_spec(signed)
-            keeping = rejoin_file.keep_places(lambda: _places_of(started))
+            keeping = rejoin_file.keep_places(lambda: _places_of(started, signed.organiser))
             thread.ask(lambda: started.node.spawn(keeping))
         return Peer(thread, started, signed, spec, files, directory, held)
     except BaseException:
@@ -343,6 +343,7 @@ async def _open_network(identity: Identity, settings: NetworkSettings, last_port
     return await IrohNetwork.open(identity.seed, settings)
 
 
-def _places_of(session: Session) -> KnownAddresses:
+def _places_of(session: Session, organiser: str) -> KnownAddresses:
     living_first = reversed(session.board.addresses())
-    return KnownAddresses(own_port(session.node.address), tuple(living_first)[:MAX_PLACES])
+    others = [address for address in living_first if session.leads_in(address.peer_id, organiser)]
+    return KnownAddresses(own_port(session.node.address), tuple(others[:MAX_PLACES]))

@@ -117,7 +117,8 @@ class Peer:
         """An invitation to this run: enter by this peer if it can be dialled, and by others that it knows."""
 
         def make() -> Link:
-            living = map(self._session.board.address_of, self._session.board.owners())
+            board, organiser = self._session.board, self._signed_spec.organiser
+            living = [board.address_of(peer) for peer in board.owners() if self._session.leads_in(peer, organiser)]
             addresses = [self._session.node.address, *filter(None, living), *self._session.entries]
             entries: dict[str, EntryPoint] = {}
             for address in addresses:

@@ -220,6 +220,13 @@ class Session:
         """The present rates of this peer's link, as far as they are known, and its caps."""
         return self.node.access_link.rates()
 
+    def leads_in(self, peer: PeerId, organiser: str) -> bool:
+        """Whether others may find the run by a peer: by the organiser's, and by one that does not only watch, as most
+        do for moments.
+        """
+        info = self.board.get(peer, AddressInfo)
+        return peer == organiser or info is None or info.role != "monitor"
+
     def publish_address(self) -> None:
         """Tell the others where this peer can be dialled; call it again when that changes."""
         if self.admission.is_for_members:

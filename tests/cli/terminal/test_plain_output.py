@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import subprocess
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from minga.cli.terminal import exit_codes
 from minga.cli.terminal import output as output_module
 from minga.cli.terminal.output import IDLE_PERIOD_S, PLAIN_PERIOD_S, REFRESH_S, Output, Ticker
+from minga.core.errors import ConfigurationError
 
 
 class Clock:
@@ -108,3 +111,21 @@ def test_on_a_terminal_lines_break_at_spaces_and_what_is_copied_stays_one_line(
     assert len(wrapped) == 2
     assert " ".join(line.strip() for line in wrapped) == costs
     assert (copied, piped) == (command, costs)
+
+
+def test_last_words_and_errors_break_at_spaces_and_a_command_stays_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out, errors = Terminal(), Terminal()
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", errors)
+    command = "minga host --resume /a/folder/with/a/long/name"
+    monkeypatch.setattr(exit_codes, "farewells", [lambda _: f"This host has left at step 7. To go on:\n{command}"])
+    monkeypatch.setattr(exit_codes, "interrupts_told", [])
+    exit_codes.report_interrupt(json_output=False)
+    exit_codes.report(ConfigurationError("--micro-batch 100: it must be from 1 to 64"), json_output=False)
+    assert out.getvalue().splitlines() == ["This host has left at step 7.", "To go on:", command]
+    assert errors.getvalue().splitlines() == ["minga: --micro-batch 100: it", "must be from 1 to 64"]

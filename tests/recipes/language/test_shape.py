@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -89,12 +90,16 @@ def test_a_shape_from_a_folder_and_its_tokenizer(tmp_path: Path) -> None:
         published(spec("causal-lm", **settings, vocabulary_size=500))
 
 
-def test_a_shape_from_a_folder_ends_texts_with_the_token_of_the_tokenizer_that_is_trained(tmp_path: Path) -> None:
+def test_a_shape_from_a_folder_ends_texts_with_the_token_of_the_tokenizer_that_is_trained(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     source = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 32, "vocab_size": 400}
-    (tmp_path / "config.json").write_text(json.dumps({**source, "bos_token_id": 399, "eos_token_id": 399}))
+    (tmp_path / "config.json").write_text(json.dumps({**source, "bos_token_id": 50256, "eos_token_id": 399}))
     shown = published(spec("causal-lm", config_from=str(tmp_path), data=TEXT))
     config = json.loads(shown.recipe_settings["config"])
     assert (config["bos_token_id"], config["eos_token_id"], config["vocab_size"]) == (0, 0, 400)
+    assert not caplog.records, "what transformers says of tokens that are not the run's"
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.interface import Address, PeerId
+from minga.training.join import _places_of
 from minga.training.run_folder.host_lock import HostLock
 from minga.training.run_folder.known_runs import run_folders
 from minga.training.run_folder.rejoin import MAX_PLACES, SPEC_FILE, KnownAddresses, RejoinFile, merged, own_port
@@ -126,6 +127,30 @@ def test_a_link_that_names_this_peer_alone_leads_nowhere(tmp_path: Path) -> None
     again = minga.PeerOptions(identity=key, directory=tmp_path / "guest", host="127.0.0.1")
     with pytest.raises(minga.UnreachableError, match=r"no other peer than this one.*--resume"):
         minga.join(link, again)
+
+
+@pytest.mark.parametrize("hosted_by", ["auxiliary", "monitor"])
+def test_links_and_places_name_who_leads_into_the_run_and_not_who_only_looks_on(hosted_by: Any, tmp_path: Path) -> None:
+    """Each `minga status` took the place of a member there; a host that only watches has its own."""
+
+    def options(name: str, role: Any) -> minga.PeerOptions:
+        return minga.PeerOptions(role, identity=tmp_path / f"{name}.json", directory=tmp_path, host="127.0.0.1")
+
+    spec = {"name": "x", "model": {"recipe": "custom"}, "state": {"founder": "first"}}
+    with (
+        minga.host(spec, options("host", hosted_by)) as host,
+        minga.join(host.link, options("trainer", "trainer")) as trainer,
+        minga.join(host.link, options("viewer", "monitor")) as viewer,
+    ):
+        everybody = {host.peer_id, trainer.peer_id, viewer.peer_id}
+        deadline = time.monotonic() + 20.0
+        while any({peer.peer_id for peer in each.peers()} != everybody for each in (host, trainer)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        for each, other in ((host, trainer), (trainer, host)):
+            assert {entry.peer_id for entry in each.link.entries} == {host.peer_id, trainer.peer_id}
+            places = each.on_loop(lambda each=each: _places_of(each.session, host.peer_id))  # type: ignore[misc]
+            assert [address.peer_id for address in places.others] == [other.peer_id]
 
 
 def test_a_run_is_hosted_once_from_its_folder(tmp_path: Path) -> None:

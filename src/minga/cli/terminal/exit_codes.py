@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from textwrap import TextWrapper
+from typing import Any, TextIO
 
 from minga.core.errors import (
     ConfigurationError,
@@ -106,7 +108,8 @@ def report(error: BaseException, *, json_output: bool) -> int:
     message = "\n".join(filter(None, lines)) or type(error).__name__
     hint = advice(error)
     stop = "" if not hint else " " if message.endswith((".", "!", "?")) else ". "
-    print("\n".join(f"minga: {line}" for line in f"{message}{stop}{hint}".split("\n")), file=sys.stderr, flush=True)
+    said = "\n".join(f"minga: {line}" for line in f"{message}{stop}{hint}".split("\n"))
+    print(_fitted(said, sys.stderr), file=sys.stderr, flush=True)
     if json_output:
         fields: dict[str, object] = {"summary": True, "ok": False, "error": type(error).__name__, "message": message}
         if isinstance(error, RemoteError):
@@ -149,7 +152,7 @@ def _tell_interrupt(code: int, *, json_output: bool) -> None:
     done = {name: value for tell in done_so_far for name, value in tell().items()}
     if farewells and not json_output:
         with _NOBODY_READS:
-            print(farewells[-1](done), flush=True)
+            print(_fitted(farewells[-1](done), sys.stdout), flush=True)
         return
     where = f" at step {done['step']}" if "step" in done else ""
     what = f", with {counted(done['samples'], 'sample')} of this machine" if "samples" in done else ""
@@ -161,6 +164,16 @@ def _tell_interrupt(code: int, *, json_output: bool) -> None:
         fields = {"summary": True, "ok": False, "error": name, "message": "interrupted", **done}
         with _NOBODY_READS:
             _print_last_line({**fields, "exit_code": code})
+
+
+def _fitted(text: str, stream: TextIO) -> str:
+    """The text with lines broken at spaces, where a terminal would break them inside of words; a line that is a command
+    stays one, to be copied.
+    """
+    if not stream.isatty():
+        return text
+    fit = TextWrapper(shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False).fill
+    return "\n".join(line if line.startswith("minga ") else fit(line) for line in text.split("\n"))
 
 
 def _print_last_line(fields: dict[str, object]) -> None:

@@ -44,6 +44,7 @@ class RunModel:
         """The name of the held-out figure that the recipe names first."""
         self.samples_at_step = 0, 0
         """The newest step, and the samples of all steps up to it."""
+        self._samples_a_step = 0.0
 
     @property
     def total_samples(self) -> int:
@@ -93,13 +94,16 @@ class RunModel:
         found = numbers(entry, ("step", "loss"))
         if (known := samples_of(entry)) is not None and known > self.samples_at_step:
             self.samples_at_step = known
+            self._samples_a_step = numbers(entry, ("samples",))["samples"] or 0.0
         self.series["loss"].add(t=entry["t"], samples=self.total_samples, step=found["step"], loss=found["loss"])
 
     def _take_evaluation(self, entry: Entry) -> None:
         self.headline = str(entry.get("headline", ""))[:MOST_TEXT]
         found = numbers(entry, ("step", self.headline))
         if (value := found[self.headline]) is not None:
-            at = self.total_samples
+            # A host that comes back evaluates before it hears how many samples the steps had that it missed.
+            missed = max(0.0, (found["step"] or 0.0) - self.samples_at_step[0])
+            at = self.total_samples + missed * self._samples_a_step
             self.series["evaluation"].add(t=entry["t"], samples=at, step=found["step"], value=value)
 
     def _take_swarm(self, entry: Entry) -> None:

@@ -147,7 +147,9 @@ def published_shape(values: Mapping[str, Any], overrides: Mapping[str, Any], fam
 
 def sizes_of(values: Mapping[str, Any]) -> tuple[int, int | None]:
     """Entries of the vocabulary, and the longest sequence (None: any) of a configuration."""
-    config = _configuration(values)
+    usual = CONFIG_MAPPING[values["model_type"]]().to_dict()
+    # Those that number tokens are the tokenizer's of the run; transformers would warn of them.
+    config = _configuration({**values, **{name: None for name in usual if name.endswith("_token_id")}})
     positions = getattr(config, "max_position_embeddings", None)
     longest = positions - position_offset(config.model_type) if isinstance(positions, int) else None
     return int(config.vocab_size), longest
