@@ -177,6 +177,7 @@ class GradientPort(TrainingThread):
         with self.lock:
             if not self._uncertain and (work := self._next_work()):
                 self._boundary_s = self._reopened_s = None
+                self._stand(True)
                 return work
         if self.at_boundary is not None:
             self.at_boundary()
@@ -189,7 +190,9 @@ class GradientPort(TrainingThread):
                 self._phase = PortPhase.OPEN
             if self._has_to_wait():
                 self._boundary_s = None
+                self._stand(True)
                 return WAIT
+            self._stand(False)
             if self._uncertain:  # the time of that one is not over yet
                 return None
             begins = self._boundary_s is None and not self._paused
