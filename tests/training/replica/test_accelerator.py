@@ -6,12 +6,14 @@ import asyncio
 import math
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import minga
 from benchmarks._pretend_device import PretendModule, PretendTensor, pretend, pretended_device
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
@@ -329,3 +331,64 @@ async def test_with_a_round_in_flight_each_micro_batch_counts_once_whether_the_r
         _, samples = await port.seal()
         assert samples == (8 if counts else 16)
         assert [taken for _, _, taken in peer.heard] == [True, True, False, True, True]
+
+
+# ---- two peers, one of them on the device
+
+
+@pytest.mark.parametrize("strategy", ["synchronous", "delayed", "local"])
+def test_a_peer_on_a_device_and_one_in_ram_end_with_equal_bits(strategy: str, tmp_path: Path) -> None:
+    training = {"target_batch_size": 16, "stop_after_steps": 8, "buffers": "average", "strategy": strategy}
+    spec = RunSpec.from_mapping(
+        {"name": "two", "model": {"recipe": "custom"}, "training": training, "checkpoints": {"every_steps": 0}}
+    )
+    digests, together, errors = dict[bool, str](), list[int](), list[BaseException]()
+    joined = threading.Event()
+
+    def live(peer: minga.Peer, *, is_away: bool) -> None:
+        torch.manual_seed(0)
+        model: nn.Module = nn.Sequential(nn.Linear(12, 300), nn.BatchNorm1d(300), nn.GELU(), nn.Linear(300, 5))
+        model = pretend(model) if is_away else model
+        optimizer = minga.Optimizer(LAMB(model.parameters(), lr=0.05), peer, model=model, max_grad_norm=0.5)
+        if is_away:
+            joined.set()
+        while not joined.is_set():
+            optimizer.follow(0.02)
+        number = 1000 * is_away
+        while not optimizer.finished:
+            number += 1
+            inputs, labels = torch.randn(4, 12, generator=torch.Generator().manual_seed(number)), torch.arange(4)
+            if is_away:
+                inputs, labels = PretendTensor(inputs), PretendTensor(labels)
+            loss = nn.functional.cross_entropy(model(inputs), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step(samples=4, loss=loss)
+        digests[is_away] = optimizer.digest()
+        assert math.isfinite(optimizer.last_loss or math.nan)
+
+    def guarded(peer: minga.Peer, *, is_away: bool) -> None:
+        try:
+            live(peer, is_away=is_away)
+        except BaseException as error:
+            errors.append(error)
+            joined.set()
+
+    def options(name: str) -> minga.PeerOptions:
+        return minga.PeerOptions(ephemeral=True, directory=tmp_path / name, host="127.0.0.1")
+
+    with minga.host(spec, options("ram")) as first, minga.join(first.link, options("device")) as second:
+        first.subscribe(
+            lambda event: together.append(int(str(event.fields["members"]))) if event.kind == "step.applied" else None
+        )
+        threads = [
+            threading.Thread(target=guarded, args=(peer,), kwargs={"is_away": is_away})
+            for peer, is_away in ((first, False), (second, True))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+            assert not thread.is_alive()
+    assert not errors, errors[0]
+    assert digests[True] == digests[False]
+    assert together.count(2) >= 4
