@@ -20,7 +20,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.optim import LAMB
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_task import WAIT, ThreadTask
-from minga.training.replica.accelerator import Verdict
+from minga.training.replica.accelerator import LateVerdict
 from minga.training.replica.gradient_sum import DeviceSum
 from minga.training.replica.replica import Replica
 from minga.training.strategy.delayed import Delayed
@@ -76,7 +76,7 @@ class Trainer:
         return loss.detach()
 
 
-def take(trainer: Trainer, strategy: Strategy, number: int, *, breaks: bool = False) -> bool | Verdict:
+def take(trainer: Trainer, strategy: Strategy, number: int, *, breaks: bool = False) -> bool | LateVerdict:
     """One micro-batch of 4 samples; it counts once that is known."""
     trainer.backward(number, breaks=breaks)
     trainer.replica.collect(4)
@@ -85,7 +85,7 @@ def take(trainer: Trainer, strategy: Strategy, number: int, *, breaks: bool = Fa
     return taken
 
 
-def count(strategy: Strategy, *taken: bool | Verdict) -> list[bool]:
+def count(strategy: Strategy, *taken: bool | LateVerdict) -> list[bool]:
     found = [each if isinstance(each, bool) else each.wait() for each in taken]
     for each in found:
         if each:
@@ -169,7 +169,7 @@ def test_without_room_on_the_device_sums_are_made_in_ram_and_that_is_said_once(
             each.backward(number)
             assert each.replica.collect(4) == 4
             taken = total.add(0.25)
-            assert isinstance(taken, Verdict) is (each is trainer and number < 3 and lacks != "at the start")
+            assert isinstance(taken, LateVerdict) is (each is trainer and number < 3 and lacks != "at the start")
             assert taken if isinstance(taken, bool) else taken.wait()
             each.replica.zero_grad()
     assert torch.equal(sums[0].vector(), sums[1].vector())
@@ -184,7 +184,7 @@ def test_a_vector_that_crosses_does_not_wait_for_later_micro_batches() -> None:
     count(strategy, take(trainer, strategy, 1))
     strategy.close()
     later = take(trainer, strategy, 2)
-    assert isinstance(later, Verdict)
+    assert isinstance(later, LateVerdict)
     sent, _ = strategy.contribution()
     assert sent is not None
     assert bool(sent.any())

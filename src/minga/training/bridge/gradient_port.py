@@ -45,7 +45,7 @@ from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.training.bridge.micro_batch_times import MicroBatchTimes
 from minga.training.bridge.thread_bridge import TrainingThread
 from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
-from minga.training.replica.accelerator import Verdict
+from minga.training.replica.accelerator import LateVerdict
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
@@ -147,7 +147,7 @@ class GradientPort(TrainingThread):
                 is_timed, self._paused = self._boundary_s is not None, False
                 self._boundary_s = self._boundary_s if is_timed else self._loop.time()
                 in_time = self._phase is not PortPhase.SEALED or self.facts.keeps_late_micro_batches
-            taken: bool | Verdict = False
+            taken: bool | LateVerdict = False
             if in_time:
                 self._merge()
                 self._strategy.note_loss(loss)
@@ -559,7 +559,7 @@ class _MicroBatch:
 
     samples: int
     loss: float | torch.Tensor | None
-    taken: bool | Verdict
+    taken: bool | LateVerdict
     ended_s: float
     is_timed: bool
     in_time: bool
@@ -576,7 +576,7 @@ class _MicroBatch:
 
     def known_loss(self) -> float | None:
         """Its loss, after `wait`."""
-        if isinstance(self.taken, Verdict) and self.taken.loss is not None:
+        if isinstance(self.taken, LateVerdict) and self.taken.loss is not None:
             return self.taken.loss
         return None if self.loss is None else float(self.loss)
 
