@@ -147,13 +147,13 @@ class ParameterVector:
         verdict = LateVerdict(accelerator, is_finite, loss)
         # Whether it counts is 1 or 0, by which the bits of all numbers are multiplied as whole numbers: of NaN and
         # infinity 0 remains, and what counts stays as it is.
-        kinds = [(_WHOLE[dtype.itemsize], tensors) for dtype, tensors in _by_dtype(flats).items()]
-        counts = {whole: is_finite.to(whole) for whole, _ in kinds}
-        for whole, tensors in kinds:
-            torch._foreach_mul_([tensor.view(whole) for tensor in tensors], counts[whole])
         parts = vector.split_with_sizes(list(self.layout.numels))
-        found = [(part, flat) for part, flat in zip(parts, flats, strict=True) if flat is not None]
-        torch._foreach_add_([part for part, _ in found], [flat for _, flat in found], alpha=weight)
+        rows = [(part, flat) for part, flat in zip(parts, flats, strict=True) if flat is not None]
+        counts = {whole: is_finite.to(whole) for whole in _WHOLE.values()}  # before anything is changed
+        for dtype in {flat.dtype for _, flat in rows}:
+            whole, alike = _WHOLE[dtype.itemsize], [row for row in rows if row[1].dtype == dtype]
+            torch._foreach_mul_([flat.view(whole) for _, flat in alike], counts[whole])
+            torch._foreach_add_([part for part, _ in alike], [flat for _, flat in alike], alpha=weight)
         return verdict
 
     def _flat_there(self, device: torch.device) -> list[torch.Tensor | None]:
