@@ -49,6 +49,8 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.words
+	$(BIN)/python -m tools.size
 
 types: setup
 	$(BIN)/mypy

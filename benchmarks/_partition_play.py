@@ -173,9 +173,9 @@ class Play:
         verdict.errors += [f"{peer.name}: {peer.error!r}" for peer in self._swarm.alive() if peer.error]
 
 
-def spec_of(batch: int) -> RunSpec:
+def spec_of(batch: int, strategy: str = "synchronous") -> RunSpec:
     """The run of a partition, with so many samples a step."""
-    training, averaging = {"target_batch_size": batch}, {"codec": "float32"}
+    training, averaging = {"target_batch_size": batch, "strategy": strategy}, {"codec": "float32"}
     return RunSpec.from_mapping({"name": "partitions", "training": training, "averaging": averaging})
 
 

@@ -7,8 +7,9 @@ only, or link by link in random order within a second; at which phase of a round
 newcomer comes meanwhile. The links are cut for 10 s, then restored, and the swarm is watched for 15 s more. Then as
 many partitions as `--real` says (seeds as before) of four real processes in network namespaces.
 
-Each story draws two to five peers with weights of their own: when they join, for how long they load then, and at which
-phase of a step the organiser or another leaves or is killed, to come back from its checkpoint, or not.
+Each story draws two to five peers with weights of their own: when they join, for how long they load then, by how much
+their clocks are wrong, in which phase the organiser or another leaves or is killed, to come back from its checkpoint,
+or not, and whether a machine comes that has a copy of one of their keys.
 
     forks            partitions after which one step had two states, but for the exceptions of `docs/guarantees.md`
     excepted         the same after a round of two members, the exception that `docs/guarantees.md` names
@@ -19,7 +20,7 @@ phase of a step the organiser or another leaves or is killed, to come back from 
     foreign_lineages stories in which a peer trained with weights that do not come from the organiser's
     stories_apart    stories that end with two groups that train side by side
     stories_idle     stories that end with a peer that does not train though another does
-
+    played           how often each thing happened in all stories
 
 ok: no forks (`real_forks` in namespaces), no foreign lineage, no story that ends apart or idle, nobody stands still,
 and no error. Each seed with a fault is printed; `--seeds A:B` and `--stories A:B` play some only.
@@ -74,6 +75,7 @@ def main(argv: list[str] | None = None) -> int:
         foreign_lineages=len(foreign),
         stories_apart=len(apart),
         stories_idle=len(idle),
+        played=dict(sorted(sum((ending.played for ending in endings), Counter[str]()).items())),
         real=len(real) if real or not options.real else why_unavailable(),
         real_forks=len(real_forks),
         real_stall_s=spread(verdict.stall_s for verdict in real if verdict.stall_s is not None),

@@ -29,6 +29,7 @@ import minga
 from tests.worlds import forked
 from tests.worlds.cli_run import run
 from tests.worlds.forked_command import forked_commands
+from tools import words
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -39,28 +40,7 @@ FORKED = {"minga": ("-m", "minga"), "python": (), "torchrun": ("-m", "torch.dist
 PROSE = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 """Pages whose lines are wrapped."""
 WIDEST = 120
-RETIRED = (
-    "barred",
-    "by that of",
-    "cheats",
-    "donor",
-    "for who has it",
-    "hostile ones",
-    "in the wild",
-    "in vain",
-    "liar",
-    "run with strangers",
-    "runs with strangers",
-    "somebody",
-    "told as an event",
-    "two levels",
-    "who is banned",
-    "whoever",
-)
-"""Words and phrases for which these pages have standard terms, or a subject that acts."""
 FENCE = re.compile(r"^```([a-z]+) ?(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
-QUOTED = re.compile(r"“[^”]*”|`[^`]*`")
-"""Words of messages and names in code, which keep theirs."""
 
 
 class Block(NamedTuple):
@@ -346,10 +326,8 @@ def prose(page: Path) -> str:
     return FENCE.sub(lambda part: "\n" * part.group().count("\n"), page.read_text("utf-8"))
 
 
-@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
-def test_pages_use_no_retired_word(page: Path) -> None:
-    text = QUOTED.sub("", " ".join(prose(page).lower().split()))
-    assert not [word for word in RETIRED if re.search(rf"\b{word}s?\b", text)]
+def test_pages_and_help_use_the_terms_of_the_field(capsys: pytest.CaptureFixture[str]) -> None:
+    assert words.main() == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)

@@ -12,21 +12,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "minga"
 SHORT = 60
-
-ACTOR_NAMED = ("authority", "averaging", "core", "dashboard", "identity", "monitor", "network", "optim", "simulation")
-"""Rooms whose texts say which peer, member or person acts."""
-NO_ACTOR = re.compile(r"\b(?:whoever|somebody|who is|those who)\b", re.IGNORECASE)
-
-RETIRED_NAMES = frozenset(
-    {"allocate", "bury", "curriculum", "setback", "slowness", "surveyor", "unfairness", "way_back"}
-    | {"_announcer", "_company", "_desk", "_gathering", "_slowness", "_surveyor", "_tardiness", "_teller"}
-)
-"""Names that gave way to standard terms: apportion, mark_dead, stragglers, swarm_view, membership, publisher …"""
 
 FOREIGN = frozenset(
     {"AutoModel", "AutoTokenizer", "LearningRateMonitor", "MyAggregator", "OneCycleLR", "RecvStream", "SendStream"}
@@ -116,19 +104,6 @@ def test_names_in_texts_are_names_of_the_code() -> None:
         if path.suffix == ".py":
             private = set(re.findall(r"`(_[a-z_]+)[`.]", text)) - identifiers(path)
             assert not private, f"{path.relative_to(ROOT)} names {sorted(private)}"
-
-
-def test_no_name_is_one_that_gave_way_to_the_term_of_the_field() -> None:
-    for path in PACKAGE.rglob("*.py"):
-        assert not (found := identifiers(path) & RETIRED_NAMES), f"{where(path)} uses {sorted(found)}"
-
-
-@pytest.mark.parametrize("room", ACTOR_NAMED)
-def test_texts_name_the_peer_that_acts(room: str) -> None:
-    files = sorted((PACKAGE / room).rglob("*.py"))
-    assert files
-    for path in files:
-        assert not (found := NO_ACTOR.search(path.read_text("utf-8"))), f"{where(path)} says {found.group()!r}"
 
 
 def test_decoders_are_made_in_one_place() -> None:

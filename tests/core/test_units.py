@@ -11,6 +11,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.units import (
     counted,
     format_duration,
+    format_number,
     format_size,
     parse_rate,
 )
@@ -81,6 +82,13 @@ def test_out_of_range() -> None:
 
 
 def test_formats() -> None:
+    assert [format_number(value) for value in (0.01234, 4.561, 99.96, 16_384, math.inf)] == [
+        "0.0123",
+        "4.56",
+        "100",
+        "16,400",
+        "inf",
+    ]
     assert [format_size(n) for n in (0, 999, 1000, 1536, 999_600, 64e6, 50e9, 2e18)] == [
         "0 B",
         "999 B",

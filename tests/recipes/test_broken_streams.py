@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,12 @@ import datasets
 import pytest
 
 from minga.core.errors import ConfigurationError, LocalError
-from minga.recipes.broken_streams import next_pass, reread, resumed_rows, streamed_rows
+from minga.recipes import broken_streams
+from minga.recipes.broken_streams import in_order_of, next_pass, resumed_rows
+from minga.recipes.mixture import open_sources
+from minga.recipes.mixture.mixed_stream import MixedStream
+from minga.recipes.text import corpus
+from minga.recipes.text.settings import SourceSettings, TextData
 
 FILES, ROWS = 5, 4
 
@@ -23,14 +29,14 @@ class Line:
         self.opened: list[int] = []
         self.pauses: list[float] = []
 
-    def file_rows(self, names: list[int]) -> Iterator[dict[str, int]]:
+    def file_rows(self, names: list[int]) -> Iterator[dict[str, Any]]:
         for name in names:
             self.opened.append(name)
             for row in range(ROWS):
                 if (name, row) == (3, 2) and self.breaks:
                     self.breaks -= 1
                     raise ConnectionResetError("the line is dead")
-                yield {"number": name * ROWS + row}
+                yield {"number": name * ROWS + row, "text": f"row {name * ROWS + row}"}
 
     def data_set(self) -> Any:
         return datasets.IterableDataset.from_generator(_rows_of, gen_kwargs={"names": list(range(FILES))})
@@ -39,9 +45,14 @@ class Line:
 _line = Line(0)
 
 
-def _rows_of(names: list[int]) -> Iterator[dict[str, int]]:
+def _rows_of(names: list[int]) -> Iterator[dict[str, Any]]:
     """`Line.file_rows` of the line of the test: the library wants a generator that it can pickle."""
     yield from _line.file_rows(names)
+
+
+def _failing() -> Iterator[int]:
+    raise LocalError("nobody answers")
+    yield 1
 
 
 @pytest.fixture
@@ -91,7 +102,7 @@ def test_parquet_files_in_any_order_go_on_after_the_last_row(
 
     def opened() -> Any:
         found = datasets.load_dataset("parquet", data_files=paths, split="train", streaming=True)
-        return found if order is None else found.shuffle(seed=order, buffer_size=1)
+        return found if order is None else in_order_of(order, found)
 
     expected = [row["number"] for row in opened()]
     assert sorted(expected) == list(range(12))
@@ -107,38 +118,36 @@ def test_a_stream_that_stays_broken_is_given_up_after_five_pauses(broken: Callab
     assert line.pauses == [1.0, 2.0, 4.0, 8.0, 16.0]
 
 
-def test_what_never_gave_a_row_and_what_is_set_up_wrongly_is_not_tried_again() -> None:
-    pauses: list[float] = []
-
-    def wrong() -> Iterator[int]:
-        yield 1
-        raise ConfigurationError("no such column")
-
-    with pytest.raises(ConfigurationError, match="no such column"):
-        list(reread(wrong, pauses.append))
+def test_what_never_gave_a_row_is_not_tried_again(broken: Callable[[int], Line]) -> None:
+    line = broken(100)
+    nothing = datasets.IterableDataset.from_generator(_rows_of, gen_kwargs={"names": [3]}).skip(2)
     with pytest.raises(LocalError, match="broke off"):
-        list(reread(lambda: streamed_rows(iter(_failing()), "x"), pauses.append))
-    assert pauses == []
+        list(resumed_rows(nothing, "x", line.pauses.append))
+    assert line.pauses == []
 
 
-def _failing() -> Iterator[int]:
-    raise ConnectionResetError("nobody answers")
-    yield 1
+@pytest.mark.parametrize("source", ["datasets", "mixture"])
+def test_text_goes_on_after_a_break_and_reads_no_earlier_file_again(
+    source: str, broken: Callable[[int], Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broken_streams, "FIRST_PAUSE_S", 0.0)
+    for module in (corpus, open_sources):
+        monkeypatch.setattr(module, "open_dataset", lambda *_: _line.data_set())
+    settings = SourceSettings(source="hub", name="owner/name", text_column="text")
 
+    def drawn() -> list[str]:
+        if source == "datasets":
+            data = TextData(source="datasets", name="owner/name", text_column="text", shuffle_buffer=3)
+            return list(corpus.streamed_documents(data, order=5))
+        data = TextData(source="mixture", sources=(settings,), heldout_fraction=0.0)
+        return list(islice(MixedStream(open_sources.mixed_sources(data, {}, 4), 4, FILES * ROWS), FILES * ROWS))
 
-def test_a_stream_without_a_state_is_read_again_from_its_beginning() -> None:
-    opened: list[int] = []
-    pauses: list[float] = []
-
-    def open_stream() -> Iterator[int]:
-        opened.append(len(opened))
-        for number in range(10):
-            if number == 4 and len(opened) <= 3:
-                raise LocalError("the line is dead")
-            yield number
-
-    assert list(reread(open_stream, pauses.append)) == list(range(10))
-    assert pauses == [1.0, 2.0, 4.0]
+    broken(0)
+    whole = drawn()
+    assert sorted(whole) == sorted(f"row {number}" for number in range(FILES * ROWS))
+    line = broken(2)
+    assert drawn() == whole
+    assert sorted(line.opened) == [0, 1, 2, 3, 3, 3, 4]
 
 
 def test_a_source_that_worked_once_is_tried_again_even_if_it_cannot_be_opened() -> None:
@@ -150,12 +159,12 @@ def test_a_source_that_worked_once_is_tried_again_even_if_it_cannot_be_opened() 
         if len(tries) == 1:
             raise ConfigurationError("cannot be opened")
         if len(tries) == 2:
-            return reread(lambda: streamed_rows(iter(_failing()), "x"))
+            return _failing()
         return iter(range(3))
 
     assert list(next_pass(open_stream, pauses.append)) == [0, 1, 2]
     assert pauses == [1.0, 2.0]
     with pytest.raises(LocalError, match="nobody answers"):
-        list(next_pass(lambda: streamed_rows(iter(_failing()), "x"), pauses.append))
+        list(next_pass(_failing, pauses.append))
     assert pauses[2:] == [1.0, 2.0, 4.0, 8.0, 16.0]
     assert list(next_pass(lambda: iter(()), pauses.append)) == []

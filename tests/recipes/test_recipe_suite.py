@@ -78,12 +78,12 @@ class Blobs(Recipe[BlobsSettings]):
         with torch.no_grad():
             return {"heldout_accuracy": float((model(batch["x"]).argmax(1) == batch["y"]).float().mean())}
 
-    def export(self, model, files, directory, *, step):
+    def export(self, model, files, directory, provenance):
         from minga import ConfigurationError
         if directory.exists():
             raise ConfigurationError(f"{directory} is there")
         directory.mkdir(parents=True)
-        (directory / "README.md").write_text(f"after step {step}")
+        (directory / "README.md").write_text(provenance.place)
 
 class Moody(Blobs):
     def build_model(self):

@@ -13,6 +13,7 @@ from torch.optim import lr_scheduler
 
 import minga
 from minga.training.replica.replica import Replica
+from minga.training.replica.schedule import Schedule
 from tests.worlds.script_peers import Machine, network, run_scripts, spec_of
 
 STEPS = 8
@@ -71,3 +72,10 @@ def test_who_takes_the_state_over_beyond_the_end_holds_the_same_rate(name: str) 
             new.apply(torch.full((old.vector.numel,), 0.01), step)
     assert new.digest() == old.digest()
     assert new.optimizer.param_groups[0]["lr"] > 0.0
+
+
+def test_a_peer_that_takes_no_steps_of_its_own_is_not_warned_by_torch() -> None:
+    inner = torch.optim.SGD(network().parameters(), lr=1.0)
+    schedule = Schedule(SHORT["list"](inner), inner, None)
+    schedule.advance()  # as an auxiliary does with a mean of local steps; a warning is an error here
+    assert inner.param_groups[0]["lr"] == RATES[1]

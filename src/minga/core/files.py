@@ -72,5 +72,13 @@ def decode_text(data: bytes, errors: str = "strict") -> str:
     return data.decode(_encoding(data[:2]), errors)
 
 
+def read_line(path: Path, most: int) -> str:
+    """The line of at most `most` characters that a file holds, or a pipe such as `<(pass show minga)`, which is read
+    once. Longer ones come too long by a few characters. Raises `OSError` and `UnicodeDecodeError`.
+    """
+    with path.open("rb") as file:
+        return decode_text(file.read(4 * (most + 3)))[: most + 3].strip("\r\n")
+
+
 def _encoding(head: bytes) -> str:
     return "utf-16" if head in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"

@@ -104,6 +104,12 @@ def format_duration(duration_s: float) -> str:
     return f"{seconds} s"
 
 
+def format_number(value: float) -> str:
+    """A number for people, three significant digits and no exponent: `0.0123`, `4.56`, `16,400`."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 100.0 or not math.isfinite(rounded) else f"{rounded:.3g}"
+
+
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """So many of something: `1 step`, `2,000 steps`, or by its own plural `2 batches`."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

@@ -59,6 +59,8 @@ def _draw(
         curve((by_time, by_samples), evaluations, held_out_loss, "held out", marker="o")
     if headline != held_out_loss:
         right = by_time.twinx(), by_samples.twinx()
+        right[0].sharey(right[1])
+        right[0].tick_params(labelright=False)  # one scale for both, at the outer edge
         right[1].set(ylabel=headline)
         for axes, line in zip(
             (by_time, by_samples),
@@ -78,7 +80,7 @@ def _draw(
     by_samples.set(xlabel="samples")
     for axes in (by_time, by_samples):
         axes.grid(alpha=0.3)
-        axes.legend()
+    by_time.figure.legend(*by_time.get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
 
 
 def _with_holes(times: Sequence[float]) -> list[float]:

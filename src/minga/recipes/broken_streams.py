@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from inspect import signature
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from minga.core.errors import ConfigurationError, LocalError
+from minga.core.errors import LocalError
 
 T = TypeVar("T")
 
@@ -20,44 +22,37 @@ ATTEMPTS: Final = 5
 FIRST_PAUSE_S: Final = 1.0
 
 
-def streamed_rows(rows: Iterable[Any], source: str) -> Iterator[Any]:
-    """The rows of a streamed data set. Raises `LocalError`, which names the `source`, if the stream breaks off."""
-    iterator = iter(rows)
-    while True:
-        try:
-            row = next(iterator)
-        except StopIteration:
-            return
-        except Exception as error:  # each of the formats and transports underneath has errors of its own
-            raise LocalError(f"{source}: the stream broke off: {str(error)[:500]}") from error
-        yield row
-
-
 def resumed_rows(rows: Any, source: str, pause: Callable[[float], None] = time.sleep) -> Iterator[Any]:
-    """The same of a `datasets.IterableDataset` whose rows pass through no shuffle buffer: it is opened again after the
-    last row, so files that were read are not read again.
+    """The rows of a `datasets.IterableDataset` that pass through no shuffle buffer. After a failure it is opened again
+    behind the last row: files that were read are not read again, and of the one under way only what its format cannot
+    skip.
 
-    Raises the `LocalError` of the last attempt.
+    Raises the `LocalError` of the last attempt, which names the `source`.
     """
     state: dict[str, Any] | None = None
+    failures = 0
+    while True:
+        try:
+            if state is not None:
+                rows.load_state_dict(state)
+            for row in rows:
+                state, failures = rows.state_dict(), 0
+                yield row
+            return
+        except Exception as error:  # each of the formats and transports underneath has errors of its own
+            failures += 1
+            if state is None or failures > ATTEMPTS:
+                raise LocalError(f"{source}: the stream broke off: {str(error)[:500]}") from error
+        pause(FIRST_PAUSE_S * 2 ** (failures - 1))
 
-    def opened() -> Iterator[Any]:
-        nonlocal state
-        if state is not None:
-            rows.load_state_dict(state)
-        for row in streamed_rows(rows, source):
-            state = rows.state_dict()
-            yield row
 
-    return _again(lambda _: opened(), pause)
-
-
-def reread(open_stream: Callable[[], Iterable[T]], pause: Callable[[float], None] = time.sleep) -> Iterator[T]:
-    """The items of a stream that is the same each time it is opened: what had come is passed over after a failure.
-
-    Raises the `LocalError` of the last attempt.
+def in_order_of(seed: int, rows: Any) -> Any:
+    """The parts of a `datasets.IterableDataset` in an order of the seed, each read to its end before the next one: of
+    parts that are read beside each other, all would be read again after a failure.
     """
-    return _again(lambda seen: islice(open_stream(), seen, None), pause)
+    shuffle = partial(rows.shuffle, seed=seed % 2**31, buffer_size=1)  # some libraries take 32-bit seeds only
+    beside = "max_buffer_input_shards"  # datasets 5
+    return shuffle(**{beside: 1}) if beside in signature(rows.shuffle).parameters else shuffle()
 
 
 def next_pass(open_stream: Callable[[], Iterable[T]], pause: Callable[[float], None] = time.sleep) -> Iterator[T]:
@@ -78,21 +73,3 @@ def next_pass(open_stream: Callable[[], Iterable[T]], pause: Callable[[float], N
             yield from first
             yield from items
             return
-
-
-def _again(open_at: Callable[[int], Iterator[T]], pause: Callable[[float], None]) -> Iterator[T]:
-    """What `open_at` yields, which is told how many items had come."""
-    seen, failures = 0, 0
-    while True:
-        try:
-            for item in open_at(seen):
-                yield item
-                seen, failures = seen + 1, 0
-            return
-        except ConfigurationError:
-            raise
-        except LocalError:
-            failures += 1
-            if not seen or failures > ATTEMPTS:
-                raise
-        pause(FIRST_PAUSE_S * 2 ** (failures - 1))

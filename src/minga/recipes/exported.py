@@ -1,4 +1,4 @@
-"""What an exported model says of where it is from, in `minga.json` beside it: its recipe, and the settings of that."""
+"""What an exported model says of where it is from, in `minga.json` beside it: its recipe, and which state it is."""
 
 from __future__ import annotations
 
@@ -12,21 +12,36 @@ from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Section, without_private
 from minga.core.spec.problems import explain
+from minga.training.lineage import Lineage
 
 PROVENANCE_FILE: Final = "minga.json"
 MAX_BYTES: Final = 64 << 10
 
 
 class Provenance(msgspec.Struct, frozen=True):
-    """The recipe of a model, and the settings with which the run was published."""
+    """The recipe of a model, the settings with which its run was published, and which state of the run it is: that
+    after `step` steps, which descends from this `founding` by these `rounds` (`minga.training.lineage`). Both are ""
+    for a model that is of no run.
+    """
 
     recipe: str
     settings: dict[str, Any]
+    run_id: str = ""
+    step: int = 0
+    founding: str = ""
+    rounds: str = ""
 
     @classmethod
-    def of(cls, recipe: str, settings: Section) -> Provenance:
+    def of(cls, recipe: str, settings: Section, run_id: str, step: int, lineage: Lineage) -> Provenance:
         """Without what names things of this machine."""
-        return cls(recipe, without_private(settings).model_dump(mode="json"))
+        shown = without_private(settings).model_dump(mode="json")
+        return cls(recipe, shown, run_id, step, lineage.founding, lineage.rounds)
+
+    @property
+    def place(self) -> str:
+        """Which state it is, in words for a model card."""
+        history = f" (founding `{self.founding}`, rounds `{self.rounds}`)" if self.founding else ""
+        return f"after {self.step} global steps of run `{self.run_id}`{history}"
 
     def write(self, folder: Path) -> None:
         """Write `minga.json` into `folder`."""

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, Ty
 from minga.core.errors import ConfigurationError
 from minga.core.files import Content
 from minga.core.spec.fields import Section
+from minga.recipes.exported import Provenance
 from minga.recipes.task_report import Say, TaskOptions, TaskReport
+from minga.training.lineage import UNFOUNDED, Lineage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -188,11 +190,6 @@ class Recipe(ABC, Generic[S]):
     # ---- settings
 
     @classmethod
-    def from_version_2(cls, table: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG003
-        """Today's settings out of those of a run spec of version 2; for recipes that are that old."""
-        raise ConfigurationError("a run spec of version 2 cannot name this recipe; write spec_version = 3")
-
-    @classmethod
     def size_settings(cls, size: str, tokens: int | None) -> dict[str, Any]:
         """The settings that belong to one of `sizes`; `tokens` of a sample, None for as many as is usual."""
         raise NotImplementedError(f"{cls.__name__} names sizes but not their settings")
@@ -342,9 +339,14 @@ class Recipe(ABC, Generic[S]):
         Leaves the model as it was, and all random generators. Empty where the settings hold nothing out.
         """
 
+    def provenance(self, step: int, lineage: Lineage = UNFOUNDED) -> Provenance:
+        """Where a model of this recipe is from that has the parameters after `step`, for `export`."""
+        return Provenance.of(self.context.recipe, self.settings, self.context.run_id, step, lineage)
+
     @abstractmethod
-    def export(self, model: nn.Module, files: Files, directory: Path, *, step: int) -> None:
-        """Write the model in the format of its own library, with a `README.md`, whole or not at all.
+    def export(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
+        """Write the model in the format of its own library, with a `README.md`, whole or not at all. `provenance` says
+        where it is from.
 
         Raises `StorageError` where that fails, and `ConfigurationError` if the directory already has content.
         """

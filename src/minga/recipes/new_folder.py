@@ -31,7 +31,8 @@ def new_folder(directory: Path, provenance: Provenance) -> Iterator[Path]:
         provenance.write(unfinished)
         if directory.exists():
             directory.rmdir()
-        unfinished.chmod(0o755)
+        for path in (unfinished, *unfinished.rglob("*")):  # some libraries write files that their owner alone may read
+            path.chmod(0o755 if path.is_dir() else 0o644)
         unfinished.rename(directory)
     except OSError as error:
         raise StorageError(f"{directory}: cannot be written: {error.strerror or error}") from error

@@ -52,9 +52,8 @@ def load_recipe(spec: RunSpec, source: str = "run spec") -> Recipe[Any]:
         raise ConfigurationError(f'{source}: model.recipe = "{CUSTOM}": the model is in the program of the organiser')
     recorded([(RECIPES, name)], spec.plugins)  # raises if it is known to be of another package
     found = RECIPES.get(name)
-    table = found.from_version_2(spec.recipe_settings) if spec.is_old else spec.recipe_settings
     try:
-        settings = found.Settings.model_validate(table)
+        settings = found.Settings.model_validate(spec.recipe_settings)
     except ValidationError as error:
         raise ConfigurationError(explain(error, found.Settings, source, within=f"recipe.{name}")) from error
     is_public = spec.security.verification == "byzantine"
@@ -91,10 +90,10 @@ def spelled_out(spec: RunSpec, source: str = "run spec") -> RunSpec:
     """The spec with every setting of its recipe spelled out, without those that name things of this machine, and with
     the package that brings the recipe, where it does not come with minga.
 
-    Spelled out, since another version of a recipe may have other defaults. Specs of version 2 are so from the start.
+    Spelled out, since another version of a recipe may have other defaults.
     Raises what `load_recipe` raises, with `source` in its messages.
     """
-    if spec.is_old or spec.model.recipe == CUSTOM:
+    if spec.model.recipe == CUSTOM:
         return spec
     settings = without_private(load_recipe(spec, source).published_settings())
     spec = spec.with_plugins(recorded([(RECIPES, spec.model.recipe)], spec.plugins))

@@ -6,8 +6,8 @@
 Read: virtual_time (the event loop), runner (entry), population (who takes part, drawn from the seed), lifecycle (peers
 join, leave, crash, come back), models (what is trained), attackers (who attacks, and how), recorder (writes down what
 happens), event_log (the same bytes for equal seeds), timeline (what became of each step), outcome (in figures), plots
-and attack_plot (pictures). Then swarm, split (runs with a cut model), faults, attacks, scenario; tracing shows one step
-call by call; forecast and advice plan runs without simulating.
+and attack_plot (pictures). Then swarm, split (runs with a cut model), faults, attacks, scenario;
+forecast and advice plan runs without simulating.
 
 Called by cli, tests and benchmarks. It is one thread: faults of threads cannot be seen here.
 """

@@ -271,7 +271,7 @@ def check_export(case: RecipeCase, folder: Path) -> None:
     """An export has a README, is whole, refuses a directory with content, and says its recipe if that has tasks."""
     recipe, files, target = case.recipe(), case.files(folder), folder / "exports" / "model"
     model: nn.Module = new_model(recipe)
-    recipe.export(model, files, target, step=17)
+    recipe.export(model, files, target, recipe.provenance(17))
     _require((target / "README.md").is_file(), "the export has no README.md")
     _require([each.name for each in target.parent.iterdir()] == ["model"], "the export leaves files beside it")
     if recipe.tasks:
@@ -281,7 +281,7 @@ def check_export(case: RecipeCase, folder: Path) -> None:
         )
         _require(said is None or bool(said.checked(type(recipe).Settings)), "minga.json has no settings of the recipe")
     try:
-        recipe.export(model, files, target, step=18)
+        recipe.export(model, files, target, recipe.provenance(18))
     except ConfigurationError:
         return
     except Exception as error:

@@ -272,7 +272,8 @@ class OwnStateKeeper:
 
     def take_up(self) -> OwnState | None:
         """Put back into strategy and sketch what an earlier process had at this step; returns it, for `begin`."""
-        own = self.file.load(self._replica.step, self._limit_bytes, self._port.strategy)
+        step, rounds = self._replica.step, self._replica.lineage.rounds
+        own = self.file.load(step, rounds, self._limit_bytes, self._port.strategy)
         if own is None or (own.is_final and not self._begin_anew(own)):
             return None
         try:
@@ -297,8 +298,9 @@ class OwnStateKeeper:
         residuals = self._vectors.kept(step)
         if residuals is None:
             return None
-        port, left_out = self._port, self._replica.left_out()
-        state = OwnState(step, is_final, port.strategy, port.local_tensors(), residuals, left_out)
+        port, replica = self._port, self._replica
+        rounds, left_out = replica.lineage.rounds, replica.left_out()
+        state = OwnState(step, rounds, is_final, port.strategy, port.local_tensors(), residuals, left_out)
         return None if state.is_empty else state
 
     def at_end(self, written: int | None) -> OwnState | None:

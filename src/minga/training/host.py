@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from minga.training.access.access_files import AccessFiles
 from minga.training.archive.archiver import Archive
 from minga.training.archive.targets import target_of
 from minga.training.join import Door, PeerOptions, checked_options, enter, made, network_settings
+from minga.training.life.founding import FoundingRules
 from minga.training.own_access import RunAccess
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins, spelled_out, with_origins
@@ -53,6 +55,7 @@ def host(
     *,
     files: Mapping[str, Content] | None = None,
     resume: Path | str | None = None,
+    gives_state: bool = False,
 ) -> Peer:
     """Begin a run, or go on with one: the peer that is returned has the `link` for all others.
 
@@ -63,7 +66,8 @@ def host(
     of its organiser's machine that are not published. `files` travel with the run: their contents by
     name, or, for large ones, paths of files on this machine, which are copied.
 
-    With an `ephemeral` key and no directory of its own, the peer leaves nothing behind on this machine.
+    With an `ephemeral` key and no directory of its own, the peer leaves nothing behind on this machine. Nor does a run
+    that cannot begin. A monitor of a run with a recipe begins it if the caller `gives_state`, by `Peer.begin_with`.
 
     Raises `LocalError`s only: `ConfigurationError` if the run is hosted from this folder already, if it was begun with
     another key, if a package that the spec names is missing, or if an argument makes no sense.
@@ -80,10 +84,19 @@ def host(
             run = _begun(given, dict(files or {}), identity, options.placed(held))
         else:
             raise ConfigurationError("host what? Pass a run spec, or resume=DIRECTORY to go on with a run")
-        target = None if own.upload_to is None else target_of(own.upload_to)
-        own.write(run.directory)
-        archive = Archive(own.archive_every, target) if own.archive_every else None
-        return _enter(run, replace(options, announce=own.announce), identity, archive, held)
+        try:
+            if resume is None:
+                _lay_files(run, files or {})
+            target = None if own.upload_to is None else target_of(own.upload_to)
+            own.write(run.directory)
+            archive = Archive(own.archive_every, target) if own.archive_every else None
+            options = replace(options, announce=own.announce)
+            _check_founder(run.spec, options, gives_state=gives_state)
+            return _enter(run, options, identity, archive, held)
+        except BaseException:
+            if resume is None:  # nobody knows of this run, which would be offered to go on with
+                shutil.rmtree(run.directory, ignore_errors=True)
+            raise
 
 
 def read_spec(spec: RunSpec | Mapping[str, Any] | Path | str) -> RunSpec:
@@ -107,13 +120,15 @@ def _begun(spec: RunSpec, files: Mapping[str, Content], identity: Identity, opti
         raise ConfigurationError(f"{error.filename}: a file of the run cannot be read: {error.strerror}") from error
     own = own_wheel()
     published = with_origins(spec).published(entries).begin(identity.peer_id, None if own is None else own.reference)
-    run = _Run(SignedRunSpec.sign(published, identity), published, made(options.run_directory(published.run_id)))
+    return _Run(SignedRunSpec.sign(published, identity), published, made(options.run_directory(published.run_id)))
+
+
+def _lay_files(run: _Run, files: Mapping[str, Content]) -> None:
     for name, path in run.files().items():
         try:
             write_atomically(path, files[name])
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error}") from error
-    return run
 
 
 def _resumed(directory: Path, given: RunSpec | None, files: Mapping[str, Content] | None, identity: Identity) -> _Run:
@@ -144,9 +159,10 @@ def _differences(given: RunSpec, spec: RunSpec) -> list[str]:
     return sorted(name for name in ours if name not in _WRITTEN_BY_HOST and ours[name] != theirs[name])
 
 
-def _check_founder(spec: RunSpec, options: PeerOptions) -> None:
-    """A run that its organiser founds needs a state of the organiser's peer."""
-    if options.role == "monitor" and spec.security.verification == "none" and spec.founder == "organiser":
+def _check_founder(spec: RunSpec, options: PeerOptions, *, gives_state: bool) -> None:
+    """A run that its organiser founds needs a state of the organiser's peer, or the recipe's."""
+    rules = FoundingRules.of(spec)
+    if options.role == "monitor" and rules.by_organiser and not (gives_state and rules.alike):
         raise ConfigurationError(
             "as a monitor this host has no model, so it cannot give the run its first state. Host it with another "
             'role, or write [state] founder = "first" into the run spec: then the first peer that trains gives it'
@@ -156,7 +172,6 @@ def _check_founder(spec: RunSpec, options: PeerOptions) -> None:
 def _enter(
     run: _Run, options: PeerOptions, identity: Identity, archive: Archive | None, held: contextlib.ExitStack
 ) -> Peer:
-    _check_founder(run.spec, options)
     network = network_settings(options, run.spec.network.relay)
     access = RunAccess(AccessFiles(run.directory), known=(run.signed, run.spec), keeps=options.keeps_files)
 

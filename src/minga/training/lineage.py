@@ -77,6 +77,12 @@ class Lineage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
         """The same state after the organisers' regroup of this epoch."""
         return msgspec.structs.replace(self, epoch=epoch)
 
+    def may_lead_to(self, later: Lineage) -> bool:
+        """Whether the rounds behind this state can be among those behind the `later` one: both descend from one
+        founding, and no peer took rounds alone on the way to one of them only.
+        """
+        return (self.founding, self.solo) == (later.founding, later.solo)
+
     def standing(self, step: int, organiser: str | None, *, final: bool = False) -> Standing:
         """How far the history got with which a peer is at `step`, which may be `final` there."""
         carried = 0 if not self.alone else 2 if self.alone == organiser else 1

@@ -288,13 +288,7 @@ class Peer:
         self._unsettle = settle_objects()
         if security.verification == "byzantine":
             return self.on_loop(start_secure)
-        port = GradientPort(
-            self._thread.loop,
-            replica,
-            strategy=StrategyChoice.of(self.spec, replica.strategy),
-            choose=partial(StrategyChoice.of, self.spec),
-            target_batch_sizes=round_batch_range(self.spec.at(replica.step)),
-        )
+        port = self._gradient_port(replica)
         port.on_broken_sum = replica.look_closely
         replica.loop_rates.is_heard = self.peer_id == self._signed_spec.organiser
         before = self.checkpointer.take_up(replica, port)
@@ -308,6 +302,38 @@ class Peer:
 
         self.on_loop(start)
         return port
+
+    @property
+    def awaits_first_state(self) -> bool:
+        """Whether this peer has to say by `begin_with` with which state the run begins."""
+
+        def look() -> bool:
+            founding = self._session.founding
+            return founding is not None and founding.rules.by_organiser and founding.genesis is None
+
+        return self.role == "monitor" and self.peer_id == self._signed_spec.organiser and self.on_loop(look)
+
+    def begin_with(self, replica: Replica) -> None:
+        """As the organiser's peer that does not train: the run begins with the state of `replica`, which is not kept.
+        All peers of the run have to be able to make it, as with a recipe.
+        """
+        self._gradient_port(replica)  # its strategy says what is shared
+        digest = replica.digest()
+
+        def sign() -> None:
+            if self._session.founding is not None:
+                self._session.founding.first = digest
+
+        self.on_loop(sign)
+
+    def _gradient_port(self, replica: Replica) -> GradientPort:
+        return GradientPort(
+            self._thread.loop,
+            replica,
+            strategy=StrategyChoice.of(self.spec, replica.strategy),
+            choose=partial(StrategyChoice.of, self.spec),
+            target_batch_sizes=round_batch_range(self.spec.at(replica.step)),
+        )
 
     def _hold_no_free_memory(self, member: Member | VerifiedMember, replica: Replica) -> None:
         """Give what a step of a large model leaves free back to the system; for a small one that is not worth it."""

@@ -332,7 +332,7 @@ class Session:
             )
         self.spec = spec
         founding = self.founding or self.begin_founding(spec, organiser)
-        options = VerifiedOptions(founding, self.behaviour, directory, entropy)
+        options = VerifiedOptions(founding, self.state_server, self.behaviour, directory, entropy)
         life = VerifiedMember(self.node, self.identity, self.board, spec, options, replica, port)
         self._begin(life, replica, port)
         return life

@@ -33,7 +33,8 @@ def test_the_help_names_the_tasks_of_all_recipes() -> None:
 
 def test_a_model_of_pictures_is_probed_unless_told_otherwise(tmp_path: Path) -> None:
     case, files = small_run(tmp_path / "files")
-    case.recipe().export(new_model(case.recipe()), files, tmp_path / "model", step=3)
+    recipe = case.recipe()
+    recipe.export(new_model(recipe), files, tmp_path / "model", recipe.provenance(3))
     done = run("evaluate", str(tmp_path / "model"), "--runs", "1", "--examples", "300", "--json")
     assert done.returncode == 0, done.stderr
     found = last_json(done.stdout)

@@ -15,6 +15,7 @@ import minga
 from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.cli.diagnosing.hops import packages
+from minga.cli.taking_part import first_screen
 from minga.cli.taking_part.first_screen import Costs, costs_of, lines, require_recipe, show_and_ask
 from minga.cli.terminal.output import Output
 from minga.cli.terminal.peer_options import WorkOptions
@@ -74,7 +75,10 @@ def test_a_disk_with_too_little_room_is_said_before_the_question(
 
 def test_what_is_not_known_yet_is_not_made_up() -> None:
     text = "\n".join(lines(costs_of(prospect(), minga.PeerOptions(), WORK)))
-    assert "you are the first to train" in text
+    assert "nobody else trains now. Once one more has joined, about 17.6 kB up and 17.6 kB down with each" in text
+    assert "with each step; a day at most 216 GB up and 216 GB down, on a line of 20 Mbit/s up" in text
+    behind_nat = costs_of(prospect(), minga.PeerOptions("client", max_upload="1Mbit"), WORK)
+    assert "at most 10.8 GB up and 10.8 GB down, with your limit" in "\n".join(lines(behind_nat))
     assert "No limit is set" in text
     limited = costs_of(prospect(), minga.PeerOptions(), WORK, TrafficLimit.parse("50GB/month"))
     assert "At most 50 GB a month" in "\n".join(lines(limited))
@@ -91,7 +95,7 @@ def test_the_probe_of_the_line_is_told_with_what_the_start_takes() -> None:
 
     costs, text = told(minga.PeerOptions())
     assert costs.probe_upload_bytes == costs.probe_download_bytes == MAX_PHASE_BYTES
-    assert "at most 67.1 MB up and 67.1 MB down, now and again when peers come; never more than 2.15 GB a day" in text
+    assert "at most 67.1 MB up and 67.1 MB down each time; never more than 2.15 GB a day" in text
     costs, text = told(minga.PeerOptions(max_upload="8Mbit"))
     assert (costs.probe_upload_bytes, costs.probe_download_bytes) == (800_000, MAX_PHASE_BYTES)
     assert "at most 800 kB up and 67.1 MB down" in text
@@ -140,6 +144,7 @@ def test_a_budget_with_which_no_step_can_follow_the_start_is_refused_with_the_sm
         (WorkOptions("banana", None, 1), "--device banana: PyTorch has no device of this name; choose auto, cpu,"),
         (WorkOptions("cuda", None, 1), "--device cuda: "),
         (WorkOptions("cpu", None, 1, precision="float8"), "--precision float8: choose"),
+        (WorkOptions("cpu", 65, 1), "--micro-batch 65: it must be from 1 to the run's target batch size, 64"),
     ],
 )
 def test_what_this_machine_cannot_do_is_said_before_it_agrees(work: WorkOptions, said: str) -> None:
@@ -150,6 +155,17 @@ def test_what_this_machine_cannot_do_is_said_before_it_agrees(work: WorkOptions,
     assert str(refused.value).startswith(said)
     if work.device == "cuda" and torch.version.cuda is None:
         assert "install another one" in str(refused.value)
+
+
+def test_a_micro_batch_without_room_in_memory_is_said_before_it_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask() -> None:
+        work = WorkOptions("cpu", 64, 1)
+        show_and_ask(prospect(), minga.PeerOptions(), work, Output(json_output=False), yes=True, max_files=2**31)
+
+    ask()
+    monkeypatch.setattr(first_screen, "total_memory", lambda _: 18_000_000)
+    with pytest.raises(ConfigurationError, match=r"--micro-batch 64: .* of memory, and here are 18 MB; choose at most"):
+        ask()
 
 
 @pytest.mark.parametrize(("answer", "yes", "taken"), [(True, False, True), (False, False, False), (None, True, True)])

@@ -44,7 +44,7 @@ def test_a_paused_peer_leaves_and_comes_back_as_one_that_was_away(tmp_path: Path
             assert costs["name"] == "tiny"
             guest.wait_for("step.applied")
             paused = last_json(run("join", link, "--pause", "--directory", str(tmp_path / "guest"), "--json").stdout)
-            assert (paused["paused"], paused["changed"]) == (True, True)
+            assert (paused["paused"], paused["changed"], paused["peers"]) == (True, True, 1)
             assert "--resume" in guest.wait_for("paused")["why"]
             away = host.wait_for("step.applied", members=1)["step"]
             run("join", link, "--resume", "--directory", str(tmp_path / "guest"))
@@ -56,6 +56,12 @@ def test_a_paused_peer_leaves_and_comes_back_as_one_that_was_away(tmp_path: Path
         traffic = json.loads(next((tmp_path / "guest").rglob("traffic.json")).read_bytes())
         assert traffic["used_bytes"] > 0
         assert len(list((tmp_path / "guest").rglob("tensorboard/events.*"))) == 1  # of both sessions
+        (folder,) = (tmp_path / "guest").iterdir()
+        (folder / "joined-1").touch()  # as a peer leaves it that was killed
+        alone = run("join", link, "--pause", "--directory", str(tmp_path / "guest")).stdout
+        assert "No `minga join` of this machine takes part in the run now." in alone
+        run("join", link, "--resume", "--directory", str(tmp_path / "guest"))
+        assert not list(folder.glob("joined-*"))
         with Running("join", link, *WORK, *own, "--leave-after-steps", "4") as guest:
             done = guest.summary()
             assert (done["step"] >= back + 4, done["steps_contributed"] >= 1) == (True, True), (

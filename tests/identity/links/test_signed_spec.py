@@ -51,26 +51,15 @@ def test_a_stranger_cannot_sign_the_same_spec() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (SPEC.canonical_bytes().replace(b'"spec_version":3', b'"spec_version":4'), "spec_version 4.*update minga"),
+        (SPEC.canonical_bytes().replace(b'"spec_version":1', b'"spec_version":2'), "spec_version 2.*update minga"),
         (b"{}", "missing"),
         (b"not json", "canonical"),
         (SPEC.canonical_bytes() + b" ", "canonical"),
-        (
-            RunSpec.from_mapping({"name": "x", "data": {"source": "files", "files": ["/etc/*"]}}).canonical_bytes(),
-            "must not name files",
-        ),
     ],
 )
 def test_genuine_but_unreadable(body: bytes, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         sign_bytes(body).verify(run_id_of(body), ORGANISER.peer_id)
-
-
-def test_local_paths_are_not_signed() -> None:
-    local = RunSpec.from_mapping({"name": "x", "data": {"source": "files", "files": ["mine/*.txt"]}})
-    with pytest.raises(ConfigurationError, match="must not name files"):
-        SignedRunSpec.sign(local, ORGANISER)
-    assert SignedRunSpec.sign(local.published(), ORGANISER).run_id == local.published().run_id
 
 
 def test_each_begin_is_another_run_and_no_other_key_can_sign_it() -> None:

@@ -336,9 +336,7 @@ async def test_a_reservation_does_not_last() -> None:
         await stream.receive(Ready)
         begun = now()
         with pytest.raises(RejectedError, match="too long"):
-            await stream.receive_end_or_refusal() if hasattr(
-                stream, "receive_end_or_refusal"
-            ) else await stream.receive(Ready)
+            await stream.receive_end()
         assert now() - begun == pytest.approx(SERVE_S, abs=0.5)
     await world.peers[2].network.process.run(world.peers[2].prober.probe([world.peers[1].peer_id]))
     assert probed(world.peers[2])

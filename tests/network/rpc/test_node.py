@@ -492,6 +492,21 @@ async def test_a_handler_that_fails_harms_nobody_else() -> None:
 
 
 @virtually
+async def test_a_refusal_in_the_place_of_the_end_is_no_offence() -> None:
+    """Gossip asks for nothing but the end: it accused each `minga doctor`, which has no board, and cut it off."""
+    world, first, second = await two()
+    for _ in range(MAX_OFFENCES):
+        async with first.node.open(second.peer_id, "treble") as stream:
+            await stream.send(Number(1))
+            await stream.finish()
+            with pytest.raises(RejectedError, match="no such method: treble"):
+                await stream.receive_end()
+    assert (first.offences(), second.offences()) == ([], [])
+    assert first.node.connected() == [second.peer_id]
+    await world.close()
+
+
+@virtually
 async def test_a_reply_of_the_wrong_type_is_an_offence() -> None:
     world, first, second = await two()
 

@@ -214,7 +214,7 @@ def test_other_models_are_refused(recipe, files, tmp_path):
     with pytest.raises(TypeError, match="Linear"):
         recipe.total_loss(nn.Linear(1, 1), batch)
     with pytest.raises(TypeError, match="Linear"):
-        recipe.export(nn.Linear(1, 1), files, tmp_path / "x", step=0)
+        recipe.export(nn.Linear(1, 1), files, tmp_path / "x", recipe.provenance(0))
 
 
 def test_missing_and_damaged_files(recipe, files, tmp_path):
@@ -233,7 +233,7 @@ def test_missing_and_damaged_files(recipe, files, tmp_path):
 def test_exported_model_loads(recipe, files, tmp_path):
     model = recipe.build_model()
     target = tmp_path / "deep" / "exported"
-    recipe.export(model, files, target, step=17)
+    recipe.export(model, files, target, recipe.provenance(17))
     loaded = AutoModel.from_pretrained(target)
     tokenizer = AutoTokenizer.from_pretrained(target)
     assert type(loaded).__name__ == "AlbertModel"
@@ -251,7 +251,7 @@ def test_exported_model_loads(recipe, files, tmp_path):
     assert recipe.context.run_id in card
     assert [p.name for p in target.parent.iterdir()] == ["exported"]
     with pytest.raises(ConfigurationError, match="not empty"):
-        recipe.export(model, files, target, step=18)
+        recipe.export(model, files, target, recipe.provenance(18))
 
 
 def test_failed_export_leaves_nothing(recipe, files, tmp_path, monkeypatch):
@@ -264,11 +264,11 @@ def test_failed_export_leaves_nothing(recipe, files, tmp_path, monkeypatch):
     target.mkdir()
     names = sorted(tmp_path.iterdir())
     with pytest.raises(StorageError, match="No space left"):
-        recipe.export(model, files, target, step=1)
+        recipe.export(model, files, target, recipe.provenance(1))
     assert sorted(tmp_path.iterdir()) == names
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be created"):
-        recipe.export(model, files, tmp_path / "file" / "below", step=1)
+        recipe.export(model, files, tmp_path / "file" / "below", recipe.provenance(1))
 
 
 def test_streamed_run(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ def test_a_run_begins_from_a_saved_model_and_a_joiner_needs_no_folder(
         for parameter in model.parameters():
             parameter.add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     saved = tmp_path / "saved"
-    recipe.export(model, files, saved, step=3)
+    recipe.export(model, files, saved, recipe.provenance(3))
     expected = recipe.evaluate(model, files)["heldout_loss"]
     settings = {"data": case("gpt2").settings["data"]}
     values = {"name": "x", "model": {"recipe": "causal-lm", "init_from": str(saved)}, "recipe": {"causal-lm": settings}}
@@ -171,7 +172,7 @@ def test_a_run_begins_from_a_saved_model_and_a_joiner_needs_no_folder(
 
 def test_an_exported_model_generates(recipe: Recipe[Any], files: dict[str, Path], tmp_path: Path) -> None:
     model, target = new_model(recipe), tmp_path / "exported"
-    recipe.export(model, files, target, step=1)
+    recipe.export(model, files, target, recipe.provenance(1))
     loaded, tokenizer = AutoModelForCausalLM.from_pretrained(target), AutoTokenizer.from_pretrained(target)
     batch = recipe.synthetic_batch(2)
     scores = model.eval()(input_ids=batch["input_ids"]).logits
@@ -179,7 +180,11 @@ def test_an_exported_model_generates(recipe: Recipe[Any], files: dict[str, Path]
     assert (tokenizer.eos_token, tokenizer.model_max_length) == (END_OF_TEXT, 32)
     encoded = tokenizer("In the beginning", return_tensors="pt")
     assert loaded.generate(**encoded, max_new_tokens=4).shape[1] > encoded["input_ids"].shape[1]
-    assert "AutoModelForCausalLM" in (target / "README.md").read_text("utf-8")
+    card = (target / "README.md").read_text("utf-8")
+    assert "AutoModelForCausalLM" in card
+    assert f"| heldout_loss | {recipe.evaluate(model, files)['heldout_loss']:.4f} |" in card
+    assert "The text: files of the organiser. No licence is stated here" in card
+    assert {stat.S_IMODE(path.stat().st_mode) for path in target.iterdir()} == {0o644}, "others can read it"
 
 
 def test_samples_go_on_from_prompts(recipe: Recipe[Any], files: dict[str, Path]) -> None:

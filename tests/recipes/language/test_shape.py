@@ -72,9 +72,8 @@ def test_what_is_published_says_everything_and_peers_need_no_more() -> None:
 
 def test_a_shape_from_a_folder_and_its_tokenizer(tmp_path: Path) -> None:
     source = tmp_path / "model"
-    language_recipe("gpt2").export(
-        new_model(language_recipe("gpt2")), prepared(language_recipe("gpt2"), tmp_path / "files"), source, step=1
-    )
+    begun = language_recipe("gpt2")
+    begun.export(new_model(begun), prepared(begun, tmp_path / "files"), source, begun.provenance(1))
     settings = {"config_from": str(source), "tokenizer": f"from:{source}", "data": TEXT, "overrides": {"n_layer": 3}}
     shown = published(spec("causal-lm", **settings))
     assert str(source) not in shown.canonical_bytes().decode()
@@ -190,7 +189,7 @@ def test_shapes_whose_settings_repeat_parts_without_end_are_refused(
 def test_the_shape_of_what_a_run_begins_from(tmp_path: Path) -> None:
     source = tmp_path / "model"
     begun = language_recipe("llama")
-    begun.export(new_model(begun), prepared(begun, tmp_path / "files"), source, step=1)
+    begun.export(new_model(begun), prepared(begun, tmp_path / "files"), source, begun.provenance(1))
     values = {"recipe": "causal-lm", "init_from": str(source)}
     new = RunSpec.from_mapping({"name": "x", "model": values, "recipe": {"causal-lm": {"data": TEXT}}})
     settings = published(new).recipe_settings

@@ -61,7 +61,7 @@ def test_exports_load_by_auto_classes(tmp_path: Path) -> None:
     for architecture, auto in (("modernbert", AutoModelForMaskedLM), ("bert", AutoModelForPreTraining)):
         recipe = language_recipe(architecture)
         files, model = prepared(recipe, tmp_path / f"{architecture}-files"), new_model(recipe).eval()
-        recipe.export(model, files, tmp_path / architecture, step=2)
+        recipe.export(model, files, tmp_path / architecture, recipe.provenance(2))
         ids = {"input_ids": recipe.synthetic_batch(1)["input_ids"]}
         loaded = auto.from_pretrained(tmp_path / architecture)
         torch.testing.assert_close(loaded(**ids)[0], model(**ids)[0], rtol=0, atol=1e-6)

@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+import datasets
 import msgspec
 import pytest
 
-from minga.core.errors import ConfigurationError, StorageError
+from minga.core.errors import ConfigurationError
 from minga.recipes.mixture import mixed_stream
 from minga.recipes.mixture.filters import DocumentFilter
 from minga.recipes.mixture.mixed_stream import MixedSource, MixedStream, MixtureState
 from minga.recipes.mixture.open_sources import mixed_sources, prepared_documents, shipped_file
-from minga.recipes.mixture.source_stream import SourceState, SourceStream
+from minga.recipes.mixture.source_stream import SourceState
 from minga.recipes.text.corpus import heldout_rank, pack_documents
 from minga.recipes.text.settings import SourceSettings, TextData
 
@@ -88,29 +89,6 @@ def test_a_source_that_gives_nothing_is_told(monkeypatch: pytest.MonkeyPatch) ->
         MixedStream(SOURCES, 0, 10, MixtureState(0, 0, (SourceState(),)))
 
 
-def test_a_source_that_breaks_is_opened_again_where_it_was() -> None:
-    opened: list[int] = []
-    paused: list[float] = []
-
-    def open_pass(_: int) -> Iterator[str]:
-        opened.append(1)
-        for place in range(10):
-            if place == 4 and len(opened) < 4:
-                raise ConnectionError("the line broke")
-            yield str(place)
-
-    stream = SourceStream(open_pass, sleep=paused.append)
-    assert [next(stream) for _ in range(12)] == [*map(str, range(10)), "0", "1"]
-    assert paused == [1.0, 2.0, 4.0]
-    assert stream.state == SourceState(1, 2)
-
-    def broken(_: int) -> Iterator[str]:
-        raise ConnectionError("no line")
-
-    with pytest.raises(StorageError, match="5 times in a row: no line"):
-        next(SourceStream(broken, sleep=paused.append))
-
-
 def test_filters_are_settings() -> None:
     keep = DocumentFilter(
         SourceSettings(source="hub", name="x/y", min_characters=10, max_characters=60, script="Bengali", drop=("ছাড়",)),
@@ -152,12 +130,8 @@ def test_what_is_shipped_is_mixed_at_every_peer_alike(tmp_path: Path) -> None:
 
 
 def test_held_out_documents_of_a_data_set_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Rows(list[dict[str, str]]):
-        def shuffle(self, seed: int, buffer_size: int) -> Rows:
-            assert buffer_size > 0
-            return Rows(self[seed % 5 :] + self[: seed % 5])
-
-    rows = Rows({"text": f"A document of number {number}."} for number in range(400))
+    texts = [f"A document of number {number}." for number in range(400)]
+    rows = datasets.Dataset.from_dict({"text": texts}).to_iterable_dataset(4)
     monkeypatch.setattr("minga.recipes.mixture.open_sources.open_dataset", lambda *_: rows)
     data = TextData(
         source="mixture",
@@ -166,4 +140,4 @@ def test_held_out_documents_of_a_data_set_never_come(monkeypatch: pytest.MonkeyP
         heldout_fraction=0.2,
     )
     drawn = set(islice(MixedStream(mixed_sources(data, {}, 1), 1, 100), 1000))
-    assert drawn == {row["text"] for row in rows if heldout_rank(row["text"]) >= 0.2}
+    assert drawn == {text for text in texts if heldout_rank(text) >= 0.2}

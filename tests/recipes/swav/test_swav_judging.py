@@ -25,7 +25,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     case, files = small_run(folder / "files")
     recipe = case.recipe()
     model = new_model(recipe)
-    recipe.export(model, files, folder / "model", step=3)
+    recipe.export(model, files, folder / "model", recipe.provenance(3))
     return folder / "model", recipe.evaluate(model, files)
 
 
@@ -65,7 +65,8 @@ def test_pictures_of_a_folder_are_seen_as_the_model_sees_pictures(
     assert report.examples == 40
     assert 0.0 <= report.trained["accuracy"].mean <= 1.0
     coloured, files = small_run(folder.parent / "run", data={"source": "folder", "folder": str(folder)})
-    coloured.recipe().export(new_model(coloured.recipe()), files, folder.parent / "coloured", step=1)
+    recipe = coloured.recipe()
+    recipe.export(new_model(recipe), files, folder.parent / "coloured", recipe.provenance(1))
     with pytest.raises(ConfigurationError, match="--data: name pictures with classes"):
         judged(folder.parent / "coloured", "knn")
     report = judged(folder.parent / "coloured", "knn", data=str(folder))

@@ -147,7 +147,7 @@ def test_the_export_gives_the_features_of_the_model_by_the_code_of_its_readme(
     model = new_model(recipe)
     assert isinstance(model, SwavModel)
     target = tmp_path / "export"
-    recipe.export(model, files, target, step=3)
+    recipe.export(model, files, target, recipe.provenance(3))
     text = (target / "README.md").read_text()
     assert "heldout_probe_accuracy" in text
     code = re.search(r"```python\n(.*?)```", text, re.DOTALL)

@@ -9,7 +9,7 @@ import datasets
 import pytest
 from tokenizers import Tokenizer
 
-from minga.core.errors import ConfigurationError, LocalError, StorageError
+from minga.core.errors import ConfigurationError, StorageError
 from minga.recipes.text import corpus, sources
 from minga.recipes.text.corpus import (
     first_streamed,
@@ -21,7 +21,7 @@ from minga.recipes.text.corpus import (
     unpack_documents,
 )
 from minga.recipes.text.settings import TextData
-from minga.recipes.text.sources import bible_documents, clean, dataset_documents, file_documents
+from minga.recipes.text.sources import bible_documents, clean, file_documents
 from minga.recipes.text.special_tokens import MASKED_TOKENS, find_special_tokens
 from minga.recipes.text.tokenizer import read_tokenizer, train_tokenizer
 from minga.recipes.writing.sentences import split_sentences
@@ -157,17 +157,6 @@ def test_data_set_that_cannot_be_opened(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", fail)
     with pytest.raises(ConfigurationError, match=r"'no/such': cannot be opened: .*doesn't exist"):
         list(streamed_documents(TextData(source="datasets", name="no/such")))
-
-
-def test_data_set_that_breaks_off():
-    def rows():
-        yield {"text": "fine"}
-        raise RuntimeError("connection reset")
-
-    documents = dataset_documents(rows(), "text", "x")
-    assert next(documents) == "fine"
-    with pytest.raises(LocalError, match="the stream broke off: connection reset"):
-        next(documents)
 
 
 def test_clean():

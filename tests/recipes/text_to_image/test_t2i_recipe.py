@@ -135,7 +135,7 @@ def test_equal_seeds_give_equal_pictures_and_no_picture_depends_on_the_others(fi
 def test_an_export_can_be_read_without_a_run(files: dict[str, Path], tmp_path: Path) -> None:
     recipe = picture_recipe()
     model, target = trained(recipe, files, steps=2), tmp_path / "model"
-    recipe.export(model, files, target, step=2)
+    recipe.export(model, files, target, recipe.provenance(2))
     found = sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file())
     assert found == [
         "README.md",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -18,18 +19,20 @@ import minga.cli
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.simulation import run_virtual
 from minga.simulation.advice.advice import warnings
 from minga.simulation.advice.advised_batch import advised_batch
 from minga.simulation.advice.comparison import best_of, compare, frugal_of
 from minga.simulation.advice.gaps import gap_of
 from minga.simulation.advice.ways import DENSE, TrainingWay, local_way
 from minga.simulation.forecast.devices import DEVICES, Measurement, keep_measurements, look_up, read_measurements
-from minga.simulation.forecast.forecast import GOSSIP_BYTES_PER_S, Forecast, encoded_bytes, forecast
+from minga.simulation.forecast.forecast import Forecast, encoded_bytes, forecast, gossip_bytes_per_s
 from minga.simulation.forecast.memory import footprint
 from minga.simulation.forecast.model_facts import ModelFacts, model_facts
 from minga.simulation.forecast.peer_text import parse_peers
 from minga.simulation.forecast.planned_run import PlannedRun
 from minga.simulation.forecast.volunteers import resolve
+from tests.worlds.board_swarm import Swarm
 
 SMALL = model_facts("18M")
 
@@ -107,7 +110,26 @@ def test_models_that_are_refused(text: str, said: str) -> None:
 def test_gossip_takes_what_the_page_about_it_says() -> None:
     page = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text("utf-8").split("## Gossip")[1]
     rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| ", page, re.MULTILINE)
-    assert {int(peers): 1000.0 * float(size) for peers, size in rows} | {1: 0.0} == GOSSIP_BYTES_PER_S
+    assert {int(peers) for peers, _ in rows} >= {2, 10, 50, 100, 200}
+    for peers, size in rows:
+        assert gossip_bytes_per_s(int(peers)) == pytest.approx(1000.0 * float(size), rel=0.1)
+
+
+@pytest.mark.parametrize("size", [4, 12])
+def test_gossip_takes_what_is_foreseen(size: int) -> None:
+    """So the table of the page does not grow stale."""
+
+    async def sent_per_s() -> float:
+        swarm = Swarm(seed=1)
+        await swarm.grow(size)
+        await asyncio.sleep(20.0)
+        before = sum(peer.node.traffic()[0] for peer in swarm.peers)
+        await asyncio.sleep(20.0)
+        after = sum(peer.node.traffic()[0] for peer in swarm.peers)
+        await swarm.close()
+        return (after - before) / size / 20.0
+
+    assert run_virtual(sent_per_s()) == pytest.approx(gossip_bytes_per_s(size), rel=0.15)
 
 
 def test_a_model_has_one_size_by_whatever_name() -> None:

@@ -22,12 +22,14 @@ from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, p
 TOKENS_REFUSED = "the run counts samples, this program counts tokens"
 
 
-def replicas(*units: str, width: int = 6, kind: type[torch.optim.Optimizer] = SGD) -> Callable[..., Replica]:
-    """One after the other, each that counts what its unit says."""
+def replicas(
+    *units: str, width: int = 6, kind: type[torch.optim.Optimizer] = SGD, other: int | None = None
+) -> Callable[..., Replica]:
+    """One after the other, each that counts what its unit says; that of number `other` begins with other weights."""
     left = list(units)
 
     def make(spec: RunSpec) -> Replica:
-        torch.manual_seed(1)
+        torch.manual_seed(2 if len(units) - len(left) == other else 1)
         model = torch.nn.Sequential(torch.nn.Linear(width, 3), torch.nn.Linear(3, 2))
         return Replica(spec, kind(model.parameters(), lr=0.1), model=model, unit=left.pop(0))
 
@@ -66,6 +68,40 @@ def test_an_unfit_newcomer_hears_why_as_the_others_do_and_no_step_waits_for_it(v
             if verification == "none":
                 assert asyncio.get_running_loop().time() - begun < 10
                 await assert_equal_states(swarm, names)
+        finally:
+            await swarm.close()
+
+    main()
+
+
+@pytest.mark.parametrize("differs", ["unit", "weights"])
+def test_founders_that_would_begin_with_something_else_than_the_organiser_are_told(differs: str) -> None:
+    """They all waited for a third that is like them, and nobody knew for what. Who trains something else ends; who has
+    other weights waits, and comes in once the others have begun.
+    """
+
+    @virtually
+    async def main() -> None:
+        spec = make_spec(6, security={"verification": "byzantine", "founders": 3, "probation_steps": 2})
+        units = ("samples", "tokens" if differs == "unit" else "samples", "samples", "samples")
+        swarm = Swarm(spec, seed=3, make_replica=replicas(*units, other=1 if differs == "weights" else None))
+        organiser, odd, other = [add(swarm) for _ in range(3)]
+        try:
+            await asyncio.sleep(20.0)
+            told = [str(each.event.fields["why"]) for each in swarm.log.of("state.awaited")]
+            if differs == "unit":
+                assert isinstance(odd.error, UnfitError)
+                assert TOKENS_REFUSED in str(odd.error)
+                assert {each.peer for each in swarm.log.of("member.unfit")} == {organiser.name, other.name}
+                assert told == []
+            else:
+                start = f"peer {organiser.network.peer_id[:10]} would begin the run with another state"
+                assert [why.startswith(start) and "its parameters have other values" in why for why in told] == [True]
+            assert {peer.replica.step for peer in swarm.alive()} == {0}
+            last = add(swarm)
+            trains = [organiser, other, last] if differs == "unit" else [organiser, odd, other, last]
+            await swarm.run_until_step(3, limit_s=200, peers=[peer.name for peer in trains])
+            assert not offences(swarm)
         finally:
             await swarm.close()
 

@@ -19,6 +19,7 @@ from minga.training.life import verified_member
 from minga.training.life.founding import Founding, FoundingRules
 from minga.training.life.verified_member import LONGEST_PAUSE_S, PATIENT_ATTEMPTS, VerifiedMember, VerifiedOptions
 from minga.training.transfer.donors import OvertakenError
+from minga.training.transfer.server import StateServer
 from tests.worlds.node_world import World, identity_of
 from tests.worlds.swarm_tools import make_spec, virtually
 
@@ -59,7 +60,7 @@ async def make_life(
         SimpleNamespace(unit=1, held_s=float),
     )
     founding = Founding(node, identity_of(node), node.peer_id, FoundingRules(2, by_organiser=False))
-    options = VerifiedOptions(founding, Behaviour())
+    options = VerifiedOptions(founding, StateServer(node), Behaviour())
     life = VerifiedMember(node, identity_of(node), board, make_spec(8), options, replica, port)  # type: ignore[arg-type]
     life._publisher = SimpleNamespace(set_status=lambda _: None)  # type: ignore[assignment]
     life._known = life._founders = frozenset(KNOWN)

@@ -136,6 +136,28 @@ def test_who_waited_in_vain_ends_with_an_error_of_its_own(tmp_path: Path, monkey
     other.end()
 
 
+def test_who_waits_for_a_founder_that_was_lost_is_told_of_whom_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It alone had the first state: no other peer may found the run again."""
+    spec = {**SPEC, "training": {"target_batch_size": 1 << 16}, "state": {"founder": "first"}}
+    watching = minga.PeerOptions("monitor", identity=tmp_path / "m.json", directory=tmp_path / "m", host="127.0.0.1")
+    with minga.host(spec, watching) as monitor:
+        founder = Trainer(minga.join(monitor.link, options(tmp_path, "first")), FAR)
+        until(lambda: founder.optimizer is not None)
+        name = founder.peer.peer_id[:10]
+        founder.vanish()
+        monkeypatch.setattr(catching_up, "LONGEST_WAIT_S", 2.0)
+        with caplog.at_level(logging.WARNING, "minga.training"):
+            other = Trainer(minga.join(monitor.link, options(tmp_path, "other")), NEAR)
+            until(lambda: other.error is not None)
+        assert f"{name} founded it, and has left" in caplog.text
+        assert isinstance(other.error, minga.NoStateError)
+        assert f"{name} founded it: if that does not come back with its folder, host a new run" in str(other.error)
+        assert (other.step, other.weight) == (0, NEAR)
+        other.end()
+
+
 def test_a_complete_run_stays_complete(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A monitor alone is left of it: it says how far the run got, and nobody trains it again."""
     spec = {**SPEC, "training": {"target_batch_size": 8, "stop_after_steps": 4}}

@@ -198,6 +198,12 @@ def _flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+def _forget_lineage(path: Path) -> None:
+    written = json.loads(path.read_bytes())
+    del written["lineage"]
+    path.write_text(json.dumps(written))
+
+
 def _forge_step(path: Path) -> None:
     written = json.loads(path.read_bytes())
     path.write_text(json.dumps({**written, "step": 99}))
@@ -216,6 +222,7 @@ DAMAGES: dict[str, Any] = {
     "garbage manifest": lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe" * 40),
     "deep manifest": lambda p: (p / "manifest.json").write_bytes(b'{"scalars":' + b"[" * 100_000),
     "forged step": lambda p: _forge_step(p / "manifest.json"),
+    "no lineage": lambda p: _forget_lineage(p / "manifest.json"),
     "damaged file": lambda p: _flip(p / "run.toml"),
     "missing file": lambda p: (p / "run.toml").unlink(),
 }
@@ -259,6 +266,8 @@ def test_only_damaged_ones_is_an_error_that_says_what_to_do(tmp_path: Path) -> N
     store = CheckpointStore(tmp_path)
     _flip(store.save(make_snapshot(10)) / "model.safetensors")
     with pytest.raises(StorageError, match=r"do not match their hashes.*move the folder away"):
+        store.load()
+    with pytest.raises(StorageError, match=r"only damaged ones, such as damaged-step-000000010.*move the folder away"):
         store.load()
 
 

@@ -19,6 +19,7 @@ from minga.cli.taking_part.status_view import (
     CompletionNotice,
     PlainTrouble,
     amendment_lines,
+    besides,
     headline,
     organiser_lines,
     organiser_view,
@@ -124,6 +125,7 @@ def test_a_swarm_is_summed_up() -> None:
         )
         assert headline(status).startswith("step 7 of 9 · the loss comes with the next step · 8/64 samples")
         assert headline(status).endswith("2 peers training together, 1 auxiliary helping")
+        assert besides(status) == "1 client syncing, 1 monitor watching", "each peer is told of once"
 
     in_loop(check)
 

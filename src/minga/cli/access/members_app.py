@@ -36,7 +36,7 @@ def admit(
     bind: Bind = None,
     json_output: Json = False,
 ) -> None:
-    """For organisers: print a link that admits whoever holds it, or with PEER only that peer.
+    """For organisers: print a link that admits the people who hold it, or with PEER only that peer.
 
     Given a link that other organisers have signed, add a signature to it.
     """
@@ -89,7 +89,7 @@ def members(
     bind: Bind = None,
     json_output: Json = False,
 ) -> None:
-    """For organisers: who is in, by which invitation and until when, and who is barred."""
+    """For organisers: show who is in, by which invitation and until when, and who was banned."""
     ready = make_context(json_output=json_output)
     from minga.cli.access.members import TransferOptions, run_members
 

@@ -24,7 +24,7 @@ def evidence(
     ],
     json_output: Json = False,
 ) -> None:
-    """Check why members of a run with strangers were banned, from the evidence in the run's folder."""
+    """Check why members of a Byzantine-tolerant run were banned, from the evidence in the run's folder."""
     ready = make_context(json_output=json_output)
     from minga.cli.diagnosing.evidence import run_evidence
 

@@ -17,6 +17,8 @@ from minga.core.units import counted, format_size
 from minga.core.urls import CUDA_WHEELS, is_public
 
 if TYPE_CHECKING:
+    import torch
+
     from minga.core.spec.run_spec import RunSpec
 
 Finding = tuple[bool, str, str]
@@ -124,12 +126,14 @@ def room_for(spec: RunSpec) -> Finding | None:
     return None if needed is None else room(*needed, total_memory(), shutil.disk_usage(data_folder()).free)
 
 
-def total_memory() -> int | None:
-    """Bytes of the device that computes; None where the system does not say."""
+def total_memory(device: torch.device | None = None) -> int | None:
+    """Bytes of the device that computes, by default the first GPU if there is one; None where the system does not
+    say.
+    """
     import torch
 
-    if torch.cuda.is_available():
-        return int(torch.cuda.get_device_properties(0).total_memory)
+    if torch.cuda.is_available() and (device is None or device.type == "cuda"):
+        return int(torch.cuda.get_device_properties(device or 0).total_memory)
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

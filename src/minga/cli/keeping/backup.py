@@ -9,7 +9,7 @@ import typer
 
 from minga.cli.terminal.context import Context
 from minga.core.errors import ConfigurationError
-from minga.core.files import text_encoding
+from minga.core.files import read_line
 from minga.core.units import format_size
 from minga.identity.keys.keys import Identity
 from minga.training.backup.backup import restore_backup, write_backup
@@ -58,8 +58,7 @@ def _passphrase(path: Path | None, *, is_new: bool) -> str:
             raise ConfigurationError("without a terminal, give the passphrase with --passphrase-file FILE")
         return str(typer.prompt("Passphrase", hide_input=True, confirmation_prompt=is_new, err=True))
     try:
-        with path.open(encoding=text_encoding(path)) as file:
-            text = file.read(MAX_PASSPHRASE_CHARACTERS + 2).strip("\r\n")
+        text = read_line(path, MAX_PASSPHRASE_CHARACTERS)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--passphrase-file {path}: cannot be read: {type(error).__name__}") from error
     if not 0 < len(text) <= MAX_PASSPHRASE_CHARACTERS:

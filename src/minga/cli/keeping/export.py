@@ -35,7 +35,9 @@ def run_export(link: str | None, directory: Path | None, out: Path, peer: PeerOp
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigurationError(f"--out {out}: already there and not empty; choose another directory")
     with trained_model(link, directory, peer, context) as trained:
-        trained.recipe.export(trained.model, trained.files, out, step=trained.step)
+        context.output.say("Writing the model, with its figures on held-out data …")
+        provenance = trained.recipe.provenance(trained.step, trained.lineage)
+        trained.recipe.export(trained.model, trained.files, out, provenance)
     step = trained.step
     context.output.say(f"{out}: the model after step {step}; README.md in it says how to load it.")
     context.output.summary(ok=True, step=step, out=str(out))

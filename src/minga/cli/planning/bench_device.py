@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from minga.cli.terminal.context import Context, collect_again
-from minga.core.units import format_duration, format_size
+from minga.core.units import format_duration, format_number, format_size
 
 if TYPE_CHECKING:
     from minga.simulation.forecast.devices import Measurement
@@ -68,6 +68,6 @@ def run_bench_device(
 def _line(one: Measurement) -> str:
     memory = f", {format_size(one.peak_bytes)} at most" if one.peak_bytes is not None else ""
     return (
-        f"  {one.hardware}: {one.samples_per_s:.3g} samples/s in micro-batches of {one.micro_batch}{memory}; "
-        f"an update takes {format_duration(one.update_s)}"
+        f"  {one.hardware}: {format_number(one.samples_per_s)} samples/s in micro-batches of "
+        f"{one.micro_batch}{memory}; an update takes {format_duration(one.update_s)}"
     )

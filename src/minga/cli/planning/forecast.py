@@ -50,7 +50,7 @@ def run_forecast(options: ForecastOptions, context: Context) -> None:
     found = warnings(best.forecast)
     for table in forecast_table(best, compared):
         context.output.say(table)
-    for line in forecast_text(best, compared, found, options.precision):
+    for line in forecast_text(best, compared, found, options.precision, auto):
         context.output.say(escape(line))
     context.output.summary(ok=True, **forecast_json(best, compared, found))
 

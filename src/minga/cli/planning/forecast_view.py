@@ -11,8 +11,8 @@ from typing import Any
 from rich.table import Table
 
 from minga.cli.terminal.output import plain_table
-from minga.core.units import format_duration, format_size
-from minga.simulation.advice.advised_batch import advised_batch
+from minga.core.units import format_duration, format_number, format_size
+from minga.simulation.advice.advised_batch import BatchLimits, advised_batch
 from minga.simulation.advice.comparison import Compared, frugal_of
 from minga.simulation.advice.gaps import Gap
 from minga.simulation.forecast.forecast import Forecast
@@ -36,7 +36,7 @@ def _classes_table(best: Forecast) -> Table:
         memory = footprint(best, place)
         table.add_row(
             f"{each.peers.count} x {each.name}",
-            f"{each.samples_per_s:.3g} ({each.speed_origin})" if each.computes else "-",
+            f"{format_number(each.samples_per_s)} ({each.speed_origin})" if each.computes else "-",
             str(each.micro_batch) if each.computes else "-",
             format_size(figures.upload_bytes_per_day),
             format_size(figures.download_bytes_per_day),
@@ -55,7 +55,7 @@ def _ways_table(best: Compared, compared: Sequence[Compared]) -> Table:
         up, down = each.traffic_per_day
         table.add_row(
             f"{each.way.name}, {each.way.codec}" + (f"/{each.way.download_codec}" if each.way.download_codec else ""),
-            f"{each.forecast.steps_per_hour:.3g}",
+            format_number(each.forecast.steps_per_hour),
             format_size(up),
             format_size(down),
             _gap_text(each.gap),
@@ -73,9 +73,9 @@ def _gap_text(gap: Gap | None) -> str:
 
 
 def forecast_text(
-    chosen: Compared, compared: Sequence[Compared], warnings: Sequence[str], precision: str
+    chosen: Compared, compared: Sequence[Compared], warnings: Sequence[str], precision: str, auto: BatchLimits | None
 ) -> Iterator[str]:
-    """What the tables do not say, in sentences."""
+    """What the tables do not say, in sentences; `auto` if the leaders of the run choose the target batch size."""
     best = chosen.forecast
     setting = best.setting
     if len(compared) > 1:
@@ -84,13 +84,15 @@ def forecast_text(
             "literature, for small models. To a loss: the time, relative to the way that comes first to it."
         )
     yield (
-        f"{best.steps_per_hour:.3g} steps an hour of {best.batch:,} samples: a step takes "
+        f"{format_number(best.steps_per_hour)} steps an hour of {best.batch:,} samples: a step takes "
         f"{format_duration(best.step_s)}, of which {format_duration(best.filling_s)} computing"
         + (" beside" if setting.strategy.facts.max_in_flight > 0 else ", then")
         + f" {format_duration(best.forming_s)} of round trips, a round of {format_duration(best.round_s)} "
         f"({format_size(best.vector_bytes)}) and {format_duration(best.update_s)} for the update. "
         f"The machines compute {best.utilisation:.0%} of the time for steps that count."
     )
+    if auto is not None and setting.target_batch_size > auto.least:
+        yield f"That is the steady state: the leaders raise the target batch from {auto.least:,} to it, step by step."
     yield f"The round waits for {binding_text(best.binding, names(setting.volunteers))}."
     yield (
         f"Best: {_settings_text(chosen)}. "

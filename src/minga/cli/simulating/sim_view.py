@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from minga.cli.terminal.output import plain_table
-from minga.core.units import counted, format_duration, format_size
+from minga.core.units import counted, format_duration, format_number, format_size
 from minga.simulation.outcome import Outcome
 from minga.simulation.scenario.overrides import Change
 from minga.simulation.scenario.sections import StopTable
@@ -136,7 +136,7 @@ def _split_text(split: Mapping[str, Any]) -> Iterator[str]:
     rate, batches = split["batches_per_second"], counted(split["applied"], "batch", "batches")
     yield (
         f"{counted(split['clients'], 'client')} sent {batches} that the server applied"
-        + ("" if rate is None else f", {rate:.3g} a second")
+        + ("" if rate is None else f", {format_number(rate)} a second")
         + f". Of {split['unanswered']} of them the client was gone when the answer was there, and "
         f"{counted(split['given_up'], 'batch was', 'batches were')} given up."
     )

@@ -13,7 +13,7 @@ from minga.cli.terminal.options import Json
 
 def add_commands(app: typer.Typer) -> None:
     """Add them to the command `minga`."""
-    for command in (sim, replay, trace):
+    for command in (sim, replay):
         app.command()(command)
 
 
@@ -39,7 +39,7 @@ def sim(
     listed: Annotated[bool, typer.Option("--list", help="Name the scenarios that come with minga, and exit.")] = False,
     json_output: Json = False,
 ) -> None:
-    """Run a swarm on virtual time: the code that runs in the wild, with simulated lines, churn and faults."""
+    """Run a swarm on virtual time: the code that real peers run, with simulated lines, churn and faults."""
     if source is None and not listed:
         raise typer.BadParameter(
             "name a scenario, such as home-150; `minga sim --list` names those that come with minga"
@@ -64,19 +64,3 @@ def replay(
     from minga.cli.simulating.replay import run_replay
 
     run_replay(log, step, ready)
-
-
-def trace(
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Another swarm; equal seeds, equal traces.")] = 0,
-    peer: Annotated[
-        list[str] | None, typer.Option(help="Only this one, such as peer-1; may be repeated (default: two).")
-    ] = None,
-    whole: Annotated[bool, typer.Option("--all", help="Every peer and every call from file to file.")] = False,
-    json_output: Json = False,
-) -> None:
-    """Show one step of four simulated trainers as a sequence: which file and function, when, what peers send."""
-    ready = make_context(json_output=json_output, slow_imports=True)
-    from minga.cli.simulating.trace import run_trace
-
-    collect_again()
-    run_trace(seed, peer or (), ready, whole=whole)

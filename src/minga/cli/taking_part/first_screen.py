@@ -7,12 +7,13 @@ import shutil
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 from rich.markup import escape
 
 from minga.averaging.solver.division import PeerRates
+from minga.averaging.strategy_choice import facts_of, largest_strategy
 from minga.cli.diagnosing.machine import data_folder, needed_bytes, total_memory
 from minga.cli.terminal.output import Output
 from minga.cli.terminal.peer_options import WorkOptions
@@ -22,11 +23,15 @@ from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_duration, format_size
 from minga.network.probing.prober import MAX_DAY_BYTES
 from minga.network.probing.streams import most_probe_bytes
-from minga.simulation.forecast.explanation import PeerTask, explain
-from minga.simulation.forecast.model_facts import STATE_BYTES
+from minga.simulation.forecast.explanation import DAY_S, PeerTask, explain
+from minga.simulation.forecast.forecast import encoded_bytes
+from minga.simulation.forecast.model_facts import STATE_BYTES, ModelFacts, facts_of_recipe
 from minga.training.availability.traffic_budget import ADVANCE, TrafficLimit
 from minga.training.join import PeerOptions
 from minga.training.prospect import Prospect
+
+if TYPE_CHECKING:
+    from minga.recipes.running.precision import Precision
 
 USUAL_UPLOAD: Final = 20e6 / 8
 USUAL_DOWNLOAD: Final = 100e6 / 8
@@ -39,8 +44,9 @@ class Costs:
 
     `download_bytes` is what comes at the start: the files of the run (`files_bytes`) and its state. Beside that a probe
     of the line takes `probe_upload_bytes` and `probe_download_bytes` at most, and all of a day `probes_day_bytes`.
-    `is_first`: no other peer computes. `upload` and `download` are the rates, in bytes per second, that
-    `upload_per_day` and `download_per_day` were worked out with; `capped` says whether the owner of the machine set
+    `is_first`: no other peer computes; `first_upload_bytes` and `first_download_bytes` are those of a step once one
+    more does. `upload` and `download` are the rates, in bytes per second, that `upload_per_day` and `download_per_day`
+    were worked out with; `capped` says whether the owner of the machine set
     them; `traffic_limit` is the budget that they set, in words, of `limit_bytes`. `limit_days` and
     `limit_steps` say how long that lasts at these rates, beside what starts take. If it is not enough for one start and
     some steps, `least_limit` is the smallest that is.
@@ -63,6 +69,8 @@ class Costs:
     probes_day_bytes: int
     peers: int
     is_first: bool
+    first_upload_bytes: float | None
+    first_download_bytes: float | None
     upload: float
     download: float
     capped: bool
@@ -91,14 +99,22 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: Tr
     from minga.recipes.running.precision import choose_precision
 
     spec = prospect.spec
-    parameters = _parameters(prospect)
+    model = _model(spec)
+    parameters = None if model is None else model.parameters
     needed = needed_bytes(spec)
     caps = [_rate(cap) for cap in peer.caps()]
     upload, download = caps[0] or USUAL_UPLOAD, caps[1] or USUAL_DOWNLOAD
     devices = [] if peer.role == "monitor" else choose_devices(work.device, work.devices, spec, peer.role)
-    if devices:
-        choose_precision(work.precision, devices[0], spec)  # what cannot be is said before anything is agreed
-    task = _task(prospect, peer, upload, download)
+    here = total_memory(devices[0] if devices else None)
+    if devices:  # what cannot be is said before anything is agreed
+        precision = choose_precision(work.precision, devices[0], spec)
+        if work.micro_batch is not None and model is not None:
+            _check_micro_batch(work.micro_batch, work, spec, model, precision, here)
+    own = PeerRates(upload, download, sends=peer.role != "auxiliary", aggregates=peer.role != "client")
+    plans = peer.role != "monitor" and spec.security.verification != "byzantine"
+    task = _task(prospect, own) if plans else None
+    is_first = peer.role in ("trainer", "client") and not any(one.sends for one in prospect.live.rates.peers)
+    first = _first_task(prospect, own, model) if plans and is_first and model is not None else None
     state = None if parameters is None else parameters * (4 + STATE_BYTES[spec.optimizer.name])
     files = sum(entry.size_bytes for entry in spec.files.values())
     at_start = None if state is None else state + files
@@ -114,7 +130,7 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: Tr
         parameters=parameters,
         device=machine_name(devices) if devices else "none",
         memory_bytes=None if needed is None else needed[0],
-        memory_here=total_memory(),
+        memory_here=here,
         disk_bytes=None if needed is None else needed[1],
         disk_free=shutil.disk_usage(data_folder(peer.runs_directory)).free,
         files_bytes=files,
@@ -123,7 +139,9 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: Tr
         probe_download_bytes=probe[1],
         probes_day_bytes=MAX_DAY_BYTES if sum(probe) else 0,
         peers=len(prospect.live.peers),
-        is_first=peer.role != "monitor" and not any(one.sends for one in prospect.live.rates.peers),
+        is_first=is_first,
+        first_upload_bytes=None if first is None else first.upload_bytes,
+        first_download_bytes=None if first is None else first.download_bytes,
         upload=upload,
         download=download,
         capped=any(cap is not None for cap in caps),
@@ -214,9 +232,9 @@ def lines(costs: Costs) -> list[str]:
         )
     if costs.probe_upload_bytes:
         told.append(
-            f"To measure this line: a second of it, at most {format_size(costs.probe_upload_bytes)} up and "
-            f"{format_size(costs.probe_download_bytes)} down, now and again when peers come; never more than "
-            f"{format_size(costs.probes_day_bytes)} a day"
+            f"To measure this line, or with it that of another peer: a second of it, at most "
+            f"{format_size(costs.probe_upload_bytes)} up and {format_size(costs.probe_download_bytes)} down each time; "
+            f"never more than {format_size(costs.probes_day_bytes)} a day"
         )
     if costs.disk_bytes is not None and costs.disk_bytes + costs.files_bytes > costs.disk_free:
         told.append(
@@ -226,10 +244,7 @@ def lines(costs: Costs) -> list[str]:
     line = f"{costs.upload * 8 / 1e6:.3g} Mbit/s up and {costs.download * 8 / 1e6:.3g} down"
     basis = f"with your limit, {line}" if costs.capped else f"on a line of {line} (yours is measured later)"
     if costs.upload_per_day is None or costs.download_per_day is None:
-        first = "you are the first to train; status shows it once one more has joined"
-        told.append(
-            f"Traffic: {first if costs.is_first else 'not known yet; status shows it once this machine trains'}"
-        )
+        told.append(_of_first(costs, basis) if costs.is_first else "Traffic: not known yet; status shows it later")
     else:
         told.append(
             f"Traffic: about {format_size(costs.upload_per_day)} up and {format_size(costs.download_per_day)} down a "
@@ -240,6 +255,19 @@ def lines(costs: Costs) -> list[str]:
     elif not costs.capped:
         told.append("No limit is set: --max-traffic 50GB/month or --max-upload 10Mbit sets one")
     return told
+
+
+def _of_first(costs: Costs, basis: str) -> str:
+    """What traffic will be once one more peer trains."""
+    up, down = costs.first_upload_bytes, costs.first_download_bytes
+    if up is None or down is None:
+        return "Traffic: nobody else trains now; status shows it once one more has joined"
+    steps = DAY_S / max(up / costs.upload, down / costs.download)
+    return (
+        f"Traffic: nobody else trains now. Once one more has joined, about {format_size(up)} up and "
+        f"{format_size(down)} down with each step; a day at most {format_size(steps * up)} up and "
+        f"{format_size(steps * down)} down, {basis}"
+    )
 
 
 def _of_limit(costs: Costs) -> list[str]:
@@ -253,30 +281,61 @@ def _of_limit(costs: Costs) -> list[str]:
     return said
 
 
-def _parameters(prospect: Prospect) -> int | None:
+def _check_micro_batch(
+    size: int, work: WorkOptions, spec: RunSpec, model: ModelFacts, precision: Precision, here: int | None
+) -> None:
+    """Raise `ConfigurationError` for a micro-batch that the run does not take, or that the device has no memory for,
+    of which it has `here` bytes.
+    """
+    from minga.recipes.registry import load_recipe
+    from minga.recipes.running.micro_batch import check_wished
+    from minga.recipes.running.precision import FORMATS
+    from minga.simulation.forecast.device_memory import counted_passes, device_memory
+
+    check_wished(size, spec, load_recipe(spec))
+    dtype = None if precision.name == "float32" else FORMATS[precision.name]
+    passes = counted_passes(spec, model, dtype=dtype, checkpoints_activations=work.checkpoint_activations)
+    needs = device_memory(model, spec.optimizer, largest_strategy(spec), passes, offload=work.offload)
+    if here is not None and needs.device(size) > here:
+        raise ConfigurationError(
+            f"--micro-batch {size}: that takes {format_size(needs.device(size))} of memory, and here are "
+            f"{format_size(here)}; choose at most {needs.largest_micro_batch(here)}, or leave it out"
+        )
+
+
+def _model(spec: RunSpec) -> ModelFacts | None:
+    """What the run trains; None if that is the organiser's own program's, or its recipe is not installed here or makes
+    no model of these settings, which joining says.
+    """
     from minga.recipes.registry import CUSTOM, load_recipe
 
-    if prospect.spec.model.recipe == CUSTOM:
+    if spec.model.recipe == CUSTOM:
         return None
     try:
-        recipe = load_recipe(prospect.spec)
-        recipe.check_received()
-        return sum(recipe.facts().tensors)
-    except ConfigurationError:  # not installed here, or no model of its settings can be made; joining says so
+        load_recipe(spec).check_received()
+        return facts_of_recipe(spec, spec.model.recipe)
+    except ConfigurationError:
         return None
 
 
-def _task(prospect: Prospect, peer: PeerOptions, upload: float, download: float) -> PeerTask | None:
+def _task(prospect: Prospect, own: PeerRates) -> PeerTask | None:
     """What this machine would do in each step; None if there is nothing to plan with."""
-    live, spec = prospect.live, prospect.spec
-    if not live.peers or not live.vector_bytes or peer.role == "monitor" or spec.security.verification == "byzantine":
+    live = prospect.live
+    if not live.peers or not live.vector_bytes:
         return None
-    own = PeerRates(upload, download, sends=peer.role != "auxiliary", aggregates=peer.role != "client")
-    rates = replace(live.rates, peers=(*live.rates.peers, own))
-    explained = explain(rates, prospect.work)
+    explained = explain(replace(live.rates, peers=(*live.rates.peers, own)), prospect.work)
     if not 0.0 < explained.step_s < math.inf:
         return None
     return explained.tasks[-1]
+
+
+def _first_task(prospect: Prospect, own: PeerRates, model: ModelFacts) -> PeerTask:
+    """What this machine, which is the first to train, would do in a round with another one like it."""
+    live, averaging = prospect.live, prospect.spec.averaging
+    whole = max(encoded_bytes(model, averaging.codec, averaging.download_codec))
+    size = live.vector_bytes or math.ceil(whole / facts_of(prospect.spec).fragments)
+    rates = replace(live.rates, peers=(*live.rates.peers, replace(own, aggregates=True), own))
+    return explain(rates, replace(prospect.work, vector_bytes=size)).tasks[-1]
 
 
 def _lasts(limit: TrafficLimit, task: PeerTask, start_bytes: float) -> tuple[float, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -133,17 +134,30 @@ def run_host(
         if known.step is None:
             output.say("It begins at step 0, unless a peer that has its state is there.")
         output.say("Looking for peers of the run, for up to a minute if they are gone …")
-        hosting = host(None, peer, resume=path)
+        hosting = host(None, peer, resume=path, gives_state=True)
     else:
         output.say(f"Preparing [bold]{spec.name}[/] …")
         _name_earlier_run(spec.name, peer, output)
-        hosting = host(spelled_out(spec), peer, files=prepared_files(spec, peer.runs_directory))
-    with hosting as hosted:
+        files = prepared_files(spec, peer.runs_directory)
+        hosting = host(spelled_out(spec), peer, files=files, gives_state=True)
+    with contextlib.ExitStack() as undone, hosting as hosted:
+        is_temporary = known is None and peer.ephemeral and peer.directory is None
+
+        def keep() -> None:
+            undone.pop_all()
+            farewells.append(partial(farewell_of_host, hosted.directory, peer, is_temporary=is_temporary))
+
+        if known is not None:
+            keep()
+        else:  # a run that has no state yet is none to go on with
+            undone.callback(shutil.rmtree, hosted.directory, ignore_errors=True)
         wire(context, hosted)
+        if hosted.awaits_first_state:
+            from minga.recipes.running.run import begin_run
+
+            begin_run(hosted)
         if chosen is not None:
             chosen.write(hosted.directory)
-        is_temporary = known is None and peer.ephemeral and peer.directory is None
-        farewells.append(partial(farewell_of_host, hosted.directory, peer, is_temporary=is_temporary))
         tell_cautions(hosted.spec, output)
         with (
             contextlib.closing(RunLog(log_to)) as log,
@@ -171,7 +185,7 @@ def run_host(
 
             log.begin(hosted.spec, hosted.directory)
             watcher.history.listeners.append(log)
-            _Hosting(hosted, work, context, watcher, tell).run()
+            _Hosting(hosted, work, context, watcher, keep, tell).run()
 
 
 def _read_spec(path: Path, expected_peers: str | None) -> tuple[RunSpec, ChosenStrategy | None]:
@@ -243,13 +257,21 @@ def _name_earlier_run(name: str, peer: PeerOptions, output: Output) -> None:
 
 
 class _Hosting:
-    """One `minga host`."""
+    """One `minga host`: it calls `keep` once the run has its state, or needs none of this machine, and then `announce`
+    when it is ready for others.
+    """
 
     def __init__(
-        self, peer: Peer, work: WorkOptions, context: Context, watcher: Watcher, announce: Callable[[], None]
+        self,
+        peer: Peer,
+        work: WorkOptions,
+        context: Context,
+        watcher: Watcher,
+        keep: Callable[[], None],
+        announce: Callable[[], None],
     ) -> None:
         self.peer, self.work, self.output, self.parent_watch = peer, work, context.output, context.parent_watch
-        self._announce = announce
+        self._keep, self._announce = keep, announce
         self._leaving = GracefulLeave(peer, context)
         self.watcher = watcher
         self.held_out: HeldOut | None = None
@@ -262,6 +284,7 @@ class _Hosting:
 
         if self.peer.role == "monitor":
             collect_again()
+            self._keep()
             self._announce()
             with Ticker(self.output, self.watcher.look, self._view, self._lines, run_figures) as ticker:
                 self._watch(ticker.check)
@@ -290,6 +313,7 @@ class _Hosting:
             compiled=self.work.compiled,
             offload=self.work.offload,
         )
+        self._keep()
         done_so_far.append(lambda: {"step": run.step, **self._last_words.on_disk()})
         held_out = self.held_out = HeldOut(run, self.output, self.watcher.history)
         held_out.now()

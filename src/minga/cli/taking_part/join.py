@@ -38,11 +38,12 @@ from minga.core.events.bus import Event
 from minga.core.events.security import SecureAdmitted, SecureCandidate, SecureDropped, SecureFounded, SecureWaiting
 from minga.core.events.training import AccessNotRenewed, StateAwaited, StepApplied, SyncAdvanced, SyncFinished
 from minga.core.spec.run_spec import RunSpec
-from minga.core.units import format_duration
+from minga.core.units import counted, format_duration
 from minga.core.wheel import installed_from
 from minga.integrations.loggers import LoggerChoice, RunLog
 from minga.recipes.registry import CUSTOM
 from minga.training.availability.availability import Availability, AvailabilityRules
+from minga.training.availability.pause_file import listeners, listening
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
 from minga.training.prospect import Prospect
@@ -121,6 +122,11 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
 
     is_paused = True
     with contextlib.closing(log), _present(peer.run_directory(parsed.run_id)) as folder:
+        if others := listeners(folder):
+            context.output.say(
+                f"On this machine {counted(others, 'other process takes', 'other processes take')} part in this run "
+                "already: they share its processor, its memory and its line."
+            )
         availability = Availability(options.rules, folder, time.time)
         while is_paused:
             if done.is_agreed or not will_ask:  # else its owner, who is there now, is asked first
@@ -142,7 +148,8 @@ def _present(folder: Path) -> Iterator[Path]:
     with contextlib.suppress(OSError):  # joining says what is wrong with the disk
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        yield folder
+        with listening(folder):
+            yield folder
     finally:
         with contextlib.suppress(OSError):
             folder.rmdir()

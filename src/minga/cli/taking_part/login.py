@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from minga.cli.terminal.output import Output
 from minga.core.errors import ConfigurationError
-from minga.core.files import text_encoding
+from minga.core.files import read_line
 
 if TYPE_CHECKING:
     from minga.authority.messages import DeviceCode
@@ -81,8 +81,7 @@ def _check_terminal(otherwise: str) -> None:
 
 def _read_secret(path: Path) -> str:
     try:
-        with path.open(encoding=text_encoding(path)) as file:
-            secret = file.read(MAX_SECRET_CHARACTERS + 2).strip()
+        secret = read_line(path, MAX_SECRET_CHARACTERS).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--secret {path}: cannot be read as text: {type(error).__name__}") from error
     if not 0 < len(secret) <= MAX_SECRET_CHARACTERS:

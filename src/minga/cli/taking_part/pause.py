@@ -9,7 +9,7 @@ from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
 from minga.training.availability.availability import AvailabilityRules
 from minga.training.availability.daily_hours import DailyHours
-from minga.training.availability.pause_file import set_paused
+from minga.training.availability.pause_file import listeners, set_paused
 from minga.training.availability.traffic_budget import TrafficLimit
 from minga.training.run_folder.known_runs import FOLDER_DIGITS, runs_folder
 
@@ -29,9 +29,16 @@ def run_pause(link: str, directory: Path | None, context: Context, *, paused: bo
     folder = runs_folder(directory) / parsed.run_id[:FOLDER_DIGITS]
     if not folder.is_dir():
         raise ConfigurationError(f"this machine takes no part in that run: there is no folder {folder}")
-    changed = set_paused(folder, paused=paused)
-    if paused:
+    changed, here = set_paused(folder, paused=paused), listeners(folder)
+    if paused and here:
         context.output.say("The peers of this machine leave the run within a step. To go on: minga join LINK --resume")
+    elif paused:
+        context.output.say(
+            "No `minga join` of this machine takes part in the run now. One that is started waits, until: "
+            "minga join LINK --resume"
+        )
+    elif changed:
+        context.output.say("The peers of this machine go on." if here else "This machine may take part again.")
     else:
-        context.output.say("The peers of this machine go on." if changed else "This run was not paused.")
-    context.output.summary(ok=True, run_id=parsed.run_id, paused=paused, changed=changed)
+        context.output.say("This run was not paused.")
+    context.output.summary(ok=True, run_id=parsed.run_id, paused=paused, changed=changed, peers=here)

@@ -58,8 +58,7 @@ def _files_of_model(recipe: Recipe[Any], source: Path) -> dict[str, Content]:
 
 
 def _key(spec: RunSpec, recipe: Recipe[Any]) -> str:
-    if not spec.is_old:
-        spec = spec.with_recipe_settings(without_private(recipe.published_settings()).model_dump(mode="json"))
+    spec = spec.with_recipe_settings(without_private(recipe.published_settings()).model_dump(mode="json"))
     facts: list[object] = [without_private(spec).canonical_bytes().hex()]
     for path in recipe.inputs():
         status = path.stat()

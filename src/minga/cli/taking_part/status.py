@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from minga.cli.taking_part.status_view import PlainTrouble, headline, organiser_view, peers_by_kind
+from minga.cli.taking_part.status_view import PlainTrouble, besides, headline, organiser_view
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import Output, Ticker
 from minga.cli.terminal.peer_options import wire
@@ -72,7 +72,8 @@ def _watch(watcher: Watcher, options: StatusOptions, output: Output, told: Seque
         trouble = PlainTrouble()
 
         def lines(status: RunStatus) -> Iterator[str]:
-            yield f"{headline(status)} · {peers_by_kind(status)}"
+            others = besides(status)
+            yield headline(status) + (f" · besides: {others}" if others else "")
             yield from trouble.lines(status)
 
         with Ticker(output, watcher.look, lambda status: organiser_view(status, {}), lines) as ticker:

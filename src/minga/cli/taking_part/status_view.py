@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -118,6 +118,14 @@ def peers_by_kind(status: RunStatus) -> str:
     return ", ".join(f"{_of_role(count, role)}{state}" for (role, state), count in sorted(kinds.items()))
 
 
+def besides(status: RunStatus) -> str:
+    """The peers that the headline does not count, by kind; empty if it counts all."""
+    if status.split is not None or status.paused or status.is_complete or status.founders is not None:
+        return peers_by_kind(status)
+    others = tuple(peer for peer in status.peers if peer.status in (None, "syncing"))
+    return peers_by_kind(replace(status, peers=others))
+
+
 def _of_role(count: int, role: str) -> str:
     if role == "auxiliary":
         return counted(count, *AUXILIARIES)
@@ -136,7 +144,9 @@ def peer_table(status: RunStatus) -> FittedTable:
 
 def organiser_view(status: RunStatus, figures: dict[str, float]) -> RenderableType:
     """The organiser's display."""
-    lines: list[RenderableType] = [Text(headline(status), style="bold"), Text(peers_by_kind(status))]
+    lines: list[RenderableType] = [Text(headline(status), style="bold")]
+    if others := besides(status):
+        lines.append(Text(f"besides: {others}"))
     if figures:
         lines.append(Text(_figures(figures)))
     if status.digests_agree is False:

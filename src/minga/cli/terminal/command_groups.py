@@ -43,7 +43,6 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "bench-device": "minga bench-device --model albert-large",
         "sim": "minga sim home-150 --set peers.home.count=20",
         "replay": "minga replay run.log --step 7",
-        "trace": "minga trace",
     },
 }
 """The commands of each group, in their order, with an example."""

@@ -35,7 +35,7 @@ def announce_dashboard(dashboard: Dashboard, output: Output, *, show_qr: bool = 
     for url in dashboard.urls[1:]:
         output.say(f"           or: {url}")
     if settings.is_local:
-        output.say(f"Only this machine reaches it. Listening at 0.0.0.0:{DEFAULT_PORT} lets others in, too.")
+        output.say(f"Only this machine reaches it. For others, let it listen at 0.0.0.0:{DEFAULT_PORT}.")
     elif settings.public:
         output.say("Every person who reaches this address may look.")
     else:

@@ -6,8 +6,7 @@
 Read: run_spec (the whole spec, its canonical form and its id), sections (every setting, its bounds and meaning),
 split_section (those of models that are cut), fields (how a setting is declared), settings_tables (what only the recipe
 and the strategy read), plugins (names that other packages bring, and their versions), choices (a name and its settings
-in one text), toml (written with or without comments), problems (error messages), run_spec_version_2 (specs from before
-recipes had settings of their own, with their ids).
+in one text), toml (written with or without comments), problems (error messages).
 
 Called by training (host and join), simulation/scenario and cli. It knows no network and no model.
 """

@@ -1,8 +1,8 @@
 """The run spec: everything that all peers of a run must agree on, in one file.
 
-An organiser writes it as TOML. Its canonical form is JSON with sorted keys, no blanks, every field present (of the
-section `security` those that mean something) and every float in Python's shortest exact spelling. So
-equal specs have equal bytes on every machine. The run id is the BLAKE3 digest of those bytes in key derivation mode.
+An organiser writes it as TOML. Its canonical form is JSON with sorted keys, no blanks, every setting that is not at its
+default, and every float in Python's shortest exact spelling. So equal specs have equal bytes on every machine. A change
+of a default is therefore a new `SPEC_VERSION`. The run id is the BLAKE3 digest of those bytes in key derivation mode.
 
 No two runs share an id, though their settings may be equal. The peer that begins a run writes its key and a number of
 128 bits that it draws into the spec (`begun`), so both are under the digest. The link names run id and organiser. A
@@ -11,8 +11,7 @@ organiser (`SignedRunSpec.verify`). So two runs of one id would need a collision
 same number twice; and no other key can claim the id of a run.
 
 The settings of the recipe, `[recipe.NAME]`, are hashed as they stand and understood by the recipe alone
-(`minga.recipes`), and those of the strategy, `[strategy.NAME]`, by the strategy. Specs of version 2 had the former
-elsewhere and are read, hashed and written as they were.
+(`minga.recipes`), and those of the strategy, `[strategy.NAME]`, by the strategy.
 """
 
 from __future__ import annotations
@@ -32,16 +31,7 @@ from minga.core.files import NOT_TEXT, decode_text
 from minga.core.spec.fields import Printable, Section, described, without_private
 from minga.core.spec.plugins import MAX_PLUGINS, Origin
 from minga.core.spec.problems import explain
-from minga.core.spec.run_spec_version_2 import (
-    LAST_OLD_VERSION,
-    is_old,
-    local_paths,
-    to_past,
-    to_present,
-    without_local_paths,
-)
 from minga.core.spec.sections import (
-    DEFAULT_SKETCH,
     AveragingSection,
     CheckpointsSection,
     FileEntry,
@@ -58,7 +48,7 @@ from minga.core.spec.split_section import SplitSection
 from minga.core.spec.toml import render
 from minga.core.wheel import WHEEL_PATTERN
 
-SPEC_VERSION = 3
+SPEC_VERSION = 1
 MAX_SPEC_BYTES = 256 << 10
 MAX_FILES = 64
 MAX_FILES_BYTES = 32 << 30
@@ -72,7 +62,7 @@ class RunSpec(Section):
     """A run: read with `from_toml` or `from_file`, passed on as `canonical_bytes`, named by `run_id`."""
 
     spec_version: int = described(
-        SPEC_VERSION, "format of this file", f"a version from 1 to {SPEC_VERSION}", ge=1, le=SPEC_VERSION
+        SPEC_VERSION, "format of this file", f"{SPEC_VERSION}", ge=SPEC_VERSION, le=SPEC_VERSION
     )
     name: Annotated[Printable, Field(min_length=1, max_length=64)] = described(
         ...,
@@ -131,7 +121,7 @@ class RunSpec(Section):
 
     @model_validator(mode="after")
     def _check_recipe(self) -> RunSpec:
-        found = read_recipe_tables(self.recipe, self.model.recipe, is_old=self.is_old)
+        found = read_recipe_tables(self.recipe, self.model.recipe)
         self.recipe.clear()
         self.recipe.update(found)
         return self
@@ -153,19 +143,9 @@ class RunSpec(Section):
         return self
 
     @property
-    def is_old(self) -> bool:
-        """Whether this is a spec of version 2 or before, which has the settings of its recipe in other places."""
-        return self.spec_version <= LAST_OLD_VERSION
-
-    @property
     def recipe_settings(self) -> dict[str, Any]:
         """The spec's settings for its recipe, as `[recipe.NAME]`; the recipe has defaults for the others."""
         return self.recipe.get(self.model.recipe, {})
-
-    @property
-    def names_local_files(self) -> bool:
-        """(version 2) Whether the spec names files of the machine on which it was written."""
-        return self.is_old and local_paths(self.recipe_settings)
 
     @property
     def micro_batches_per_member(self) -> int:
@@ -186,8 +166,6 @@ class RunSpec(Section):
     def from_mapping(cls, values: Mapping[str, Any], source: str = "run spec") -> RunSpec:
         """A spec from nested mappings; `source` names them in the `ConfigurationError` that lists all problems."""
         _check_version(values, source)
-        if is_old(values):
-            values = to_present(values, source)
         try:
             return cls.model_validate(dict(values))
         except ConfigurationError as error:  # of `__init__`, which does not know the source
@@ -238,49 +216,7 @@ class RunSpec(Section):
 
     def canonical_bytes(self) -> bytes:
         """The one encoding of this spec. Raises `ConfigurationError` if it exceeds 256 KiB."""
-        values = self._as_written()
-        del values["security"]
-        if security := self.security.canonical():  # open runs keep the id, and the peers, of before there was a choice
-            values["security"] = security
-        del values["split"]
-        if split := self.split.canonical():  # and those whose peers train whole models
-            values["split"] = split
-        if not self.strategy:  # and those whose strategy has no settings
-            del values["strategy"]
-        if not self.plugins:  # and so do runs that need nothing but minga
-            del values["plugins"]
-        if self.averaging.download_codec is None:  # and those whose means travel as all the rest
-            del values["averaging"]["download_codec"]
-        if self.averaging.sketch == DEFAULT_SKETCH:  # and those that average whole vectors
-            del values["averaging"]["sketch"]
-        if not self.training.strategy_changes:  # and those that keep to one strategy
-            del values["training"]["strategy_changes"]
-        for name in ("residual_decay", "warmup_rounds"):  # and those whose codecs leave nothing out
-            if values["averaging"][name] == AveragingSection.model_fields[name].default:
-                del values["averaging"][name]
-        if self.model.init_from is None:  # and those that begin with random parameters
-            values["model"].pop("init_from", None)
-        for name in ("warmup_learning_rate", "final_learning_rate"):  # and those whose schedules begin and end at 0
-            if not values["optimizer"][name]:
-                del values["optimizer"][name]
-        for name in ("state_bits", "state_block", "state_min_numel", "debias"):  # and those with whole moments
-            if values["optimizer"][name] == OptimizerSection.model_fields[name].default:
-                del values["optimizer"][name]
-        for name in ("archive_every", "upload_to"):  # and those of which nothing is kept for good
-            if not values["checkpoints"][name]:
-                del values["checkpoints"][name]
-        for name in ("announce", "landing_url", "source_url"):  # and those without addresses of their own
-            if not values["network"][name]:
-                del values["network"][name]
-        if self.state.founder == StateSection.model_fields["founder"].default:  # and those that their organiser founds
-            del values["state"]["founder"]
-        for entry in values["files"].values():  # and those whose files were described before they had pieces
-            if entry["pieces"] is None:
-                del entry["pieces"]
-        if self.begun is None:  # and those that no peer has begun, or one of an earlier version
-            del values["begun"]
-        if self.wheel is None:  # and one whose peers get minga elsewhere
-            del values["wheel"]
+        values = {"spec_version": SPEC_VERSION, **self.model_dump(mode="json", exclude_defaults=True)}
         text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
         data = text.encode("ascii")
         if len(data) > MAX_SPEC_BYTES:
@@ -293,16 +229,13 @@ class RunSpec(Section):
         return run_id_of(self.canonical_bytes())
 
     def published(self, files: Mapping[str, FileEntry] | None = None) -> RunSpec:
-        """The spec as others get it: with the run's `files`, and (version 2) without paths of this machine.
+        """The spec as others get it: with the run's `files`, without what concerns this machine alone.
 
         This, not the spec on the organiser's disk, is what peers agree on and what the run id is taken from. Recipes
         blank paths in their settings themselves: `minga.recipes.published`. Raises `ConfigurationError` for unsafe
         file names.
         """
         values = without_private(self).model_dump(mode="json")
-        if self.is_old:
-            values["recipe"] = {self.model.recipe: without_local_paths(self.recipe_settings)}
-            values = to_past(values)
         if files is not None:
             values["files"] = {name: entry.model_dump(mode="json") for name, entry in files.items()}
         return type(self).from_mapping(values, "published run spec")
@@ -318,13 +251,13 @@ class RunSpec(Section):
         """
         number, handed_out = secrets.token_hex(16), wheel if self.network.source_url is None else None
         values = {**self.model_dump(mode="json"), "begun": f"{organiser}:{number}", "wheel": handed_out}
-        return type(self).from_mapping(to_past(values) if self.is_old else values, "run spec")
+        return type(self).from_mapping(values, "run spec")
 
     def with_plugins(self, origins: Mapping[str, Origin]) -> RunSpec:
         """The spec with these origins of its plug-ins, by "what:name", see `minga.core.spec.plugins.recorded`."""
         values = self.model_dump(mode="json")
         values["plugins"] = {name: origin.model_dump(mode="json") for name, origin in origins.items()}
-        return type(self).from_mapping(to_past(values) if self.is_old else values, "run spec")
+        return type(self).from_mapping(values, "run spec")
 
     def amended(self, changes: Mapping[str, Any]) -> RunSpec:
         """The spec with other values of some settings, by keys such as training.seed. Raises `ConfigurationError`."""
@@ -334,7 +267,7 @@ class RunSpec(Section):
             values[section] = {**values[section], name: value}
         if "training.strategy" in changes:
             values["strategy"] = {name: table for name, table in self.strategy.items() if name in _strategies(values)}
-        return type(self).from_mapping(to_past(values) if self.is_old else values, "amended run spec")
+        return type(self).from_mapping(values, "amended run spec")
 
     def at(self, step: int) -> RunSpec:
         """The spec as it holds in the round of `step`, with one strategy."""
@@ -350,19 +283,16 @@ class RunSpec(Section):
     def with_recipe_settings(self, settings: Mapping[str, Any]) -> RunSpec:
         """The spec with these settings of its recipe in place of those it has."""
         values = {**self.model_dump(mode="json"), "recipe": {self.model.recipe: dict(settings)}}
-        return type(self).from_mapping(to_past(values) if self.is_old else values, "run spec")
+        return type(self).from_mapping(values, "run spec")
 
     def with_strategy_settings(self, name: str, settings: Mapping[str, Any]) -> RunSpec:
         """The spec with these settings of the strategy called `name`."""
         values = {**self.model_dump(mode="json"), "strategy": {**self.strategy, name: dict(settings)}}
-        return type(self).from_mapping(to_past(values) if self.is_old else values, "run spec")
+        return type(self).from_mapping(values, "run spec")
 
     def to_toml(self) -> str:
         """TOML from which `from_toml` makes an equal spec."""
         tables = {f"strategy.{name}": table for name, table in self.strategy.items()}
-        if self.is_old:
-            written = self._as_written()
-            return render(self, comments=False, plain={name: written[name] for name in ("model", "data")} | tables)
         tables |= {f"recipe.{name}": table for name, table in self.recipe.items()}
         return render(self, comments=False, plain=tables)
 
@@ -370,11 +300,6 @@ class RunSpec(Section):
     def example_toml(cls, spec: RunSpec | None = None) -> str:
         """`spec` (a new one) as a commented TOML file, but for the settings of the recipe."""
         return render(spec or cls(name="my first run"), comments=True, leave_out=("begun", "wheel"))
-
-    def _as_written(self) -> dict[str, Any]:
-        """All tables, in the places of the spec's version."""
-        values = self.model_dump(mode="json")
-        return to_past(values) if self.is_old else values
 
 
 def _strategies(values: Mapping[str, Any]) -> set[str]:

@@ -1,6 +1,7 @@
 """The sections of a run spec.
 
-Every value has bounds and a meaning; a new field raises `SPEC_VERSION` in `run_spec.py`, since it changes the hash.
+Every value has bounds and a meaning. Defaults are not written, so another default raises `SPEC_VERSION`
+(`run_spec.py`).
 """
 
 from __future__ import annotations
@@ -343,14 +344,6 @@ class NetworkSection(Section):
         return url
 
 
-_OLD_MODES: Final = {"open": ("open", "none"), "members": ("members", "none"), "byzantine": ("open", "byzantine")}
-"""What the one setting `mode` of earlier specs meant."""
-_MODES: Final = {
-    **{settings: mode for mode, settings in _OLD_MODES.items()},
-    ("members", "byzantine"): "members+byzantine",
-}
-
-
 class SecuritySection(Section):
     """Which peers may take part, and how their work is verified."""
 
@@ -404,44 +397,8 @@ class SecuritySection(Section):
     @property
     def mode(self) -> str:
         """Both settings in a word, for displays: open, members, byzantine or members+byzantine."""
-        return _MODES[self.admission, self.verification]
-
-    def canonical(self) -> dict[str, Any]:
-        """The settings that mean something in this run, as they are hashed; the others are no part of it.
-
-        Empty for an open run without verification. A run that the one setting `mode` could name is written with it:
-        it keeps its id, and older peers read it. Nor is a usual aggregator, precision or list of organisers written.
-        """
-        for_members, is_verified = self.admission == "members", self.verification == "byzantine"
-        names_organisers = bool(self.organisers)
-        names = ["organisers", "organisers_needed"] if for_members or names_organisers else []
-        if is_verified:
-            names += ["founders", "micro_batch_size", "peers_per_validator", "probation_steps"]
-            names += ["aggregator"] if self.aggregator != DEFAULT_AGGREGATOR else []
-            names += ["precision"] if self.precision != "float32" else []
-        if not (names or for_members):
-            return {}
-        if self.mode in _OLD_MODES and (for_members or not names_organisers):
-            choice_made = {"mode": self.mode}
-        else:
-            choice_made = {"admission": self.admission, "verification": self.verification}
-        values = self.model_dump(mode="json")
-        return {**choice_made, **{name: values[name] for name in names}}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_mode(cls, values: Any) -> Any:
-        """Specs from before there were two settings have one, `mode`."""
-        if not isinstance(values, dict) or "mode" not in values:
-            return values
-        mode = values["mode"]
-        if mode not in _OLD_MODES or "admission" in values or "verification" in values:
-            raise ValueError(
-                f"mode = {str(mode)[:60]!r}: it was one of {', '.join(_OLD_MODES)}; write admission and verification"
-            )
-        admission, verification = _OLD_MODES[mode]
-        rest = {name: value for name, value in values.items() if name != "mode"}
-        return {**rest, "admission": admission, "verification": verification}
+        words = [word for word in (self.admission, self.verification) if word not in ("open", "none")]
+        return "+".join(words) or "open"
 
     @model_validator(mode="after")
     def _check_organisers(self) -> SecuritySection:

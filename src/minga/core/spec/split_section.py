@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator
 
@@ -79,10 +79,3 @@ class SplitSection(Section):
     def is_on(self) -> bool:
         """Whether the model of this run is cut at all."""
         return self.variant != "none"
-
-    def canonical(self) -> dict[str, Any]:
-        """The settings as they are hashed: those that are not at their defaults. Empty where no model is cut."""
-        values = self.model_dump(mode="json")
-        fields = type(self).model_fields
-        changed = {name for name in fields if getattr(self, name) != fields[name].default}
-        return {name: values[name] for name in fields if name in changed} if self.is_on else {}

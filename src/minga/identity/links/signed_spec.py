@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from minga.core.decoding import DECODING_ERRORS, decode_msgpack
-from minga.core.errors import ConfigurationError, ProtocolError
+from minga.core.errors import ProtocolError
 from minga.core.spec.run_spec import MAX_SPEC_BYTES, RunSpec, run_id_of
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
 
@@ -28,11 +28,7 @@ class SignedRunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def sign(cls, spec: RunSpec, organiser: Identity) -> SignedRunSpec:
-        """Sign a spec as returned by `RunSpec.published`.
-
-        Raises `ConfigurationError` for one that still names files on the organiser's machine.
-        """
-        _refuse_local_paths(spec)
+        """Sign a spec as returned by `RunSpec.published`."""
         body = spec.canonical_bytes()
         return cls(body, organiser.peer_id, organiser.sign(body, context=SIGNATURE_CONTEXT))
 
@@ -70,11 +66,4 @@ class SignedRunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         spec = RunSpec.from_canonical(self.spec, "the organiser's run spec")
         if spec.begun_by not in (None, self.organiser):
             raise ProtocolError("sent the run spec of a run that another peer began", peer=peer)
-        _refuse_local_paths(spec)
         return spec
-
-
-def _refuse_local_paths(spec: RunSpec) -> None:
-    # A joining peer would otherwise open files on its own disk by a stranger's choice.
-    if spec.names_local_files:
-        raise ConfigurationError("a published run spec must not name files (data.files) on anyone's machine")

@@ -207,9 +207,18 @@ class MessageStream:
         return data
 
     async def receive_end(self) -> None:
-        """Wait until the other side finished; anything but pulses before that is a `ProtocolError`."""
-        if not self._ended and (kind := await self._next_header(end_allowed=True)) is not None:
-            raise ProtocolError(f"unexpected frame of kind {kind[0]} after the end", peer=self.peer)
+        """Wait until the other side finished; anything but pulses, or a refusal, before that is a `ProtocolError`."""
+        if self._ended or (header := await self._next_header(end_allowed=True)) is None:
+            return
+        kind, length = header
+        if kind != REFUSAL:
+            raise ProtocolError(f"unexpected frame of kind {kind} after the end", peer=self.peer)
+        self._check_length(length)
+        try:
+            body = await self._read_exactly(length)
+        except UnreachableError as error:
+            raise self._explain(error) from error
+        raise self._refused(body)
 
     async def drain(self) -> None:
         """Read and drop what the other side still sends after our last word, up to a bound, until it ends its part.
@@ -419,8 +428,8 @@ class MessageStream:
     ) -> bytearray | memoryview:
         header = await self._next_header()
         kind, length = header if header is not None else (PULSE, 0)
-        if kind != BULK and length > MAX_MESSAGE_BYTES:
-            raise ProtocolError(f"a message of {length} bytes exceeds {MAX_MESSAGE_BYTES}", peer=self.peer)
+        if kind != BULK:
+            self._check_length(length)
         if kind == BULK and (target is None or length > target.nbytes or (exact and length != target.nbytes)):
             bound = "" if exact else "at most "
             expected = "no bulk frame" if target is None else f"{bound}{target.nbytes} bytes"
@@ -441,10 +450,17 @@ class MessageStream:
         finally:
             self._waiting = False
         if kind == REFUSAL:
-            refusal = self._decode(body, Refusal)
-            code = RefusalCode.of(refusal.code)
-            raise RejectedError(refusal.reason, code=code, proof=refusal.proof, peer=self.peer)
+            raise self._refused(body)
         return body
+
+    def _check_length(self, length: int) -> None:
+        if length > MAX_MESSAGE_BYTES:
+            raise ProtocolError(f"a message of {length} bytes exceeds {MAX_MESSAGE_BYTES}", peer=self.peer)
+
+    def _refused(self, body: bytearray) -> RejectedError:
+        refusal = self._decode(body, Refusal)
+        code = RefusalCode.of(refusal.code)
+        return RejectedError(refusal.reason, code=code, proof=refusal.proof, peer=self.peer)
 
     def _decode(self, body: bytearray | memoryview, message_type: type[T]) -> T:
         try:

@@ -12,7 +12,7 @@ from transformers import AlbertForPreTraining
 from minga.core.errors import ConfigurationError
 from minga.recipes.albert.facts import albert_facts
 from minga.recipes.albert.model import albert_logits, initialize
-from minga.recipes.albert.settings import AlbertSettings, from_version_2
+from minga.recipes.albert.settings import AlbertSettings
 from minga.recipes.albert.sizes import SIZES, albert_config
 from minga.recipes.interface import Batch, RecipeFacts
 from minga.recipes.masked_lm.recipe import MaskedLmRecipe
@@ -34,11 +34,6 @@ class AlbertRecipe(MaskedLmRecipe[AlbertSettings]):
         tables = dict(super().demo_spec())
         (settings,) = tables["recipe"].values()
         return {**tables, "recipe": {"albert": settings}}
-
-    @classmethod
-    def from_version_2(cls, table: dict[str, Any]) -> dict[str, Any]:
-        """Today's settings out of `[model]` and `[data]`."""
-        return from_version_2(table)
 
     @classmethod
     def size_settings(cls, size: str, tokens: int | None) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import choice, described
 from minga.recipes.albert.recipe import AlbertRecipe
 from minga.recipes.albert.settings import AlbertSettings
@@ -31,11 +30,6 @@ class SahajbertRecipe(AlbertRecipe):
 
     Settings = SahajbertSettings
     demo_goal = 7.3
-
-    @classmethod
-    def from_version_2(cls, table: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG003
-        """Run specs of version 2 could not name it."""
-        raise ConfigurationError("a run spec of version 2 cannot name this recipe; write spec_version = 3")
 
     @classmethod
     def size_settings(cls, size: str, tokens: int | None) -> dict[str, Any]:

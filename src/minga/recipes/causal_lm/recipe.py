@@ -140,10 +140,18 @@ class CausalLmRecipe(AnyArchitecture[CausalLmSettings]):
         write_atomically(path, "".join(f"{sample.text}\n\n" for sample in samples).encode())
         return (path,)
 
-    def export(self, model: nn.Module, files: Files, directory: Path, *, step: int) -> None:
+    def export(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
         """A directory for `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained`, with a README."""
-        tokenizer, provenance = self.tokenizer(files), Provenance.of(self.context.recipe, self.settings)
-        export_model(model, tokenizer, directory, provenance=provenance, context=self.context, step=step, auto=CAUSAL)
+        export_model(
+            model,
+            self.tokenizer(files),
+            directory,
+            provenance,
+            title=self.context.run_name,
+            figures=self.evaluate(model, files),
+            text=self.settings.data.words,
+            auto=CAUSAL,
+        )
 
     def _end(self, files: Files) -> int:
         return find_special_tokens(self.tokenizer(files))["end"]

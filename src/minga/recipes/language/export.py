@@ -13,7 +13,6 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerF
 from transformers.utils import logging
 
 from minga.recipes.exported import Provenance
-from minga.recipes.interface import RecipeContext
 from minga.recipes.new_folder import new_folder
 from minga.recipes.text.special_tokens import find_special_tokens
 
@@ -31,16 +30,18 @@ def export_model(
     model: nn.Module,
     tokenizer: Tokenizer,
     directory: Path,
-    *,
     provenance: Provenance,
-    context: RecipeContext,
-    step: int,
+    *,
+    title: str,
+    figures: dict[str, float],
+    text: str,
     auto: str,
 ) -> None:
     """Write configuration, weights (safetensors), tokenizer and a README to a new or empty `directory`.
 
-    `auto` is the Auto class that loads the model; one that generates gets a generation configuration, too. All or
-    nothing; see `new_folder` for what is raised.
+    `figures` are those on held-out text, and `text` says which it was trained on. `auto` is the Auto class that loads
+    the model; one that generates gets a generation configuration, too. All or nothing; see `new_folder` for what is
+    raised.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"not a model of this recipe: {type(model).__name__}")
@@ -50,7 +51,8 @@ def export_model(
         if auto == CAUSAL:
             _generation(tokenizer).save_pretrained(folder)
         wrap_tokenizer(tokenizer, model, generates=auto == CAUSAL).save_pretrained(folder)
-        (folder / "README.md").write_text(_model_card(model, context, step, auto), encoding="utf-8")
+        card = _model_card(model, provenance, title, figures, text, auto)
+        (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def wrap_tokenizer(tokenizer: Tokenizer, model: PreTrainedModel, *, generates: bool) -> PreTrainedTokenizerFast:
@@ -88,11 +90,13 @@ def _without_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _model_card(model: PreTrainedModel, context: RecipeContext, step: int, auto: str) -> str:
+def _model_card(
+    model: PreTrainedModel, provenance: Provenance, title: str, figures: dict[str, float], text: str, auto: str
+) -> str:
     config = model.config
     kind = config.model_type
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    title = context.run_name.replace("\\", "\\\\").replace("`", "\\`")
+    shown = title.replace("\\", "\\\\").replace("`", "\\`")
     rows = {
         "hidden size": "hidden_size",
         "layers": "num_hidden_layers",
@@ -101,19 +105,22 @@ def _model_card(model: PreTrainedModel, context: RecipeContext, step: int, auto:
         "longest sequence, in tokens": "max_position_embeddings",
     }
     table = "\n".join(f"| {words} | {getattr(config, name)} |" for words, name in rows.items() if hasattr(config, name))
+    table += "".join(f"\n| {name} | {value:.4f} |" for name, value in figures.items())
     return f"""---
 library_name: transformers
 tags: [{kind}, minga]
 ---
 
-# {title}
+# {shown}
 
 A model of the architecture {kind} with {parameters:,} parameters, trained with minga by peers that pooled their
-machines (recipe {context.recipe}). These are the parameters after {step} global steps of run `{context.run_id}`.
+machines (recipe {provenance.recipe}). These are the parameters {provenance.place}.
 
 | | |
 | --- | --- |
 {table}
+
+The text: {text}. No licence is stated here: that of the model is for the organiser of the run to say.
 
 ```python
 from transformers import {auto}, AutoTokenizer

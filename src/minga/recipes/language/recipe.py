@@ -236,8 +236,7 @@ class LanguageRecipe(Recipe[T]):
         data = self.settings.data
         if data.source == "mixture":
             return MixedStream(mixed_sources(data, files, seed), seed, data.shuffle_buffer)
-        # Some libraries take 32-bit seeds only.
-        documents = map(self.writing.normalize, streamed_documents(data, order=seed % 2**31))
+        documents = map(self.writing.normalize, streamed_documents(data, order=seed))
         return (document for document in documents if heldout_rank(document) >= data.heldout_fraction)
 
     def numbered_rows(self, files: Files, packing: Packing) -> NumberedRows:

@@ -223,8 +223,16 @@ class MaskedLmRecipe(AnyArchitecture[M]):
             lambda pairs, random: self._pairs_batch(pairs, random, special),
         )
 
-    def export(self, model: nn.Module, files: Files, directory: Path, *, step: int) -> None:
+    def export(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
         """A directory for the Auto classes of transformers and for `AutoTokenizer.from_pretrained`, with a README."""
         auto = "AutoModelForPreTraining" if self.has_order else "AutoModelForMaskedLM"
-        tokenizer, provenance = self.tokenizer(files), Provenance.of(self.context.recipe, self.settings)
-        export_model(model, tokenizer, directory, provenance=provenance, context=self.context, step=step, auto=auto)
+        export_model(
+            model,
+            self.tokenizer(files),
+            directory,
+            provenance,
+            title=self.context.run_name,
+            figures=self.evaluate(model, files),
+            text=self.settings.data.words,
+            auto=auto,
+        )

@@ -118,14 +118,12 @@ def _stored(path: Path, seed: int) -> OpenPass:
 
 
 def _streamed(source: SourceSettings, seed: int) -> OpenPass:
-    return lambda number: _hub_pass(source, (seed + number) % 2**31)
+    return lambda number: _hub_pass(source, seed + number)
 
 
 def _hub_pass(source: SourceSettings, order: int | None) -> Iterator[str]:
-    stream = open_dataset(source.name, source.config or None, source.split, source.revision or None)
-    if order is not None:
-        stream = stream.shuffle(seed=order, buffer_size=HUB_SHUFFLE)
-    return dataset_documents(stream, source.text_column, source.name)
+    dataset = open_dataset(source.name, source.config or None, source.split, source.revision or None)
+    return dataset_documents(dataset, source.text_column, source.name, order=order, shuffle_buffer=HUB_SHUFFLE)
 
 
 class _HubFilter:

@@ -4,22 +4,17 @@ Theory of operation. A source gives its documents in passes, each in an order of
 when one is over; so the proportions of a mixture hold for ever, also where one source is a thousand times as long as
 another. The state of a stream is the number of its pass and how many documents of it were read: a source that is opened
 again goes on from there.
-
-A source on the network breaks now and then. It is opened again where it was, after pauses that double.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 
 import msgspec
 
-from minga.core.errors import ConfigurationError, StorageError
-
-MAX_TRIES = 5
-FIRST_PAUSE_S = 1.0
+from minga.core.errors import ConfigurationError
+from minga.recipes.broken_streams import next_pass
 
 OpenPass = Callable[[int], Iterator[str]]
 """The documents of one pass, by its number; equal numbers give equal documents in equal order."""
@@ -38,11 +33,8 @@ BEGINNING = SourceState()
 class SourceStream:
     """The documents of `open_pass`, pass after pass, from `state` on."""
 
-    def __init__(
-        self, open_pass: OpenPass, state: SourceState = BEGINNING, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        self._open_pass, self._sleep = open_pass, sleep
-        self._state = state
+    def __init__(self, open_pass: OpenPass, state: SourceState = BEGINNING) -> None:
+        self._open_pass, self._state = open_pass, state
         self._documents: Iterator[str] | None = None
 
     @property
@@ -53,25 +45,17 @@ class SourceStream:
     def __next__(self) -> str:
         """The next document.
 
-        Raises `ConfigurationError` if a whole pass has none, `StorageError` if the source broke time and again.
+        Raises `ConfigurationError` if a whole pass has none, and what the source raises.
         """
-        problem: Exception | None = None
-        for tries in range(MAX_TRIES):
-            try:
-                return self._next()
-            except (ConfigurationError, StorageError):
-                raise
-            except Exception as error:  # libraries of data sets raise whatever their transports raise
-                self._documents, problem = None, error
-                self._sleep(FIRST_PAUSE_S * 2**tries)
-        raise StorageError(f"a source of text broke {MAX_TRIES} times in a row: {problem}") from problem
-
-    def _next(self) -> str:
         for _ in range(2):
             if self._documents is None:
-                self._documents = islice(self._open_pass(self._state.passes), self._state.documents, None)
+                self._documents = islice(self._opened(), self._state.documents, None)
             for document in self._documents:
                 self._state = SourceState(self._state.passes, self._state.documents + 1)
                 return document
             self._documents, self._state = None, SourceState(self._state.passes + 1)
         raise ConfigurationError("a source of the mixture has no documents")
+
+    def _opened(self) -> Iterator[str]:
+        number = self._state.passes
+        return self._open_pass(0) if number == 0 else next_pass(lambda: self._open_pass(number))

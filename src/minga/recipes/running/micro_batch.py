@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from minga.averaging.strategy_choice import round_batch_range
 from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
+from minga.core.spec.run_spec import RunSpec
 from minga.recipes.interface import Batch, Recipe
 from minga.recipes.running.precision import Precision
 from minga.training.replica.accelerator import is_out_of_memory
@@ -37,6 +39,22 @@ MAX_FILE_BYTES = 1 << 14
 
 TryOut = Callable[[int], float]
 """Computes a micro-batch of so many samples; returns the seconds that it took."""
+
+
+def size_of_all(spec: RunSpec, recipe: Recipe[Any]) -> int | None:
+    """The size that the run says for all peers; None if each peer chooses its own."""
+    is_public = spec.security.verification == "byzantine"
+    return spec.security.micro_batch_size if is_public else recipe.fixed_micro_batch_size
+
+
+def check_wished(size: int, spec: RunSpec, recipe: Recipe[Any]) -> None:
+    """Raise `ConfigurationError` unless the run takes micro-batches of the size that the owner of a machine wishes."""
+    of_run = size_of_all(spec, recipe)
+    if of_run not in (None, size):
+        raise ConfigurationError(f"--micro-batch {size}: in this run all compute {of_run} samples at once")
+    most, _ = round_batch_range(spec)
+    if not 1 <= size <= most:
+        raise ConfigurationError(f"--micro-batch {size}: it must be from 1 to the run's target batch size, {most}")
 
 
 def largest_fit(try_out: TryOut, start: int, most: int) -> int:

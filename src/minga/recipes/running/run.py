@@ -24,15 +24,18 @@ from minga.recipes.running.micro_batch import (
     ACCELERATOR_MICRO_BATCH,
     CPU_MICRO_BATCH,
     RememberedSizes,
+    check_wished,
     largest_fit,
     passes,
     release,
+    size_of_all,
 )
 from minga.recipes.running.precision import choose_precision
 from minga.training.optimizer import Optimizer
 from minga.training.peer import Peer
 from minga.training.replica.accelerator import is_out_of_memory
 from minga.training.replica.build_optimizer import build_optimizer
+from minga.training.replica.replica import Replica
 
 logger = logging.getLogger("minga.recipes")
 
@@ -104,15 +107,12 @@ class RecipeRun:
             self.recipe, self.files = self.recipe.own_data(self.files, data, folder)
         self.device = choose_device(device)
         self.precision = choose_precision(precision, self.device, spec)
-        self.model: nn.Module = new_model(self.recipe)
-        load_initial(self.model, peer.files)
-        self.recipe.constrain(self.model, 0)
-        self.model = self.model.to(self.device)
+        self.model: nn.Module = _first_model(self.recipe, peer.files).to(self.device)
         if checkpoint_activations:
             self.recipe.checkpoint_activations(self.model)
         if compiled:
             self._compile()
-        self._of_run = spec.security.micro_batch_size if self._is_public else self.recipe.fixed_micro_batch_size
+        self._of_run = size_of_all(spec, self.recipe)
         self._is_fixed = self._of_run is not None or micro_batch_size is not None
         self._remembered = RememberedSizes(peer.directory)
         self._halvings = 0  # after each the data comes in another order, so that no sample counts twice
@@ -187,16 +187,11 @@ class RecipeRun:
         return self.recipe.batches(self.files, position, self.micro_batch_size)
 
     def _choose_micro_batch(self, wished: int | None, *, offload: bool = False) -> int:
-        spec = self.peer.spec
-        if self._of_run is not None:
-            return _micro_batch_size_of_run(wished, self._of_run)
-        most, _ = round_batch_range(spec)
         if wished is not None:
-            if not 1 <= wished <= most:
-                raise ConfigurationError(
-                    f"--micro-batch {wished}: it must be from 1 to the run's target batch size, {most}"
-                )
-            return wished
+            check_wished(wished, self.peer.spec, self.recipe)
+        if (chosen := self._of_run or wished) is not None:
+            return chosen
+        most, _ = round_batch_range(self.peer.spec)
         if self.device.type == "cpu" or self.peer.role not in ("trainer", "client"):
             return min(CPU_MICRO_BATCH, most)
         start = self._remembered.get(str(self.device)) or ACCELERATOR_MICRO_BATCH
@@ -256,6 +251,23 @@ class RecipeRun:
         return self.recipe.reported_loss(loss).detach()
 
 
+def begin_run(peer: Peer) -> None:
+    """As the organiser's peer, which does not train: have the run begin with the state that its recipe gives all."""
+    spec, recipe = peer.spec, load_recipe(peer.spec)
+    model = _first_model(recipe, peer.files)
+    inner, scheduler = build_optimizer(spec.optimizer, model, recipe.decayed)
+    clipping = spec.optimizer.max_grad_norm
+    peer.begin_with(Replica(spec, inner, model=model, scheduler=scheduler, max_grad_norm=clipping, rules=recipe))
+
+
+def _first_model(recipe: Recipe[Any], files: Files) -> nn.Module:
+    """The model with which a run of this recipe begins."""
+    model = new_model(recipe)
+    load_initial(model, files)
+    recipe.constrain(model, 0)
+    return model
+
+
 def choose_device(name: str) -> torch.device:
     """The device called `name`, checked by using it; "auto" is the best one there is."""
     if name == "auto":
@@ -279,9 +291,3 @@ def choose_device(name: str) -> torch.device:
         why = str(error).strip().split("\n")[0][:160]
         raise ConfigurationError(f"--device {name}: this machine cannot use it ({why}); try --device auto") from error
     return device
-
-
-def _micro_batch_size_of_run(wished: int | None, size: int) -> int:
-    if wished not in (None, size):
-        raise ConfigurationError(f"--micro-batch {wished}: in this run all compute {size} samples at once")
-    return size

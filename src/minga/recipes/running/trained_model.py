@@ -15,6 +15,7 @@ from minga.core.units import counted
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Files, Recipe
 from minga.recipes.registry import load_recipe
+from minga.training.lineage import UNFOUNDED, Lineage
 from minga.training.replica.build_optimizer import build_optimizer
 from minga.training.replica.replica import Replica
 from minga.training.state.checkpoints import CheckpointStore
@@ -25,12 +26,13 @@ SPEC_FILE = "run-spec.toml"
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model after `step` global steps, with the recipe that can evaluate, export and sample it."""
+    """A model after `step` global steps of this `lineage`, with the recipe that can evaluate, export and sample it."""
 
     recipe: Recipe[Any]
     model: nn.Module
     files: Files
     step: int
+    lineage: Lineage = UNFOUNDED
 
 
 def with_state(spec: RunSpec, files: Mapping[str, Path], state: Callable[[Replica], StateSnapshot]) -> TrainedModel:
@@ -48,7 +50,7 @@ def with_state(spec: RunSpec, files: Mapping[str, Path], state: Callable[[Replic
     optimizer, scheduler = build_optimizer(spec.optimizer, model, recipe.decayed)
     replica = Replica(spec, optimizer, model=model, scheduler=scheduler, reads=True)
     replica.restore(state(replica))
-    return TrainedModel(recipe, model, files, replica.step)
+    return TrainedModel(recipe, model, files, replica.step, replica.lineage)
 
 
 def from_run_folder(directory: Path) -> TrainedModel:

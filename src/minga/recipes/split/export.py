@@ -9,7 +9,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 from minga.recipes.exported import Provenance
-from minga.recipes.interface import RecipeContext
 from minga.recipes.new_folder import new_folder
 from minga.recipes.split.settings import SplitRecipeSettings
 
@@ -21,28 +20,28 @@ def export_parts(
     settings: SplitRecipeSettings,
     figures: Mapping[str, float],
     directory: Path,
+    provenance: Provenance,
     *,
-    context: RecipeContext,
-    step: int,
+    title: str,
 ) -> None:
     """Write bottom, top and head, and a README, to a new or empty `directory`, or nothing.
 
     Raises `StorageError`, or `ConfigurationError` if the directory has content.
     """
-    with new_folder(directory, Provenance.of(context.recipe, settings)) as folder:
+    with new_folder(directory, provenance) as folder:
         for name in PARTS:
             part = model.get_submodule(name).state_dict()
             save_file({key: each.cpu().contiguous() for key, each in part.items()}, folder / f"{name}.safetensors")
-        (folder / "README.md").write_text(_card(settings, figures, context, step), encoding="utf-8")
+        (folder / "README.md").write_text(_card(settings, figures, provenance, title), encoding="utf-8")
 
 
-def _card(settings: SplitRecipeSettings, figures: Mapping[str, float], context: RecipeContext, step: int) -> str:
+def _card(settings: SplitRecipeSettings, figures: Mapping[str, float], provenance: Provenance, title: str) -> str:
     told = "".join(f"| {name} | {value:.4f} |\n" for name, value in figures.items())
     table = f"\n| figure | value |\n| --- | --- |\n{told}" if told else ""
     shape = settings.shape
-    return f"""# {context.run_name}
+    return f"""# {title}
 
-The parts of a network for {settings.data}, after step {step} of the run {context.run_id}, trained with minga.
+The parts of a network for {settings.data}, {provenance.place}, trained with minga.
 {table}
 ```python
 from safetensors.torch import load_file

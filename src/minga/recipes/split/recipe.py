@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from minga.core.errors import ConfigurationError
+from minga.recipes.exported import Provenance
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Files, Loss, Metric, Recipe, StreamPosition
 from minga.recipes.order import shuffled
@@ -142,9 +143,10 @@ class SplitRecipe(Recipe[SplitRecipeSettings]):
         samples = self.heldout_samples()
         return {} if samples is None else figures_of(model, samples)
 
-    def export(self, model: nn.Module, files: Files, directory: Path, *, step: int) -> None:
+    def export(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
         """The three parts as safetensors, and a README that says how to put them together."""
-        export_parts(model, self.settings, self.evaluate(model, files), directory, context=self.context, step=step)
+        figures = self.evaluate(model, files)
+        export_parts(model, self.settings, figures, directory, provenance, title=self.context.run_name)
 
     # ---- inner workings
 

@@ -11,7 +11,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from minga.recipes.exported import Provenance
-from minga.recipes.interface import RecipeContext
 from minga.recipes.new_folder import new_folder
 from minga.recipes.swav.model import SwavModel, mean_and_deviation
 from minga.recipes.swav.settings import SwavSettings
@@ -26,22 +25,22 @@ def export_model(
     settings: SwavSettings,
     figures: dict[str, float],
     directory: Path,
+    provenance: Provenance,
     *,
-    context: RecipeContext,
-    step: int,
+    title: str,
 ) -> None:
     """Write trunk, head with prototypes, preprocessing and a README to a new or empty `directory`, or nothing.
 
     Raises `StorageError`, or `ConfigurationError` if the directory has content.
     """
-    with new_folder(directory, Provenance.of(context.recipe, settings)) as folder:
+    with new_folder(directory, provenance) as folder:
         _save(model.trunk.state_dict(), folder / TRUNK_FILE)
         model.trunk.config.architectures = [type(model.trunk).__name__]
         model.trunk.config.save_pretrained(folder)
         head = {key: tensor for key, tensor in model.state_dict().items() if not key.startswith("trunk.")}
         _save(head, folder / HEAD_FILE)
         (folder / "preprocessor_config.json").write_text(json.dumps(_preprocessing(settings), indent=2))
-        card = _card(model, settings, figures, context.run_name, context.run_id, step)
+        card = _card(model, settings, figures, title, provenance)
         (folder / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -92,9 +91,9 @@ _GROUPS: Final = """for part in list(trunk.modules()):
 
 
 def _card(
-    model: SwavModel, settings: SwavSettings, figures: dict[str, float], name: str, run_id: str, step: int
+    model: SwavModel, settings: SwavSettings, figures: dict[str, float], title: str, provenance: Provenance
 ) -> str:
-    title = name.replace("\\", "\\\\").replace("`", "\\`")
+    shown_title = title.replace("\\", "\\\\").replace("`", "\\`")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     trunk = sum(parameter.numel() for parameter in model.trunk.parameters())
     shown = "".join(f"| {figure} | {value:.4f} |\n" for figure, value in figures.items())
@@ -104,11 +103,11 @@ library_name: transformers
 tags: [resnet, swav, minga]
 ---
 
-# {title}
+# {shown_title}
 
 A ResNet trained without labels by SwAV (Caron et al. 2020, arXiv:2006.09882), with minga, by peers that pooled their
-machines: {parameters:,} parameters, of which {trunk:,} belong to the trunk. These are the parameters after {step} steps
-of run `{run_id}`.
+machines: {parameters:,} parameters, of which {trunk:,} belong to the trunk. These are the parameters
+{provenance.place}.
 The statistics of BatchNorm were estimated anew on training pictures.
 
 | figure on held-out pictures | |

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.counting import count
+from minga.recipes.exported import Provenance
 from minga.recipes.interface import Batch, Files, Loss, Metric, Recipe, RecipeContext, RecipeFacts, StreamPosition
 from minga.recipes.order import shuffled
 from minga.recipes.swav.batching import array_batch, file_batches, synthetic_batch
@@ -178,11 +179,11 @@ class SwavRecipe(Recipe[SwavSettings]):
         """A sheet of pictures that are nearest to some prototypes."""
         return [write_gallery(_own(model), self._known(files), self._pictures(files, HELDOUT_FILE), directory)]
 
-    def export(self, model: nn.Module, files: Files, directory: Path, *, step: int) -> None:
+    def export(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
         """The trunk for `transformers`, the head, and a README with the figures."""
         precise = precise_copy(_own(model), self._known(files))
         figures = self.evaluate(model, files)
-        export_model(precise, self.settings, figures, directory, context=self.context, step=step)
+        export_model(precise, self.settings, figures, directory, provenance, title=self.context.run_name)
 
     @classmethod
     def judge(cls, model: str, options: TaskOptions, say: Say) -> TaskReport:

@@ -22,7 +22,6 @@ from pathlib import Path
 from blake3 import blake3
 
 from minga.core.errors import ConfigurationError, StorageError
-from minga.recipes.broken_streams import reread
 from minga.recipes.text.settings import TextData
 from minga.recipes.text.sources import bible_documents, dataset_documents, file_documents, open_dataset
 from minga.recipes.writing.by_language import WRITINGS
@@ -86,10 +85,8 @@ def streamed_documents(data: TextData, *, order: int | None = None) -> Iterator[
 
     Raises `LocalError` if it breaks off again and again.
     """
-    stream = open_dataset(data.name, data.config or None, data.split)
-    if order is not None:
-        stream = stream.shuffle(seed=order, buffer_size=data.shuffle_buffer)
-    return reread(lambda: dataset_documents(stream, data.text_column, data.name))
+    dataset = open_dataset(data.name, data.config or None, data.split)
+    return dataset_documents(dataset, data.text_column, data.name, order=order, shuffle_buffer=data.shuffle_buffer)
 
 
 def first_streamed(data: TextData) -> tuple[list[str], list[str]]:

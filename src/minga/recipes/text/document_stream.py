@@ -69,8 +69,7 @@ class StreamedCorpus(Corpus):
 
     def epoch(self, seed: int) -> Iterator[list[EncodedDocument]]:
         """The documents in the order of the source."""
-        # Some libraries take 32-bit seeds only.
-        documents = iter(self._open_epoch(seed % 2**31))
+        documents = iter(self._open_epoch(seed))
         while some := list(islice(documents, DOCUMENTS_AT_A_TIME)):
             yield encode_documents(self._tokenizer, some, self._split)
 

@@ -12,6 +12,15 @@ _DATASET_NAME = r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]
 
 
 MAX_SOURCES = 16
+_WORDS = {
+    "bible": "the World English Bible, which is in the public domain",
+    "files": "files of the organiser",
+    "translations": "translations of free programs, each under the licence of its program",
+}
+
+
+def _of_hub(name: str, *details: str) -> str:
+    return " ".join(["the data set", name, *filter(None, details), "of the Hugging Face hub, under its licence there"])
 
 
 class SourceSettings(Section):
@@ -55,6 +64,11 @@ class SourceSettings(Section):
     drop: Annotated[
         tuple[Annotated[Printable, Field(min_length=1, max_length=200)], ...], Field(strict=False, max_length=16)
     ] = described((), "documents with one of these texts in them are left out", "a list of at most 16 texts")
+
+    @property
+    def words(self) -> str:
+        """The source for people, without what names places of the organiser's machine."""
+        return _WORDS.get(self.source) or _of_hub(self.name, self.config, self.revision)
 
     @model_validator(mode="after")
     def _check(self) -> SourceSettings:
@@ -107,6 +121,13 @@ class TextData(Section):
     def is_streamed(self) -> bool:
         """Whether some of the text comes from the hub while peers train."""
         return self.source == "datasets" or any(source.source == "hub" for source in self.sources)
+
+    @property
+    def words(self) -> str:
+        """The text for people, without what names places of the organiser's machine."""
+        if self.source == "mixture":
+            return "; ".join(f"{source.words} (weight {source.weight:g})" for source in self.sources)
+        return _WORDS.get(self.source) or _of_hub(self.name, self.config)
 
     @model_validator(mode="after")
     def _check_source(self) -> TextData:

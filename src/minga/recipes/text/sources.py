@@ -11,13 +11,15 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from minga.core.errors import ConfigurationError
 from minga.core.files import NOT_TEXT, text_encoding
-from minga.recipes.broken_streams import streamed_rows
+from minga.recipes.broken_streams import in_order_of, resumed_rows
 from minga.recipes.hub_data import check_on_hub
 
 MAX_DOCUMENT_CHARACTERS = 1 << 20
@@ -100,21 +102,20 @@ def matching_files(pattern: str) -> list[Path]:
     return sorted(Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file())
 
 
-def dataset_documents(rows: Iterable[Any], text_column: str, name: str) -> Iterator[str]:
+def dataset_documents(
+    dataset: Any, text_column: str, name: str, *, order: int | None = None, shuffle_buffer: int = 1
+) -> Iterator[str]:
     """The documents of a Hugging Face data set, one a row; rows without text are left out.
 
-    Raises `ConfigurationError` if the column is not there, and `LocalError` if the stream breaks off.
+    `order` seeds another order: that of the parts of which the data set consists, and that in which a buffer of
+    `shuffle_buffer` documents gives them out.
+
+    Raises `ConfigurationError` if the column is not there, and `LocalError` if the stream breaks off again and again.
     """
-    for row in streamed_rows(rows, f"data.name = {name!r}"):
-        text = row.get(text_column, 0) if isinstance(row, dict) else 0
-        if text is None:
-            continue
-        if not isinstance(text, str):
-            columns = ", ".join(map(str, row)) if isinstance(row, dict) else "none"
-            raise ConfigurationError(
-                f"data.text_column = {text_column!r}: {name} has no text there; its columns are: {columns}"
-            )
-        yield from _cut(text)
+    if order is None:
+        return _documents(dataset, text_column, name)
+    documents = _documents(in_order_of(order, dataset), text_column, name)
+    return _shuffled(documents, shuffle_buffer, np.random.default_rng(order))
 
 
 def open_dataset(name: str, config: str | None, split: str, revision: str | None = None) -> Any:
@@ -137,6 +138,29 @@ def clean(text: str) -> str:
     """The text with runs of blanks as one, lines stripped, empty lines and halves of surrogate pairs dropped."""
     text = text.encode("utf-8", "ignore").decode("utf-8")
     return "\n".join(line for line in (_SPACES.sub(" ", part).strip() for part in text.splitlines()) if line)
+
+
+def _documents(dataset: Any, text_column: str, name: str) -> Iterator[str]:
+    for row in resumed_rows(dataset, f"data.name = {name!r}"):
+        text = row.get(text_column, 0) if isinstance(row, dict) else 0
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            columns = ", ".join(map(str, row)) if isinstance(row, dict) else "none"
+            raise ConfigurationError(
+                f"data.text_column = {text_column!r}: {name} has no text there; its columns are: {columns}"
+            )
+        yield from _cut(text)
+
+
+def _shuffled(documents: Iterator[str], size: int, chance: np.random.Generator) -> Iterator[str]:
+    """Through a buffer of our own: that of the library is lost where a broken stream goes on."""
+    kept = list(islice(documents, size))
+    for document in documents:
+        place = int(chance.integers(len(kept)))
+        yield kept[place]
+        kept[place] = document
+    yield from (kept[place] for place in chance.permutation(len(kept)).tolist())
 
 
 def _cut(text: str) -> Iterator[str]:

@@ -35,10 +35,9 @@ def export_model(
     model: TextToImageDecoder,
     files: Mapping[str, bytes],
     directory: Path,
-    *,
     provenance: Provenance,
+    *,
     title: str,
-    facts: str,
     grid: bytes | None,
     attribution: str,
 ) -> None:
@@ -57,7 +56,7 @@ def export_model(
             path.write_bytes(body)
         if grid is not None:
             (folder / "grid.png").write_bytes(grid)
-        card = _model_card(model, title, facts, grid is not None, attribution)
+        card = _model_card(model, title, provenance, grid is not None, attribution)
         (folder / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -75,7 +74,7 @@ def load_exported(directory: Path) -> TextToImageDecoder:
     return model.eval()
 
 
-def _model_card(model: TextToImageDecoder, title: str, facts: str, has_grid: bool, attribution: str) -> str:
+def _model_card(model: TextToImageDecoder, title: str, provenance: Provenance, has_grid: bool, attribution: str) -> str:
     shape = model.shape
     parameters = sum(parameter.numel() for parameter in model.parameters())
     shown = title.replace("\\", "\\\\").replace("`", "\\`")
@@ -88,7 +87,7 @@ tags: [text-to-image, minga]
 # {shown}
 
 A text-to-image decoder of {parameters:,} parameters, trained with minga by peers that pooled their machines.
-{facts}
+These are the parameters {provenance.place}.
 
 {samples}{licence}| | |
 | --- | --- |

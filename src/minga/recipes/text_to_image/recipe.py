@@ -179,16 +179,15 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
             figures |= ceilings(image_tokenizer, heldout, captions)
         return figures
 
-    def export(self, model: nn.Module, files: Files, directory: Path, *, step: int) -> None:
+    def export(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
         """Weights, configuration, both tokenizers, a README and a grid of samples; see `export_model`."""
         names = [CAPTION_TOKENIZER_FILE, *(name for name in (DESCRIPTION_FILE, PARAMETERS_FILE) if name in files)]
         export_model(
             _decoder(model),
             {name: _body(files, name) for name in names},
             directory,
-            provenance=Provenance.of(self.context.recipe, self.settings),
+            provenance,
             title=self.context.run_name,
-            facts=f"These are the parameters after {step} global steps of run `{self.context.run_id}`.",
             grid=self._grid(model, files),
             attribution=self._attribution,
         )

@@ -109,7 +109,7 @@ def _few_inner_steps(found: Forecast) -> Iterator[str]:
         at_work = max(1, each.peers.count - figures.resting)
         taken = facts.fragments * figures.samples / at_work / each.micro_batch if each.computes else math.inf
         if 0 < taken < facts.least_micro_batches:
-            advice = math.ceil(found.setting.target_batch_size * facts.least_micro_batches / taken)
+            advice = _rounded_up(found.setting.target_batch_size * facts.least_micro_batches / taken)
             yield (
                 f'{each.name} takes about {taken:.0f} inner steps between two means, and strategy = "{strategy}" wants '
                 f"{facts.least_micro_batches} with this momentum: raise the target batch to {advice:,}, or lower that"
@@ -191,6 +191,12 @@ def _coarse(found: Forecast) -> Iterator[str]:
         f"{format_duration(evenly_s)}, since micro-batches of {worst.micro_batch} take {worst.name} "
         f"{format_duration(worst.micro_batch / worst.samples_per_s)}{advice}"
     )
+
+
+def _rounded_up(number: float) -> int:
+    """To two digits: more would say that it is known so well."""
+    unit: int = 10 ** max(0, math.floor(math.log10(number)) - 1)
+    return math.ceil(number / unit) * unit
 
 
 def _power_of_two(limit: float) -> int:

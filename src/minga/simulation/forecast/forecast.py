@@ -30,6 +30,8 @@ from minga.averaging.solver.division import Binding, Division, SwarmRates
 from minga.averaging.solver.planner import divide
 from minga.averaging.solver.prediction import Prediction, predict
 from minga.core.errors import ConfigurationError
+from minga.network.gossip.gossip import usual_beat_s
+from minga.network.gossip.rumours import TELLS_ALL
 from minga.simulation.forecast.model_facts import ModelFacts
 from minga.simulation.forecast.planned_run import PlannedRun, swarm_rates
 from minga.simulation.forecast.step_fill import PeerPace, StepFill, fill
@@ -37,10 +39,9 @@ from minga.simulation.forecast.step_fill import PeerPace, StepFill, fill
 FORMING_TRIPS: Final = 2.5
 DAY_S: Final = 86_400.0
 
-GOSSIP_BYTES_PER_S: Final = {1: 0.0, 2: 500.0, 10: 5_600.0, 25: 8_000.0, 50: 8_300.0}
-"""By the number of peers: the table of docs/scaling.md, measured by `python -m benchmarks.scaling --gossip 2,10,25,50`.
-Larger swarms were not measured, and get the last figure: beats, exchanges and reports are bounded for the whole swarm.
-"""
+TOLD_BYTES, EXCHANGED_BYTES_PER_S = 190.0, 140.0
+PASSED_ON_BYTES, FIRST_COPIES = 350.0, 1.6
+"""What gossip takes, fitted to the table of docs/scaling.md (`python -m benchmarks.scaling --gossip 2,10,100`)."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,17 @@ def forecast(setting: PlannedRun) -> Forecast:
 
 
 def gossip_bytes_per_s(peers: int) -> float:
-    """Bytes that a peer sends, and receives, besides rounds; see `minga.network.gossip.gossip`."""
-    return float(np.interp(peers, [*GOSSIP_BYTES_PER_S], [*GOSSIP_BYTES_PER_S.values()]))
+    """Bytes that a peer sends, and receives, besides rounds, within a tenth of what was measured.
+
+    In a small swarm each owner tells all others of its beats. In a larger one each peer passes on nearly all beats of
+    the swarm; the fewer peers there are, the more of them have a beat already.
+    """
+    if peers < 2:
+        return 0.0
+    beats_per_s = 1.0 / usual_beat_s(peers)
+    if peers <= TELLS_ALL:
+        return EXCHANGED_BYTES_PER_S + TOLD_BYTES * (peers - 1) * beats_per_s
+    return PASSED_ON_BYTES * (peers - FIRST_COPIES) * beats_per_s
 
 
 # ---- inner workings

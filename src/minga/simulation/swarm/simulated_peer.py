@@ -83,8 +83,7 @@ class SimulatedPeer:
         self.samples_done = 0
         self.error: LocalError | RemoteError | None = None
         self.checkpoint: StateSnapshot | None = None
-        self.genesis: Genesis | None = None
-        """What it kept of how the run was founded."""
+        self._kept_genesis: Genesis | None = None
         self.port: GradientPort | None = None
         self.apply_s, self.load_s = apply_s, load_s
         self.access: LinkAccess | None = None
@@ -93,6 +92,16 @@ class SimulatedPeer:
         """Set when the peer takes part no more: it was killed or closed, or failed with `error`."""
         self._computed_s, self._busy_since, self._busy_s = 0.0, 0.0, 0.0
         self._random = random.Random(f"minga trainer {network.peer_id}")
+
+    @property
+    def genesis(self) -> Genesis | None:
+        """What it keeps of how the run was founded, from the moment on at which it knows it."""
+        founding = self.session.founding
+        return self._kept_genesis if founding is None else founding.genesis
+
+    def keep_of(self, former: SimulatedPeer) -> None:
+        """Begin with what lies in the folder of its former self, but for the checkpoint."""
+        self._kept_genesis = former.genesis
 
     @property
     def is_gone(self) -> bool:
@@ -114,8 +123,10 @@ class SimulatedPeer:
         """Join the run and train until the end of the run, of the host or of the program."""
         try:
             await self._enter()
-            self.session.begin_founding(task.spec, task.organiser, known=self.genesis)
+            self.session.begin_founding(task.spec, task.organiser, known=self._kept_genesis)
             await asyncio.sleep(self.load_s)
+            if self.is_gone:  # closed meanwhile: the program hears so when it wants to take part
+                return
             if task.life is not None:
                 await task.life(self)
                 return
@@ -212,7 +223,6 @@ class SimulatedPeer:
                 now = self.replica.step, self.replica.lineage.founding
                 if checkpoint_every and now != before and self.replica.step % checkpoint_every == 0:
                     self.checkpoint = self.replica.capture()
-                    self.genesis = None if self.session.founding is None else self.session.founding.genesis
             elif work is None and until():
                 return
             else:

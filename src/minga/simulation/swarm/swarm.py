@@ -286,7 +286,7 @@ class Swarm:
         peer = SimulatedPeer(network.name, network, session, replica, trainer, apply_s, load_s)
         peer.access = access
         if (former := self.peers.get(peer.name)) is not None:
-            peer.genesis = former.genesis
+            peer.keep_of(former)
         session.behaviour = self.conduct_of(peer)
         if checkpoint is not None:
             peer.replica.restore(checkpoint)

@@ -23,7 +23,7 @@ from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.training.agreement.comparison import StateComparison
 from minga.training.life.board_view import BoardView
-from minga.training.life.founding import Founding, Genesis
+from minga.training.life.founding import Bootstrap, Founding
 from minga.training.life.state_sync import Synchroniser
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.transfer.donors import Wanted
@@ -63,17 +63,22 @@ class StateWait:
         self._hopeless_s: float | None = None  # since when no peer is in sight that could help
         self._is_told = False
 
-    async def for_founding(self, state: str) -> Genesis:
+    async def for_founding(self, state: str) -> Bootstrap:
         """Until the run is founded; `state` as in `Founding.find`."""
         finding = asyncio.get_running_loop().create_task(self._founding.find(state))
         try:
             while not (await asyncio.wait({finding}, timeout=SYNC_RETRY_S))[0]:
                 is_near = self._node.is_connected(self.organiser)
+                gives = "gives it" if self._founding.rules.by_organiser else "says whose it is"
                 away = "" if is_near else ", which is not connected now"
-                self._note(
-                    f"the run has no first state yet; its organiser {self.organiser[:10]} gives it{away}", is_near
-                )
-            return (await finding).genesis
+                why = f"the run has no first state yet; its organiser {self.organiser[:10]} {gives}{away}"
+                if is_other := self._founding.told_first not in ("", state):
+                    why = (
+                        "the recipe gives this machine another first state than the organiser's; do versions of its "
+                        "libraries differ?"
+                    )
+                self._note(why, is_near and not is_other)
+            return await finding
         finally:
             self.end()
             await end(finding)
@@ -85,13 +90,34 @@ class StateWait:
         """
         if not self._is_told:
             await self._founding.look_again()
-        self._note(f"{why or 'no peer that has the state of this run is here'}{self._place(', and it was')}")
+        self._note(f"{why or self._nobody()}{self._place(', and it was')}")
         await asyncio.sleep(SYNC_RETRY_S)
 
     def end(self) -> None:
         """What was waited for is here."""
         self._begun_s = self._hopeless_s = None
         self._is_told = False
+
+    @property
+    def _lone_founder(self) -> PeerId | None:
+        """The peer that may be the only one which has a state of the run: it founded the run, and no other was seen to
+        have taken a step.
+        """
+        genesis = self._founding.genesis
+        founders = () if genesis is None or self._founding.told_step else genesis.founders
+        return PeerId(founders[0]) if founders else None
+
+    def _nobody(self) -> str:
+        """Why no state is to be had."""
+        founder = self._lone_founder
+        if founder is None:
+            return "no peer that has the state of this run is here"
+        if founder == self._node.peer_id:
+            return (
+                "this peer founded the run with a state that it does not have any more, and no other peer has it here"
+            )
+        left = "" if self._node.is_connected(founder) else ", and has left"
+        return f"no peer that has the state of this run is here: {founder[:10]} founded it{left}"
 
     def _place(self, words: str) -> str:
         step = self._founding.told_step
@@ -107,9 +133,13 @@ class StateWait:
             self._node.events.emit(StateAwaited(why=why))
             logger.warning("waiting: %s. Nothing is trained meanwhile", why)
         if now - self._hopeless_s > LONGEST_WAIT_S:
+            founder = self._lone_founder
             raise NoStateError(
                 f"no peer gave the state of this run{self._place(', which was')} in {LONGEST_WAIT_S / 60:.0f} minutes. "
                 "Join again when its organiser, or another peer that trained, is back"
+                if founder is None
+                else f"no peer gave the first state of this run in {LONGEST_WAIT_S / 60:.0f} minutes. Peer "
+                f"{founder[:10]} founded it: if that does not come back with its folder, host a new run"
             )
 
 

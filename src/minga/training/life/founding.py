@@ -6,10 +6,13 @@ second one. From then on every peer that has the genesis passes it on, and the o
 other states of the run descend from this one (`minga.training.lineage`): a peer that has none waits for a peer
 that has one, and never begins with a state of its own.
 
-In an ordinary run the organiser's peer is the one founder. It begins with what its program has, or where it trains
-nothing itself and the run spec says `state.founder = "first"`, the first trainer that asks for the genesis founds the
-run with its state. In a Byzantine-tolerant run as many founders begin together as the run spec says, all with the same
-state: members vote on everything, and a first list of members has to exist before any member could vote on one.
+In an ordinary run the organiser's peer is the one founder. It begins with what its program has. Where it trains nothing
+itself, and the run spec says `state.founder = "first"`, the first trainer that asks for the genesis founds the run with
+its state. Where it trains nothing, and a recipe gives all peers one first state, it signs that when the first peer that
+has it asks, and names no founder: who has that state begins with it as long as the organiser's peer has seen no step,
+and was not started again. In a Byzantine-tolerant run as many founders begin together as the run spec says, all with
+the same state, which is the organiser's if it is one of them: members vote on everything, and a first list of members
+has to exist before any member could vote on one. A peer that would begin with another state is told how it differs.
 
 The genesis does not say whether the run has gone on since, so no single peer is believed about that. Of several
 founders, one that waited for the genesis begins, unless more than half of them, each asked by itself, answer that they
@@ -61,9 +64,11 @@ MAX_READY = 4 * MAX_MEMBERS
 
 
 class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """The founders of a run, in the order of their ids, and the digest of its first state, signed by its organiser."""
+    """The founders of a run, in the order of their ids (none where its recipe makes the first state), and the digest of
+    that, signed by the organiser.
+    """
 
-    founders: Annotated[tuple[Peer, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
+    founders: Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
     state: Digest
     signature: Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
 
@@ -110,10 +115,13 @@ class AskFounders(msgspec.Struct, frozen=True):
 
 
 class GenesisAnswer(msgspec.Struct, frozen=True):
-    """The genesis, if it is known, and the newest step of the run that the sender has seen."""
+    """The genesis, if it is known, and the newest step of the run that the sender has seen. The organiser's peer that
+    does not train says with which `first` state (its digest) a peer may begin the run now.
+    """
 
     genesis: Genesis | None
     step: Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
+    first: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
 
 
 @dataclass(frozen=True)
@@ -127,18 +135,19 @@ class Bootstrap:
 @dataclass(frozen=True)
 class FoundingRules:
     """Who founds a run: as many peers as `founders` says, `by_organiser` if its peer is the only one that may, in which
-    case it is the one founder.
+    case it is the one founder. In a run that begins `alike` all peers can make its first state, as with a recipe.
     """
 
     founders: int = 1
     by_organiser: bool = True
+    alike: bool = False
 
     @classmethod
     def of(cls, spec: RunSpec) -> FoundingRules:
         """Those of a run."""
         if spec.security.verification == "byzantine":
             return cls(spec.security.founders, by_organiser=False)
-        return cls(1, by_organiser=spec.founder == "organiser")
+        return cls(1, by_organiser=spec.founder == "organiser", alike=spec.model.recipe != "custom")
 
 
 @loop_bound
@@ -161,6 +170,10 @@ class Founding:
         """To be kept up to date: the newest step of the run that this peer has seen."""
         self.is_first = asyncio.Event()
         """Set when none of the peers that this peer could ask knew a genesis."""
+        self.first = ""
+        """Of the organiser's peer that does not train: the digest of the state that the recipe gives all peers."""
+        self.told_first = ""
+        """Such a digest, as the organiser's peer told it last."""
         self.waiting: tuple[int, int] | None = None
         """How many are ready to be founders and how many the run wants, while it waits for them."""
         self.organiser = PeerId(organiser)
@@ -195,8 +208,8 @@ class Founding:
                     self._node.events.emit(SecureWaiting(ready=ready, wanted=self.rules.founders))
             found = await self._ask_all(state)  # the organiser, too: its disk may have lost what it signed
             if found is None and self._identity.peer_id == self.organiser and ready >= self.rules.founders:
-                chosen = founders[: self.rules.founders]
-                first = state if self._node.peer_id in chosen else self._ready[chosen[0]].state
+                chosen = [] if self.first else founders[: self.rules.founders]
+                first = self.first or (state if self._node.peer_id in chosen else self._ready[chosen[0]].state)
                 found = Genesis.sign(self._node.run_id, chosen, first, self._identity)
             if found is not None:
                 # Stored before any peer learns of it: the organiser must never sign another one.
@@ -209,7 +222,8 @@ class Founding:
         if self.rules.founders > 1:
             self._node.events.emit(SecureFounded(founders=len(self._genesis.founders)))
             return Bootstrap(self._genesis, self._was_known or await self._have_most_begun(self._genesis.founders))
-        return Bootstrap(self._genesis, self._was_known)
+        waits = not self._genesis.founders and not await self._may_begin(state)
+        return Bootstrap(self._genesis, self._was_known or waits)
 
     @property
     def told_step(self) -> int:
@@ -225,12 +239,28 @@ class Founding:
     def _founders(self, state: str) -> list[PeerId]:
         """The peers that could found the run together now, with the same state, in the order in which they came."""
         own = {self._node.peer_id: state} if state else {}
+        if self.first:
+            return [peer for peer in self._present() if self._ready[peer].state == self.first]
         if self.rules.by_organiser:
             return [peer for peer in own if peer == self.organiser]
         states = {**own, **{peer: ready.state for peer, ready in self._ready.items() if peer in self._present()}}
         counts = Counter(states.values())
-        common = max(counts, key=lambda each: (counts[each], each == state), default="")
-        return [peer for peer, each in states.items() if each == common]
+        first = state or max(counts, key=counts.__getitem__, default="")
+        return [peer for peer, each in states.items() if each == first]
+
+    def other_first(self, state: str) -> tuple[PeerId, str] | None:
+        """A peer that would found the run with another state than `state`, which this one has, and that state's digest:
+        the organiser's, where that has one, else a peer with what most others have; None if there is none.
+        """
+        if self._node.peer_id == self.organiser:
+            return None
+        states = {peer: self._ready[peer].state for peer in self._present()}
+        if self.organiser in states:
+            states = {self.organiser: states[self.organiser]}
+        counts = Counter(each for each in states.values() if each != state)
+        first = max(counts, key=counts.__getitem__, default=None)
+        having = [peer for peer, each in states.items() if each == first]
+        return None if first is None else (self._random.choice(having), first)
 
     def _present(self) -> list[PeerId]:
         now = asyncio.get_running_loop().time()
@@ -257,6 +287,8 @@ class Founding:
             self._node.offend(peer, "it sent a genesis that the organiser did not sign")
             return None
         self._told_step = max(self._told_step, answer.step)
+        if peer == self.organiser:
+            self.told_first = answer.first
         return answer.genesis
 
     async def _have_most_begun(self, founders: Sequence[str]) -> bool:
@@ -271,6 +303,14 @@ class Founding:
                     break
         return 2 * begun > len(founders)
 
+    async def _may_begin(self, state: str) -> bool:
+        """Whether the organiser's peer says that a peer which has this state may begin the run with it now."""
+        try:
+            answer = await self._node.call(self.organiser, METHOD, AskFounders(), GenesisAnswer, timeout_s=CALL_S)
+        except RemoteError:
+            return False
+        return bool(state) and answer.first == state
+
     async def _is_past(self, founder: PeerId) -> bool:
         try:
             return (await self._node.call(founder, METHOD, AskFounders(), GenesisAnswer, timeout_s=CALL_S)).step > 0
@@ -281,7 +321,8 @@ class Founding:
         request = await stream.receive(AskFounders)
         if request.state and self._genesis is None:
             self._note_ready(peer, request.state)
-        await stream.send(GenesisAnswer(self._genesis, self.step))
+        may_begin = not self._was_known and not self.step
+        await stream.send(GenesisAnswer(self._genesis, self.step, self.first if may_begin else ""))
 
     def _note_ready(self, peer: PeerId, state: str) -> None:
         present = self._present()

@@ -475,11 +475,14 @@ class Member:
             self._run_founding = lineage.founding  # who is alone goes on without what the file would have told
             self._node.spawn(self._verify_founding())
         else:
-            may_found = not lineage.is_founded and (me == self._organiser or not self._founding.rules.by_organiser)
+            rules = self._founding.rules
+            may_found = not lineage.is_founded and (me == self._organiser or rules.alike or not rules.by_organiser)
             state = await self._port.request("digest", self._replica.digest) if may_found else ""
-            genesis = await self._wait.for_founding(state)
+            beginning = await self._wait.for_founding(state)
+            genesis = beginning.genesis
             self._run_founding = genesis.id
-            if state == genesis.state and me in genesis.founders:
+            begins = me in genesis.founders or (not genesis.founders and not beginning.has_begun)
+            if state == genesis.state and begins:
                 lineage = Lineage.founded(genesis.id)
                 await self._write_lineage(FOUNDED, lineage)
                 self._node.events.emit(StateFounded(digest=state))
@@ -524,7 +527,7 @@ class Member:
             await self._catching_up.go_without()
             return
         # Announced: a full step waits for those who fetch this state.
-        self.step, standing = wanted.minimum_step, self.step
+        self.step, standing, had_state = wanted.minimum_step, self.step, self.lineage.is_founded
         self._publisher.set_status("syncing")
         if self.ready.is_set():  # else it has nothing yet that could count
             self._hold.begin()
@@ -539,8 +542,8 @@ class Member:
         self.step = state.step
         self._take_up(state.lineage.in_epoch(self.epoch))
         self.on_replaced()
-        if self.in_doubt and self.step != standing:
-            self.vectors.forget()
+        if not had_state or (self.in_doubt and self.step != standing):
+            self.vectors.forget()  # what it kept may have counted, or was left out of another state than the run's
             self.in_doubt = False
         self._formation.come_back(self.swarm_view.settled())
         self.amended.stand_at(self.step)

@@ -39,15 +39,16 @@ class Synchroniser:
 
         What becomes of this peer's own work is for its strategy to say. But where this is `in_doubt`, since others may
         have counted what this peer gave to a round that came to nothing here, or where its rounds are none of those
-        that led to the state, the peer begins anew with a later state: nothing is to count twice. Raises, with nothing
-        changed, `RemoteError` if no peer can serve the state, or the error of `overtaken` during the download.
+        that led to the state, the peer begins anew with a later state: nothing is to count twice, and nothing that
+        belongs to another state. Raises, with nothing changed, `RemoteError` if no peer can serve the state, or the
+        error of `overtaken` during the download.
         """
         own = await self.capture()
         async with racing((self._download(wanted, own), overtaken())) as ends:
             snapshot: StateSnapshot = await next(ends)
 
         recovery = Recovery.FETCH
-        in_doubt = in_doubt or snapshot.lineage.solo != own.lineage.solo
+        in_doubt = in_doubt or not own.lineage.may_lead_to(snapshot.lineage)
         if _is_same(snapshot, own):
             recovery = Recovery.REBASE  # nothing was missed
         elif snapshot.step > own.step and not in_doubt:

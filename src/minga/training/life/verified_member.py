@@ -10,17 +10,22 @@ training thread and the servers of state.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from minga.core.aio.backoff import Backoff
+from minga.core.aio.hedging import racing
 from minga.core.aio.observers import Observers
 from minga.core.errors import ConfigurationError, RemoteError, RunFinishedError
 from minga.core.events.training import (
     MemberOutOfSync,
     RunFinished,
+    StateAwaited,
     StepApplied,
     SyncFailed,
     SyncFinished,
@@ -42,7 +47,7 @@ from minga.security.step.joiner import Joiner
 from minga.security.step.member import BannedError, MemberSetup, SecureMember
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.life.board_view import BoardView
-from minga.training.life.founding import Founding
+from minga.training.life.founding import Bootstrap, Founding
 from minga.training.life.leaving import closing, see_others_off
 from minga.training.life.progress_publisher import ProgressPublisher
 from minga.training.life.verified_backend import VerifiedBackend
@@ -50,24 +55,33 @@ from minga.training.life.verified_files import evidence_file
 from minga.training.lineage import Lineage
 from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import ReplicaInterface
+from minga.training.state.manifest import build_manifest
 from minga.training.state.snapshot import StateSnapshot
-from minga.training.transfer.donors import OvertakenError
+from minga.training.transfer.donors import OvertakenError, fetch_manifest
+from minga.training.transfer.messages import Description
+from minga.training.transfer.server import StateServer
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 """Between two attempts to come to where the members are, in seconds; short at first, since steps may be short."""
 PATIENT_ATTEMPTS = 5
 """So often in a row the members may have gone on when their state is here, which is normal where steps are short."""
+COMPARE_PERIOD_S = 1.0
+MOST_COMPARED = 8
+"""States of others of which a founder that waits is told how they differ from its own: anybody can claim any state."""
 MAX_DIVERGENCES = 3
 """A machine that computes in another way would fetch the whole state again and again, for nothing."""
+
+logger = logging.getLogger("minga.training")
 
 
 @dataclass(frozen=True)
 class VerifiedOptions:
-    """How one peer takes part: how the run is founded, how the peer conducts itself, the folder of the run, and where
-    its secrets come from.
+    """How one peer takes part: how the run is founded, what shows its states, how the peer conducts itself, the folder
+    of the run, and where its secrets come from.
     """
 
     founding: Founding
+    states: StateServer
     behaviour: Behaviour
     directory: Path | None = None
     entropy: Callable[[int], bytes] = secrets.token_bytes
@@ -128,7 +142,7 @@ class VerifiedMember:
             vector_bytes=lambda _: layout.encoded_bytes(0, layout.total),
             lineage=lambda: replica.lineage,
         )
-        self.founding = options.founding
+        self.founding, self._states = options.founding, options.states
 
     @property
     def step(self) -> int:
@@ -186,7 +200,7 @@ class VerifiedMember:
         """Find out who the founders are; to be one of them at the first step is to be a member from the start."""
         waiting = asyncio.get_running_loop().create_task(self._wait_as_founder())
         try:
-            beginning = await self.founding.find(await self._port.request("digest", self._replica.digest))
+            beginning = await self._find_founders(step)
         finally:
             waiting.cancel()
         lineage = Lineage.founded(beginning.genesis.id)
@@ -201,6 +215,49 @@ class VerifiedMember:
             standing = ProtocolState.first(self._node.run_id, self._known)
             self.secure = SecureMember(self._setup, standing)
             self._take_part()
+
+    async def _find_founders(self, step: int) -> Bootstrap:
+        """Wait until the run is founded: by this peer, too, if it is at the first `step`."""
+        if step or self.founding.genesis is not None:
+            return await self.founding.find()
+        loop = asyncio.get_running_loop()
+        first = await loop.run_in_executor(
+            None, build_manifest, await self._port.request("capture", self._replica.capture)
+        )
+        self._states.first = first
+        try:
+            async with racing((self.founding.find(first.digest), self._compare_first(first.digest))) as ends:
+                return await next(ends)
+        finally:
+            self._states.first = None
+
+    async def _compare_first(self, first: str) -> NoReturn:
+        """Tell the program once for each other state with which the run may be founded how it differs from the `first`
+        one here. Raises `UnfitError` if the organiser's peer trains something else.
+        """
+        compared = set[str]()
+        while True:
+            await asyncio.sleep(COMPARE_PERIOD_S)
+            other = self.founding.other_first(first)
+            if other is None or other[1] in compared:
+                continue
+            peer, state = other
+            if len(compared) >= MOST_COMPARED and peer != self.founding.organiser:
+                continue
+            what = "its parameters have other values. Begin with equal ones on all peers, as recipes do"
+            try:
+                manifest = await fetch_manifest(self._node, peer, Description(0, state))
+                await self._port.accept(partial(self._replica.check, manifest))
+            except ConfigurationError as error:
+                if peer == self.founding.organiser:
+                    raise
+                what = str(error)
+            except RemoteError:
+                continue  # it may have left
+            compared.add(state)
+            why = f"peer {peer[:10]} would begin the run with another state than this program: {what}"
+            self._node.events.emit(StateAwaited(why=why))
+            logger.warning("waiting: %s. Nothing is trained meanwhile", why)
 
     async def _enter(self) -> None:
         """Adopt the members' state as a newcomer does, and try again if that fails."""

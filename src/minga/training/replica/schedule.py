@@ -69,6 +69,8 @@ class Schedule:
         if self.scheduler is None:
             return
         before = self.scheduler.state_dict()
+        # A peer that only applies the averages of others takes no step of its own, of which torch would warn.
+        vars(self.scheduler.optimizer)["_opt_called"] = True
         try:
             self.scheduler.step()
         except _ENDS as error:

@@ -3,7 +3,7 @@
 A checkpoint holds the shared state. Beside it a peer keeps the residuals of lossy uploads, what its sketch left out,
 and the local tensors of its strategy. They are written with the peer's checkpoint of the same step, and with a last
 one at a polite end: `own-….safetensors`, with JSON in its metadata. A file counts only with the shared state of its
-step, in the run, for the vector and with the strategy for which it was written.
+step and history (`minga.training.lineage`), in the run, for the vector and with the strategy for which it was written.
 
 After a kill the others may have gone on, and rounds after the checkpoint may have counted some of what it holds. So
 what such a file brings back is in doubt, unless the peer goes on from the very step of the file. A file of a polite
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OwnState:
-    """The own part of a peer's state after global step `step`.
+    """The own part of a peer's state after global step `step`, to which these `rounds` led (`Lineage.rounds`).
 
     `local` are the tensors of its `strategy`, `residuals` those of uploads by the fingerprints of their layouts, and
     `left_out` what its sketch left out, by those of the vectors. `is_final`: the peer has given nothing to any round
@@ -56,6 +56,7 @@ class OwnState:
     """
 
     step: int
+    rounds: str
     is_final: bool
     strategy: str
     local: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -76,6 +77,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     owner: str
     step: int
+    rounds: str
     is_final: bool
     residual_steps: dict[str, int]
     blake3: str
@@ -96,30 +98,30 @@ class OwnStateFile:
         tensors |= {name: each.mass for name, each in kept.items()}
         steps = {name: each.step for name, each in kept.items()}
         owner = f"{self._owner} {state.strategy}"
-        header = _Header(FORMAT, owner, state.step, state.is_final, steps, _hash_of(tensors))
+        header = _Header(FORMAT, owner, state.step, state.rounds, state.is_final, steps, _hash_of(tensors))
         try:
             with replacing(self.path) as path, path.open("wb") as file:
                 write_tensors(file, _with_bytes(tensors), {"minga": msgspec.json.encode(header).decode()})
         except OSError as error:
             raise StorageError(f"{self.path} could not be written: {error}; the last one is untouched") from error
 
-    def load(self, step: int, limit_bytes: int, strategy: str) -> OwnState | None:
-        """What was written with the shared state of `step`, which is `strategy`'s; None if there is none, or none that
-        can be used.
+    def load(self, step: int, rounds: str, limit_bytes: int, strategy: str) -> OwnState | None:
+        """What was written with the shared state of `step` to which these `rounds` led, and which is `strategy`'s; None
+        if there is none, or none that can be used.
 
         A file of more than `limit_bytes` of tensors is not read. What cannot be used is removed, and logged.
         """
         if not self.path.exists():
             return None
         try:
-            return self._read(step, limit_bytes, strategy)
+            return self._read(step, rounds, limit_bytes, strategy)
         except (OSError, ValueError, SafetensorError, *DECODING_ERRORS) as error:
             logger.warning("%s is not used: %s; what this peer alone had begins anew", self.path, error)
             with contextlib.suppress(OSError):
                 self.path.unlink()
             return None
 
-    def _read(self, step: int, limit_bytes: int, strategy: str) -> OwnState:
+    def _read(self, step: int, rounds: str, limit_bytes: int, strategy: str) -> OwnState:
         if self.path.stat().st_size > limit_bytes + MAX_HEADER_BYTES:
             raise ValueError("it is impossibly large")
         with safe_open(self.path, framework="pt", device="cpu") as file:
@@ -128,6 +130,8 @@ class OwnStateFile:
                 raise ValueError("it is of another run, another model or another strategy")
             if header.step != step:
                 raise ValueError(f"it is of step {header.step}, and the state here is of step {step}")
+            if header.rounds != rounds:
+                raise ValueError("other rounds led to its state than to the one here")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (this is no dictionary)
         if _hash_of(tensors) != header.blake3:
             raise ValueError("it is damaged")
@@ -140,6 +144,7 @@ class OwnStateFile:
                 raise ValueError(f"its {name[:80]!r} is no residual of an earlier step")
         return OwnState(
             step,
+            rounds,
             header.is_final,
             strategy,
             _inside(_LOCAL, tensors),

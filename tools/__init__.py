@@ -1,0 +1,1 @@
+"""What is run on the source itself: `python -m tools.size`, `python -m tools.words`."""
