@@ -1,12 +1,12 @@
 """A device that is none: tensors in RAM that say they are elsewhere, and copies that come as late as they may.
 
 Theory of operation. `pretend` turns tensors and models into ones on the device `lazy`, which PyTorch knows and hardly
-anybody uses. Operations that make new numbers run at once, on the processor. Those that change one, and copies to and
-from such tensors that need not be waited for (`non_blocking`), stay in the queue of their stream until the host waits
-for an event behind them, another stream does, or the next operation of that stream that makes one comes. And in the
-memory of the host nothing arrives, and no event is over, before the host waits or `idle` lets the device finish. So
-whoever reads too early reads what was there before, and whoever overwrites too early spoils the copy: mistakes that a
-real device punishes now and then, this one always does.
+anybody uses. Operations that make new numbers run at once, on the processor. Those that change a tensor, and copies to
+and from such tensors that need not be waited for (`non_blocking`), stay in the queue of their stream until the host
+waits for an event behind them, another stream does, or the next operation of that stream that makes numbers comes. And
+in the memory of the host nothing arrives, and no event is over, before the host waits or `idle` lets the device finish.
+So whoever reads too early reads what was there before, and whoever overwrites too early spoils the copy: mistakes that
+a real device punishes now and then, this one always does.
 
 Streams and events are those of `PretendModule`, which stands where `torch.cuda` stands for `cuda`. All transfers are
 noted in `transfers`.
@@ -178,14 +178,18 @@ class PretendTensor(torch.Tensor):
         if func._schema.name.endswith("_") and not kwargs.keys() & {"device"}:  # it changes numbers, and no shapes
 
             def change() -> None:
+                if func is _ATEN._foreach_sqrt_.default:
+                    for each in args[0]:
+                        _root(each, each)
+                    return
                 func(*tree_map(_real, args), **tree_map(_real, kwargs))
 
             stream.ask(change)
             return args[0] if isinstance(args[0], torch.Tensor) else None
         if not func.is_view:
             stream.run()
-        if func is _ATEN.sqrt.out:  # a device rounds roots as IEEE 754 says, PyTorch on some processors does not
-            np.sqrt(args[0].held.numpy(), out=kwargs["out"].held.numpy())
+        if func is _ATEN.sqrt.out:
+            _root(args[0], kwargs["out"])
             return kwargs["out"]
         to_host = False
         if func is _ATEN._to_copy.default and "device" in kwargs:
@@ -222,6 +226,11 @@ def _copy(
     if not (crosses and non_blocking):
         stream.finish(stream.asked)
     return target
+
+
+def _root(values: PretendTensor, out: PretendTensor) -> None:
+    """Rounded as IEEE 754 says, which PyTorch does not on some processors."""
+    np.sqrt(values.held.numpy(), out=out.held.numpy())
 
 
 def _real(value: Any) -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from benchmarks._pretend_device import pretend, pretended_device
 from minga.averaging.strategy_choice import StrategyChoice
@@ -114,6 +115,37 @@ def count_transfers(device: str, strategy: str, optimizer: type[torch.optim.Opti
         "crossings_to_host_per_round": round((seal["to_host"] + update["to_host"]) / size / rounds, 3),
         "crossings_to_device_per_round": round((seal["to_device"] + update["to_device"]) / size / rounds, 3),
     }
+
+
+class LaunchCount(TorchDispatchMode):
+    """While it is entered, counts operations on tensors of accelerators, views left out: about one kernel each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = (each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor))
+        self.count += not func.is_view and any(not each.is_cpu for each in tensors)
+        return func(*args, **(kwargs or {}))
+
+
+def count_launches(device: str, make: Callable[[Any], torch.optim.Optimizer]) -> float:
+    """Operations for each parameter tensor in a step: of 96 tensors, as a transformer of 8 layers has them."""
+    layer = [(64, 64), (64,)] * 4 + [(256, 64), (256,), (64, 256), (64,)]
+    with contextlib.ExitStack() as stack:
+        if device == "cpu":
+            stack.enter_context(pretended_device())
+        model: nn.Module = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in layer * 8])
+        model = pretend(model) if device == "cpu" else model.to(device)
+        parameters = list(model.parameters())
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer = make(parameters)
+        optimizer.step()
+        with LaunchCount() as found:
+            optimizer.step()
+    return round(found.count / len(parameters), 2)
 
 
 def _replica(device: str, optimizer: type[torch.optim.Optimizer]) -> Replica:

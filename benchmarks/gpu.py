@@ -13,7 +13,8 @@ alone        by workload (GPT-2 of 124 M with 512 tokens, ALBERT-large, ResNet-5
 pinned_gb_per_s    what a vector in page-locked memory takes to cross
 pairs        by strategy, two peers on the card over loopback: samples/s of both together by those of one alone in bare
              PyTorch, steps, and `held_s`, seconds that the trainer stands when a step ends [median, least, most]
-updates      seconds of a step of torch's AdamW (fused on a card) and of minga.optim, by optimizer
+updates      seconds of a step of torch's AdamW (fused on a card) and of minga.optim, by optimizer [median, least, most]
+launches     by optimizer, operations for each of 96 tensors in a step
 state        seconds that the trainer stands for a digest and for a checkpoint
 device       what was measured
 
@@ -37,12 +38,18 @@ import torch
 from benchmarks._gpu_workloads import NAMES, GpuWorkload, gpu_workload
 from benchmarks._processes import Workers
 from benchmarks._report import emit, finish, parser, spread
-from benchmarks._transfers import count_transfers
+from benchmarks._transfers import count_launches, count_transfers
 from minga import Optimizer, PeerOptions, RunSpec, host
-from minga.optim import LAMB, AdamW, MomentStorage
+from minga.optim import LAMB, SGD, AdamW, MomentStorage
 
 STRATEGIES = ("synchronous", "delayed", "local")
 COUNTED = ("synchronous", "delayed")
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda each: SGD(each, momentum=0.9),
+    "AdamW": AdamW,
+    "AdamW 8 bits": lambda each: AdamW(each, storage=MomentStorage(bits=8, least_numel=4096)),
+    "LAMB": LAMB,
+}
 SLOWDOWN_LIMIT, BUS_LIMIT, LONG_S = 0.02, 1.3, 0.05
 
 
@@ -193,13 +200,11 @@ def measure_pair(card: Card, strategy: str, seconds: float) -> dict[str, Any]:
 
 
 def measure_updates(card: Card) -> dict[str, Any]:
-    """A step of each optimizer on the tensors of the first workload, and kernels that it launches for each tensor."""
+    """A step of each optimizer on the tensors of the first workload."""
     figures: dict[str, Any] = {}
     makers: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
         "torch.AdamW": lambda each: torch.optim.AdamW(each, fused=not card.is_cpu),
-        "AdamW": AdamW,
-        "AdamW 8 bits": lambda each: AdamW(each, storage=MomentStorage(bits=8)),
-        "LAMB": LAMB,
+        **OPTIMIZERS,
     }
     for name, make in makers.items():
         parameters = list(gpu_workload(NAMES[0], card.name, is_tiny=card.is_cpu).model.parameters())
@@ -245,7 +250,8 @@ def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], bool]:
                 ok = ok and not slow and found["round_by_bus"] <= BUS_LIMIT
     if only in (None, "updates"):
         figures["updates"] = measure_updates(card)
-        emit(updates=figures["updates"])
+        figures["launches"] = {name: count_launches(card.name, make) for name, make in OPTIMIZERS.items()}
+        emit(updates=figures["updates"], launches=figures["launches"])
     if only in (None, "pairs"):
         figures["pairs"] = {strategy: measure_pair(card, strategy, arguments.seconds) for strategy in STRATEGIES}
     return figures, ok

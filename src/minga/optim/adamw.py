@@ -15,9 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
-
-from minga.optim.arithmetic import rounded, square_root
+from minga.optim.arithmetic import divide, like, rounded, square_root
 from minga.optim.moments import (
     WHOLE_MOMENTS,
     AdaptiveOptimizer,
@@ -57,11 +55,11 @@ class AdamW(AdaptiveOptimizer):
         kept = rounded(1.0 - lr * float(group["weight_decay"]), dtype)
         scratch = batch.scratch()
         for value, mean, square, gradient in moment_pieces(group, batch):
-            change = scratch[: value.numel()]
+            change = like(scratch, value)
             decay.update(mean, square, gradient, change)
             square_root(square, change)
             change.add_(eps)
-            torch.div(mean, change, out=change)
+            divide(mean, change)
             change.mul_(rate)
             if kept != 1.0:
                 value.mul_(kept)

@@ -3,11 +3,13 @@
 Theory of operation. IEEE 754 defines the result of an addition, a subtraction, a multiplication, a division and a
 square root to the last bit: the exact result, rounded once. An elementwise operation of torch that is just one of these
 has equal bits on every processor that follows the standard, with any vector width and any number of threads. Everything
-else may differ from device to device. Fused operations (`addcmul`, `lerp`, `alpha=`, foreach and fused kernels) round
-once or twice. Sums over a tensor are added in an order that the kernel chooses. So:
+else may differ from device to device. Fused operations (`addcmul`, `lerp`, `alpha=`, fused kernels) round once or
+twice. Sums over a tensor are added in an order that the kernel chooses. So:
 
 * Updates are made of `mul`, `add`, `sub`, `div` and `square_root`, one operation a call. On a CPU torch leaves `sqrt`
   to MKL, which rounds one of six roots wrongly on some processors; NumPy uses the processor's own instruction.
+* An accelerator does one operation for many tensors in few kernels (`torch._foreach_*`, see `Tensors`), each of which
+  is still just that operation. It is believed after a trial of its own.
 * Tensors are divided by tensors only. CUDA divides by a constant by multiplying with its rounded reciprocal.
 * Constants are rounded to the type of the tensor before they meet it (`rounded`). What leads to them is computed in
   float64 with the same five operations; powers by repeated squaring (`power`), because libraries of mathematics differ.
@@ -21,8 +23,9 @@ from __future__ import annotations
 
 import ctypes
 import warnings
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,9 +42,71 @@ def rounded(value: float, dtype: torch.dtype) -> float:
     return value if dtype == torch.float64 else ctypes.c_float(value).value
 
 
-def square_root(values: Tensor, out: Tensor) -> None:
+class Tensors:
+    """Flat tensors that are changed together, in few kernels, with the bits of each by itself."""
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        self.parts = list(parts)
+
+    def numel(self) -> int:
+        """Elements of all together."""
+        return sum(part.numel() for part in self.parts)
+
+    def mul_(self, other: Tensors | float) -> Tensors:
+        """Multiply each by a number, or by that of the others at its place."""
+        torch._foreach_mul_(self.parts, _parts(other))
+        return self
+
+    def add_(self, other: Tensors | float) -> Tensors:
+        """The same for a sum."""
+        torch._foreach_add_(self.parts, _parts(other))
+        return self
+
+    def sub_(self, other: Tensors) -> Tensors:
+        """The same for a difference."""
+        torch._foreach_sub_(self.parts, other.parts)
+        return self
+
+
+Piece = TypeVar("Piece", Tensor, Tensors)
+
+
+def _parts(value: Tensors | float) -> Any:
+    return value.parts if isinstance(value, Tensors) else value
+
+
+def like(scratch: Tensor, piece: Piece) -> Piece:
+    """The beginning of `scratch` in the sizes of `piece`."""
+    if isinstance(piece, Tensors):
+        sizes = [part.numel() for part in piece.parts]
+        return Tensors(torch.split(scratch[: sum(sizes)], sizes))
+    return scratch[: piece.numel()]
+
+
+def multiply(values: Piece, factor: Piece | float, out: Piece) -> Piece:
+    """Write each element times the factor to `out`, and return that."""
+    if isinstance(values, Tensors):
+        torch._foreach_copy_(out.parts, values.parts)
+        return out.mul_(factor)
+    torch.mul(values, factor, out=out)
+    return out
+
+
+def divide(values: Piece, divisor: Piece) -> None:
+    """Write each element by that of the divisor to the latter."""
+    if isinstance(values, Tensors):
+        quotients = torch._foreach_div(values.parts, divisor.parts)  # noqa: SLF001  (torch has no other word)
+        torch._foreach_copy_(divisor.parts, quotients)
+    else:
+        torch.div(values, divisor, out=divisor)
+
+
+def square_root(values: Piece, out: Piece) -> None:
     """Write the square root of each element, none below 0, to `out`, rounded once."""
-    if values.device.type == "cpu":
+    if isinstance(values, Tensors):
+        torch._foreach_copy_(out.parts, values.parts)
+        torch._foreach_sqrt_(out.parts)
+    elif values.device.type == "cpu":
         np.sqrt(values.numpy(), out=out.numpy())
     else:
         torch.sqrt(values, out=out)
@@ -95,6 +160,46 @@ def is_exact(device: torch.device) -> bool:
             stacklevel=2,
         )
     return exact
+
+
+@cache
+def is_exact_together(device: torch.device) -> bool:
+    """Whether `device` gives the same bits where it changes many tensors together (`Tensors`), by a trial."""
+    if device.type == "cpu" or not is_exact(device):
+        return False
+    try:
+        return all(_agrees_together(device, dtype) for dtype in (np.float32, np.float64))
+    except (RuntimeError, TypeError):  # an operation is missing
+        return False
+
+
+def _agrees_together(device: torch.device, dtype: type[np.float32 | np.float64]) -> bool:
+    numbers = [torch.from_numpy(each).to(device) for each in _numbers(dtype)]
+    others, constant = numbers[::-1], rounded(0.1, numbers[0].dtype)
+    apart: list[list[Tensor]] = []
+    together: list[Tensors] = []
+    for change in ("mul_", "add_"):
+        apart.append([getattr(each.clone(), change)(constant) for each in numbers])
+        together.append(getattr(_copies(numbers), change)(constant))
+    for change in ("mul_", "add_", "sub_"):
+        apart.append([getattr(a.clone(), change)(b) for a, b in zip(numbers, others, strict=True)])
+        together.append(getattr(_copies(numbers), change)(Tensors(others)))
+    roots, quotients = [torch.empty_like(each) for each in numbers], _copies(others)
+    for each, root in zip(numbers, roots, strict=True):
+        square_root(each.abs(), root)
+    square_root(Tensors([each.abs() for each in numbers]), found := _copies(numbers))
+    divide(Tensors(numbers), quotients)
+    apart += [roots, [a / b for a, b in zip(numbers, others, strict=True)]]
+    together += [found, quotients]
+    return all(
+        _equal_bits(ours, theirs.cpu().numpy())
+        for one, other in zip(together, apart, strict=True)
+        for ours, theirs in zip(one.parts, other, strict=True)
+    )
+
+
+def _copies(tensors: Sequence[Tensor]) -> Tensors:
+    return Tensors([each.clone() for each in tensors])
 
 
 def _is_gradual() -> bool:

@@ -15,9 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
-
-from minga.optim.arithmetic import rounded, square_root
+from minga.optim.arithmetic import divide, like, multiply, rounded, square_root
 from minga.optim.moments import (
     WHOLE_MOMENTS,
     AdaptiveOptimizer,
@@ -71,9 +69,9 @@ class LAMB(AdaptiveOptimizer):
             decay.update(mean, square, gradient, update)
             square_root(square, update)
             update.add_(eps)
-            torch.div(mean, update, out=update)
+            divide(mean, update)
             if pull != 0:
-                update.add_(torch.mul(value, pull, out=scratch[: value.numel()]))
+                update.add_(multiply(value, pull, like(scratch, value)))
 
         debias = group.get("debias", True)
         correction1, correction2 = bias_corrections(group["betas"], batch.step) if debias else (1.0, 1.0)

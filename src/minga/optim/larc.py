@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from minga.optim.arithmetic import rounded
+from minga.optim.arithmetic import multiply, rounded
 from minga.optim.norms import norms
 from minga.optim.reproducible import AlikeParameters, ReproducibleOptimizer, require
 from minga.optim.sgd import buffer_names, descend, momentum_defaults
@@ -58,8 +58,7 @@ class LARC(ReproducibleOptimizer):
         dtype = batch.place.dtype
         pull, scaled = rounded(decay, dtype), batch.vectors()
         for value, target, gradient in batch.pieces(extra=[scaled]):
-            torch.mul(value, pull, out=target)
-            target.add_(gradient)
+            multiply(value, pull, target).add_(gradient)
         sizes = zip(norms(batch.parameters), norms(batch.gradients), strict=True)
         for target, (value_norm, gradient_norm) in zip(scaled, sizes, strict=True):
             if gradient_norm == 0:

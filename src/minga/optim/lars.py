@@ -14,9 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-import torch
-
-from minga.optim.arithmetic import rounded
+from minga.optim.arithmetic import multiply, rounded
 from minga.optim.norms import norms
 from minga.optim.reproducible import AlikeParameters, ReproducibleOptimizer, require
 from minga.optim.sgd import buffer_names, descend, momentum_defaults
@@ -64,8 +62,7 @@ class LARS(ReproducibleOptimizer):
         pull = rounded(weight_decay, dtype)
         scaled = batch.vectors()
         for value, target, gradient in batch.pieces(extra=[scaled]):
-            torch.mul(value, pull, out=target)
-            target.add_(gradient)
+            multiply(value, pull, target).add_(gradient)
         ratios = zip(norms(batch.parameters), norms(batch.gradients), strict=True)
         for target, (value_norm, gradient_norm) in zip(scaled, ratios, strict=True):
             if value_norm > 0 and gradient_norm > 0:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minga.optim.arithmetic import power, rounded
+from minga.optim.arithmetic import Piece, multiply, power, rounded
 from minga.optim.block_codes import DEFAULT_BLOCK, DEFAULT_LEAST_NUMEL, blocks_of, code_values, decode, encode
-from minga.optim.pieces import Place
+from minga.optim.pieces import Place, is_ready
 from minga.optim.reproducible import AlikeParameters, ReproducibleOptimizer, require
 from minga.optim.shards import is_sharded
 
@@ -61,7 +61,7 @@ def _is_coded(group: dict[str, Any], parameter: Tensor, place: Place) -> bool:
 
 def moment_pieces(
     group: dict[str, Any], batch: AlikeParameters, extra: Sequence[Sequence[Tensor]] = ()
-) -> Iterator[tuple[Tensor, ...]]:
+) -> Iterator[tuple[Any, ...]]:
     """Pieces of values, both moments, `extra` and gradients, in this order; all but the gradients may be changed."""
     if CODED[0][0] not in batch.states[0]:
         yield from batch.pieces(*MOMENTS, extra=extra)
@@ -79,7 +79,7 @@ def moment_pieces(
             yield (value[here], *moments, *(column[number][here] for column in extra), slope[here])
             for moment, (codes, scale, signed) in zip(moments, coded, strict=True):
                 encode(moment.to(codes.device), codes, scale, block=block, signed=signed)
-        if value.data_ptr() != parameter.data_ptr():
+        if not is_ready(parameter, place):
             parameter.copy_(value.view(parameter.shape))
 
 
@@ -98,13 +98,12 @@ class Decay:
         one, two = (float(beta) for beta in betas)
         return cls(*(rounded(each, dtype) for each in (one, 1.0 - one, two, 1.0 - two)))
 
-    def update(self, mean: Tensor, square: Tensor, gradient: Tensor, scratch: Tensor) -> None:
+    def update(self, mean: Piece, square: Piece, gradient: Piece, scratch: Piece) -> None:
         """Let a gradient enter both moments; all are flat and of one length."""
         mean.mul_(self.first)
-        torch.mul(gradient, self.first_rest, out=scratch)
-        mean.add_(scratch)
+        mean.add_(multiply(gradient, self.first_rest, scratch))
         square.mul_(self.second)
-        torch.mul(gradient, gradient, out=scratch)
+        multiply(gradient, gradient, scratch)
         scratch.mul_(self.second_rest)
         square.add_(scratch)
 

@@ -5,19 +5,19 @@ CPU that costs memory bandwidth, so large tensors are cut into pieces that stay 
 ones are joined, because each call costs a microsecond. Elementwise results do not depend on how tensors are cut or
 joined, so sizes may follow the machine.
 
-Large tensors are changed in place. What is small, strided, of another type, or on a device whose arithmetic is not
-exact, is copied to one flat tensor and back.
+Large tensors are changed in place, and on an accelerator many of them together. What is small on a processor, strided,
+of another type, or on a device whose arithmetic is not exact, is copied to one flat tensor and back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from minga.optim.arithmetic import work_device
+from minga.optim.arithmetic import Tensors, is_exact_together, work_device
 from minga.optim.shards import local
 
 CPU_PIECE: Final = 1 << 17
@@ -55,6 +55,11 @@ class Place(NamedTuple):
         """
         return CPU_PART if self.device.type == "cpu" else None
 
+    @property
+    def groups(self) -> bool:
+        """Whether many tensors are changed together."""
+        return is_exact_together(self.device)
+
     def empty(self, numel: int) -> Tensor:
         """New memory for `numel` elements."""
         return torch.empty(numel, dtype=self.dtype, device=self.device)
@@ -74,30 +79,46 @@ def by_place(tensors: Iterable[Tensor]) -> dict[Place, list[Tensor]]:
 
 def pieces(
     place: Place, changed: Sequence[Sequence[Tensor]], read: Sequence[Sequence[Tensor]]
-) -> Iterator[tuple[Tensor, ...]]:
-    """Yield flat pieces of `changed` and then of `read`, one tensor for each of these lists.
+) -> Iterator[tuple[Any, ...]]:
+    """Yield flat pieces of `changed` and then of `read`, one `Tensor` for each of these lists, or one `Tensors`.
 
     The lists have one tensor for each parameter, in the same order. What is written into the pieces of `changed` is in
     the tensors when the next piece is taken, or the iteration ends. Of DTensors they are pieces of the own shard.
     """
     columns, size = [[local(each) for each in column] for column in (*changed, *read)], place.piece_elements
+    groups, group = place.groups, list[tuple[Tensor, ...]]()
     waiting: list[int] = []
-    elements = 0
+    elements = of_group = 0
     for index, row in enumerate(zip(*columns, strict=True)):
         numel = row[0].numel()
-        if numel >= JOINED_BELOW and all(_is_ready(tensor, place) for tensor in row):
-            yield from zip(*(torch.split(tensor.view(-1), size) for tensor in row), strict=True)
+        if (groups or numel >= JOINED_BELOW) and numel and all(is_ready(tensor, place) for tensor in row):
+            for cut in zip(*(torch.split(tensor.view(-1), size) for tensor in row), strict=True):
+                if not groups:
+                    yield cut
+                    continue
+                if group and of_group + cut[0].numel() > size:
+                    yield _together(group)
+                    group, of_group = [], 0
+                group.append(cut)
+                of_group += cut[0].numel()
             continue
         waiting.append(index)
         elements += numel
         if elements >= size:
             yield from _joined(place, columns, waiting, len(changed))
             waiting, elements = [], 0
+    if group:
+        yield _together(group)
     if waiting:
         yield from _joined(place, columns, waiting, len(changed))
 
 
-def _is_ready(tensor: Tensor, place: Place) -> bool:
+def _together(rows: Sequence[tuple[Tensor, ...]]) -> tuple[Tensors, ...]:
+    return tuple(Tensors(column) for column in zip(*rows, strict=True))
+
+
+def is_ready(tensor: Tensor, place: Place) -> bool:
+    """Whether arithmetic at `place` changes the tensor where it is, and no copy of it."""
     return (tensor.device, tensor.dtype) == place and tensor.is_contiguous()
 
 

@@ -31,7 +31,7 @@ class AlikeParameters:
 
     def pieces(
         self, *names: str, extra: Sequence[Sequence[Tensor]] = (), gradients: Sequence[Tensor] | None = None
-    ) -> Iterator[tuple[Tensor, ...]]:
+    ) -> Iterator[tuple[Any, ...]]:
         """Pieces of the values, of the state under `names`, of `extra` tensors, and of the gradients, in this order.
 
         All but the gradients may be changed. Other `gradients` may be given.

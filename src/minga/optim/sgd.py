@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from minga.optim.arithmetic import rounded
+from minga.optim.arithmetic import like, multiply, rounded
 from minga.optim.reproducible import AlikeParameters, ReproducibleOptimizer, require
 
 
@@ -65,18 +64,15 @@ def descend(group: dict[str, Any], batch: AlikeParameters, gradients: Sequence[T
     rate, momentum, pull = (rounded(float(each), dtype) for each in (group["lr"], group["momentum"], weight_decay))
     first, second = batch.scratch(), batch.scratch()
     for value, *buffers, gradient in batch.pieces(*buffer_names(group), gradients=gradients):
-        change, other = first[: value.numel()], second[: value.numel()]
+        change, other = like(first, value), like(second, value)
         direction = gradient
         if pull != 0:
-            torch.mul(value, pull, out=other)
-            direction = other.add_(gradient)
+            direction = multiply(value, pull, other).add_(gradient)
         for buffer in buffers:  # one, or none
             buffer.mul_(momentum)
             buffer.add_(direction)
             if group["nesterov"]:
-                torch.mul(buffer, momentum, out=change)
-                direction = change.add_(direction)
+                direction = multiply(buffer, momentum, change).add_(direction)
             else:
                 direction = buffer
-        torch.mul(direction, rate, out=change)
-        value.sub_(change)
+        value.sub_(multiply(direction, rate, change))

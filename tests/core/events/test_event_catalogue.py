@@ -114,12 +114,12 @@ def test_an_event_has_its_data_typed_and_as_plain_fields() -> None:
     heard: list[Event] = []
     bus = EventBus(lambda: 2.5)
     bus.subscribe(heard.append)
-    data = StepApplied(step=3, samples=4, members=2, batch=8)
+    data = StepApplied(step=3, samples=4, members=2, batch=8, held_s=0.5)
     bus.emit(data)
     (event,) = heard
     assert event.data is data
     assert (event.time, event.kind) == (2.5, "step.applied")
-    assert event.fields == {"step": 3, "samples": 4, "members": 2, "batch": 8}
+    assert event.fields == {"step": 3, "samples": 4, "members": 2, "batch": 8, "held_s": 0.5}
     assert json.loads(event.json()) == {"t": 2.5, "kind": "step.applied", **event.fields}
     with pytest.raises(AttributeError):
         data.step = 4  # type: ignore[misc]

@@ -63,6 +63,32 @@ async def test_synchronous_life_of_a_step() -> None:
     assert p.poll() is None
 
 
+@pytest.mark.parametrize("delayed", [False, True])
+def test_how_long_the_thread_stood_for_others_is_told(delayed: bool) -> None:
+    @virtually
+    async def main() -> None:
+        p = port(delayed=delayed)
+        assert p.poll() is None
+        await asyncio.sleep(0.5)
+        assert p.add(4)
+        p.limit(0)
+        assert p.poll() is (None if delayed else WAIT)
+        await asyncio.sleep(2.0)
+        await p.seal()
+        request = p.request("apply", lambda: end_round(p))
+        work = p.poll()
+        assert isinstance(work, ThreadTask)
+        await asyncio.sleep(0.25)
+        p.finish(work)
+        await request
+        assert p.held_s() == pytest.approx(0.25 if delayed else 2.25)
+        assert p.poll() is None
+        await asyncio.sleep(1.0)
+        assert p.held_s() == 0.0
+
+    main()
+
+
 @virtually
 async def test_a_micro_batch_that_ends_after_the_seal_is_dropped() -> None:
     p = port()

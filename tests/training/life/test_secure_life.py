@@ -55,7 +55,10 @@ async def make_life(
     monkeypatch.setattr(verified_member, "Joiner", Newcomer)
     node = await World().node()
     replica = SimpleNamespace(vector=SimpleNamespace(layout=VectorLayout((4,), "float32"), numel=4), step=0)
-    board, port = SimpleNamespace(put=lambda _: None, observe=lambda _: lambda: None), SimpleNamespace(unit=1)
+    board, port = (
+        SimpleNamespace(put=lambda _: None, observe=lambda _: lambda: None),
+        SimpleNamespace(unit=1, held_s=float),
+    )
     founding = Founding(node, identity_of(node), node.peer_id, FoundingRules(2, by_organiser=False))
     options = VerifiedOptions(founding, StateServer(node), Behaviour())
     life = VerifiedMember(node, identity_of(node), board, make_spec(8), options, replica, port)  # type: ignore[arg-type]

@@ -6,19 +6,21 @@ import asyncio
 import math
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import minga
 from benchmarks._pretend_device import PretendModule, PretendTensor, pretend, pretended_device
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
 from minga.optim import LAMB
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_task import WAIT, ThreadTask
-from minga.training.replica.accelerator import Verdict
+from minga.training.replica.accelerator import LateVerdict
 from minga.training.replica.gradient_sum import DeviceSum
 from minga.training.replica.replica import Replica
 from minga.training.strategy.delayed import Delayed
@@ -74,7 +76,7 @@ class Trainer:
         return loss.detach()
 
 
-def take(trainer: Trainer, strategy: Strategy, number: int, *, breaks: bool = False) -> bool | Verdict:
+def take(trainer: Trainer, strategy: Strategy, number: int, *, breaks: bool = False) -> bool | LateVerdict:
     """One micro-batch of 4 samples; it counts once that is known."""
     trainer.backward(number, breaks=breaks)
     trainer.replica.collect(4)
@@ -83,7 +85,7 @@ def take(trainer: Trainer, strategy: Strategy, number: int, *, breaks: bool = Fa
     return taken
 
 
-def count(strategy: Strategy, *taken: bool | Verdict) -> list[bool]:
+def count(strategy: Strategy, *taken: bool | LateVerdict) -> list[bool]:
     found = [each if isinstance(each, bool) else each.wait() for each in taken]
     for each in found:
         if each:
@@ -167,7 +169,7 @@ def test_without_room_on_the_device_sums_are_made_in_ram_and_that_is_said_once(
             each.backward(number)
             assert each.replica.collect(4) == 4
             taken = total.add(0.25)
-            assert isinstance(taken, Verdict) is (each is trainer and number < 3 and lacks != "at the start")
+            assert isinstance(taken, LateVerdict) is (each is trainer and number < 3 and lacks != "at the start")
             assert taken if isinstance(taken, bool) else taken.wait()
             each.replica.zero_grad()
     assert torch.equal(sums[0].vector(), sums[1].vector())
@@ -182,7 +184,7 @@ def test_a_vector_that_crosses_does_not_wait_for_later_micro_batches() -> None:
     count(strategy, take(trainer, strategy, 1))
     strategy.close()
     later = take(trainer, strategy, 2)
-    assert isinstance(later, Verdict)
+    assert isinstance(later, LateVerdict)
     sent, _ = strategy.contribution()
     assert sent is not None
     assert bool(sent.any())
@@ -329,3 +331,64 @@ async def test_with_a_round_in_flight_each_micro_batch_counts_once_whether_the_r
         _, samples = await port.seal()
         assert samples == (8 if counts else 16)
         assert [taken for _, _, taken in peer.heard] == [True, True, False, True, True]
+
+
+# ---- two peers, one of them on the device
+
+
+@pytest.mark.parametrize("strategy", ["synchronous", "delayed", "local"])
+def test_a_peer_on_a_device_and_one_in_ram_end_with_equal_bits(strategy: str, tmp_path: Path) -> None:
+    training = {"target_batch_size": 16, "stop_after_steps": 8, "buffers": "average", "strategy": strategy}
+    spec = RunSpec.from_mapping(
+        {"name": "two", "model": {"recipe": "custom"}, "training": training, "checkpoints": {"every_steps": 0}}
+    )
+    digests, together, errors = dict[bool, str](), list[int](), list[BaseException]()
+    joined = threading.Event()
+
+    def live(peer: minga.Peer, *, is_away: bool) -> None:
+        torch.manual_seed(0)
+        model: nn.Module = nn.Sequential(nn.Linear(12, 300), nn.BatchNorm1d(300), nn.GELU(), nn.Linear(300, 5))
+        model = pretend(model) if is_away else model
+        optimizer = minga.Optimizer(LAMB(model.parameters(), lr=0.05), peer, model=model, max_grad_norm=0.5)
+        if is_away:
+            joined.set()
+        while not joined.is_set():
+            optimizer.follow(0.02)
+        number = 1000 * is_away
+        while not optimizer.finished:
+            number += 1
+            inputs, labels = torch.randn(4, 12, generator=torch.Generator().manual_seed(number)), torch.arange(4)
+            if is_away:
+                inputs, labels = PretendTensor(inputs), PretendTensor(labels)
+            loss = nn.functional.cross_entropy(model(inputs), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step(samples=4, loss=loss)
+        digests[is_away] = optimizer.digest()
+        assert math.isfinite(optimizer.last_loss or math.nan)
+
+    def guarded(peer: minga.Peer, *, is_away: bool) -> None:
+        try:
+            live(peer, is_away=is_away)
+        except BaseException as error:
+            errors.append(error)
+            joined.set()
+
+    def options(name: str) -> minga.PeerOptions:
+        return minga.PeerOptions(ephemeral=True, directory=tmp_path / name, host="127.0.0.1")
+
+    with minga.host(spec, options("ram")) as first, minga.join(first.link, options("device")) as second:
+        first.subscribe(
+            lambda event: together.append(int(str(event.fields["members"]))) if event.kind == "step.applied" else None
+        )
+        threads = [
+            threading.Thread(target=guarded, args=(peer,), kwargs={"is_away": is_away})
+            for peer, is_away in ((first, False), (second, True))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+            assert not thread.is_alive()
+    assert not errors, errors[0]
+    assert digests[True] == digests[False]
+    assert together.count(2) >= 4

@@ -8,12 +8,15 @@ from minga.core.events.bus import EventData
 
 
 class StepApplied(EventData, kind="step.applied"):
-    """This peer applied a step in which `members` took part. `samples` are this peer's, `batch` is the target."""
+    """This peer applied a step in which `members` took part. `samples` are this peer's, `batch` is the target. Since
+    the last one the thread that trains stood for `held_s` seconds: it waited, or read or changed the model for others.
+    """
 
     step: int
     samples: int
     members: int
     batch: int
+    held_s: float = 0.0
 
 
 class MicroBatchDropped(EventData, kind="micro_batch.dropped"):

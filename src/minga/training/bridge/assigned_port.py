@@ -73,11 +73,14 @@ class AssignedPort(TrainingThread):
         """
         with self.condition:
             if work := self._next_work():
+                self._stand(True)
                 return work
         if self.at_boundary is not None:
             self.at_boundary()
         with self.condition:
-            return WAIT if self._is_wanted and self._current is None and not self._tasks else None
+            stands = self._is_wanted and self._current is None and not self._tasks
+            self._stand(stands)
+            return WAIT if stands else None
 
     def want_batch(self) -> None:
         """The program has nothing to do but the next micro-batch."""

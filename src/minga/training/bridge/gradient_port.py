@@ -45,7 +45,7 @@ from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.training.bridge.micro_batch_times import MicroBatchTimes
 from minga.training.bridge.thread_bridge import TrainingThread
 from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
-from minga.training.replica.accelerator import Verdict
+from minga.training.replica.accelerator import LateVerdict
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
@@ -147,7 +147,7 @@ class GradientPort(TrainingThread):
                 is_timed, self._paused = self._boundary_s is not None, False
                 self._boundary_s = self._boundary_s if is_timed else self._loop.time()
                 in_time = self._phase is not PortPhase.SEALED or self.facts.keeps_late_micro_batches
-            taken: bool | Verdict = False
+            taken: bool | LateVerdict = False
             if in_time:
                 self._merge()
                 self._strategy.note_loss(loss)
@@ -177,6 +177,7 @@ class GradientPort(TrainingThread):
         with self.lock:
             if not self._uncertain and (work := self._next_work()):
                 self._boundary_s = self._reopened_s = None
+                self._stand(True)
                 return work
         if self.at_boundary is not None:
             self.at_boundary()
@@ -189,7 +190,9 @@ class GradientPort(TrainingThread):
                 self._phase = PortPhase.OPEN
             if self._has_to_wait():
                 self._boundary_s = None
+                self._stand(True)
                 return WAIT
+            self._stand(False)
             if self._uncertain:  # the time of that one is not over yet
                 return None
             begins = self._boundary_s is None and not self._paused
@@ -556,7 +559,7 @@ class _MicroBatch:
 
     samples: int
     loss: float | torch.Tensor | None
-    taken: bool | Verdict
+    taken: bool | LateVerdict
     ended_s: float
     is_timed: bool
     in_time: bool
@@ -573,7 +576,7 @@ class _MicroBatch:
 
     def known_loss(self) -> float | None:
         """Its loss, after `wait`."""
-        if isinstance(self.taken, Verdict) and self.taken.loss is not None:
+        if isinstance(self.taken, LateVerdict) and self.taken.loss is not None:
             return self.taken.loss
         return None if self.loss is None else float(self.loss)
 

@@ -7,6 +7,7 @@ loop's futures tell what came of it. When the thread fails, or the peer ends, ev
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -37,6 +38,7 @@ class TrainingThread:
         on any thread, on one at a time.
         """
         self._work: deque[ThreadTask] = deque()
+        self._held_s, self._stands_since_s = 0.0, math.inf
 
     # ---- the training thread
 
@@ -68,6 +70,13 @@ class TrainingThread:
         self._wake()
         return work.done
 
+    def held_s(self) -> float:
+        """Seconds that the thread stood for others since this was asked last: it waited, or did work."""
+        with self.lock:
+            self._stand(self._stands_since_s < math.inf)
+            held_s, self._held_s = self._held_s, 0.0
+            return held_s
+
     async def accept(self, check: Callable[[], None]) -> None:
         """Have the training thread run `check`; raise here, not there, what that refuses by a `MingaError`."""
 
@@ -96,6 +105,13 @@ class TrainingThread:
         if self.closed is not None:
             raise self.closed
         return self._work.popleft() if self._work else None
+
+    def _stand(self, stands: bool) -> None:
+        """Under the condition: from now on the thread stands for others, or goes on."""
+        if stands or self._stands_since_s < math.inf:
+            now = self._loop.time()
+            self._held_s += max(0.0, now - self._stands_since_s)
+            self._stands_since_s = now if stands else math.inf
 
     def _waiting(self) -> list[asyncio.Future[Any]]:
         """Under the condition: everybody on the loop who waits for the thread; from then on nobody does."""

@@ -444,7 +444,8 @@ class Member:
         self.step, self.in_doubt = step, False
         self._take_up(lineage)
         members = len(plan.members) - len(outcome.lost)
-        self._node.events.emit(StepApplied(step=step, samples=samples, members=members, batch=batch))
+        held_s = round(self._port.held_s(), 6)
+        self._node.events.emit(StepApplied(step=step, samples=samples, members=members, batch=batch, held_s=held_s))
         self.on_step_ended.tell()
         if state is not None:
             self._states.publish(state)

@@ -318,7 +318,13 @@ class VerifiedMember:
         self.founding.step = self.step
         samples = self._port.unit if secure.is_member else 0
         self._node.events.emit(
-            StepApplied(step=self.step, samples=samples, members=len(self.view), batch=self._batch_size)
+            StepApplied(
+                step=self.step,
+                samples=samples,
+                members=len(self.view),
+                batch=self._batch_size,
+                held_s=round(self._port.held_s(), 6),
+            )
         )
         self.on_step_ended.tell()
         if self.step % self._spec.state.digest_every == 0:

@@ -21,7 +21,7 @@ COPIED_ELEMENTS: Final = 1 << 24
 """A vector crosses to or from a device in pieces of at most so many elements."""
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """A place in a stream."""
 
     def query(self) -> bool:
@@ -47,7 +47,7 @@ class Accelerator:
         devices = {tensor.device for tensor in tensors}
         return cls(devices.pop()) if len(devices) == 1 and not any(tensor.is_cpu for tensor in tensors) else None
 
-    def mark(self) -> Event:
+    def mark(self) -> DeviceEvent:
         """Behind all that this thread has asked of the device so far."""
         if not self.has_streams:
             return _EndOfAll(self.device)
@@ -55,13 +55,13 @@ class Accelerator:
         event.record(self._module.current_stream(self.device))
         return event  # type: ignore[no-any-return]
 
-    def follow(self, event: Event) -> None:
+    def follow(self, event: DeviceEvent) -> None:
         """What this thread asks from now on is done after `event`; the thread does not wait."""
         if self.has_streams:
             self._module.current_stream(self.device).wait_event(event)
 
     @contextlib.contextmanager
-    def beside(self, event: Event) -> Iterator[None]:
+    def beside(self, event: DeviceEvent) -> Iterator[None]:
         """Inside, what this thread asks is done after `event`, and beside all other computing."""
         if not self.has_streams:
             yield
@@ -107,11 +107,11 @@ class _EndOfAll:
         return False
 
     def synchronize(self) -> None:
-        """See `Event`."""
+        """See `DeviceEvent`."""
         torch.zeros((), device=self._device).cpu()
 
 
-class Verdict:
+class LateVerdict:
     """Whether a micro-batch that an accelerator computes is finite, and its loss: known when the device comes there.
 
     `is_finite` is a flag on the device, `loss` a number there if there is one.

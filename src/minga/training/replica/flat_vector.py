@@ -23,7 +23,7 @@ from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, is_finite
 from minga.averaging.codecs.layout import ADAPTIVE_INT8_MIN_ELEMENTS, VectorLayout
 from minga.core.errors import ConfigurationError
 from minga.optim.shards import local
-from minga.training.replica.accelerator import COPIED_ELEMENTS, Accelerator, Event, Verdict
+from minga.training.replica.accelerator import COPIED_ELEMENTS, Accelerator, DeviceEvent, LateVerdict
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.trained_record import trained_parameters
 from minga.training.state.sketch import Sketch, length, sketch_of
@@ -78,7 +78,7 @@ class ParameterVector:
         self._buffers = buffers
         self._staging: torch.Tensor | None = None
         self._all_present = torch.full((len(self._parameters),), PRESENT)
-        self._loaded: Event | None = None
+        self._loaded: DeviceEvent | None = None
         self._presence_there: dict[tuple[bool, ...], torch.Tensor] = {}
         self.layout = VectorLayout(
             tuple(tuple(t.shape) for t in [*self._parameters, *buffers.averaged, self._all_present]),
@@ -136,7 +136,7 @@ class ParameterVector:
     @torch.no_grad()
     def accumulate_there(
         self, accelerator: Accelerator, vector: torch.Tensor, weight: float, loss: torch.Tensor | None
-    ) -> Verdict:
+    ) -> LateVerdict:
         """The same to a vector on the accelerator, which is not waited for: gradients that are not finite are not
         added, and the verdict says so later, and with it the `loss`.
 
@@ -144,16 +144,16 @@ class ParameterVector:
         """
         flats = self._flat_there(vector.device)
         is_finite = self._are_finite_there(flats)
-        verdict = Verdict(accelerator, is_finite, loss)
+        verdict = LateVerdict(accelerator, is_finite, loss)
         # Whether it counts is 1 or 0, by which the bits of all numbers are multiplied as whole numbers: of NaN and
         # infinity 0 remains, and what counts stays as it is.
-        kinds = [(_WHOLE[dtype.itemsize], tensors) for dtype, tensors in _by_dtype(flats).items()]
-        counts = {whole: is_finite.to(whole) for whole, _ in kinds}
-        for whole, tensors in kinds:
-            torch._foreach_mul_([tensor.view(whole) for tensor in tensors], counts[whole])
         parts = vector.split_with_sizes(list(self.layout.numels))
-        found = [(part, flat) for part, flat in zip(parts, flats, strict=True) if flat is not None]
-        torch._foreach_add_([part for part, _ in found], [flat for _, flat in found], alpha=weight)
+        rows = [(part, flat) for part, flat in zip(parts, flats, strict=True) if flat is not None]
+        counts = {whole: is_finite.to(whole) for whole in _WHOLE.values()}  # before anything is changed
+        for dtype in {flat.dtype for _, flat in rows}:
+            whole, alike = _WHOLE[dtype.itemsize], [row for row in rows if row[1].dtype == dtype]
+            torch._foreach_mul_([flat.view(whole) for _, flat in alike], counts[whole])
+            torch._foreach_add_([part for part, _ in alike], [flat for _, flat in alike], alpha=weight)
         return verdict
 
     def _flat_there(self, device: torch.device) -> list[torch.Tensor | None]:
@@ -210,7 +210,7 @@ class ParameterVector:
         """
         if self.accelerator is not None:
             is_finite = self._are_finite_there(self._flat_there(self.accelerator.device))
-            return Verdict(self.accelerator, is_finite, None).wait()
+            return LateVerdict(self.accelerator, is_finite, None).wait()
         return self._are_finite(self._present())
 
     def _present(self) -> list[torch.Tensor | None]:

@@ -8,7 +8,7 @@ content is what both have.
     micro-batches ──▶ on the device ── once a round ──▶ in RAM ──▶ the round
 
 A micro-batch that is not finite adds nothing. That is decided on the device, and the host hears of it later
-(`Verdict`). Gradients are added, and not kept as the sum although the program gives them away: some programs (CUDA
+(`LateVerdict`). Gradients are added, and not kept as the sum although the program gives them away: some programs (CUDA
 graphs) write the gradients of the next micro-batch to the same memory. Where the device has no memory for the sum, it
 is made in RAM.
 """
@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 
 from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, is_finite
-from minga.training.replica.accelerator import Accelerator, Event, Verdict, is_out_of_memory
+from minga.training.replica.accelerator import Accelerator, DeviceEvent, LateVerdict, is_out_of_memory
 
 
 class NewVectors(Protocol):
@@ -44,7 +44,7 @@ class GradientSource(Protocol):
 class DeviceSource(GradientSource, Protocol):
     """What has them on an accelerator."""
 
-    def accumulate_there(self, accelerator: Accelerator, vector: torch.Tensor, weight: float) -> Verdict:
+    def accumulate_there(self, accelerator: Accelerator, vector: torch.Tensor, weight: float) -> LateVerdict:
         """Add the present mean gradients, `weight` times, to a vector on the device, unless they are not finite.
 
         Raises what the device raises if it has too little memory, with nothing changed.
@@ -65,9 +65,9 @@ class GradientSum:
         self._source = source
         self._vector = source.vector.new()
 
-    def add(self, weight: float) -> bool | Verdict:
+    def add(self, weight: float) -> bool | LateVerdict:
         """Add the present mean gradients, `weight` times. False, with nothing changed, if they are not finite; a
-        `Verdict` where that is known later.
+        `LateVerdict` where that is known later.
         """
         return self._source.accumulate(self._vector, weight)
 
@@ -108,9 +108,9 @@ class DeviceSum(GradientSum):
         self._near: torch.Tensor | None = None  # in RAM; made at the first crossing, and kept
         self._is_near_empty = True
         self._far: torch.Tensor | None = None  # on the device; None is 0
-        self._written: Event = accelerator.mark()  # behind all that changed it
+        self._written: DeviceEvent = accelerator.mark()  # behind all that changed it
 
-    def add(self, weight: float) -> bool | Verdict:
+    def add(self, weight: float) -> bool | LateVerdict:
         """See `GradientSum`."""
         if self._source.accelerator is not None:
             try:
@@ -122,7 +122,7 @@ class DeviceSum(GradientSum):
         return self._source.accumulate(self._in_ram(), weight)
 
     @torch.no_grad()
-    def _add_there(self, weight: float) -> Verdict:
+    def _add_there(self, weight: float) -> LateVerdict:
         if self._far is None:
             self._accelerator.require_room(4 * self._numel)
             self._far = torch.zeros(self._numel, dtype=torch.float32, device=self._accelerator.device)
@@ -158,7 +158,7 @@ class DeviceSum(GradientSum):
         with self._accelerator.beside(self._written):
             self._far.div_(share)
             is_small = torch.linalg.vector_norm(self._far, torch.inf) <= CONTRIBUTION_LIMIT
-            verdict = Verdict(self._accelerator, is_small, None)
+            verdict = LateVerdict(self._accelerator, is_small, None)
             self._written = self._accelerator.mark()
         found = self._in_ram()
         return found if verdict.wait() else None
@@ -182,7 +182,7 @@ class DeviceSum(GradientSum):
         elif near is not None:
             self._in_ram_so_far().add_(near)
 
-    def hand_over(self) -> tuple[torch.Tensor | None, Event, torch.Tensor | None]:
+    def hand_over(self) -> tuple[torch.Tensor | None, DeviceEvent, torch.Tensor | None]:
         """Become 0; what was on the device, behind which event it is there, and what was in RAM."""
         far, near = self._far, None if self._is_near_empty else self._near
         if near is not None:
@@ -224,7 +224,7 @@ class DeviceSum(GradientSum):
             self._near = self._accelerator.host_memory(self._numel)
         return self._near
 
-    def _let_go(self, event: Event) -> None:
+    def _let_go(self, event: DeviceEvent) -> None:
         """Give the device's memory back, after `event`: other streams may still use it."""
         event.synchronize()
         self._far = None

@@ -24,7 +24,7 @@ from minga.optim.norms import TINY_NORM, clip_by_global_norm, global_norm
 from minga.optim.reproducible import ReproducibleOptimizer
 from minga.optim.shards import local
 from minga.training.lineage import Lineage
-from minga.training.replica.accelerator import Accelerator, Verdict
+from minga.training.replica.accelerator import Accelerator, LateVerdict
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.build_optimizer import set_learning_rate
 from minga.training.replica.flat_vector import ParameterVector
@@ -207,7 +207,7 @@ class Replica:
         self.drop_frozen()
         return self.vector.accumulate(vector, weight)
 
-    def accumulate_there(self, accelerator: Accelerator, vector: torch.Tensor, weight: float) -> Verdict:
+    def accumulate_there(self, accelerator: Accelerator, vector: torch.Tensor, weight: float) -> LateVerdict:
         """Add them to a vector on the accelerator; see `ParameterVector`."""
         self.drop_frozen()
         loss, self._loss = self._loss, None

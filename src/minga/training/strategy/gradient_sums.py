@@ -10,7 +10,7 @@ import torch
 
 from minga.core.errors import NonFiniteError
 from minga.core.spec.fields import Section
-from minga.training.replica.accelerator import Verdict
+from minga.training.replica.accelerator import LateVerdict
 from minga.training.replica.gradient_sum import GradientSum
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.strategy.interface import ContributionFate, Strategy
@@ -32,7 +32,7 @@ class GradientSums(Strategy):
         super().begin(replica)
         self._sum = replica.new_sum()
 
-    def micro_batch(self, samples: int) -> bool | Verdict:
+    def micro_batch(self, samples: int) -> bool | LateVerdict:
         """See `Strategy`. Interrupted half-way the sum would be wrong: then the step begins anew."""
         try:
             return self._sum.add(samples / self._unit)

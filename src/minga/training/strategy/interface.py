@@ -26,7 +26,7 @@ import torch
 from minga.averaging.messages import PeerScore
 from minga.averaging.strategy_choice import NoSettings, StrategyFacts
 from minga.core.spec.fields import Section
-from minga.training.replica.accelerator import Verdict
+from minga.training.replica.accelerator import LateVerdict
 from minga.training.replica.interface import ReplicaInterface
 
 Settings = Section
@@ -140,7 +140,7 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def micro_batch(self, samples: int) -> bool | Verdict:
+    def micro_batch(self, samples: int) -> bool | LateVerdict:
         """The replica has the mean gradients of so many samples: add them. False, with nothing changed, if they are
         not finite; a verdict where that is known later. Until then the strategy is not closed.
         """
