@@ -34,6 +34,7 @@ from minga.core.spec.fields import choice, described, real, whole
 from minga.recipes.exported import Provenance
 from minga.recipes.interface import (
     Batch,
+    DemoGoal,
     Files,
     Loss,
     Metric,
@@ -43,7 +44,10 @@ from minga.recipes.interface import (
     Sample,
     SampleOptions,
     Settings,
+    Showing,
+    Shown,
     StreamPosition,
+    View,
 )
 from minga.recipes.registry import RECIPES, load_recipe, published
 from minga.recipes.task_report import Score, TaskOptions, TaskReport
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RECIPES",
     "Batch",
+    "DemoGoal",
     "Files",
     "Loss",
     "Metric",
@@ -66,9 +71,12 @@ __all__ = [
     "SampleOptions",
     "Score",
     "Settings",
+    "Showing",
+    "Shown",
     "StreamPosition",
     "TaskOptions",
     "TaskReport",
+    "View",
     "choice",
     "described",
     "load_recipe",

@@ -13,6 +13,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import choice, described
 from minga.recipes.albert.recipe import AlbertRecipe
 from minga.recipes.albert.settings import AlbertSettings
+from minga.recipes.interface import DemoGoal
 from minga.recipes.text.settings import SourceSettings, TextData
 
 BENGALI_PROGRAMS = TextData(source="mixture", language="bn", sources=(SourceSettings(source="translations"),))
@@ -30,7 +31,7 @@ class SahajbertRecipe(AlbertRecipe):
     """ALBERT on a mixture of Bengali texts; see `Recipe` for what each method promises."""
 
     Settings = SahajbertSettings
-    demo_goal = 7.3
+    demo_goal = DemoGoal(6.5, steps=60)
 
     @classmethod
     def from_version_2(cls, table: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG003

