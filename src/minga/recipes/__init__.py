@@ -35,6 +35,7 @@ from minga.recipes.exported import Provenance
 from minga.recipes.interface import (
     Batch,
     DemoGoal,
+    Exhibit,
     Files,
     Loss,
     Metric,
@@ -47,7 +48,6 @@ from minga.recipes.interface import (
     Showing,
     Shown,
     StreamPosition,
-    View,
 )
 from minga.recipes.registry import RECIPES, load_recipe, published
 from minga.recipes.task_report import Score, TaskOptions, TaskReport
@@ -60,6 +60,7 @@ __all__ = [
     "RECIPES",
     "Batch",
     "DemoGoal",
+    "Exhibit",
     "Files",
     "Loss",
     "Metric",
@@ -76,7 +77,6 @@ __all__ = [
     "StreamPosition",
     "TaskOptions",
     "TaskReport",
-    "View",
     "choice",
     "described",
     "load_recipe",

@@ -126,7 +126,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class View:
+class Exhibit:
     """What people are shown: a text, a picture uint8 [height, width, 3], or both."""
 
     text: str = ""
@@ -137,9 +137,9 @@ class View:
 class Shown:
     """What a model `made` of what it was `given`, and what would be `right`, where there is such a thing."""
 
-    given: View
-    made: View
-    right: View = View()
+    given: Exhibit
+    made: Exhibit
+    right: Exhibit = Exhibit()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from minga.cli.demo.demo import _result_directory, demo_run
 from minga.cli.demo.report import DemoFacts, check, in_words, normal_step_s, recovery_s
 from minga.core.errors import ConfigurationError
 from minga.recipes.albert.recipe import AlbertRecipe
-from minga.recipes.interface import DemoGoal, Metric, Showing, Shown, View
+from minga.recipes.interface import DemoGoal, Exhibit, Metric, Showing, Shown
 
 KILL_TIME = 1020.0
 
@@ -167,8 +167,10 @@ def test_what_a_model_makes_of_the_same_things_stands_side_by_side(tmp_path: Pat
     def showing(made: str, shade: int) -> Showing:
         picture = np.full((8, 8, 3), shade, dtype=np.uint8)
         sentence = "It is ____ for a gap that a line of it is longer than half of a terminal"
-        row = Shown(View("a gap"), View(made, picture), View("filled", picture))
-        return Showing("words", [row, Shown(View(sentence, picture), View(made, picture), View("common", picture))])
+        row = Shown(Exhibit("a gap"), Exhibit(made, picture), Exhibit("filled", picture))
+        return Showing(
+            "words", [row, Shown(Exhibit(sentence, picture), Exhibit(made, picture), Exhibit("common", picture))]
+        )
 
     both = BeforeAfter(showing("zeal", 0), showing("filled", 90))
     assert list(both.lines()) == [

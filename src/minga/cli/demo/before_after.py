@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from minga.core.errors import StorageError
 from minga.core.files import write_atomically
-from minga.recipes.interface import Showing, View
+from minga.recipes.interface import Exhibit, Showing
 
 FILE_NAME: Final = "before-after.png"
 CLEARLY: Final = 0.05
@@ -54,7 +54,7 @@ class BeforeAfter(NamedTuple):
         """
         from minga.recipes.images.grid import columns_png
 
-        views: dict[str, list[View]] = {
+        views: dict[str, list[Exhibit]] = {
             "given": [row.given for row in self.after.rows],
             "before training": [row.made for row in self.before.rows],
             "after": [row.made for row in self.after.rows],

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from minga.cli.demo.child import Child
-from minga.cli.demo.report import Outcome
+from minga.cli.demo.report import DemoOutcome
 from minga.cli.demo.stage import Stage
 from minga.cli.terminal.peer_options import apply_threads
 from minga.core.errors import StorageError
@@ -45,7 +45,7 @@ class _CutRun:
         return [own[-1]["batches"] if own else 0 for own in done]
 
 
-def play_cut_model(stage: Stage, spec: RunSpec, minutes: float) -> Outcome:
+def play_cut_model(stage: Stage, spec: RunSpec, minutes: float) -> DemoOutcome:
     """Train both runs for `minutes`, beside each other, and attack what the clients sent."""
     runs = [_begin(stage, _with_weight(spec, weight), way) for way, weight in WAYS.items()]
     stage.until(lambda: all(min(run.batches) > 0 for run in runs), "the clients have trained on a batch")
@@ -86,7 +86,7 @@ def _end(stage: Stage, runs: list[_CutRun]) -> int:
     return clients + stage.end(0, GOODBYE_LIMIT_S, [run.server for run in runs])
 
 
-def _outcome(stage: Stage, runs: list[_CutRun], left_over: int, minutes: float) -> Outcome:
+def _outcome(stage: Stage, runs: list[_CutRun], left_over: int, minutes: float) -> DemoOutcome:
     from minga.recipes.split.seen_by_server import SeenByServer
 
     apply_threads(1)  # several would wait for each other on a machine that others use, too
@@ -115,7 +115,7 @@ def _outcome(stage: Stage, runs: list[_CutRun], left_over: int, minutes: float) 
     }
     failed = [name for name, holds in bounds.items() if not holds]
     summary = {"ok": not failed, **figures, "failed": failed, "results": [PICTURE]}
-    return Outcome(summary, _words(runs, summary, stage.directory))
+    return DemoOutcome(summary, _words(runs, summary, stage.directory))
 
 
 def _words(runs: list[_CutRun], summary: dict[str, Any], directory: Path) -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any
 from minga.cli.demo.child import Child
 from minga.cli.demo.cut_model import play_cut_model
 from minga.cli.demo.picture import draw_terminal
-from minga.cli.demo.report import DemoFacts, Outcome, check, in_words, normal_step_s
+from minga.cli.demo.report import DemoFacts, DemoOutcome, check, in_words, normal_step_s
 from minga.cli.demo.results import keep_results
 from minga.cli.demo.stage import Stage
 from minga.cli.terminal.interrupt import Interruption
@@ -82,14 +82,14 @@ class _Together:
         self.stage, self.options, self.recipe, self.spec = stage, options, recipe, spec
         self._told_step = 0
 
-    def play(self) -> Outcome:
+    def play(self) -> DemoOutcome:
         """All acts, and what came of them."""
         facts = self._run()
         summary = check(facts, self.options.minutes, self.options.peers)
         apply_threads(1)  # several would wait for each other on a machine that others use, too
         kept = keep_results(facts, self.stage.directory)
         summary |= kept.as_summary()
-        return Outcome(summary, list(in_words(facts, summary, kept.shown, self.stage.directory)))
+        return DemoOutcome(summary, list(in_words(facts, summary, kept.shown, self.stage.directory)))
 
     def _run(self) -> DemoFacts:
         stage = self.stage

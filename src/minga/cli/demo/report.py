@@ -27,7 +27,7 @@ RUN_FOLDER = "run"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemoOutcome:
     """What came of a demo: figures, with `ok`, and the same for people."""
 
     summary: dict[str, Any]

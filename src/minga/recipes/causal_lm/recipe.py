@@ -25,6 +25,7 @@ from minga.recipes.exported import Provenance
 from minga.recipes.interface import (
     Batch,
     DemoGoal,
+    Exhibit,
     Files,
     Loss,
     Metric,
@@ -34,7 +35,6 @@ from minga.recipes.interface import (
     Showing,
     Shown,
     StreamPosition,
-    View,
 )
 from minga.recipes.language.any_architecture import AnyArchitecture
 from minga.recipes.language.export import CAUSAL, export_model
@@ -138,7 +138,7 @@ class CausalLmRecipe(AnyArchitecture[CausalLmSettings]):
         documents = list(islice(unpack_documents(files[HELDOUT_FILE]), SHOWN_TEXTS))
         prompts = [" ".join(document.split()[:SHOWN_WORDS]) for document in documents]
         samples = self.sample(model, files, prompts, SampleOptions(temperature=0.7, top_k=40, length=SHOWN_TOKENS))
-        rows = [Shown(View(each.prompt), View(each.text.removeprefix(each.prompt).strip())) for each in samples]
+        rows = [Shown(Exhibit(each.prompt), Exhibit(each.text.removeprefix(each.prompt).strip())) for each in samples]
         return Showing(self.settings.data.in_words(), rows)
 
     def export(self, model: nn.Module, files: Files, directory: Path, *, step: int) -> None:

@@ -20,7 +20,7 @@ _WORD: Final = re.compile(r"\w(?:[\w\u0981-\u09fe\u200c\u200d])+")
 
 
 @dataclass(frozen=True)
-class Gap:
+class WordGap:
     """A sentence as tokens, with the place of the one that is left out."""
 
     ids: tuple[int, ...]
@@ -29,14 +29,14 @@ class Gap:
     word: str
 
 
-def find_gaps(documents: Iterable[str], split: Callable[[str], list[str]], tokenizer: Tokenizer) -> list[Gap]:
+def find_gaps(documents: Iterable[str], split: Callable[[str], list[str]], tokenizer: Tokenizer) -> list[WordGap]:
     """A gap for each of the commonest words that are one token: in the first sentence that has it in its midst.
 
     Common words are what a model learns first, so a short training is seen there if anywhere.
     """
     sentences = [each for document in documents for each in split(document) if _is_short(each)]
     counts = Counter(word for sentence in sentences for word in _WORD.findall(sentence))
-    found: list[Gap] = []
+    found: list[WordGap] = []
     for word, _ in counts.most_common():
         used = {gap.sentence for gap in found}
         gap = next((gap for gap in _gaps_of(word, sentences, tokenizer) if gap.sentence not in used), None)
@@ -51,7 +51,7 @@ def _is_short(sentence: str) -> bool:
     return FEWEST_WORDS <= len(sentence.split()) <= MOST_WORDS
 
 
-def _gaps_of(word: str, sentences: list[str], tokenizer: Tokenizer) -> Iterator[Gap]:
+def _gaps_of(word: str, sentences: list[str], tokenizer: Tokenizer) -> Iterator[WordGap]:
     for sentence in sentences:
         match = next((each for each in _WORD.finditer(sentence) if each.group() == word), None)
         if match is None or not 0.25 < match.start() / len(sentence) < 0.75:
@@ -61,4 +61,4 @@ def _gaps_of(word: str, sentences: list[str], tokenizer: Tokenizer) -> Iterator[
             # Some tokenizers count the blank before a word as a part of it.
             if end == match.end() and sentence[start:end].strip() == word:
                 shown = f"{sentence[: match.start()]}{GAP}{sentence[match.end() :]}"
-                yield Gap(tuple(encoding.ids), place, shown, word)
+                yield WordGap(tuple(encoding.ids), place, shown, word)

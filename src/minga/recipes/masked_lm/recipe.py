@@ -23,6 +23,7 @@ from minga.recipes.exported import Provenance
 from minga.recipes.interface import (
     Batch,
     DemoGoal,
+    Exhibit,
     Files,
     Loss,
     Metric,
@@ -30,7 +31,6 @@ from minga.recipes.interface import (
     Showing,
     Shown,
     StreamPosition,
-    View,
 )
 from minga.recipes.language.any_architecture import AnyArchitecture
 from minga.recipes.language.export import export_model
@@ -39,7 +39,7 @@ from minga.recipes.language.settings import TextSettings
 from minga.recipes.language.shape import ModelFamily
 from minga.recipes.masked_lm.batching import pairs_batch, rows_batch, synthetic_batch
 from minga.recipes.masked_lm.evaluation import commonest_share, evaluate_model, heldout_batches
-from minga.recipes.masked_lm.gaps import Gap, find_gaps
+from minga.recipes.masked_lm.gaps import WordGap, find_gaps
 from minga.recipes.masked_lm.heads import masked_and_order_scores, masked_scores
 from minga.recipes.masked_lm.settings import MaskedLmSettings
 from minga.recipes.masked_lm.sizes import FAMILY, FAMILY_WITH_ORDER, SIZES
@@ -220,11 +220,14 @@ class MaskedLmRecipe(AnyArchitecture[M]):
         """Sentences with a gap, and the word that the model puts there."""
         tokenizer, documents = self.tokenizer(files), unpack_documents(file_of(files, HELDOUT_FILE))
         gaps = find_gaps(documents, self.writing.split, tokenizer)
-        rows = [Shown(View(gap.sentence), View(self._filled(model, gap, tokenizer)), View(gap.word)) for gap in gaps]
+        rows = [
+            Shown(Exhibit(gap.sentence), Exhibit(self._filled(model, gap, tokenizer)), Exhibit(gap.word))
+            for gap in gaps
+        ]
         beside = {"heldout_mlm_accuracy": ("always the commonest token", commonest_share(self._heldout(files)))}
         return Showing(self.settings.data.in_words(), rows, beside)
 
-    def _filled(self, model: nn.Module, gap: Gap, tokenizer: Tokenizer) -> str:
+    def _filled(self, model: nn.Module, gap: WordGap, tokenizer: Tokenizer) -> str:
         special, device = find_special_tokens(tokenizer), next(model.parameters()).device
         ids = [special["cls"], *gap.ids, special["sep"]]
         ids[gap.place + 1] = special["mask"]

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from minga.recipes.images.loading import Pixels
-from minga.recipes.interface import Shown, View
+from minga.recipes.interface import Exhibit, Shown
 from minga.recipes.swav.data.picture_set import PictureSet
 from minga.recipes.swav.evaluation import features_of, precise_copy
 from minga.recipes.swav.model import SwavModel
@@ -50,7 +50,7 @@ def _one_of_each(found: PictureSet) -> PictureSet:
     return PictureSet(found.pictures[rows], found.labels[rows])
 
 
-def _view(pictures: Tensor, labels: Tensor) -> View:
+def _view(pictures: Tensor, labels: Tensor) -> Exhibit:
     """Pictures uint8 [n, c, s, s] in a row, and their classes, if they have some."""
     side: Pixels = torch.cat(list(pictures.expand(-1, 3, -1, -1)), dim=2).permute(1, 2, 0).contiguous().numpy()
-    return View(" ".join(str(label) for label in labels.tolist() if label >= 0), side)
+    return Exhibit(" ".join(str(label) for label in labels.tolist() if label >= 0), side)

@@ -22,6 +22,7 @@ from minga.recipes.images.grid import grid_png
 from minga.recipes.interface import (
     Batch,
     DemoGoal,
+    Exhibit,
     Files,
     Loss,
     Metric,
@@ -33,7 +34,6 @@ from minga.recipes.interface import (
     Showing,
     Shown,
     StreamPosition,
-    View,
 )
 from minga.recipes.order import epoch_seed, shuffled
 from minga.recipes.text_to_image.captions import read_caption_tokenizer
@@ -244,7 +244,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         places = list({caption: place for place, caption in reversed(list(enumerate(captions)))}.values())[::-1][:SHOWN]
         drawn = self.sample(model, files, [captions[place] for place in places], SampleOptions(temperature=0.0))
         rows = [
-            Shown(View(sample.prompt), View(_seen_in(sample), sample.image), View("", real[place]))
+            Shown(Exhibit(sample.prompt), Exhibit(_seen_in(sample), sample.image), Exhibit("", real[place]))
             for sample, place in zip(drawn, places, strict=True)
         ]
         beside = {
