@@ -44,10 +44,11 @@ def picture_sets(data: ImageTextData, side: int, seed: int) -> tuple[CaptionedPi
     Held out is what the picture shows, not its caption: no rendering of a held-out drawing is trained on. Raises
     `ConfigurationError` if there are no pictures, or none on one side.
     """
-    if data.source in ("shapes", "openmoji"):
-        found = shape_drawings(data.colours) if data.source == "shapes" else drawings()
-        return _composed(found, data, side, seed)
-    if data.source == "folder":
+    if data.source == "openmoji":
+        return _composed(drawings(), data, side, seed)
+    if data.source == "shapes":
+        captions, pictures = _shapes(data, side, seed)
+    elif data.source == "folder":
         captions, pictures = _in_folder(data, side)
     else:
         captions, pictures = _streamed(data, side)
@@ -77,6 +78,15 @@ def _composed(
         captions = [caption_of(own[one.drawing].name, one.colour, one.size, one.place) for one in made]
         parts.append(CaptionedPictures(captions, _painter(composer, made)))
     return parts[0], parts[1]
+
+
+def _shapes(data: ImageTextData, side: int, seed: int) -> tuple[list[str], list[Pixels]]:
+    """Held out are combinations of shape, colours, size and place."""
+    found, variety = shape_drawings(data.colours), Variety(data.colours, data.sizes, data.places)
+    made = draw_compositions(data.compositions, found, variety, np.random.default_rng(seed))
+    composer = Composer(found, side)
+    captions = [caption_of(found[one.drawing].name, one.colour, one.size, one.place) for one in made]
+    return captions, [composer.paint(one) for one in made]
 
 
 def _painter(composer: Composer, made: list[Composition]) -> Callable[[int], Pixels]:
