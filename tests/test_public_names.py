@@ -92,6 +92,7 @@ def test_no_constructor_takes_a_timeout() -> None:
 RECIPE_NAMES = [
     "RECIPES",
     "Batch",
+    "Beside",
     "DemoGoal",
     "Exhibit",
     "Files",

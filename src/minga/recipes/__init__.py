@@ -34,6 +34,7 @@ from minga.core.spec.fields import choice, described, real, whole
 from minga.recipes.exported import Provenance
 from minga.recipes.interface import (
     Batch,
+    Beside,
     DemoGoal,
     Exhibit,
     Files,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RECIPES",
     "Batch",
+    "Beside",
     "DemoGoal",
     "Exhibit",
     "Files",

@@ -143,16 +143,25 @@ class Shown:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """A value with which a figure is to be compared; `is_chance` if it takes no learning to reach it."""
+
+    words: str
+    value: float
+    is_chance: bool = False
+
+
+@dataclass(frozen=True)
 class Showing:
     """What a demo shows of a model.
 
     `data` says which data the run has, from where, and under which licence. `rows` are made of held-out data.
-    `beside` is what figures of `evaluate` are to be compared with, by their names: words, and a value.
+    `beside` is what figures of `evaluate` are to be compared with, by their names.
     """
 
     data: str
     rows: Sequence[Shown] = ()
-    beside: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    beside: Mapping[str, Beside] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from minga.cli.demo.demo import _result_directory, demo_run
 from minga.cli.demo.report import DemoFacts, check, in_words, normal_step_s, recovery_s
 from minga.core.errors import ConfigurationError
 from minga.recipes.albert.recipe import AlbertRecipe
-from minga.recipes.interface import DemoGoal, Exhibit, Metric, Showing, Shown
+from minga.recipes.interface import Beside, DemoGoal, Exhibit, Metric, Showing, Shown
 
 KILL_TIME = 1020.0
 
@@ -156,10 +156,13 @@ def test_a_demo_of_few_steps_only_has_to_improve() -> None:
 def test_a_share_that_is_chance_is_not_told() -> None:
     first = {"heldout_loss": 9.0, "heldout_sop_accuracy": 0.5, "heldout_mlm_accuracy": 0.0}
     last = {"heldout_loss": 6.0, "heldout_sop_accuracy": 0.52, "heldout_mlm_accuracy": 0.2}
-    beside = Showing("", beside={"heldout_mlm_accuracy": ("always the commonest token", 0.06)})
+    beside = Showing("", beside={"heldout_mlm_accuracy": Beside("always the commonest token", 0.06, is_chance=True)})
     assert list(compared(first, last, "heldout_loss", beside)) == [
         "heldout_loss 9 → 6",
         "heldout_mlm_accuracy 0 → 0.2 (always the commonest token: 0.06)",
+    ]
+    assert list(compared(first, {**last, "heldout_mlm_accuracy": 0.08}, "heldout_loss", beside)) == [
+        "heldout_loss 9 → 6"
     ]
 
 

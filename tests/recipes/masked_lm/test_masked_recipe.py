@@ -116,7 +116,7 @@ def test_the_demo_shows_words_that_fill_gaps(architecture: str, tmp_path: Path) 
     recipe: Any = language_recipe(architecture)
     files = prepared(recipe, tmp_path)
     showing = recipe.show(new_model(recipe), files)
-    assert 0 < showing.beside["heldout_mlm_accuracy"][1] < 0.5
+    assert 0 < showing.beside["heldout_mlm_accuracy"].value < 0.5
     heldout = " ".join(unpack_documents(files[HELDOUT_FILE]))
     assert showing.rows
     for row in showing.rows:

@@ -12,7 +12,7 @@ from minga.recipes.interface import Exhibit, Showing
 
 FILE_NAME: Final = "before-after.png"
 CLEARLY: Final = 0.05
-"""By how much a share has to be better than that of the untrained model to be told of: less is chance."""
+"""By how much a share has to be better than chance to be told of."""
 
 _WIDTH: Final = 104
 
@@ -77,13 +77,14 @@ class BeforeAfter(NamedTuple):
 
 def compared(first: Mapping[str, float], last: Mapping[str, float], headline: str, showing: Showing) -> Iterator[str]:
     """The held-out figures before and after training, the headline first, and what they are to be compared with.
-    Another share that is not clearly better than that of the untrained model says nothing, and is left out.
+    Another share that is not clearly better than chance, or than that of the untrained model, is left out.
     """
     for name in sorted(last.keys() & first.keys() - {"step"}, key=lambda each: (each != headline, each)):
-        if name != headline and name.endswith("accuracy") and last[name] < first[name] + CLEARLY:
+        found = showing.beside.get(name)
+        chance = found.value if found is not None and found.is_chance else 0.0
+        if name != headline and name.endswith("accuracy") and last[name] < max(first[name], chance) + CLEARLY:
             continue
-        words, value = showing.beside.get(name, ("", 0.0))
-        beside = f" ({words}: {rounded(value)})" if words else ""
+        beside = "" if found is None else f" ({found.words}: {rounded(found.value)})"
         yield f"{name} {rounded(first[name])} → {rounded(last[name])}{beside}"
 
 

@@ -22,6 +22,7 @@ from minga.core.spec.fields import Section
 from minga.recipes.exported import Provenance
 from minga.recipes.interface import (
     Batch,
+    Beside,
     DemoGoal,
     Exhibit,
     Files,
@@ -224,7 +225,11 @@ class MaskedLmRecipe(AnyArchitecture[M]):
             Shown(Exhibit(gap.sentence), Exhibit(self._filled(model, gap, tokenizer)), Exhibit(gap.word))
             for gap in gaps
         ]
-        beside = {"heldout_mlm_accuracy": ("always the commonest token", commonest_share(self._heldout(files)))}
+        beside = {
+            "heldout_mlm_accuracy": Beside(
+                "always the commonest token", commonest_share(self._heldout(files)), is_chance=True
+            )
+        }
         return Showing(self.settings.data.in_words(), rows, beside)
 
     def _filled(self, model: nn.Module, gap: WordGap, tokenizer: Tokenizer) -> str:

@@ -18,6 +18,7 @@ from minga.core.errors import ConfigurationError
 from minga.recipes.counting import count
 from minga.recipes.interface import (
     Batch,
+    Beside,
     DemoGoal,
     Files,
     Loss,
@@ -217,11 +218,11 @@ class SwavRecipe(Recipe[SwavSettings]):
     def show(self, model: nn.Module, files: Files) -> Showing:
         """For held-out pictures the training pictures that the model takes to be most like them."""
         data, known, heldout = self.settings.data, self._known(files), self._pictures(files, HELDOUT_FILE)
-        beside: dict[str, tuple[str, float]] = {}
+        beside: dict[str, Beside] = {}
         if known.is_labelled and heldout.is_labelled and known.pictures[0].numel() <= MOST_PIXELS:
             few = known.first(MAX_PROBE)
             pixels = (each.pictures.flatten(1).float() for each in (few, heldout))
-            beside = {name: ("raw pixels", share) for name, share in class_figures(few, heldout, *pixels).items()}
+            beside = {name: Beside("raw pixels", share) for name, share in class_figures(few, heldout, *pixels).items()}
         return Showing(data.in_words(), nearest_pictures(_own(model), known, heldout), beside)
 
     def export(self, model: nn.Module, files: Files, directory: Path, *, step: int) -> None:

@@ -21,7 +21,7 @@ from minga.recipes.exported import Provenance
 from minga.recipes.images.grid import grid_png
 from minga.recipes.interface import (
     Batch,
-    DemoGoal,
+    Beside,
     Exhibit,
     Files,
     Loss,
@@ -75,7 +75,6 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
 
     Settings = TextToImageSettings
     headline = Metric("heldout_image_loss", better="lower")
-    demo_goal = DemoGoal(2.0, steps=60)
     sizes = tuple(SIZES)
     model_files = (CAPTION_TOKENIZER_FILE, DESCRIPTION_FILE, PARAMETERS_FILE)
 
@@ -248,7 +247,8 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
             for sample, place in zip(drawn, places, strict=True)
         ]
         beside = {
-            f"sample_{name}_accuracy": ("the real pictures", share) for name, share in judge(real, captions).items()
+            f"sample_{name}_accuracy": Beside("the real pictures", share)
+            for name, share in judge(real, captions).items()
         }
         return Showing(data, rows, beside)
 
