@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks._processes import Message, Worker, WorkerError, Workers
-from minga.recipes.swav.data.packaged import installed_source
 
 ENTER_S, STEP_S = 120.0, 60.0
 FUNCTION = "benchmarks._attack_peer:peer"
@@ -32,9 +31,10 @@ RECIPES = {
     ),
     "swav": RealRecipe(
         64,
-        f"""
-            model = {{ recipe = "swav" }}
-            recipe.swav = {{ size = "tiny", blur = 0.0, data = {{ source = "{installed_source()}" }} }}
+        """
+            model = { recipe = "swav" }
+            recipe.swav = { size = "tiny", crops = [[2, 16, 0.4, 1.0]], prototypes = 64, epsilon = 0.03, flip = 0.0, \
+                jitter = 0.3, blur = 0.0, data = { source = "digits" } }
             training.buffers = "local"
 
             [optimizer]

@@ -92,6 +92,9 @@ def test_no_constructor_takes_a_timeout() -> None:
 RECIPE_NAMES = [
     "RECIPES",
     "Batch",
+    "Beside",
+    "DemoGoal",
+    "Exhibit",
     "Files",
     "Loss",
     "Metric",
@@ -103,6 +106,8 @@ RECIPE_NAMES = [
     "SampleOptions",
     "Score",
     "Settings",
+    "Showing",
+    "Shown",
     "StreamPosition",
     "TaskOptions",
     "TaskReport",

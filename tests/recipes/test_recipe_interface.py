@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,4 +37,3 @@ def test_a_recipe_without_samples_says_so() -> None:
     recipe = small_recipe()
     with pytest.raises(ConfigurationError, match="the recipe albert draws no samples"):
         recipe.sample(nn.Identity(), {}, ["x"], SampleOptions())
-    assert recipe.demo_results(nn.Identity(), {}, Path()) == ()

@@ -34,6 +34,9 @@ from minga.core.spec.fields import choice, described, real, whole
 from minga.recipes.exported import Provenance
 from minga.recipes.interface import (
     Batch,
+    Beside,
+    DemoGoal,
+    Exhibit,
     Files,
     Loss,
     Metric,
@@ -43,6 +46,8 @@ from minga.recipes.interface import (
     Sample,
     SampleOptions,
     Settings,
+    Showing,
+    Shown,
     StreamPosition,
 )
 from minga.recipes.registry import RECIPES, load_recipe, published
@@ -55,6 +60,9 @@ if TYPE_CHECKING:
 __all__ = [
     "RECIPES",
     "Batch",
+    "Beside",
+    "DemoGoal",
+    "Exhibit",
     "Files",
     "Loss",
     "Metric",
@@ -66,6 +74,8 @@ __all__ = [
     "SampleOptions",
     "Score",
     "Settings",
+    "Showing",
+    "Shown",
     "StreamPosition",
     "TaskOptions",
     "TaskReport",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
@@ -63,6 +63,14 @@ class Metric:
     name: str
     better: Literal["lower", "higher"]
     chance: float | None = None
+
+
+@dataclass(frozen=True)
+class DemoGoal:
+    """A value of the headline that a demo reaches once it has taken so many steps, however long they take."""
+
+    headline: float
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -120,6 +128,45 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Exhibit:
+    """What people are shown: a text, a picture uint8 [height, width, 3], or both."""
+
+    text: str = ""
+    picture: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a model `made` of what it was `given`, and what would be `right`, where there is such a thing."""
+
+    given: Exhibit
+    made: Exhibit
+    right: Exhibit = Exhibit()
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A value with which a figure is to be compared; `is_chance` if it takes no learning to reach it."""
+
+    words: str
+    value: float
+    is_chance: bool = False
+
+
+@dataclass(frozen=True)
+class Showing:
+    """What a demo shows of a model.
+
+    `data` says which data the run has, from where, and under which licence. `rows` are made of held-out data.
+    `beside` is what figures of `evaluate` are to be compared with, by their names.
+    """
+
+    data: str
+    rows: Sequence[Shown] = ()
+    beside: Mapping[str, Beside] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class RecipeContext:
     """What a recipe may know of its run besides its own settings.
 
@@ -163,8 +210,8 @@ class Recipe(ABC, Generic[S]):
     headline: ClassVar[Metric]
     """The figure of `evaluate` that demo, plots and status show."""
 
-    demo_goal: ClassVar[float | None] = None
-    """What the headline has to reach in a demo of three minutes or more; None if it only has to get better."""
+    demo_goal: ClassVar[DemoGoal | None] = None
+    """What the headline has to reach in a demo; None if it only has to get better."""
 
     coupling: ClassVar[Literal["none", "micro-batch"]] = "none"
     """Whether the loss of a sample depends on others of its micro-batch.
@@ -380,14 +427,11 @@ class Recipe(ABC, Generic[S]):
         """
         return {}
 
-    def demo_results(
-        self,
-        model: nn.Module,  # noqa: ARG002
-        files: Files,  # noqa: ARG002
-        directory: Path,  # noqa: ARG002
-    ) -> Sequence[Path]:
-        """Write into `directory` what the demo shows of the trained model besides its plot; the files written."""
-        return ()
+    def show(self, model: nn.Module, files: Files) -> Showing:  # noqa: ARG002
+        """What the demo shows of a model, once before training and once after it: the same rows, made of what each
+        model makes of them. Leaves the model and all random generators as they were.
+        """
+        return Showing("")
 
     def facts(self) -> RecipeFacts:
         """What plans have to know, counted on a model without memory."""

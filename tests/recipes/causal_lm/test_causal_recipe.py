@@ -204,10 +204,11 @@ def test_samples_go_on_from_prompts(recipe: Recipe[Any], files: dict[str, Path])
         recipe.sample(model, files, ["God said " * 40], SampleOptions())
 
 
-def test_a_demo_shows_how_the_model_goes_on(recipe: Recipe[Any], files: dict[str, Path], tmp_path: Path) -> None:
-    (path,) = recipe.demo_results(new_model(recipe), files, tmp_path)
+def test_a_demo_shows_how_the_model_goes_on(recipe: Recipe[Any], files: dict[str, Path]) -> None:
+    showing = recipe.show(new_model(recipe), files)
     first = next(iter(unpack_documents(files[HELDOUT_FILE]))).split()
-    assert path.read_text("utf-8").startswith(" ".join(first[:4]))
+    assert showing.rows[0].given.text == " ".join(first[:4])
+    assert showing.rows[0].made.text
 
 
 def test_training_on_files_of_ones_own(recipe: Recipe[Any], files: dict[str, Path], tmp_path: Path) -> None:

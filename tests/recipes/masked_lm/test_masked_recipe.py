@@ -13,7 +13,9 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining
 from minga.core.errors import ConfigurationError
 from minga.recipes import Recipe, new_model
 from minga.recipes.interface import StreamPosition
+from minga.recipes.masked_lm.gaps import GAP
 from minga.recipes.masked_lm.heads import HEADS, masked_and_order_scores, masked_scores
+from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
 from minga.recipes.text.special_tokens import CAUSAL_TOKENS
 from minga.recipes.text.tokenizer import train_tokenizer
 from minga.security.randomness.public_batch import PublicBatch
@@ -54,7 +56,7 @@ def test_scores_of_the_order_are_those_of_the_whole() -> None:
 def test_parts_have_held_out_twins(tmp_path: Path) -> None:
     recipe: Any = language_recipe("bert")
     figures = recipe.evaluate(new_model(recipe), prepared(recipe, tmp_path))
-    assert set(figures) == {"heldout_mlm_loss", "heldout_sop_accuracy"}
+    assert set(figures) == {"heldout_mlm_loss", "heldout_mlm_accuracy", "heldout_sop_accuracy"}
 
 
 def test_exports_load_by_auto_classes(tmp_path: Path) -> None:
@@ -107,3 +109,16 @@ def test_the_library_s_own_tokenizers_serve(tmp_path: Path) -> None:
     assert (batch["input_ids"] == 6).any()
     assert recipe.published_settings().vocabulary_size == 300
     assert recipe.total_loss(new_model(recipe), batch).isfinite()
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "modernbert"])
+def test_the_demo_shows_words_that_fill_gaps(architecture: str, tmp_path: Path) -> None:
+    recipe: Any = language_recipe(architecture)
+    files = prepared(recipe, tmp_path)
+    showing = recipe.show(new_model(recipe), files)
+    assert 0 < showing.beside["heldout_mlm_accuracy"].value < 0.5
+    heldout = " ".join(unpack_documents(files[HELDOUT_FILE]))
+    assert showing.rows
+    for row in showing.rows:
+        assert row.given.text.replace(GAP, row.right.text) in heldout
+        assert row.made.text

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
 import minga
 from minga.recipes import new_model
 from minga.recipes.running.run import RecipeRun
-from minga.recipes.swav.evaluation import precise_copy
+from minga.recipes.swav.evaluation import features_of, precise_copy
 from minga.recipes.swav.model import PROTOTYPES, SwavModel
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.testing import RECIPE_CHECKS, RecipeCase
@@ -103,7 +103,8 @@ def test_buffers_do_not_matter_to_figures(tmp_path: Path) -> None:
     recipe = case.recipe()
     model = new_model(recipe)
     figures = recipe.evaluate(model, files)
-    assert set(figures) == {"heldout_probe_accuracy", "heldout_knn_accuracy", "heldout_swav_loss"}
+    shares = {f"heldout_{name}_accuracy" for name in ("one_label", "probe", "knn")}
+    assert set(figures) == {"heldout_swav_loss", *shares}
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             if name.endswith("running_var"):
@@ -165,10 +166,40 @@ def test_the_export_gives_the_features_of_the_model_by_the_code_of_its_readme(
     assert torch.allclose(ours, theirs, atol=1e-6)
 
 
-def test_the_demo_shows_what_prototypes_stand_for(tmp_path: Path) -> None:
+def test_a_model_that_gives_all_pictures_one_answer_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    case, files = small_run(tmp_path)
+    recipe = case.recipe()
+    model: Any = new_model(recipe)
+    recipe.evaluate(model, files)
+    with torch.no_grad():
+        model.prototypes.weight.zero_()  # equal scores everywhere
+    assert not caplog.records
+    for _ in range(4):
+        recipe.evaluate(model, files)
+    (told,) = caplog.messages
+    assert "gives every picture the same answer" in told
+    assert "smaller epsilon" in told
+
+
+def test_figures_are_of_pictures_as_large_as_training_shows_them(tmp_path: Path) -> None:
+    case, files = small_run(tmp_path)
+    recipe: Any = case.recipe()
+    model: Any = precise_copy(new_model(recipe), recipe._known(files))
+    small = made_up(4, side=8, channels=1).pictures
+    large = torch.nn.functional.interpolate(small.float(), size=(model.side,) * 2, mode="bilinear").round()
+    assert torch.allclose(features_of(model, small), features_of(model, large.to(torch.uint8)), atol=1e-5)
+
+
+def test_the_demo_shows_which_pictures_are_alike(tmp_path: Path) -> None:
     case, files = small_run(tmp_path / "run")
     recipe = case.recipe()
-    (path,) = recipe.demo_results(new_model(recipe), files, tmp_path)
-    with Image.open(path) as sheet:
-        assert sheet.format == "PNG"
-        assert sheet.width > sheet.height / 2 > 100
+    rows = recipe.show(new_model(recipe), files).rows
+    for row in rows:
+        assert row.given.picture is not None
+        assert row.made.picture is not None
+        near = row.made.text.split()
+        assert row.made.picture.shape == (8, len(near) * 8, 3)
+        assert len(set(near)) == len(near) > 1, "one picture of each class"
+    assert len({row.given.text for row in rows}) == len(rows) > 1

@@ -104,13 +104,11 @@ def test_captions_are_left_out_of_the_share_of_samples_that_the_run_says(files: 
     assert not torch.equal(again[0]["captions"], picture_recipe().public_batch(files, public)["captions"])
 
 
-def test_figures_stand_beside_their_ceilings(files: dict[str, Path]) -> None:
+def test_figures_say_how_pictures_follow_captions(files: dict[str, Path]) -> None:
     recipe = picture_recipe()
     figures = recipe.evaluate(new_model(recipe), files)
     names = {"background", "position", "size"}
-    assert set(figures) == {"heldout_image_loss", "heldout_text_loss"} | {
-        f"{kind}_{name}_accuracy" for kind in ("sample", "ceiling") for name in names
-    }
+    assert set(figures) == {"heldout_image_loss", "heldout_text_loss", *(f"sample_{name}_accuracy" for name in names)}
     assert all(0 <= value <= 1 for name, value in figures.items() if name.endswith("accuracy"))
     assert recipe.evaluate(new_model(recipe), {TRAINING_FILE: files[TRAINING_FILE]}) == {}
 
@@ -166,13 +164,16 @@ def test_a_folder_that_is_no_export_is_refused(tmp_path: Path) -> None:
             load_exported(tmp_path)
 
 
-def test_a_demo_leaves_a_grid_of_samples(files: dict[str, Path], tmp_path: Path) -> None:
+def test_a_demo_shows_pictures_beside_the_real_ones(files: dict[str, Path]) -> None:
     recipe = picture_recipe()
-    assert recipe.demo_results(new_model(recipe), files, tmp_path) == (tmp_path / "grid.png",)
-    with Image.open(tmp_path / "grid.png") as grid:
-        assert grid.width > 4 * 128
-        assert grid.height > 4 * 128
-    assert recipe.demo_results(new_model(recipe), {TRAINING_FILE: files[TRAINING_FILE]}, tmp_path) == ()
+    showing = recipe.show(new_model(recipe), files)
+    for row in showing.rows:
+        for view in (row.made, row.right):
+            assert view.picture is not None
+            assert view.picture.shape == (32, 32, 3)
+    assert len({row.given.text for row in showing.rows}) == len(showing.rows) > 1
+    assert set(showing.beside) == {f"sample_{name}_accuracy" for name in ("background", "position", "size")}
+    assert not recipe.show(new_model(recipe), {TRAINING_FILE: files[TRAINING_FILE]}).rows
 
 
 def test_pairs_of_another_shape_and_ids_beyond_it_are_refused(tmp_path: Path) -> None:
@@ -239,4 +240,3 @@ def test_a_minute_of_one_core_learns_the_colours_of_backgrounds(tmp_path: Path) 
     figures = recipe.evaluate(model, files)
     assert figures["heldout_image_loss"] <= 2.3
     assert figures["sample_background_accuracy"] >= 0.6
-    assert figures["sample_background_accuracy"] >= 0.8 * figures["ceiling_background_accuracy"]

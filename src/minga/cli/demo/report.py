@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minga.cli.demo.before_after import BeforeAfter, compared
 from minga.cli.demo.child import Child
 from minga.core.units import counted
-from minga.recipes.interface import Recipe
+from minga.recipes.interface import Recipe, Showing
 
-MAX_RECOVERY_S = 3.0
-MAX_LATE_JOIN_S = 15.0
-MIN_STEPS_PER_MINUTE = 10.0
+RECOVERY_S, RECOVERY_STEPS = 3.0, 3.0
+"""What a death costs at most: so many seconds, or where steps take long so many usual steps."""
+
+LATE_JOIN_S, LATE_JOIN_STEPS, LATE_JOIN_STARTS = 15.0, 30.0, 2.0
+"""What a newcomer takes at most: likewise, or so many times what the first trainers took on this machine."""
+
+BUSY_SHARE = 0.5
+"""Share of the time that steps take at least, if each of them takes as long as is usual."""
+
 RUN_FOLDER = "run"
-FULL_MINUTES = 3.0
-"""From how many minutes on the headline has to reach the recipe's `demo_goal`; shorter demos only have to improve."""
+
+
+@dataclass(frozen=True)
+class DemoOutcome:
+    """What came of a demo: figures, with `ok`, and the same for people."""
+
+    summary: dict[str, Any]
+    words: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -70,6 +83,8 @@ def check(facts: DemoFacts, minutes: float, peers: int) -> dict[str, Any]:
     first, last = (result.get(moment, {}).get(headline.name) for moment in ("first", "last"))
     improvement = None if first is None or last is None else (first - last) * (1 if headline.better == "lower" else -1)
     late_join_s = round(ready["t"] - facts.newcomer.begun, 3) if ready else None
+    starts = [(each, each.first("ready")) for each in facts.survivors if each is not facts.newcomer]
+    first_join_s = max((event["t"] - each.begun for each, event in starts if event), default=0.0)
     finals = [(c.summary.get("step"), c.summary.get("digest")) for c in [facts.organiser, *facts.survivors]]
     figures: dict[str, Any] = {
         "steps": result.get("step", 0),
@@ -80,23 +95,25 @@ def check(facts: DemoFacts, minutes: float, peers: int) -> dict[str, Any]:
         "figures_last": result.get("last", {}),
         "killed": 1 if facts.killed.process.poll() not in (None, 0) else 0,
         "recovery_s": recovery_s(facts),
+        "first_join_s": round(first_join_s, 3),
         "late_join_s": late_join_s,
         "late_join_contributed": any(samples > 0 for _, _, samples in facts.newcomer.steps()),
         "digests_equal": len(set(finals)) == 1 and finals[0] == (facts.last_step, finals[0][1]),
         "leftover_processes": facts.left_over,
         "normal_step_s": round(facts.normal_step_s, 3),
+        "usual_step_s": round(usual_step_s(facts), 3),
         "trainers": peers,
         "minutes": minutes,
         "seconds": round(facts.seconds, 1),
         "samples": sum(c.summary.get("samples", 0) for c in facts.survivors),
     }
+    most = _most_seconds(figures)
     bounds = {
-        "steps": figures["steps"] >= least_steps(minutes),
+        "steps": figures["steps"] >= least_steps(figures),
         "headline_first": first is not None,
-        "headline_last": improvement is not None and improvement > 0 and _reaches(facts.recipe, last, minutes),
+        "headline_last": improvement is not None and improvement > 0 and _reaches(facts.recipe, last, figures["steps"]),
         "killed": figures["killed"] == 1,
-        "recovery_s": figures["recovery_s"] is not None and figures["recovery_s"] <= MAX_RECOVERY_S,
-        "late_join_s": late_join_s is not None and late_join_s <= MAX_LATE_JOIN_S,
+        **{name: figures[name] is not None and figures[name] <= bound for name, bound in most.items()},
         "late_join_contributed": figures["late_join_contributed"],
         "digests_equal": figures["digests_equal"],
         "leftover_processes": facts.left_over == 0,
@@ -105,32 +122,56 @@ def check(facts: DemoFacts, minutes: float, peers: int) -> dict[str, Any]:
     return {"ok": not failed, **figures, "failed": failed}
 
 
-def least_steps(minutes: float) -> float:
-    """The steps that a demo of so many minutes takes at least."""
-    return MIN_STEPS_PER_MINUTE * min(minutes, 2.0)
+def usual_step_s(facts: DemoFacts) -> float:
+    """Median seconds between two steps: before the death, or at the end if that is more, as where a machine has become
+    busy.
+    """
+    return max([facts.normal_step_s, *(normal_step_s(child.steps()) for child in facts.survivors)])
 
 
-def _reaches(recipe: type[Recipe[Any]], last: float, minutes: float) -> bool:
-    """Whether a demo of so many minutes did as well as the recipe promises."""
+def least_steps(figures: Mapping[str, Any]) -> float:
+    """The steps that a demo takes at least, of the usual length of its steps."""
+    usual_s: float = figures["usual_step_s"]
+    return max(1.0, BUSY_SHARE * figures["seconds"] / usual_s) if usual_s else 1.0
+
+
+def _most_seconds(figures: Mapping[str, Any]) -> dict[str, float]:
+    """The longest times that are as promised."""
+    usual_s: float = figures["usual_step_s"]
+    return {
+        "recovery_s": max(RECOVERY_S, RECOVERY_STEPS * usual_s),
+        "late_join_s": max(LATE_JOIN_S, LATE_JOIN_STEPS * usual_s, LATE_JOIN_STARTS * figures["first_join_s"]),
+    }
+
+
+def _reaches(recipe: type[Recipe[Any]], last: float, steps: int) -> bool:
+    """Whether a demo of so many steps did as well as the recipe promises."""
     goal = recipe.demo_goal
-    if goal is None or minutes < FULL_MINUTES:
+    if goal is None or steps < goal.steps:
         return True
-    return last <= goal if recipe.headline.better == "lower" else last >= goal
+    return last <= goal.headline if recipe.headline.better == "lower" else last >= goal.headline
 
 
-def in_words(facts: DemoFacts, summary: dict[str, Any], directory: Path) -> Iterator[str]:
+def in_words(facts: DemoFacts, summary: Mapping[str, Any], shown: BeforeAfter | None, directory: Path) -> Iterator[str]:
     """The same for people."""
     figures = {name: "unknown" if value is None else value for name, value in summary.items()}
-    yield ""
-    yield (
-        f"{summary['trainers']} peers that knew nothing but a link trained one model for "
-        f"{counted(summary['steps'], 'step')}. On data that none of them trained on, {summary['headline']} went from "
-        f"{_rounded(figures['headline_first'])} to {_rounded(figures['headline_last'])}."
+    result = facts.organiser.summary
+    steps = counted(summary["steps"], "step")
+    yield f"{summary['trainers']} peers that knew nothing but a link trained one model for {steps}."
+    if shown is not None and shown.after.data:
+        yield f"Data: {shown.after.data}. All that follows is of data that nobody trained on."
+    yield from (
+        f"  {line}"
+        for line in compared(
+            result.get("first", {}),
+            result.get("last", {}),
+            summary["headline"],
+            shown.after if shown else Showing(""),
+        )
     )
-    known = ("step", summary["headline"])
-    others = {name: value for name, value in summary["figures_last"].items() if name not in known}
-    if others:
-        yield f"Besides: {', '.join(f'{name} {_rounded(value)}' for name, value in sorted(others.items()))}."
+    if shown is not None and (lines := list(shown.lines())):
+        yield "What the model makes of the same things, before training → after:"
+        yield from lines
     yield (
         f"{facts.killed.name} was killed in mid-step; the step took the others {figures['recovery_s']} s longer than "
         f"usual ({summary['normal_step_s']} s)."
@@ -140,26 +181,18 @@ def in_words(facts: DemoFacts, summary: dict[str, Any], directory: Path) -> Iter
     same = "hold bit for bit the same state" if summary["digests_equal"] else "do NOT hold the same state"
     left = counted(summary["leftover_processes"], "process was", "processes were")
     yield f"At the end the survivors {same}; {left} left over."
-    shown = ", ".join([*summary.get("results", []), "terminal.svg", "summary.json", "run/checkpoints", "logs"])
-    yield f"Results: {directory} ({shown})"
+    files = ", ".join([*summary.get("results", []), "terminal.svg", "summary.json", "run/checkpoints", "logs"])
+    yield f"Results: {directory} ({files})"
     yield f"The model for other programs: minga export --directory {directory / RUN_FOLDER} --out model"
     if summary["failed"]:
         yield f"Not as promised: {'; '.join(_missed(name, summary) for name in summary['failed'])}."
-        if not {"steps", "recovery_s", "late_join_s"}.isdisjoint(summary["failed"]):
-            yield "Times depend on what else this machine does; try again when it is idle."
 
 
-def _missed(name: str, summary: dict[str, Any]) -> str:
+def _missed(name: str, summary: Mapping[str, Any]) -> str:
     """What did not hold, and, where it is a matter of time, by how much."""
-    value = summary[name]
-    seconds = "unknown" if value is None else f"{value} s"
-    promised = {
-        "steps": f"{value}, at least {least_steps(summary['minutes']):.0f} were promised",
-        "recovery_s": f"{seconds}, at most {MAX_RECOVERY_S:.0f} s were promised",
-        "late_join_s": f"{seconds}, at most {MAX_LATE_JOIN_S:.0f} s were promised",
-    }
-    return f"{name}: {promised[name]}" if name in promised else name
-
-
-def _rounded(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if name == "steps":
+        return f"steps: {summary['steps']}, at least {least_steps(summary):.0f} were promised"
+    if (most := _most_seconds(summary).get(name)) is None:
+        return name
+    seconds = "unknown" if summary[name] is None else f"{summary[name]} s"
+    return f"{name}: {seconds}, at most {most:.0f} s were promised"

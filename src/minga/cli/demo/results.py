@@ -1,18 +1,35 @@
-"""What a demo leaves behind: the plot, the run's folder, and what the recipe shows of the trained model."""
+"""What a demo leaves behind: the plot, the run's folder, and what the model made of things before and after."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from minga.cli.demo.before_after import BeforeAfter
 from minga.cli.demo.report import RUN_FOLDER, DemoFacts
 from minga.core.errors import ConfigurationError, StorageError
 
 
-def keep_results(facts: DemoFacts, results: Path) -> list[str]:
-    """Draw the plot, take the organiser's folder of the run (checkpoint, files, history) over into the results, and let
-    the recipe show its model; the names of the files for people.
+@dataclass(frozen=True)
+class Results:
+    """Names of files, and what is shown of the model; None where the demo was too short for a checkpoint."""
+
+    files: Sequence[str]
+    shown: BeforeAfter | None
+
+    def as_summary(self) -> dict[str, Any]:
+        """Both for JSON."""
+        told = {} if self.shown is None else {"data": self.shown.after.data, "shown": self.shown.as_table()}
+        return {"results": list(self.files), **told}
+
+
+def keep_results(facts: DemoFacts, directory: Path) -> Results:
+    """Draw the plot, take the organiser's folder of the run (checkpoint, files, history) over into `directory`, and let
+    the recipe show its model before training and after.
 
     Raises `StorageError` if the disk refuses.
     """
@@ -21,21 +38,26 @@ def keep_results(facts: DemoFacts, results: Path) -> list[str]:
 
     link = facts.organiser.first("link") or {}
     source = Path(str(link["directory"]))
-    plot = results / "loss.png"
+    plot = directory / "loss.png"
     with contextlib.suppress(ConfigurationError):  # too short for a single loss
         plot_history(read_history(source / FILE_NAME), plot, title="minga demo")
     try:
-        shutil.move(source, results / RUN_FOLDER)
+        shutil.move(source, directory / RUN_FOLDER)
     except OSError as error:
-        raise StorageError(f"the results cannot be moved to {results}: {error}") from error
-    shown = [plot] if plot.is_file() else []
+        raise StorageError(f"the results cannot be moved to {directory}: {error}") from error
+    files = [plot.name] if plot.is_file() else []
+    shown = None
     with contextlib.suppress(ConfigurationError):  # too short for a checkpoint
-        shown += _shown_by_recipe(results)
-    return [path.name for path in shown]
+        shown = _shown(directory / RUN_FOLDER)
+    if shown is not None:
+        files = [*shown.draw(directory), *files]
+    return Results(files, shown)
 
 
-def _shown_by_recipe(results: Path) -> list[Path]:
+def _shown(run: Path) -> BeforeAfter:
+    from minga.recipes.initial import new_model
     from minga.recipes.running.trained_model import from_run_folder
 
-    trained = from_run_folder(results / RUN_FOLDER)
-    return list(trained.recipe.demo_results(trained.model, trained.files, results))
+    trained = from_run_folder(run)
+    recipe, files = trained.recipe, trained.files
+    return BeforeAfter(recipe.show(new_model(recipe), files), recipe.show(trained.model, files))

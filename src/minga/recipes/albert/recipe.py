@@ -14,7 +14,7 @@ from minga.recipes.albert.facts import albert_facts
 from minga.recipes.albert.model import albert_logits, initialize
 from minga.recipes.albert.settings import AlbertSettings
 from minga.recipes.albert.sizes import SIZES, albert_config
-from minga.recipes.interface import Batch, RecipeFacts
+from minga.recipes.interface import Batch, DemoGoal, RecipeFacts
 from minga.recipes.masked_lm.recipe import MaskedLmRecipe
 from minga.recipes.text.special_tokens import MASKED_TOKENS, SpecialTokens, trained_special_tokens
 
@@ -25,7 +25,7 @@ class AlbertRecipe(MaskedLmRecipe[AlbertSettings]):
     """ALBERT on the text that the settings name; see `Recipe` for what each method promises."""
 
     Settings = AlbertSettings
-    demo_goal = 6.4
+    demo_goal = DemoGoal(6.4, steps=60)
     sizes = tuple(SIZES)
 
     @classmethod

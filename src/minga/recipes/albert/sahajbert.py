@@ -12,6 +12,7 @@ from typing import Any, Literal
 from minga.core.spec.fields import choice, described
 from minga.recipes.albert.recipe import AlbertRecipe
 from minga.recipes.albert.settings import AlbertSettings
+from minga.recipes.interface import DemoGoal
 from minga.recipes.text.settings import SourceSettings, TextData
 
 BENGALI_PROGRAMS = TextData(source="mixture", language="bn", sources=(SourceSettings(source="translations"),))
@@ -29,7 +30,7 @@ class SahajbertRecipe(AlbertRecipe):
     """ALBERT on a mixture of Bengali texts; see `Recipe` for what each method promises."""
 
     Settings = SahajbertSettings
-    demo_goal = 7.3
+    demo_goal = DemoGoal(6.5, steps=60)
 
     @classmethod
     def size_settings(cls, size: str, tokens: int | None) -> dict[str, Any]:

@@ -15,7 +15,6 @@ import numpy as np
 from tokenizers import Tokenizer
 from torch import nn
 
-from minga.core.files import write_atomically
 from minga.recipes.causal_lm.batching import make_batch
 from minga.recipes.causal_lm.evaluation import HeldOutRows, evaluate_model, heldout_rows
 from minga.recipes.causal_lm.sampling import continuations
@@ -25,12 +24,16 @@ from minga.recipes.causal_lm.token_losses import token_losses
 from minga.recipes.exported import Provenance
 from minga.recipes.interface import (
     Batch,
+    DemoGoal,
+    Exhibit,
     Files,
     Loss,
     Metric,
     RecipeContext,
     Sample,
     SampleOptions,
+    Showing,
+    Shown,
     StreamPosition,
 )
 from minga.recipes.language.any_architecture import AnyArchitecture
@@ -40,8 +43,7 @@ from minga.recipes.text.packing import Packing
 from minga.recipes.text.special_tokens import CAUSAL_TOKENS, find_special_tokens
 from minga.security.randomness.public_batch import PublicBatch
 
-DEMO_PROMPTS = 4
-DEMO_PROMPT_WORDS = 4
+SHOWN_TEXTS, SHOWN_WORDS, SHOWN_TOKENS = 3, 4, 24
 
 
 class CausalLmRecipe(AnyArchitecture[CausalLmSettings]):
@@ -49,7 +51,7 @@ class CausalLmRecipe(AnyArchitecture[CausalLmSettings]):
 
     Settings = CausalLmSettings
     headline = Metric("heldout_perplexity", better="lower")
-    demo_goal = 220.0
+    demo_goal = DemoGoal(300.0, steps=100)
     family, sizes = FAMILY, tuple(SIZES)
     trained_tokens, end_role = CAUSAL_TOKENS, "end"
 
@@ -131,14 +133,13 @@ class CausalLmRecipe(AnyArchitecture[CausalLmSettings]):
         end = find_special_tokens(tokenizer)["end"]
         return continuations(model, tokenizer, end, prompts, options, self.resolved.max_length)
 
-    def demo_results(self, model: nn.Module, files: Files, directory: Path) -> Sequence[Path]:
-        """`samples.txt`: how the model goes on from the first words of held-out texts."""
-        documents = list(islice(unpack_documents(files[HELDOUT_FILE]), DEMO_PROMPTS))
-        prompts = [" ".join(document.split()[:DEMO_PROMPT_WORDS]) for document in documents]
-        samples = self.sample(model, files, prompts, SampleOptions(temperature=0.7, top_k=40))
-        path = directory / "samples.txt"
-        write_atomically(path, "".join(f"{sample.text}\n\n" for sample in samples).encode())
-        return (path,)
+    def show(self, model: nn.Module, files: Files) -> Showing:
+        """How the model goes on from the first words of held-out texts."""
+        documents = list(islice(unpack_documents(files[HELDOUT_FILE]), SHOWN_TEXTS))
+        prompts = [" ".join(document.split()[:SHOWN_WORDS]) for document in documents]
+        samples = self.sample(model, files, prompts, SampleOptions(temperature=0.7, top_k=40, length=SHOWN_TOKENS))
+        rows = [Shown(Exhibit(each.prompt), Exhibit(each.text.removeprefix(each.prompt).strip())) for each in samples]
+        return Showing(self.settings.data.in_words(), rows)
 
     def export(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
         """A directory for `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained`, with a README."""
@@ -149,7 +150,7 @@ class CausalLmRecipe(AnyArchitecture[CausalLmSettings]):
             provenance,
             title=self.context.run_name,
             figures=self.evaluate(model, files),
-            text=self.settings.data.words,
+            text=self.settings.data.in_words(),
             auto=CAUSAL,
         )
 

@@ -39,24 +39,31 @@ def heldout_batches(
 
 
 def evaluate_model(model: nn.Module, batches: Sequence[Batch], scores: Scores) -> dict[str, float]:
-    """`heldout_mlm_loss`: nats per masked token, all tokens alike; `heldout_sop_accuracy`: share of pairs put right,
-    where the model has a head for that.
+    """`heldout_mlm_loss`: nats per masked token, all tokens alike; `heldout_mlm_accuracy`: share of them guessed right;
+    `heldout_sop_accuracy`: share of pairs put right, where the model has a head for that.
     """
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    loss, tokens, right, pairs = 0.0, 0, 0, 0
+    loss, tokens, guessed, right, pairs = 0.0, 0, 0, 0, 0
     try:
         with torch.no_grad():
             for cpu_batch in batches:
                 batch = {name: tensor.to(device) for name, tensor in cpu_batch.items()}
                 masked_logits, sop_logits = scores(model, batch)
                 loss += functional.cross_entropy(masked_logits.float(), batch["labels"], reduction="sum").item()
+                guessed += int((masked_logits.argmax(dim=1) == batch["labels"]).sum().item())
                 tokens += batch["labels"].numel()
                 if sop_logits is not None:
                     right += int((sop_logits.argmax(dim=1) == batch["sop_labels"]).sum().item())
                     pairs += batch["sop_labels"].numel()
     finally:
         model.train(was_training)
-    figures = {"heldout_mlm_loss": loss / max(1, tokens)}
+    figures = {"heldout_mlm_loss": loss / max(1, tokens), "heldout_mlm_accuracy": guessed / max(1, tokens)}
     return {**figures, "heldout_sop_accuracy": right / pairs} if pairs else figures
+
+
+def commonest_share(batches: Sequence[Batch]) -> float:
+    """The share of the masked tokens that are the commonest of them: what who always says it guesses right."""
+    labels = torch.cat([batch["labels"] for batch in batches])
+    return float(torch.bincount(labels).max()) / max(1, len(labels))

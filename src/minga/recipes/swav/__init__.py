@@ -7,7 +7,7 @@
 
 Read: recipe (entry), settings (its part of the run spec), sizes (presets), batching (from pictures to crops), model
 (a ResNet of transformers with a head and prototypes), assignment (equal shares of the prototypes), objective (the
-loss), evaluation (held-out figures), probes (the classifiers behind them), gallery (what prototypes stand for), export
+loss), evaluation (held-out figures), probes (the classifiers behind them), neighbours (pictures that are alike), export
 (a folder that transformers loads), judging (tasks for such a folder).
 
 Called by registry.

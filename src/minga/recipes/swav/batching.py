@@ -31,7 +31,8 @@ def crop_names(settings: SwavSettings) -> list[str]:
 
 def crop_rules(settings: SwavSettings) -> list[CropRule]:
     """How the crops of each kind are made."""
-    return [CropRule(side, low, high, settings.jitter, settings.blur) for _, side, low, high in settings.crops]
+    flip, jitter, blur = settings.flip, settings.jitter, settings.blur
+    return [CropRule(side, low, high, flip, jitter, blur) for _, side, low, high in settings.crops]
 
 
 def make_batch(settings: SwavSettings, crop: Cropper, chance: np.random.Generator) -> Batch:

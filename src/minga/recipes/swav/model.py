@@ -45,6 +45,8 @@ class SwavModel(nn.Module):
             _use_groups(self)
         self.prototypes = nn.Linear(embedding, settings.prototypes, bias=False)
         normalize_prototypes(self)
+        self.side = settings.crops[0][1]
+        """Pixels a side of the pictures that it is made for, those of the first crops."""
         self.queues = tuple(EmbeddingQueue(settings.queue) for _ in range(2))
         self.steps = 0
         """Global steps that this model is known to have seen; a newcomer learns of them with its first update."""

@@ -23,7 +23,7 @@ CropKind = Annotated[
 
 
 class SwavSettings(Section):
-    """Pictures without labels: crops of one picture shall be assigned to the same prototypes."""
+    """Self-supervised: all crops of a picture should get the same prototype."""
 
     size: Size = choice("tiny", "preset of the model and of the settings below", "tiny", "small", "paper")
     crops: Annotated[tuple[CropKind, ...], Field(strict=False, min_length=1, max_length=4)] = described(
@@ -49,6 +49,7 @@ class SwavSettings(Section):
     stem: Literal["auto", "3x3", "7x7"] = choice(
         "auto", "first layer; auto takes 3x3, without pooling, for crops of at most 64 pixels", "auto", "3x3", "7x7"
     )
+    flip: Real = real(0.5, 0.0, 1.0, "share of the crops that are mirrored; 0 where left and right tell, as in writing")
     jitter: Real = real(0.8, 0.0, 1.0, "strength of the changes of brightness, contrast and saturation")
     blur: Real = real(0.5, 0.0, 1.0, "share of the crops that are blurred")
     data: ImageData = ImageData()

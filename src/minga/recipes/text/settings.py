@@ -65,8 +65,7 @@ class SourceSettings(Section):
         tuple[Annotated[Printable, Field(min_length=1, max_length=200)], ...], Field(strict=False, max_length=16)
     ] = described((), "documents with one of these texts in them are left out", "a list of at most 16 texts")
 
-    @property
-    def words(self) -> str:
+    def in_words(self) -> str:
         """The source for people, without what names places of the organiser's machine."""
         return _WORDS.get(self.source) or _of_hub(self.name, self.config, self.revision)
 
@@ -122,11 +121,10 @@ class TextData(Section):
         """Whether some of the text comes from the hub while peers train."""
         return self.source == "datasets" or any(source.source == "hub" for source in self.sources)
 
-    @property
-    def words(self) -> str:
+    def in_words(self) -> str:
         """The text for people, without what names places of the organiser's machine."""
         if self.source == "mixture":
-            return "; ".join(f"{source.words} (weight {source.weight:g})" for source in self.sources)
+            return "; ".join(f"{source.in_words()} (weight {source.weight:g})" for source in self.sources)
         return _WORDS.get(self.source) or _of_hub(self.name, self.config)
 
     @model_validator(mode="after")

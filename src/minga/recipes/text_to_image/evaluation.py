@@ -54,12 +54,6 @@ def sample_figures(
     return {f"sample_{name}_accuracy": share for name, share in judge(pictures, captions).items()}
 
 
-def ceilings(image_tokenizer: ImageTokenizer, pairs: Pairs, captions: Sequence[str]) -> dict[str, float]:
-    """The same figures of the real pictures of these captions after they were codes: what a perfect model would get."""
-    pictures = image_tokenizer.decode(pairs.codes[: len(captions)].astype(np.int64))
-    return {f"ceiling_{name}_accuracy": share for name, share in judge(pictures, captions).items()}
-
-
 def pack_captions(captions: Sequence[str]) -> bytes:
     """Captions of the first held-out pairs, at most 64, as JSON."""
     return json.dumps(list(captions[:SAMPLES])).encode()

@@ -1,14 +1,25 @@
-"""Whether a picture shows the background, the place and the size that its caption says, by its pixels alone."""
+"""Whether a picture shows the background, the place and the size that its caption says, by its pixels alone; and of
+plain shapes also which one it shows, and in which colour.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from minga.recipes.text_to_image.data.compositions import COLOURS, labels_of
+from minga.recipes.text_to_image.data.compositions import (
+    COLOURS,
+    Composer,
+    Composition,
+    caption_of,
+    drawing_of,
+    labels_of,
+)
+from minga.recipes.text_to_image.data.shapes import shape_drawings
 from minga.recipes.text_to_image.tokens.fsq import Pictures
 
 FAR: Final = 60.0
@@ -20,23 +31,62 @@ CENTERED: Final = 1 / 32
 LARGE_AREA: Final = 0.20
 """Share of the picture from which a drawing is large."""
 
-FIGURES: Final = ("background", "position", "size")
+FIGURES: Final = ("background", "position", "size", "drawing")
+
+UNLIKE: Final = 0.05
+"""Mean squared difference, of pixels from 0 to 1, from which a picture shows none of the shapes."""
 
 
 def judge(pictures: Pictures, captions: Sequence[str]) -> dict[str, float]:
-    """The share of pictures with the right background, position and size; empty if captions do not say them.
+    """The share of pictures with the right background, position, size and, where all captions name shapes, drawing;
+    empty if captions do not say them.
 
     Background: the named colour nearest to the median of the border's pixels. Position: where the middle of all pixels
-    far from that is. Size: how many these are.
+    far from that is. Size: how many these are. Drawing: the shape, painted so, that is nearest to the picture.
     """
-    right = []
+    right, are_shapes = [], all(drawing_of(caption) in _shapes().names for caption in captions)
     for picture, caption in zip(pictures, captions, strict=True):
         if (labels := labels_of(caption)) is None:
             return {}
-        right.append([seen == said for seen, said in zip(seen_in(picture), labels, strict=True)])
-    shares = np.mean(right, axis=0) if right else []
-    # Labels are colour, size and place.
-    return {name: float(shares[place]) for name, place in zip(FIGURES, (0, 2, 1), strict=True)} if right else {}
+        seen = seen_in(picture)
+        found = [seen[0] == labels[0], seen[2] == labels[2], seen[1] == labels[1]]  # labels: colour, size, place
+        right.append([*found, shape_in(picture, *labels) == drawing_of(caption)] if are_shapes else found)
+    return {name: float(share) for name, share in zip(FIGURES, np.mean(right, axis=0), strict=False)} if right else {}
+
+
+def words_of(picture: npt.NDArray[np.uint8]) -> str:
+    """The caption of the composition of shapes that a picture shows; empty if it shows none."""
+    labels = seen_in(picture)
+    name = shape_in(picture, *labels)
+    return caption_of(name, *labels) if name else ""
+
+
+def shape_in(picture: npt.NDArray[np.uint8], colour: str, size: str, place: str) -> str:
+    """The shape that a picture uint8 [side, side, 3] shows, painted as the labels say; empty if none is near."""
+    known = _shapes()
+    painted = known.painted(len(picture), colour, size, place)
+    apart = (((painted - picture.astype(np.float32)) / 255.0) ** 2).mean(axis=(1, 2, 3))
+    return known.names[int(apart.argmin())] if apart.min() < UNLIKE else ""
+
+
+class _Shapes:
+    """All shapes, as pictures to compare with."""
+
+    def __init__(self) -> None:
+        self._drawings = shape_drawings(len(COLOURS))
+        self.names = [each.name for each in self._drawings]
+        self._composers: dict[int, Composer] = {}
+
+    def painted(self, side: int, colour: str, size: str, place: str) -> npt.NDArray[np.float32]:
+        """Each shape as these labels say, [n, side, side, 3]."""
+        composer = self._composers.setdefault(side, Composer(self._drawings, side))
+        one = (Composition(number, colour, size, place) for number in range(len(self.names)))
+        return np.stack([composer.paint(each) for each in one]).astype(np.float32)
+
+
+@cache
+def _shapes() -> _Shapes:
+    return _Shapes()
 
 
 def seen_in(picture: npt.NDArray[np.uint8]) -> tuple[str, str, str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from minga.core.errors import ConfigurationError
+from minga.core.files import write_atomically
 from minga.core.spec.sections import MAX_FILE_BYTES
 from minga.recipes.images.content_rank import content_rank, held_out
 from minga.recipes.text_to_image.captions import caption_tokenizer, encode_captions, read_caption_tokenizer
@@ -21,11 +23,17 @@ from minga.recipes.text_to_image.data.stream import CodedRow
 from minga.recipes.text_to_image.decoder.shape import DecoderShape
 from minga.recipes.text_to_image.evaluation import pack_captions
 from minga.recipes.text_to_image.pairs import Pairs, pack_pairs
-from minga.recipes.text_to_image.settings import TextToImageSettings
+from minga.recipes.text_to_image.settings import ImageTextData, TextToImageSettings
 from minga.recipes.text_to_image.sizes import SIZES
 from minga.recipes.text_to_image.tokens.fsq import HALVINGS, FsqTokenizer
 from minga.recipes.text_to_image.tokens.janus import published_tokenizer
-from minga.recipes.text_to_image.tokens.stored import ImageTokenizer, image_tokenizer_files
+from minga.recipes.text_to_image.tokens.stored import (
+    DESCRIPTION_FILE,
+    PARAMETERS_FILE,
+    ImageTokenizer,
+    image_tokenizer_files,
+    read_image_tokenizer,
+)
 from minga.recipes.text_to_image.tokens.training import quality, train_fsq
 
 CAPTION_TOKENIZER_FILE: Final = "tokenizer.json"
@@ -38,6 +46,11 @@ _AT_A_TIME: Final = 1024
 _MAX_SCAN: Final = 50_000
 _STREAMED_HELDOUT: Final = 512
 
+SHAPE_TOKENIZER: Final = Path(__file__).parent / "tokens" / "shapes"
+"""The image tokenizer of plain shapes, as `write_shape_tokenizer` makes it: a demo has no minutes to train one."""
+
+SHAPE_STEPS: Final = 1000
+
 logger = logging.getLogger("minga.recipes")
 
 
@@ -47,7 +60,7 @@ def prepare_files(settings: TextToImageSettings, seed: int) -> dict[str, bytes]:
     if data.source == "codes" or data.is_streamed:
         training, heldout = _coded(settings, shape)
         files: dict[str, bytes] = {}
-        if settings.image_tokenizer != "codes" and settings.image_tokenizer != "fsq":
+        if settings.image_tokenizer not in ("codes", "fsq", "shapes"):
             files = image_tokenizer_files(_published(settings, shape))
     else:
         tokenizer, training, heldout = _encoded(settings, shape, seed)
@@ -85,6 +98,19 @@ def coded_rows(settings: TextToImageSettings, shape: DecoderShape) -> Iterator[C
 def is_held_out(codes: npt.NDArray[np.int64], fraction: float) -> bool:
     """Whether a streamed picture is held out, by its codes."""
     return content_rank(codes.astype("<i8").tobytes()) < fraction
+
+
+def write_shape_tokenizer(folder: Path) -> None:
+    """Train the image tokenizer of plain shapes, which takes minutes, and write its files, in half precision, to
+    `folder`. Raises `StorageError` if the disk refuses.
+    """
+    data = ImageTextData(source="shapes", compositions=4000, places=1, sizes=1, heldout_fraction=0.1)
+    size = SIZES["tiny"]
+    training, _ = picture_sets(data, size.side, 0)
+    pictures = training.some(range(len(training)))
+    tokenizer = train_fsq(pictures, size.levels, (size.side // size.grid).bit_length() - 1, SHAPE_STEPS, 0)
+    for name, body in image_tokenizer_files(tokenizer.half()).items():
+        write_atomically(folder / name, body)
 
 
 def _coded(settings: TextToImageSettings, shape: DecoderShape) -> tuple[list[CodedRow], list[CodedRow]]:
@@ -139,6 +165,8 @@ def _image_tokenizer(
         raise ConfigurationError(
             f'image_tokenizer = "codes", but data.source = "{settings.data.source}" has pictures: take "fsq"'
         )
+    if settings.image_tokenizer == "shapes":
+        return read_image_tokenizer({name: SHAPE_TOKENIZER / name for name in (DESCRIPTION_FILE, PARAMETERS_FILE)})
     if settings.image_tokenizer != "fsq":
         return _published(settings, shape)
     levels = settings.levels or SIZES[settings.size].levels

@@ -21,6 +21,8 @@ from minga.recipes.exported import Provenance
 from minga.recipes.images.grid import grid_png
 from minga.recipes.interface import (
     Batch,
+    Beside,
+    Exhibit,
     Files,
     Loss,
     Metric,
@@ -29,6 +31,8 @@ from minga.recipes.interface import (
     RecipeFacts,
     Sample,
     SampleOptions,
+    Showing,
+    Shown,
     StreamPosition,
 )
 from minga.recipes.order import epoch_seed, shuffled
@@ -39,8 +43,9 @@ from minga.recipes.text_to_image.data.own_pictures import own_rows
 from minga.recipes.text_to_image.data.sources import local_files
 from minga.recipes.text_to_image.data.stream import CodedRow, in_batches, streamed_blocks
 from minga.recipes.text_to_image.decoder.model import TextToImageDecoder
-from minga.recipes.text_to_image.evaluation import ceilings, heldout_losses, sample_figures, unpack_captions
+from minga.recipes.text_to_image.evaluation import heldout_losses, sample_figures, unpack_captions
 from minga.recipes.text_to_image.export import export_model
+from minga.recipes.text_to_image.judging import judge, words_of
 from minga.recipes.text_to_image.loss import part_losses
 from minga.recipes.text_to_image.pairs import Pairs, pack_pairs, read_pairs
 from minga.recipes.text_to_image.prepare import (
@@ -60,7 +65,9 @@ from minga.recipes.text_to_image.tokens.stored import DESCRIPTION_FILE, PARAMETE
 from minga.security.randomness.public_batch import PublicBatch
 
 GRID_SAMPLES: Final = 16
-"""Pictures on the sheet of an export and of a demo."""
+"""Pictures on the sheet of an export."""
+
+SHOWN: Final = 8
 
 
 class TextToImageRecipe(Recipe[TextToImageSettings]):
@@ -68,7 +75,6 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
 
     Settings = TextToImageSettings
     headline = Metric("heldout_image_loss", better="lower")
-    demo_goal = 2.0
     sizes = tuple(SIZES)
     model_files = (CAPTION_TOKENIZER_FILE, DESCRIPTION_FILE, PARAMETERS_FILE)
 
@@ -164,10 +170,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         return RecipeFacts(name, counted.tensors, counted.operations, positions, counted.kept_bytes, origin)
 
     def evaluate(self, model: nn.Module, files: Files) -> dict[str, float]:
-        """Losses on held-out pairs, and where captions say what to look for, how often drawn pictures show it.
-
-        `ceiling_…` are the figures of the real pictures, after they were codes.
-        """
+        """Losses on held-out pairs, and where captions say what to look for, how often drawn pictures show it."""
         if HELDOUT_FILE not in files:
             return {}
         decoder, heldout = _decoder(model), self._pairs(files, HELDOUT_FILE)
@@ -176,7 +179,6 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
             captions = unpack_captions(_file(files, SAMPLES_FILE))
             image_tokenizer = read_image_tokenizer(files)
             figures |= sample_figures(decoder, self._tokenizer(files), image_tokenizer, captions)
-            figures |= ceilings(image_tokenizer, heldout, captions)
         return figures
 
     def export(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
@@ -200,31 +202,54 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
 
     @classmethod
     def demo_spec(cls) -> Mapping[str, Any]:
-        """The tiny model on OpenMoji, with fewer compositions than usual and a shorter training of the tokenizer."""
+        """A model of four layers on plain shapes in four colours, with the image tokenizer that comes with minga."""
+        data = {
+            "source": "shapes",
+            "compositions": 2000,
+            "colours": 4,
+            "places": 1,
+            "sizes": 1,
+            "heldout_fraction": 0.1,
+        }
+        settings = {
+            "size": "tiny",
+            "overrides": {"layers": 4, "text_length": 12, "vocabulary": 64},
+            "image_tokenizer": "shapes",
+            "reversible": False,
+            "data": data,
+        }
         return {
-            "recipe": {"text-to-image": {"size": "tiny", "tokenizer_steps": 150, "data": {"compositions": 6000}}},
+            "recipe": {"text-to-image": settings},
             "optimizer": {
                 "name": "adamw",
-                "learning_rate": 0.003,
+                "learning_rate": 0.004,
                 "betas": [0.9, 0.96],
                 "max_grad_norm": 1.0,
                 "warmup_steps": 10,
                 "schedule": "constant",
             },
-            "training": {"target_batch_size": 48},
+            "training": {"target_batch_size": 32},
         }
 
-    def demo_results(self, model: nn.Module, files: Files, directory: Path) -> Sequence[Path]:
-        """`grid.png`: pictures for captions with drawings that nobody trained on."""
-        grid = self._grid(model, files)
-        if grid is None:
-            return ()
-        path = directory / "grid.png"
-        try:
-            write_atomically(path, grid)
-        except OSError as error:
-            raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
-        return (path,)
+    def show(self, model: nn.Module, files: Files) -> Showing:
+        """Pictures for held-out captions, beside the real ones."""
+        data = self.settings.data.in_words()
+        if SAMPLES_FILE not in files or PARAMETERS_FILE not in files:
+            return Showing(data)
+        captions, heldout = unpack_captions(files[SAMPLES_FILE]), self._pairs(files, HELDOUT_FILE)
+        image_tokenizer = read_image_tokenizer(files)
+        real = image_tokenizer.decode(heldout.codes[: len(captions)].astype(np.int64))
+        places = list({caption: place for place, caption in reversed(list(enumerate(captions)))}.values())[::-1][:SHOWN]
+        drawn = self.sample(model, files, [captions[place] for place in places], SampleOptions(temperature=0.0))
+        rows = [
+            Shown(Exhibit(sample.prompt), Exhibit(_seen_in(sample), sample.image), Exhibit("", real[place]))
+            for sample, place in zip(drawn, places, strict=True)
+        ]
+        beside = {
+            f"sample_{name}_accuracy": Beside("the real pictures", share)
+            for name, share in judge(real, captions).items()
+        }
+        return Showing(data, rows, beside)
 
     def _grid(self, model: nn.Module, files: Files) -> bytes | None:
         """Samples of held-out captions on one sheet, if the run has such captions and can make pictures."""
@@ -277,6 +302,11 @@ def _decoder(model: nn.Module) -> TextToImageDecoder:
     if not isinstance(model, TextToImageDecoder):
         raise TypeError(f"not a model of this recipe: {type(model).__name__}")
     return model
+
+
+def _seen_in(sample: Sample) -> str:
+    """What a picture shows, for captions of plain shapes."""
+    return "" if sample.image is None else words_of(sample.image) or "nothing that one knows"
 
 
 def _file(files: Files, name: str) -> Path:

@@ -23,7 +23,15 @@ _OVERRIDES: Final = {
 Override = Literal["width", "layers", "heads", "text_length", "vocabulary", "codes", "grid", "side"]
 _NAME = r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$"
 _TOKENIZER = r"^(train:(wordpiece|unigram)|from:.+)$"
-_IMAGE_TOKENIZER = r"^(fsq|codes|hub:.+|from:.+)$"
+_IMAGE_TOKENIZER = r"^(fsq|shapes|codes|hub:.+|from:.+)$"
+
+_IN_WORDS: Final = {
+    "shapes": "plain shapes in colours, painted by minga itself",
+    "openmoji": "drawings by OpenMoji (openmoji.org, CC BY-SA 4.0) on coloured backgrounds",
+    "folder": "the organiser's pictures",
+    "codes": "captions and codes of the organiser",
+    "shards": "pictures of files on the web",
+}
 
 Paths = Annotated[
     tuple[Annotated[Printable, Field(min_length=1, max_length=1024)], ...], Field(strict=False, max_length=256)
@@ -44,18 +52,21 @@ class ImageTextFilters(Section):
 class ImageTextData(Section):
     """Captions with pictures or with codes of pictures."""
 
-    source: Literal["openmoji", "folder", "codes", "hub", "shards"] = choice(
+    source: Literal["shapes", "openmoji", "folder", "codes", "hub", "shards"] = choice(
         "openmoji",
-        "where pairs come from: drawings of OpenMoji on coloured backgrounds; a folder of pictures with captions; "
-        "files with captions and codes; a data set of the Hugging Face hub; files on the web",
+        "where pairs come from: plain shapes, or drawings of OpenMoji, on coloured backgrounds; a folder of pictures "
+        "with captions; files with captions and codes; a data set of the Hugging Face hub; files on the web",
+        "shapes",
         "openmoji",
         "folder",
         "codes",
         "hub",
         "shards",
     )
-    compositions: int = whole(20_000, 40, 1_000_000, "(source openmoji) pictures that are composed")
-    colours: int = whole(8, 2, 8, "(source openmoji) colours of backgrounds")
+    compositions: int = whole(20_000, 40, 1_000_000, "(sources shapes, openmoji) pictures that are composed")
+    colours: int = whole(8, 2, 8, "(sources shapes, openmoji) colours of shapes and backgrounds")
+    places: int = whole(5, 1, 5, "(sources shapes, openmoji) places of a drawing; 1 is the center alone")
+    sizes: int = whole(2, 1, 2, "(sources shapes, openmoji) sizes of a drawing; 1 is large alone")
     most_pictures: int = whole(20_000, 2, 1_000_000, "(other sources of pictures) pictures that are taken at most")
     files: Paths = described(
         (),
@@ -88,6 +99,10 @@ class ImageTextData(Section):
     def is_streamed(self) -> bool:
         """Whether each peer reads the data set itself, which then must hold codes."""
         return self.source in ("hub", "shards") and bool(self.code_column)
+
+    def in_words(self) -> str:
+        """What pictures they are, and whose."""
+        return _IN_WORDS.get(self.source, f"the data set {self.name} of the Hugging Face hub")
 
     @field_validator("urls")
     @classmethod
@@ -135,9 +150,9 @@ class TextToImageSettings(Section):
     )
     image_tokenizer: Annotated[Printable, Field(max_length=1024)] = described(
         "fsq",
-        "how pictures become codes: by a tokenizer trained on them, by a JanusVQVAE, or not at all, as the data has "
-        "codes; it travels with the run",
-        '"fsq", "hub:OWNER/NAME", "from:FOLDER" or "codes"',
+        "how pictures become codes: by a tokenizer trained on them, by the one for plain shapes that comes with minga, "
+        "by a JanusVQVAE, or not at all, as the data has codes; it travels with the run",
+        '"fsq", "shapes", "hub:OWNER/NAME", "from:FOLDER" or "codes"',
         pattern=_IMAGE_TOKENIZER,
         private=True,
     )

@@ -40,7 +40,7 @@ def test_ratios_are_evenly_spaced_in_their_logarithms() -> None:
 
 def test_a_crop_of_everything_is_the_picture_flipped_or_not() -> None:
     pictures = made_up(40).pictures
-    crops = crop_arrays(pictures, CropRule(12, 1.0, 1.0, 0.0, 0.0), np.random.default_rng(0))
+    crops = crop_arrays(pictures, CropRule(12, 1.0, 1.0, 0.5, 0.0, 0.0), np.random.default_rng(0))
     whole = crop_boxes(np.random.default_rng(0), 40, 12, 12, 1.0, 1.0)[:, 2:].min(axis=1) == 12
     assert whole.any()
     coloured = crops.float().std(dim=1).amax(dim=(1, 2)) > 0  # others were made grey
@@ -59,7 +59,7 @@ def test_crops_are_the_same_with_any_number_of_threads(channels: int) -> None:
     try:
         for number in (1, 3):
             torch.set_num_threads(number)
-            found.append(crop_arrays(pictures, CropRule(10, 0.2, 0.8, 0.8, 0.5), np.random.default_rng(3)))
+            found.append(crop_arrays(pictures, CropRule(10, 0.2, 0.8, 0.5, 0.8, 0.5), np.random.default_rng(3)))
     finally:
         torch.set_num_threads(threads)
     assert (found[0].dtype, tuple(found[0].shape)) == (torch.uint8, (64, channels, 10, 10))

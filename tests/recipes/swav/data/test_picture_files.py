@@ -276,7 +276,7 @@ def test_about_the_share_asked_for_is_held_out_by_content() -> None:
 @pytest.mark.parametrize("jitter", [0.0, 0.8])
 def test_crops_of_files_are_drawn_by_their_seed_alone(jitter: float) -> None:
     picture = Image.fromarray(made_up(1, side=60).pictures[0].permute(1, 2, 0).numpy())
-    rule = CropRule(20, 0.2, 0.5, jitter, 0.5)
+    rule = CropRule(20, 0.2, 0.5, 0.5, jitter, 0.5)
     found = [np.asarray(crop_picture(picture, rule, seed)).tobytes() for seed in (1, 1, 2)]
     assert found[0] == found[1] != found[2]
     cropper = FileCropper()

@@ -23,6 +23,7 @@ from minga.recipes.text_to_image.data.compositions import (
     COLOURS,
     Composer,
     Composition,
+    Variety,
     caption_of,
     draw_compositions,
     labels_of,
@@ -30,11 +31,12 @@ from minga.recipes.text_to_image.data.compositions import (
 from minga.recipes.text_to_image.data.openmoji import drawings
 from minga.recipes.text_to_image.data.pictures import picture_sets
 from minga.recipes.text_to_image.data.rows import caption_of_row, codes_of_row
-from minga.recipes.text_to_image.judging import judge, seen_in
+from minga.recipes.text_to_image.judging import judge, seen_in, words_of
 from minga.recipes.text_to_image.pairs import read_pairs
-from minga.recipes.text_to_image.prepare import HELDOUT_FILE, TRAINING_FILE
+from minga.recipes.text_to_image.prepare import HELDOUT_FILE, SHAPE_TOKENIZER, TRAINING_FILE
 from minga.recipes.text_to_image.recipe import TextToImageRecipe
 from minga.recipes.text_to_image.settings import ImageTextData, ImageTextFilters
+from minga.recipes.text_to_image.tokens.stored import DESCRIPTION_FILE, PARAMETERS_FILE, read_image_tokenizer
 from tests.worlds.recipe_pictures import SMALL, picture_recipe, write_pictures
 
 ALICE, BOB = "a1" * 32, "b0" * 32
@@ -75,7 +77,7 @@ def test_a_judge_that_finds_no_labels_gives_no_figures() -> None:
 
 
 def test_compositions_are_drawn_evenly() -> None:
-    made = draw_compositions(4000, 10, 4, np.random.default_rng(0))
+    made = draw_compositions(4000, every_drawing()[:10], Variety(colours=4), np.random.default_rng(0))
     assert set(Counter(one.colour for one in made)) == set(list(COLOURS)[:4])
     for counts in (Counter(one.place for one in made), Counter(one.drawing for one in made)):
         assert max(counts.values()) < 1.3 * min(counts.values())
@@ -91,6 +93,21 @@ def test_no_rendering_of_a_held_out_drawing_is_trained_on() -> None:
     again, _ = picture_sets(ImageTextData(compositions=4000), 32, seed=0)
     assert again.captions == training.captions
     assert np.array_equal(again.some([3, 5]), training.some([3, 5]))
+
+
+def test_shapes_are_told_by_their_pictures_and_by_what_the_demo_makes_codes_of_them() -> None:
+    data = ImageTextData(source="shapes", compositions=300, colours=4, sizes=1, places=1, heldout_fraction=0.1)
+    training, heldout = picture_sets(data, 32, seed=0)
+    assert not set(training.captions) & set(heldout.captions), "no held-out combination is trained on"
+    pictures = training.some(range(len(training)))
+    assert judge(pictures, training.captions) == dict.fromkeys(("background", "position", "size", "drawing"), 1.0)
+    assert words_of(pictures[0]) == training.captions[0]
+    assert words_of(np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)) == ""
+    names = (DESCRIPTION_FILE, PARAMETERS_FILE)
+    tokenizer = read_image_tokenizer({name: SHAPE_TOKENIZER / name for name in names})
+    found = judge(tokenizer.decode(tokenizer.encode(pictures[:64])), training.captions[:64])
+    assert found["drawing"] > 0.95
+    assert found["background"] == 1.0
 
 
 def test_equal_contents_are_held_out_together() -> None:

@@ -13,7 +13,7 @@ import torch
 from transformers import JanusVQVAE, JanusVQVAEConfig
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.text_to_image.data.compositions import Composer, draw_compositions
+from minga.recipes.text_to_image.data.compositions import Composer, Variety, draw_compositions
 from minga.recipes.text_to_image.data.openmoji import drawings
 from minga.recipes.text_to_image.tokens.fsq import FsqTokenizer, Pictures
 from minga.recipes.text_to_image.tokens.janus import published_tokenizer
@@ -33,7 +33,7 @@ every_drawing = cache(drawings)
 def pictures(count: int, seed: int) -> Pictures:
     found = every_drawing()
     composer = Composer(found, 32)
-    made = draw_compositions(count, len(found), 8, np.random.default_rng(seed))
+    made = draw_compositions(count, found, Variety(), np.random.default_rng(seed))
     return np.stack([composer.paint(one) for one in made])
 
 

@@ -17,12 +17,12 @@ from minga.recipes.swav.augmentation.crop_rule import CropRule
 
 
 def crop_arrays(pictures: Tensor, rule: CropRule, chance: np.random.Generator) -> Tensor:
-    """One crop of each picture of uint8 [n, c, h, w], uint8 [n, c, side, side]: flipped half of the time, changed in
+    """One crop of each picture of uint8 [n, c, h, w], uint8 [n, c, side, side]: mirrored at times, changed in
     colour, made grey and blurred at times.
     """
     count, _, height, width = pictures.shape
     boxes = crop_boxes(chance, count, height, width, rule.low, rule.high)
-    flipped = chance.random(count) < 0.5
+    flipped = chance.random(count) < rule.flip
     crops = _resample(pictures.float(), boxes, flipped, rule.side)
     if rule.jitter > 0:
         jitter(crops, chance, rule.jitter)

@@ -11,6 +11,7 @@ class CropRule:
 
     side: in pixels.
     low, high: the share of a picture's area that a crop shows.
+    flip: share of the crops that are mirrored.
     jitter: strength of the changes of brightness, contrast and saturation, from 0 to 1; the hue has a quarter of it.
     blur: share of the crops that are blurred.
     """
@@ -18,5 +19,6 @@ class CropRule:
     side: int
     low: float
     high: float
+    flip: float
     jitter: float
     blur: float

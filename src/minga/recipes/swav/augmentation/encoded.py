@@ -37,13 +37,13 @@ class FileCropper:
 
 
 def crop_picture(picture: Image.Image, rule: CropRule, seed: int) -> Image.Image:
-    """A crop of an RGB picture: flipped half of the time, jittered, made grey and blurred at times."""
+    """A crop of an RGB picture: mirrored, jittered, made grey and blurred at times."""
     chance = np.random.default_rng(seed)
     top, left, height, width = crop_boxes(chance, 1, picture.height, picture.width, rule.low, rule.high)[0].tolist()
     box = (left, top, left + width, top + height)
     crop = picture.resize((rule.side, rule.side), Image.Resampling.BILINEAR, box=box)
     draws, order = chance.random(9).tolist(), chance.permutation(4).tolist()
-    if draws[0] < 0.5:
+    if draws[0] < rule.flip:
         crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     if draws[1] < JITTERED and rule.jitter > 0:
         for number in order:

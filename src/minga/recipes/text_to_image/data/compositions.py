@@ -57,6 +57,11 @@ def caption_of(name: str, colour: str, size: str, place: str) -> str:
     return f"{name} on a {colour} background, {size}, {place}"
 
 
+def drawing_of(caption: str) -> str:
+    """What a caption of `caption_of` says is drawn."""
+    return caption.rpartition(" on a ")[0]
+
+
 def labels_of(caption: str) -> tuple[str, str, str] | None:
     """Colour, size and place that a caption of `caption_of` says, None for others."""
     before, _, rest = caption.rpartition(" on a ")
@@ -66,14 +71,31 @@ def labels_of(caption: str) -> tuple[str, str, str] | None:
     return (colour, size, place) if known else None
 
 
-def draw_compositions(count: int, drawings: int, colours: int, random: np.random.Generator) -> list[Composition]:
-    """`count` compositions by chance, of that many drawings and of the first `colours` colours."""
-    names, sizes, places = list(COLOURS)[:colours], list(SIZES), list(PLACES)
-    chosen = [random.integers(0, most, size=count) for most in (drawings, len(names), len(sizes), len(places))]
+@dataclass(frozen=True)
+class Variety:
+    """How many background colours, sizes and places compositions have: the first colours, the last sizes and places."""
+
+    colours: int = len(COLOURS)
+    sizes: int = len(SIZES)
+    places: int = len(PLACES)
+
+
+def draw_compositions(
+    count: int, drawings: Sequence[Drawing], variety: Variety, random: np.random.Generator
+) -> list[Composition]:
+    """`count` compositions by chance; none is a drawing on a background of its own colour."""
+    names = list(COLOURS)[: variety.colours]
+    sizes, places = list(SIZES)[-variety.sizes :], list(PLACES)[-variety.places :]
+    chosen = [random.integers(0, most, size=count) for most in (len(drawings), len(names), len(sizes), len(places))]
     return [
-        Composition(int(drawing), names[colour], sizes[size], places[place])
-        for drawing, colour, size, place in zip(*chosen, strict=True)
+        Composition(drawing, _other_than(drawings[drawing].colour, colour, names), sizes[size], places[place])
+        for drawing, colour, size, place in np.stack(chosen, axis=1).tolist()
     ]
+
+
+def _other_than(taken: str, colour: int, names: Sequence[str]) -> str:
+    """The colour of that number, or the next one if it is taken."""
+    return names[(colour + 1) % len(names)] if names[colour] == taken else names[colour]
 
 
 class Composer:

@@ -31,10 +31,13 @@ _NAMES: Final = "data/emoji.json"
 
 @dataclass(frozen=True)
 class Drawing:
-    """A drawing by name; `pixels` uint8 [64, 64, 4] with opacity last."""
+    """A drawing by name; `pixels` uint8 [64, 64, 4] with opacity last. One of a single colour says which: on a
+    background of that colour nobody would see it.
+    """
 
     name: str
     pixels: Pixels
+    colour: str = ""
 
 
 def drawings() -> list[Drawing]:

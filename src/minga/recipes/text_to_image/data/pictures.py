@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -12,10 +12,11 @@ import numpy as np
 from minga.core.errors import ConfigurationError
 from minga.recipes.images.content_rank import held_out
 from minga.recipes.images.loading import Pixels, square
-from minga.recipes.text_to_image.data.compositions import Composer, Composition, caption_of, draw_compositions
+from minga.recipes.text_to_image.data.compositions import Composer, Composition, Variety, caption_of, draw_compositions
 from minga.recipes.text_to_image.data.folders import folder_pictures
-from minga.recipes.text_to_image.data.openmoji import drawings
+from minga.recipes.text_to_image.data.openmoji import Drawing, drawings
 from minga.recipes.text_to_image.data.rows import picture_of_row, taken
+from minga.recipes.text_to_image.data.shapes import shape_drawings
 from minga.recipes.text_to_image.data.sources import rows
 from minga.recipes.text_to_image.settings import ImageTextData
 
@@ -44,8 +45,10 @@ def picture_sets(data: ImageTextData, side: int, seed: int) -> tuple[CaptionedPi
     `ConfigurationError` if there are no pictures, or none on one side.
     """
     if data.source == "openmoji":
-        return _composed(data, side, seed)
-    if data.source == "folder":
+        return _composed(drawings(), data, side, seed)
+    if data.source == "shapes":
+        captions, pictures = _shapes(data, side, seed)
+    elif data.source == "folder":
         captions, pictures = _in_folder(data, side)
     else:
         captions, pictures = _streamed(data, side)
@@ -61,19 +64,29 @@ def picture_sets(data: ImageTextData, side: int, seed: int) -> tuple[CaptionedPi
     return parts[0], parts[1]
 
 
-def _composed(data: ImageTextData, side: int, seed: int) -> tuple[CaptionedPictures, CaptionedPictures]:
-    found = drawings()
+def _composed(
+    found: Sequence[Drawing], data: ImageTextData, side: int, seed: int
+) -> tuple[CaptionedPictures, CaptionedPictures]:
     chosen = held_out([each.pixels.tobytes() for each in found], data.heldout_fraction)
     random = np.random.default_rng(seed)
     apart = round(data.heldout_fraction * data.compositions)
     parts = []
     for wanted, count in ((False, data.compositions - apart), (True, min(apart, MAX_HELDOUT))):
         own = [drawing for drawing, is_held_out in zip(found, chosen, strict=True) if is_held_out == wanted]
-        made = draw_compositions(count, len(own), data.colours, random) if own else []
+        made = draw_compositions(count, own, Variety(data.colours, data.sizes, data.places), random) if own else []
         composer = Composer(own, side)
         captions = [caption_of(own[one.drawing].name, one.colour, one.size, one.place) for one in made]
         parts.append(CaptionedPictures(captions, _painter(composer, made)))
     return parts[0], parts[1]
+
+
+def _shapes(data: ImageTextData, side: int, seed: int) -> tuple[list[str], list[Pixels]]:
+    """Held out are combinations of shape, colours, size and place."""
+    found, variety = shape_drawings(data.colours), Variety(data.colours, data.sizes, data.places)
+    made = draw_compositions(data.compositions, found, variety, np.random.default_rng(seed))
+    composer = Composer(found, side)
+    captions = [caption_of(found[one.drawing].name, one.colour, one.size, one.place) for one in made]
+    return captions, [composer.paint(one) for one in made]
 
 
 def _painter(composer: Composer, made: list[Composition]) -> Callable[[int], Pixels]:

@@ -69,7 +69,7 @@ def read_image_tokenizer(files: Mapping[str, Path]) -> ImageTokenizer:
             raise ValueError("its description is too long")
         with torch.device("meta"):  # so that a false description takes no memory, and nothing is drawn at random
             tokenizer = _built(json.loads(described))
-        tokenizer.load_state_dict(load(body), assign=True)
+        tokenizer.load_state_dict({name: each.float() for name, each in load(body).items()}, assign=True)
     except (SafetensorError, RuntimeError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ConfigurationError(f"the image tokenizer is damaged: {str(error)[:200]}") from error
     if not all(bool(each.isfinite().all()) for each in tokenizer.parameters()):
