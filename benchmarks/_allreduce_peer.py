@@ -16,11 +16,11 @@ from benchmarks._entering import enter, tell_address
 from benchmarks._worker import Channel
 from minga.averaging.allreduce.service import AllReduce
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.round_vectors import RoundVectors
+from minga.averaging.codecs.residual import RoundVectors
 from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.former import GroupFormation
 from minga.averaging.messages import Report
-from minga.core.aio.signal import Signal
+from minga.core.aio import Signal
 from minga.core.rate_cap import RateCap
 from minga.identity.keys.keys import Identity
 from minga.network.iroh.settings import NetworkSettings

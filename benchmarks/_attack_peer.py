@@ -12,7 +12,7 @@ from minga import Event, MingaError, Peer, PeerOptions, RunSpec, host, join
 from minga.network.interface import PeerId
 from minga.recipes import load_recipe, published
 from minga.recipes.running.run import RecipeRun
-from minga.simulation.attacks.registry import attack
+from minga.simulation.attacks.interface import attack
 
 TOLD = ("secure.banned", "secure.member_away", "step.applied", "member.failed")
 

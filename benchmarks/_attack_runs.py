@@ -18,8 +18,7 @@ from minga.security.parts.equal_parts import EqualParts
 from minga.security.parts.part_store import PartStore
 from minga.security.protocol.attempt_record import AttemptRecord, Terms
 from minga.security.protocol.behaviour import Behaviour, Seeds
-from minga.security.protocol.rules import Rules
-from minga.security.protocol.settings import SecureSettings
+from minga.security.protocol.rules import Rules, SecureSettings
 from minga.security.randomness.coin import derive
 from minga.security.randomness.public_batch import data_seed
 from minga.security.robust.interface import Aggregate, Aggregator

@@ -14,10 +14,8 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
-from minga.security.messaging.delivery import FetchPart, Found, PartDelivery
-from minga.security.messaging.spread import FoundStatements
-from minga.security.protocol.statement_store import EquivocationProof
-from minga.security.protocol.statements import Told
+from minga.security.messaging.spread import FetchPart, Found, FoundStatements, PartDelivery
+from minga.security.protocol.statements import EquivocationProof, Told
 from minga.simulation import run_virtual
 from tests.worlds.secure_swarm import SecureSwarm
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from minga.averaging.link_record import Links
+from minga.averaging.links import Links
 from minga.core.events.averaging import RoundBegun, RoundReduced
 from minga.core.events.bus import Event, EventBus, EventData
 from minga.core.events.training import StepApplied
@@ -26,9 +26,7 @@ from minga.network.rpc.run_clock import RunClock
 from minga.training.organiser import Organiser
 from minga.training.peer import Peer
 from minga.training.record_kinds import RUN_KINDS, Progress
-from minga.training.status.losses import LossSample
-from minga.training.status.plan_status import PlanStatus
-from minga.training.status.run_status import PeerStatus, RunStatus
+from minga.training.status.run_status import LossSample, PeerStatus, PlanStatus, RunStatus
 from minga.training.status.status_reader import Look
 
 RUN_ID = "ab" * 32

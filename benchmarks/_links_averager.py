@@ -18,15 +18,15 @@ import msgspec
 import torch
 
 from benchmarks._allreduce_peer import FixedContributor
-from minga.averaging import link_reporter
-from minga.averaging.allreduce import waiting
+from minga.averaging import links as link_reporter
+from minga.averaging.allreduce import round as waiting
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.apportionment import apportion
-from minga.averaging.clocking.registration import Registration
+from minga.averaging.clocking.sample_quota import Registration
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.round_vectors import RoundVectors
+from minga.averaging.codecs.residual import RoundVectors
 from minga.averaging.group import GroupSettings
-from minga.averaging.link_reporter import LinkReporter
+from minga.averaging.links import LinkReporter
 from minga.averaging.matchmaking.former import GroupFormation
 from minga.averaging.messages import Part, PeerScore, Plan, Report
 from minga.core.errors import RemoteError

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Final
 
-from minga.averaging.link_record import Links
+from minga.averaging.links import Links
 from minga.core.events.training import StepApplied
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity

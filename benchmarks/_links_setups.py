@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from minga.averaging.solver.clean_rates import usable
-from minga.averaging.solver.division import PeerRates, SwarmRates
+from minga.averaging.solver.division import PeerRates, SwarmRates, usable
 from minga.averaging.solver.lower_bound import shortest_round
 from tests.netlab import Host
 

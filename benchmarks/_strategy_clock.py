@@ -24,8 +24,8 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import Encoder
 from minga.averaging.matchmaking.leader import GRACE_S
 from minga.averaging.solver.division import PeerRates, SwarmRates
+from minga.averaging.solver.flat import Prediction, predict
 from minga.averaging.solver.planner import divide
-from minga.averaging.solver.prediction import Prediction, predict
 from minga.simulation.forecast.forecast import FORMING_TRIPS
 
 MBIT: Final = 1e6 / 8

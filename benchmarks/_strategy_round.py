@@ -17,8 +17,7 @@ import torch
 from benchmarks._strategy_tasks import Subject
 from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT
 from minga.averaging.codecs.layout import Chunk, VectorLayout
-from minga.averaging.codecs.residual import Encoder, Fate, Residual
-from minga.averaging.codecs.round_vectors import LossySettings, RoundVectors
+from minga.averaging.codecs.residual import Encoder, Fate, LossySettings, Residual, RoundVectors
 from minga.averaging.codecs.seeds import RoundSeeds
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.strategy_choice import StrategyChoice, StrategyFacts, round_batch_range

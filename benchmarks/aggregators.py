@@ -36,8 +36,7 @@ import torch
 from benchmarks import _machine
 from benchmarks._report import emit, finish, parser, spread
 from minga.security.robust.centered_clip import CenteredClip, residual
-from minga.security.robust.interface import Aggregate, Aggregator
-from minga.security.robust.registry import AGGREGATORS
+from minga.security.robust.interface import AGGREGATORS, Aggregate, Aggregator
 
 RATIO_LIMIT = 3.0
 HOSTILE_SHARE = 7 / 16

@@ -1,6 +1,6 @@
 """What hostile members of a secure run can do, how soon they are gone, and what it would be like without defence.
 
-    python -m benchmarks.attacks --all --json           # every attack, see `minga.simulation.attacks.registry`
+    python -m benchmarks.attacks --all --json           # every attack, see `minga.simulation.attacks.interface`
     python -m benchmarks.attacks --attack alie --json   # single ones
     python -m benchmarks.attacks --table --json         # attacks by gradients against other aggregators, too
     python -m benchmarks.attacks --real --json          # real processes over iroh, see below
@@ -13,7 +13,7 @@ the last ten steps. For each attack:
 
     attackers_banned, honest_banned, attackers_left (members to the end)
     steps_to_ban_all    from the first hostile step to the one that ended with the last ban, both counted
-    predicted_steps     mean of `minga.security.randomness.detection_time`, for attackers who cheat in every step and
+    predicted_steps     mean of `minga.security.randomness.validator_lottery`, for attackers who cheat in every step and
     are caught by
                         validators alone
     metric, metric_no_attack (the same run without hostile members)
@@ -37,7 +37,7 @@ peer does, which has to end in the same state as the rest.
 
 The aggregators of the table work at a server that everybody trusts, on whole gradients; nobody is banned. They are
 made for `--hostile` hostile rows, or for as many as they can bear. Attacks and aggregators (`--against`) are named as
-in `minga.simulation.attacks.registry` and `minga.security.robust.registry`; those of other packages that are
+in `minga.simulation.attacks.interface` and `minga.security.robust.interface`; those of other packages that are
 installed count.
 """
 
@@ -59,12 +59,11 @@ from benchmarks._attack_real import RealExtent, RealTold, run_real
 from benchmarks._attack_runs import Extent, Told, hostile_names, run_plainly, run_swarm
 from benchmarks._report import emit, finish, note, parser
 from minga.core.png import blank, write
-from minga.security.protocol.settings import SecureSettings
-from minga.security.randomness.detection_time import mean_steps_to_ban_all
-from minga.security.robust.interface import Aggregate, Aggregator, VerifiableAggregator
-from minga.security.robust.registry import AGGREGATORS
-from minga.simulation.attack_plot import Curve, draw_attack
-from minga.simulation.attacks.registry import attack, attacks
+from minga.security.protocol.rules import SecureSettings
+from minga.security.randomness.validator_lottery import mean_steps_to_ban_all
+from minga.security.robust.interface import AGGREGATORS, Aggregate, Aggregator, VerifiableAggregator
+from minga.simulation.attacks.interface import attack, attacks
+from minga.simulation.outcome import Curve, draw_attack
 
 HARMLESS = 0.01
 VERDICT_STEPS = 2

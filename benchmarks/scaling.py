@@ -43,11 +43,9 @@ from typing import Any
 from benchmarks._report import emit, finish, note, parser
 from minga.averaging.messages import MAX_MEMBERS, GroupMember
 from minga.averaging.planning.signed_plan import PlanNeeds, accept_plan, make_plan, sign_plan
-from minga.averaging.solver.clean_rates import usable
-from minga.averaging.solver.division import Division, PeerRates, SwarmRates
-from minga.averaging.solver.flat import flat_shares
+from minga.averaging.solver.division import Division, PeerRates, SwarmRates, usable
+from minga.averaging.solver.flat import flat_shares, predict
 from minga.averaging.solver.planner import divide
-from minga.averaging.solver.prediction import predict
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
 from minga.network.interface import Address, PeerId

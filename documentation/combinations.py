@@ -7,24 +7,27 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from minga.averaging.codecs.registry import ADAPTIVE, CODECS
-from minga.averaging.sketches.registry import SKETCHES
+from minga.averaging.sketches.interface import SKETCHES
 from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.spec.choices import Choice
 from minga.core.spec.fields import Section
 from minga.core.spec.plugins import Registry
 from minga.core.spec.run_spec import RunSpec
-from minga.training.combinations.cautions import CAUTIONS
-from minga.training.combinations.judgement import cautions, nearest_allowed, refusals
-from minga.training.combinations.refusals import (
+from minga.training.combinations import (
     AVERAGE_PARAMETERS,
     BATCH,
+    CAUTIONS,
     DOWNLOAD,
     REFUSALS,
     SKETCH,
     STRATEGY,
     UPLOAD,
+    Instead,
+    cautions,
+    nearest_allowed,
+    refusals,
+    setting,
 )
-from minga.training.combinations.rule import Instead, setting
 
 Settings = dict[str, Any]
 """By their keys in the run spec."""

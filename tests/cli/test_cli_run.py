@@ -19,8 +19,7 @@ from safetensors.torch import save_file
 from minga import cli
 from minga.cli.taking_part.graceful_leave import farewell_of_host, farewell_of_volunteer
 from minga.cli.terminal import exit_codes
-from minga.identity.links.encoding import EntryPoint
-from minga.identity.links.links import Link
+from minga.identity.links.links import EntryPoint, Link
 from minga.training.join import PeerOptions
 from minga.training.run_folder.known_runs import run_folders
 from minga.training.run_folder.rejoin import KnownAddresses

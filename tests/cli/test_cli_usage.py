@@ -31,8 +31,7 @@ from minga.core.errors import (
 )
 from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.links.encoding import EntryPoint
-from minga.identity.links.links import Link
+from minga.identity.links.links import EntryPoint, Link
 from tests.worlds.cli_run import GENESIS, call, last_json, run, run_process
 
 LINK = str(Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",)),)))

@@ -13,21 +13,23 @@ from typing import Any
 import pytest
 
 from minga.core.errors import ProtocolError, RejectedError
-from minga.monitor.history import Entry, History
-from minga.monitor.history_exchange import (
+from minga.monitor.history import (
     HISTORY,
     LEAST_PERIOD_S,
+    LONGEST_SILENCE_S,
     MOST_ENTRIES,
     MOST_REPLY_BYTES,
     REST,
+    Entry,
+    History,
     HistoryReply,
     HistoryRequest,
     HistoryServer,
     ask_history,
+    fill_gaps,
     packed,
     thinned,
 )
-from minga.monitor.history_gaps import LONGEST_SILENCE_S, fill_gaps
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.simulation.virtual_time import run_virtual

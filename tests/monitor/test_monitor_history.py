@@ -16,7 +16,7 @@ from minga.monitor.history import FILE_NAME, Entry, History, read_history
 from minga.monitor.plot import _by_step, _held_out, _with_holes, plot_history
 from minga.network.interface import PeerId
 from minga.training.record_kinds import Metrics
-from minga.training.status.losses import MAX_REMEMBERED, LossMeter
+from minga.training.status.run_status import MAX_REMEMBERED, LossMeter
 
 A, B = PeerId("aa" * 32), PeerId("bb" * 32)
 

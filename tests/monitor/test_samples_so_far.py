@@ -16,8 +16,7 @@ from minga.core.events.bus import EventBus
 from minga.core.spec.run_spec import RunSpec
 from minga.dashboard.model.run_model import RunModel
 from minga.identity.keys.keys import Identity
-from minga.monitor.history import FILE_NAME, History, read_history
-from minga.monitor.history_exchange import thinned
+from minga.monitor.history import FILE_NAME, History, read_history, thinned
 from minga.monitor.watcher import Watcher
 from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo

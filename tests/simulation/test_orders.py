@@ -9,7 +9,7 @@ import pytest
 
 from minga.core.errors import ConfigurationError
 from minga.simulation import Outcome, Scenario, Simulation
-from minga.simulation.population import population
+from minga.simulation.lifecycle import population
 from minga.simulation.scenario.scenario import read_scenario
 
 SHORT = """

@@ -8,13 +8,10 @@ from minga.core.spec.run_spec import RunSpec
 from minga.network.virtual.internet import HostSettings, Nat
 from minga.network.virtual.relay import relay_url
 from minga.simulation.runner import Simulation
-from minga.simulation.scenario.overrides import changed
-from minga.simulation.scenario.scenario import Scenario, read_scenario
+from minga.simulation.scenario.scenario import Scenario, changed, read_scenario
 from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplica, no_gradient
 from minga.simulation.swarm.swarm import Swarm, TrainerSettings
-from minga.training.status.live_rates import live_rates
-from minga.training.status.losses import LossMeter
-from minga.training.status.run_status import read_status
+from minga.training.status.run_status import LossMeter, live_rates, read_status
 from tests.worlds.swarm_tools import make_spec, virtually
 
 RELAY_BYTES_PER_S, LINE_BYTES_PER_S = 1e6, 4e6

@@ -10,11 +10,9 @@ import pytest
 from minga.cli.simulating.sim_view import step_json, summary_text
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.simulation.outcome import Outcome
-from minga.simulation.plots import draw
+from minga.simulation.outcome import Outcome, draw
 from minga.simulation.runner import Simulation
-from minga.simulation.scenario.overrides import changed, split_change
-from minga.simulation.scenario.scenario import Scenario
+from minga.simulation.scenario.scenario import Scenario, changed, split_change
 from minga.simulation.swarm.swarm import Swarm
 from tests.worlds.swarm_tools import virtually
 

@@ -14,11 +14,9 @@ import pytest
 
 from minga.core.errors import ConfigurationError, StorageError
 from minga.simulation.event_log import Log, LogWriter
-from minga.simulation.outcome import Outcome
-from minga.simulation.plots import draw
+from minga.simulation.outcome import Outcome, draw
 from minga.simulation.runner import Simulation
-from minga.simulation.scenario.overrides import changed, split_change
-from minga.simulation.scenario.scenario import Scenario
+from minga.simulation.scenario.scenario import Scenario, changed, split_change
 from minga.simulation.timeline import PHASES, Timeline
 
 SMALL = """

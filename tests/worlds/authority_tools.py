@@ -21,9 +21,7 @@ from minga.authority.server.service import Authority
 from minga.identity.access.ledger import AccessLedger, Organisers
 from minga.identity.access.orders import Grant
 from minga.identity.keys.keys import Identity
-from minga.identity.links.encoding import EntryPoint
-from minga.identity.links.grant import LinkAccess
-from minga.identity.links.links import Link
+from minga.identity.links.links import EntryPoint, Link, LinkAccess
 
 RUN = "ab" * 32
 ORGANISER, INVITATION, PEER, OTHER = (Identity.from_seed(bytes([i]) * 32) for i in range(101, 105))

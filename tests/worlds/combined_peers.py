@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.residual import Encoder, Fate
-from minga.averaging.codecs.round_vectors import RoundVectors
+from minga.averaging.codecs.residual import Encoder, Fate, RoundVectors
 from minga.averaging.codecs.seeds import RoundSeeds
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.strategy_choice import StrategyChoice

@@ -16,7 +16,7 @@ from minga.recipes import RECIPES, Files, StreamPosition, load_recipe, new_model
 from minga.security import AGGREGATORS
 from minga.security.randomness.public_batch import PublicBatch
 from minga.simulation import BEHAVIOURS
-from minga.simulation.attacks.registry import attack
+from minga.simulation.attacks.interface import attack
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm
 from minga.training import STRATEGIES

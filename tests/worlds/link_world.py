@@ -6,8 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Iterable, Sequence
 
-from minga.averaging.link_record import Links
-from minga.averaging.link_reporter import links_of
+from minga.averaging.links import Links, links_of
 from minga.core.events.bus import Event, EventBus
 from minga.core.rate_cap import RateCap
 from minga.network.bandwidth.access_link import AccessLink, AccessRates

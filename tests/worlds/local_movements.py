@@ -13,7 +13,7 @@ from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce
 from minga.averaging.codecs.registry import CODECS
 from minga.averaging.messages import Plan
-from minga.averaging.sketches.registry import SKETCHES
+from minga.averaging.sketches.interface import SKETCHES
 from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings

@@ -11,8 +11,7 @@ import torch
 from minga.core.spec.run_spec import RunSpec
 from minga.training.replica.replica import Replica
 from minga.training.strategy.interface import ContributionFate, Strategy
-from minga.training.strategy.local.settings import LocalSettings
-from minga.training.strategy.local.strategy import Local
+from minga.training.strategy.local import Local, LocalSettings
 from minga.training.strategy.synchronous import Synchronous
 
 LAYERS, WIDTH = 4, 6

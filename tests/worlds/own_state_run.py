@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import minga
-from minga.averaging.sketches.registry import SKETCHES
+from minga.averaging.sketches.interface import SKETCHES
 from minga.averaging.strategy_choice import STRATEGIES
 from minga.training.organiser import desk_in
 from tests.worlds import sketches

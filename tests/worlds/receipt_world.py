@@ -17,10 +17,9 @@ from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 from minga.training.life.member import Member
 from minga.training.receipts import receipts
-from minga.training.receipts.attestation import Attestation, JudgedCount, pack
-from minga.training.receipts.claims import Claim, Count
+from minga.training.receipts.attestation import Attestation, Claim, Count, JudgedCount, pack
+from minga.training.receipts.book import PeerTotals
 from minga.training.receipts.receipts import Receipts
-from minga.training.receipts.tally import PeerTotals
 from tests.worlds.swarm_tools import make_spec, vector_replica
 
 RUN = "ab" * 32

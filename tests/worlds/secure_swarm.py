@@ -26,10 +26,9 @@ from minga.network.virtual.internet import HostSettings, VirtualInternet, Virtua
 from minga.security.messaging.voting import OutvotedError
 from minga.security.protocol.behaviour import Behaviour, MakeBehaviour, TrainingBackend
 from minga.security.protocol.protocol_state import ProtocolState
-from minga.security.protocol.settings import SecureSettings
+from minga.security.protocol.rules import SecureSettings
 from minga.security.protocol.statements import Step
-from minga.security.step.joiner import Joiner
-from minga.security.step.member import BannedError, ExcludedError, MemberSetup, SecureMember
+from minga.security.step.member import BannedError, ExcludedError, Joiner, MemberSetup, SecureMember
 from minga.simulation.attacks.joining_attacks import PoisonedDonor
 
 RUN_ID = "5ec0" * 16

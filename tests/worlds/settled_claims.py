@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable
 
-from minga.training.bridge.settled_objects import settle_objects
+from minga.training.bridge.loop_thread import settle_objects
 
 
 class Cycle:

@@ -26,7 +26,7 @@ from minga.split.sharing.choices import applying_for, half_for
 from minga.split.sharing.top_copies import TopCopies
 from minga.split.standby.succession import ServerSuccession
 from minga.training.bridge.gradient_port import GradientPort
-from minga.training.bridge.thread_task import ThreadTask
+from minga.training.bridge.thread_bridge import ThreadTask
 from minga.training.replica.replica import Replica
 from tests.worlds.split_world import SERVER_KEY, RecordingTop, SplitPeer, SplitWorld, batch, layers, values
 

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     )
     from minga.averaging.codecs.layout import VectorLayout
     from minga.averaging.codecs.registry import CODECS
-    from minga.averaging.sketches.interface import Sketch
-    from minga.averaging.sketches.registry import SKETCHES
+    from minga.averaging.sketches.interface import SKETCHES, Sketch
 
 __all__ = [
     "CODECS",
@@ -50,7 +49,7 @@ _LATE = {  # imported when they are first asked for
     "CodecPair": "minga.averaging.codecs.interface",
     "FLOAT32_MAX": "minga.averaging.codecs.interface",
     "InvalidEncodingError": "minga.averaging.codecs.interface",
-    "SKETCHES": "minga.averaging.sketches.registry",
+    "SKETCHES": "minga.averaging.sketches.interface",
     "Sketch": "minga.averaging.sketches.interface",
     "VectorLayout": "minga.averaging.codecs.layout",
     "largest_magnitude": "minga.averaging.codecs.interface",

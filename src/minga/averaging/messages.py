@@ -118,7 +118,7 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True):
     step with a lower number from now on (0: it has no vote), and `accepted` is what it held in the latest one.
     `epoch` is that of the organisers' last regroup which the sender followed; leaders take no peer of another one.
     `history` stands for all rounds that led to the sender's state; leaders take no peer with another one.
-    `note` is what the sender has for the other members besides, see `minga.averaging.contracts.RoundNotes`.
+    `note` is what the sender has for the other members besides, see `minga.averaging.group.RoundNotes`.
     """
 
     step: Step
@@ -290,7 +290,7 @@ class SignedPlan(msgspec.Struct, frozen=True, tag="signed_plan", omit_defaults=T
     """Leader to member: the group is closed. `signature` is the leader's, of the bytes of `plan`.
 
     These are the msgpack of a `Plan`, of a large group `packed`: compressed by zlib, from at most `MAX_PLAN_BYTES`. The
-    `note` is no part of what the leader signs: `minga.averaging.contracts.RoundNotes` says what it is.
+    `note` is no part of what the leader signs: `minga.averaging.group.RoundNotes` says what it is.
     """
 
     plan: Annotated[bytes, msgspec.Meta(max_length=MAX_PLAN_BYTES)]

@@ -82,10 +82,10 @@ STRATEGIES: Final[Registry[Any]] = Registry(
     "strategy",
     {
         "synchronous": "minga.training.strategy.synchronous:Synchronous",
-        "delayed": "minga.training.strategy.delayed:Delayed",
-        "local": "minga.training.strategy.local.strategy:Local",
+        "delayed": "minga.training.strategy.synchronous:Delayed",
+        "local": "minga.training.strategy.local:Local",
         "leader": "minga.training.strategy.leader:Leader",
-        "elastic": "minga.training.strategy.elastic:Elastic",
+        "elastic": "minga.training.strategy.centred:Elastic",
         "demo": "minga.training.strategy.demo:Demo",
     },
 )

@@ -28,9 +28,7 @@ from minga.dashboard.server.orders import OrderDesk
 from minga.dashboard.server.pages import Pages
 from minga.dashboard.server.web_server import WebServer
 from minga.dashboard.settings import DashboardSettings
-from minga.monitor.history import RECORD_FILE, Entry, History, read_history
-from minga.monitor.history_exchange import told_since
-from minga.monitor.history_gaps import fill_gaps
+from minga.monitor.history import RECORD_FILE, Entry, History, fill_gaps, read_history, told_since
 from minga.monitor.watcher import Watcher
 from minga.training.organiser import Organiser
 from minga.training.peer import Peer

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from minga.core.aio.observers import Observers
+from minga.core.aio import Observers
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 

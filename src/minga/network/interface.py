@@ -13,7 +13,7 @@ from typing import Annotated, Literal, NewType
 
 import msgspec
 
-from minga.core.aio.observers import Observers
+from minga.core.aio import Observers
 
 PeerId = NewType("PeerId", str)
 """A peer's Ed25519 public key as 64 lower-case hexadecimal digits."""

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from minga.security.robust.centered_clip import CenteredClip, ClippedAggregate
     from minga.security.robust.interface import (
+        AGGREGATORS,
         Aggregate,
         Aggregator,
         VerifiableAggregate,
         VerifiableAggregator,
     )
-    from minga.security.robust.registry import AGGREGATORS
     from minga.security.robust.rows import Rows
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _LATE = {  # imported when they are first asked for
-    "AGGREGATORS": "minga.security.robust.registry",
+    "AGGREGATORS": "minga.security.robust.interface",
     "Aggregate": "minga.security.robust.interface",
     "Aggregator": "minga.security.robust.interface",
     "CenteredClip": "minga.security.robust.centered_clip",

@@ -15,8 +15,7 @@ Called by cli, tests and benchmarks. It is one thread: faults of threads cannot 
 from __future__ import annotations
 
 from minga.security.protocol.behaviour import Seeds, TrainingBackend
-from minga.simulation.attacks.interface import Attack, Lie
-from minga.simulation.attacks.registry import BEHAVIOURS
+from minga.simulation.attacks.interface import BEHAVIOURS, Attack, Lie
 from minga.simulation.faults.driver import FaultDriver, FaultRecord, FaultTarget, VirtualFaults
 from minga.simulation.faults.script import AtEvent, AtTime, Fault, parse_faults
 from minga.simulation.outcome import Outcome

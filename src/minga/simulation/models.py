@@ -8,8 +8,7 @@ from functools import partial
 
 from minga.core.spec.run_spec import RunSpec
 from minga.security.randomness.public_batch import PublicBatch
-from minga.simulation.scenario.scenario import Scenario
-from minga.simulation.scenario.tables import MOMENTS
+from minga.simulation.scenario.scenario import MOMENTS, Scenario
 from minga.simulation.swarm.classification import SAMPLES, Classification
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplica, no_gradient

@@ -12,9 +12,8 @@ from typing import Final
 from minga.averaging.solver.baselines import divide_equally
 from minga.averaging.solver.planner import divide
 from minga.identity.keys.keys import Identity
-from minga.simulation.attackers import AttackLab
 from minga.simulation.event_log import LogWriter
-from minga.simulation.lifecycle import World
+from minga.simulation.lifecycle import AttackLab, World
 from minga.simulation.models import classify_publicly, gradient_of, replica_maker
 from minga.simulation.outcome import Agreement, Outcome
 from minga.simulation.recorder import Recorder

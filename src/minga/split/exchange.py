@@ -13,11 +13,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from minga.core.aio.backoff import Backoff
+from minga.core.aio import Backoff
 from minga.core.errors import ProtocolError, RejectedError, RemoteError, SilentError, UnreachableError
 from minga.core.events.split import SplitBatchesLost, SplitBatchGivenUp, SplitRetried, SplitServerChosen
 from minga.core.refusal_code import RefusalCause, RefusalCode
-from minga.core.spec.split_section import SplitSection
+from minga.core.spec.sections import SplitSection
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from minga.core.aio.observers import Observers
+from minga.core.aio import Observers
 from minga.network.interface import Address, Connection, LinkFacts, Network, PeerId, Stream
 from minga.testing.suite import MakeNetwork
 

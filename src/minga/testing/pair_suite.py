@@ -19,7 +19,7 @@ import torch
 from minga.averaging.codecs.interface import CodecPair
 from minga.averaging.codecs.layout import Chunk
 from minga.averaging.codecs.residual import Encoder, Fate, Residual
-from minga.averaging.compressors.kept_values import FLOAT16_MAX
+from minga.averaging.compressors.sparse_codec import FLOAT16_MAX
 from minga.testing.arguments import require_instance
 
 PEERS, ROUNDS = 3, 200

@@ -18,8 +18,7 @@ import torch
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.sketches.interface import Sketch
-from minga.averaging.sketches.projection import Projection
-from minga.averaging.sketches.round_projections import RoundProjections
+from minga.averaging.sketches.projection import Projection, RoundProjections
 from minga.core.errors import ConfigurationError
 
 MakeSketch = Callable[[VectorLayout], Sketch]

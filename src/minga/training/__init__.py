@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from minga.averaging.messages import PeerScore
     from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts
     from minga.core.spec.fields import choice, described, real, whole
-    from minga.training.strategy.delayed import Delayed
     from minga.training.strategy.interface import ContributionFate, Recovery, Settings, Strategy
-    from minga.training.strategy.synchronous import Synchronous
+    from minga.training.strategy.synchronous import Delayed, Synchronous
 
 __all__ = [
     "STRATEGIES",
@@ -44,7 +43,7 @@ __all__ = [
 
 _LATE = {  # imported when they are first asked for
     "ContributionFate": "minga.training.strategy.interface",
-    "Delayed": "minga.training.strategy.delayed",
+    "Delayed": "minga.training.strategy.synchronous",
     "PeerScore": "minga.averaging.messages",
     "Recovery": "minga.training.strategy.interface",
     "STRATEGIES": "minga.averaging.strategy_choice",

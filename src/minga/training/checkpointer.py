@@ -6,7 +6,7 @@
 One rule says when a checkpoint is due, by the run spec as it is amended (`Checkpointer.is_due`). What this peer alone
 has is copied on the training thread, when the replica has come to a step that is due and no round runs, and once more
 at a polite end, if the checkpoint of the last step was written. All of one step is written by one thread, in order.
-Copies to other places have a thread of their own (`archive/archiver.py`): a line may be slow for hours.
+Copies to other places have a thread of their own (`archive.py`): a line may be slow for hours.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from minga.core.events.bus import EventData
 from minga.core.events.training import CheckpointFailed, CheckpointSaved
 from minga.core.spec.run_spec import RunSpec
 from minga.network.interface import PeerId
-from minga.training.archive.archiver import Archive, Archiver, cause_of
-from minga.training.archive.record import ArchiveRecord
+from minga.training.archive import Archive, Archiver, ArchiveRecord, cause_of
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.life.member import Member
 from minga.training.replica.replica import Replica

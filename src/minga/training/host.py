@@ -17,19 +17,16 @@ from minga.core.wheel import own_wheel
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.training.access.access_files import AccessFiles
-from minga.training.archive.archiver import Archive
-from minga.training.archive.targets import target_of
+from minga.training.archive import Archive, target_of
 from minga.training.join import Door, PeerOptions, checked_options, enter, made, network_settings
 from minga.training.life.founding import FoundingRules
 from minga.training.own_access import RunAccess
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins, spelled_out, with_origins
-from minga.training.run_folder.host_lock import HostLock
-from minga.training.run_folder.known_runs import known_run
-from minga.training.run_folder.own_settings import OwnSettings
-from minga.training.run_folder.rejoin import check_organiser
+from minga.training.run_folder.known_runs import OwnSettings, known_run
+from minga.training.run_folder.rejoin import HostLock, check_organiser
 from minga.training.session import Session
-from minga.training.transfer.file_pieces import describe_file, whole_digest
+from minga.training.transfer.run_files import describe_file, whole_digest
 
 logger = logging.getLogger("minga.training")
 

@@ -29,12 +29,11 @@ from minga.training.own_access import Obtain, RunAccess
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins
 from minga.training.prospect import Consider, look
-from minga.training.run_folder.host_lock import HostLock
 from minga.training.run_folder.known_runs import FOLDER_DIGITS, TEMPORARY, runs_folder
-from minga.training.run_folder.rejoin import MAX_PLACES, KnownAddresses, RejoinFile, merged, own_port
+from minga.training.run_folder.rejoin import MAX_PLACES, HostLock, KnownAddresses, RejoinFile, merged, own_port
 from minga.training.session import Session, SessionSettings
 from minga.training.state.checkpoints import CheckpointStore
-from minga.training.transfer.run_files_fetch import fetch_files
+from minga.training.transfer.run_files import fetch_files
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from minga.optim.arithmetic import forbid_rounded_products
 from minga.security.randomness.public_batch import PublicBatch
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
-from minga.training.bridge.thread_task import ThreadTask
-from minga.training.bridge.watched_step import is_watched
+from minga.training.bridge.thread_bridge import ThreadTask, is_watched
 from minga.training.life.member import FOUNDED
 from minga.training.peer import Peer
 from minga.training.ranks.process_group import ProcessGroup

@@ -18,14 +18,27 @@ from typing import Any, TypeVar
 
 from minga.core.errors import ConfigurationError, IdentityError, RemoteError, UnreachableError
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.access.amendments import MAX_AMENDED_STEP, MAX_PRESENT, Amendment, Regroup
-from minga.identity.access.drafts import draft_amendment, draft_range_ban, draft_revocation
-from minga.identity.access.ledger import AccessLedger, InvalidOrderError, PublicOrder
-from minga.identity.access.orders import MAX_TERMS, Grant, RangeBan, Transfer
-from minga.identity.access.ranges import IpNetwork, parse_range
+from minga.identity.access.ledger import (
+    AccessLedger,
+    InvalidOrderError,
+    PublicOrder,
+    draft_amendment,
+    draft_range_ban,
+    draft_revocation,
+)
+from minga.identity.access.orders import (
+    MAX_AMENDED_STEP,
+    MAX_PRESENT,
+    MAX_TERMS,
+    Amendment,
+    Grant,
+    RangeBan,
+    Regroup,
+    Transfer,
+)
+from minga.identity.access.token import IpNetwork, parse_range
 from minga.identity.keys.keys import Identity
-from minga.identity.links.grant import LinkAccess
-from minga.identity.links.links import Link
+from minga.identity.links.links import Link, LinkAccess
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.training.access.access_files import AccessFiles
 from minga.training.access.standing_orders import (

@@ -18,7 +18,7 @@ from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.interface import PeerId
 from minga.training.access.access_files import AccessFiles
 from minga.training.session import Session
-from minga.training.transfer.run_files_fetch import fetch_run_spec
+from minga.training.transfer.run_files import fetch_run_spec
 
 WATCH_S = 12 * 3600
 """For how long, in seconds, a key of this machine vouches for a monitor."""

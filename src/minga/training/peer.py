@@ -16,29 +16,24 @@ from minga.core.events.bus import Event, EventData, Value
 from minga.core.events.catalogue import CATALOGUE
 from minga.core.free_memory import give_back_free_memory
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.links.encoding import EntryPoint
-from minga.identity.links.links import Link
+from minga.identity.links.links import EntryPoint, Link
 from minga.identity.links.signed_spec import SignedRunSpec
-from minga.training.archive.archiver import Archive
+from minga.training.archive import Archive
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
-from minga.training.bridge.loop_thread import LoopThread
-from minga.training.bridge.settled_objects import settle_objects
+from minga.training.bridge.loop_thread import LoopThread, settle_objects
 from minga.training.checkpointer import Checkpointer
 from minga.training.life.founding import Genesis
 from minga.training.life.member import Member
-from minga.training.life.verified_files import genesis_file
-from minga.training.life.verified_member import VerifiedMember
+from minga.training.life.verified_member import VerifiedMember, genesis_file
+from minga.training.receipts.book import PeerTotals
 from minga.training.receipts.book_file import BookFile
-from minga.training.receipts.file_service import ReceiptFileServer, fetch_receipts
-from minga.training.receipts.tally import PeerTotals
+from minga.training.receipts.document import ReceiptFileServer, fetch_receipts
 from minga.training.record_kinds import Progress
 from minga.training.replica.replica import Replica
 from minga.training.session import Session
-from minga.training.state.snapshot import StateSnapshot
-from minga.training.state.state_memory import FILED_BYTES
-from minga.training.status.event_stream import EventStream
-from minga.training.status.metrics_publisher import METRICS_PERIOD_S, MetricsPublisher
+from minga.training.state.snapshot import FILED_BYTES, StateSnapshot
+from minga.training.status.metrics_publisher import METRICS_PERIOD_S, EventStream, MetricsPublisher
 from minga.training.status.run_status import PeerStatus, RunStatus
 from minga.training.status.status_reader import StatusReader
 from minga.training.transfer.run_files import RunFileServer

@@ -12,8 +12,7 @@ from minga.training.access.standing_orders import spec_due
 from minga.training.bridge.loop_thread import LoopThread
 from minga.training.record_kinds import Progress
 from minga.training.session import Session
-from minga.training.status.live_rates import LiveRates, live_rates
-from minga.training.status.run_status import live_work
+from minga.training.status.run_status import LiveRates, live_rates, live_work
 
 LOOK_S = 2.0
 """How long to wait for what the peers of the run say of themselves; a run that has not begun says nothing."""

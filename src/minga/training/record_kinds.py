@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from minga.averaging.link_record import LINKS
+from minga.averaging.links import LINKS
 from minga.network.gossip.record_kinds import (
     MAX_PAYLOAD_BYTES,
     NETWORK_KINDS,

@@ -15,13 +15,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from minga.averaging.codecs.round_vectors import LossySettings
-from minga.averaging.link_reporter import LinkReporter
+from minga.averaging.codecs.residual import LossySettings
+from minga.averaging.links import LinkReporter
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
 from minga.averaging.strategy_choice import round_batch_range
-from minga.core.aio.disk_writes import DiskWrites
-from minga.core.aio.ending import end
+from minga.core.aio import DiskWrites, end
 from minga.core.errors import (
     ClosedError,
     ConfigurationError,
@@ -54,24 +53,21 @@ from minga.network.rpc.node import Node
 from minga.network.rpc.own_address import OwnAddress
 from minga.network.rpc.run_clock import RunClock
 from minga.security.protocol.behaviour import Behaviour
-from minga.training.access.access_files import AccessFiles, KnownAccess
-from minga.training.access.access_watch import AccessWatch
-from minga.training.access.admission import Admission
-from minga.training.access.entrance import Entrance
+from minga.training.access.access_files import AccessFiles, AccessWatch, KnownAccess
+from minga.training.access.admission import Admission, Entrance
 from minga.training.access.standing_orders import StandingOrders
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
+from minga.training.life.catching_up import Download
 from minga.training.life.founding import Founding, FoundingRules, Genesis
 from minga.training.life.member import Member, MemberSettings
-from minga.training.life.state_sync import Download
 from minga.training.life.verified_member import VerifiedMember, VerifiedOptions
 from minga.training.receipts.book_file import BookFile
 from minga.training.receipts.receipts import Receipts
 from minga.training.record_kinds import MAX_WHY_CHARACTERS, RUN_KINDS, UNFIT, Progress, Unfit
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
-from minga.training.transfer.donors import Wanted
-from minga.training.transfer.download import SyncProgress, download
+from minga.training.transfer.download import SyncProgress, Wanted, download
 from minga.training.transfer.server import StateServer
 
 SEE_OFF_S = 0.3

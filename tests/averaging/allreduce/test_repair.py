@@ -13,7 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minga.averaging.allreduce import sender, waiting
+from minga.averaging.allreduce import round as waiting
+from minga.averaging.allreduce import sender
 from minga.averaging.allreduce.coordinator import FREEZE, LOST, REPAIR
 from minga.averaging.allreduce.messages import Assignment, ChunkMap, Done, Freeze, Lost, Repair
 from minga.averaging.allreduce.repair import Repairer

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minga.averaging.allreduce.messages import Assignment
-from minga.averaging.allreduce.stragglers import StragglerDetector
+from minga.averaging.allreduce.round import StragglerDetector
 from tests.worlds.swarm_tools import virtually
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minga.averaging.clocking.batch_choice import idle_share, smallest_batch
+from minga.averaging.clocking.batch_size import idle_share, smallest_batch
 
 RANGE = (1, 2**24)
 

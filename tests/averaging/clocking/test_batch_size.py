@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from minga.averaging.clocking.batch_size import FEWEST_ROUNDS, STRIDE, BatchSize
-from minga.averaging.clocking.registration import Registration
+from minga.averaging.clocking.sample_quota import Registration
 from minga.averaging.group import GroupSettings
 from minga.averaging.messages import GroupMember, Join, Part, Plan, Report
 from minga.core.errors import ProtocolError

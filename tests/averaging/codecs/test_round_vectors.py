@@ -9,8 +9,7 @@ import torch
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
-from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT
-from minga.averaging.codecs.round_vectors import LossySettings, RoundVectors
+from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT, LossySettings, RoundVectors
 from minga.core.spec.run_spec import RunSpec
 from minga.network.virtual.internet import HostSettings
 from minga.optim import SGD

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minga.averaging.codecs.interface import InvalidEncodingError
-from minga.averaging.compressors.elias_fano import IncreasingNumbers, increasing
+from minga.averaging.compressors.sparse_codec import IncreasingNumbers, increasing
 
 
 @pytest.mark.parametrize("universe", [1, 2, 3, 7, 10])

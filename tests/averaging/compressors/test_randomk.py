@@ -9,7 +9,7 @@ from minga.averaging.codecs.dense import codec
 from minga.averaging.codecs.interface import InvalidEncodingError
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.seeds import RoundSeeds
-from minga.averaging.compressors.randomk import drawn
+from minga.averaging.compressors.topk import drawn
 from minga.testing.codecs.cases import decoded_of
 
 

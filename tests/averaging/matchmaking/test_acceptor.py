@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from minga.averaging.election import Electorate, has_quorum, may_be_committed
-from minga.averaging.matchmaking.acceptor import MOST_RAISED, Acceptor
+from minga.averaging.matchmaking.succession import MOST_RAISED, Acceptor
 from minga.averaging.messages import MAX_BALLOT, Accepted, GroupMember, Part, Plan
 from minga.core.errors import ProtocolError
 from minga.network.interface import Address, PeerId

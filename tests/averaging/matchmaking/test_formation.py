@@ -12,10 +12,10 @@ import msgspec
 import pytest
 import torch
 
-from minga.averaging.clocking.registration import Registration
+from minga.averaging.clocking.sample_quota import Registration
 from minga.averaging.election import ranking
 from minga.averaging.group import GroupSettings
-from minga.averaging.link_record import LinkRow, Links, link_key
+from minga.averaging.links import LinkRow, Links, link_key
 from minga.averaging.matchmaking.follower import JOIN, PROBE
 from minga.averaging.matchmaking.former import PATIENT_TRIES, GroupFormation
 from minga.averaging.matchmaking.leader import OutOfSyncError
@@ -24,7 +24,7 @@ from minga.averaging.messages import FromLeader, Join, Limit, Part, Plan, Redire
 from minga.averaging.planning.plan_maker import PlanMaker
 from minga.averaging.planning.signed_plan import CONTEXT
 from minga.averaging.solver.planner import MIN_PART_BYTES
-from minga.core.aio.observers import Observers
+from minga.core.aio import Observers
 from minga.core.errors import MinorityError, ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.network.bandwidth.access_link import AccessRates
@@ -33,7 +33,7 @@ from minga.network.interface import Address, PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.virtual.internet import HostSettings
 from minga.training.bridge.gradient_port import GradientPort
-from minga.training.bridge.thread_task import WAIT
+from minga.training.bridge.thread_bridge import WAIT
 from minga.training.strategy.interface import ContributionFate
 from tests.worlds.ones_replica import OnesReplica
 from tests.worlds.reduce_world import Party, World, one_vector

@@ -13,9 +13,8 @@ import msgspec
 import pytest
 
 from minga.averaging.election import has_quorum, may_be_committed, ranking
-from minga.averaging.matchmaking.acceptor import MOST_RAISED
 from minga.averaging.matchmaking.follower import JOIN
-from minga.averaging.matchmaking.succession import VIEW
+from minga.averaging.matchmaking.succession import MOST_RAISED, VIEW
 from minga.averaging.messages import Accepted, AskView, FromLeader, Plan, Redirect, SignedPlan, View
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode

@@ -17,7 +17,7 @@ from minga.averaging.clocking import sample_quota
 from minga.averaging.clocking.sample_quota import MemberPace, share_out
 from minga.averaging.matchmaking.follower import JOIN, PROBE
 from minga.averaging.messages import FromLeader, Join, Redirect, Report, SignedPlan, Update
-from minga.core.aio.ending import end
+from minga.core.aio import end
 from minga.core.errors import RemoteError
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream

@@ -9,14 +9,20 @@ import pytest
 import torch
 
 from minga.averaging.clocking.batch_size import BatchSize
-from minga.averaging.clocking.registration import UPDATE_PERIOD_S, Registration
-from minga.averaging.clocking.sample_quota import MemberPace
+from minga.averaging.clocking.sample_quota import UPDATE_PERIOD_S, MemberPace, Registration
 from minga.averaging.group import GroupSettings
-from minga.averaging.matchmaking.acceptor import MOST_RAISED
-from minga.averaging.matchmaking.join_window import LEAST_S, hold_s, waited_for
-from minga.averaging.matchmaking.leader import JOIN_GRACE_S, GroupLeader, OutOfSyncError, Surroundings
+from minga.averaging.matchmaking.leader import (
+    JOIN_GRACE_S,
+    LEAST_S,
+    GroupLeader,
+    OutOfSyncError,
+    Surroundings,
+    hold_s,
+    waited_for,
+)
+from minga.averaging.matchmaking.succession import MOST_RAISED
 from minga.averaging.messages import FromLeader, Join, Limit, Redirect, Report, Update
-from minga.core.aio.signal import Signal
+from minga.core.aio import Signal
 from minga.core.errors import RejectedError, SilentError, UnreachableError
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import Address, PeerId

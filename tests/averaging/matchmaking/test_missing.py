@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from minga.averaging.matchmaking.missing import HERE, serve_here, suspect_the_silent
-from minga.averaging.matchmaking.suspects import Suspects
+from minga.averaging.matchmaking.former import HERE, serve_here, suspect_the_silent
+from minga.averaging.matchmaking.view import Suspects
 from tests.worlds.reduce_world import World
 from tests.worlds.swarm_tools import virtually
 

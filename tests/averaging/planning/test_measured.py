@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minga.averaging.link_record import LinkRow, Links, link_key
+from minga.averaging.links import LinkRow, Links, link_key
 from minga.averaging.planning.believed_rates import DOUBTED, LIFT, RateClaim, swarm_rates
 from minga.averaging.solver.division import SwarmRates
 from minga.network.interface import PeerId

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from minga.averaging.clocking.registration import Registration
+from minga.averaging.clocking.sample_quota import Registration
 from minga.averaging.group import GroupSettings
-from minga.averaging.link_record import LinkRow, Links, link_key
+from minga.averaging.links import LinkRow, Links, link_key
 from minga.averaging.messages import GroupMember, Join, Part, PeerScore, Plan, Report
-from minga.averaging.planning.plan_check import unfair_parts
 from minga.averaging.planning.plan_maker import PlanMaker
+from minga.averaging.planning.signed_plan import unfair_parts
 from minga.averaging.solver.division import Division, PartShare, SwarmRates
 from minga.averaging.solver.planner import divide
 from minga.averaging.strategy_choice import Contributors

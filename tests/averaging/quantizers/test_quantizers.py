@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minga.averaging.codecs.dense import FLOAT32_MAX, Codec, InvalidEncodingError, codec
-from minga.averaging.quantizers.rounding import noise_of
+from minga.averaging.quantizers.blocks import noise_of
 from minga.core.errors import ConfigurationError
 from minga.testing import CODEC_CHECKS, CodecViolation
 from minga.testing.codecs.classes import check_contraction, check_error_feedback, check_unbiased, distance_after

@@ -8,8 +8,7 @@ import torch
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
-from minga.averaging.sketches.cosine_transform import SIZE, to_coefficients, to_numbers
-from minga.averaging.sketches.dct64 import DCT64
+from minga.averaging.sketches.dct64 import DCT64, SIZE, to_coefficients, to_numbers
 from minga.averaging.sketches.interface import make_sketch
 from minga.averaging.sketches.projection import Projection
 from tests.worlds import loudest_codec

@@ -12,8 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.sketches.orthonormal import EPSILON, directions, orthonormal
-from minga.averaging.sketches.powersgd import PowerSGD, PowerSGDSettings
+from minga.averaging.sketches.powersgd import EPSILON, PowerSGD, PowerSGDSettings, directions, orthonormal
 from minga.averaging.sketches.projection import Projection
 
 

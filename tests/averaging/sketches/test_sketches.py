@@ -12,11 +12,9 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
 from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT, KeptResidual
 from minga.averaging.sketches.dct64 import DCT64
-from minga.averaging.sketches.interface import IdentitySketch, Sketch, make_sketch
+from minga.averaging.sketches.interface import SKETCHES, IdentitySketch, Sketch, make_sketch
 from minga.averaging.sketches.powersgd import PowerSGD, PowerSGDSettings
-from minga.averaging.sketches.projection import Projection
-from minga.averaging.sketches.registry import SKETCHES
-from minga.averaging.sketches.round_projections import RoundProjections
+from minga.averaging.sketches.projection import Projection, RoundProjections
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.network.virtual.internet import HostSettings

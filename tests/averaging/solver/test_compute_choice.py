@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from minga.averaging.planning.contributor_choice import StepWork, combined, resting, step_seconds, with_resting
-from minga.averaging.solver.clean_rates import CleanRates, usable
-from minga.averaging.solver.division import SwarmRates
+from minga.averaging.solver.division import CleanRates, SwarmRates, usable
 from minga.averaging.solver.lower_bound import shortest_round
 from tests.worlds.planner_swarms import GBIT, VECTOR, auxiliary, peer, random_swarm, two_sites
 

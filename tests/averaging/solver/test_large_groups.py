@@ -9,14 +9,12 @@ import torch
 
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.link_record import Links
-from minga.averaging.planning.plan_check import unfair_parts
-from minga.averaging.solver.clean_rates import usable
-from minga.averaging.solver.division import Division, PeerRates, SwarmRates
-from minga.averaging.solver.flat import flat_shares
-from minga.averaging.solver.large_groups import LARGE
+from minga.averaging.links import Links
+from minga.averaging.planning.signed_plan import unfair_parts
+from minga.averaging.solver.division import Division, PeerRates, SwarmRates, usable
+from minga.averaging.solver.flat import flat_shares, predict
 from minga.averaging.solver.planner import divide
-from minga.averaging.solver.prediction import predict
+from minga.averaging.solver.two_level import LARGE
 from minga.network.bandwidth.access_link import AccessRates
 from tests.worlds.reduce_world import World
 from tests.worlds.swarm_tools import virtually

@@ -8,7 +8,7 @@ from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.cli.diagnosing.line import MeasuredRates, against_plan
 from minga.network.interface import PeerId
-from minga.training.status.live_rates import LiveRates
+from minga.training.status.run_status import LiveRates
 
 MBIT = 1e6 / 8
 WORK = StepWork(vector_bytes=4_000_000, batch=400)

@@ -7,12 +7,10 @@ import pytest
 from minga.cli.diagnosing.own_access import OwnAccess
 from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
-from minga.identity.access.drafts import draft_range_ban, draft_revocation
-from minga.identity.access.ledger import AccessLedger, Organisers
+from minga.identity.access.ledger import AccessLedger, Organisers, draft_range_ban, draft_revocation
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
-from minga.identity.links.encoding import EntryPoint
-from minga.identity.links.links import Link
+from minga.identity.links.links import EntryPoint, Link
 
 RUN, NOW = "ab" * 32, 1_700_000_000
 ORGANISER, ME = (Identity.from_seed(bytes([seed] * 32)) for seed in (1, 2))

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from minga.core.aio.disk_writes import DiskWrites
+from minga.core.aio import DiskWrites
 from minga.identity.keys.keys import Identity
-from minga.identity.links.encoding import EntryPoint
-from minga.identity.links.links import Link
+from minga.identity.links.links import EntryPoint, Link
 from minga.identity.links.signed_spec import SignedRunSpec
-from minga.training.archive.record import ArchiveRecord, write_record
-from minga.training.receipts.attestation import JudgedCount
+from minga.training.archive import ArchiveRecord, write_record
+from minga.training.receipts.attestation import Claim, JudgedCount
 from minga.training.receipts.book_file import BookFile
-from minga.training.receipts.claims import Claim
 from minga.training.run_folder.rejoin import SPEC_FILE
 from tests.worlds.cli_run import last_json, run
 from tests.worlds.receipt_world import IDS, KEYS, make_count, sign

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import minga.cli
-from minga.averaging.link_record import Links
+from minga.averaging.links import Links
 from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.cli.planning.plan import _is_link
@@ -24,8 +24,7 @@ from minga.simulation.forecast.explanation import alternatives, explain
 from minga.simulation.forecast.plan_words import plan_json, plan_text
 from minga.simulation.forecast.swarm_file import read_swarm_file
 from minga.training.record_kinds import Progress
-from minga.training.status.live_rates import LiveRates, live_rates
-from minga.training.status.plan_status import PlanWatch
+from minga.training.status.run_status import LiveRates, PlanWatch, live_rates
 from tests.training.status.test_run_status import Swarm
 from tests.worlds.cli_run import run
 from tests.worlds.planner_swarms import GBIT, HOMES, SETUPS, auxiliary, client, peer, two_sites

@@ -22,10 +22,10 @@ from minga.cli.terminal.peer_options import WorkOptions
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.network.probing.streams import MAX_PHASE_BYTES
-from minga.training.availability.traffic_budget import TrafficLimit
+from minga.training.availability import TrafficLimit
 from minga.training.organiser import desk_in
 from minga.training.prospect import Prospect
-from minga.training.status.live_rates import LiveRates
+from minga.training.status.run_status import LiveRates
 from tests.worlds.cli_run import ALONE, SPEC, Running, last_json, run
 
 WORK = WorkOptions("cpu", None, 1)

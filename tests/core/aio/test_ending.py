@@ -6,7 +6,7 @@ import asyncio
 import gc
 from typing import Any
 
-from minga.core.aio.ending import end
+from minga.core.aio import end
 from minga.simulation.virtual_time import run_virtual
 
 

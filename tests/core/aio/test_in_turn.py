@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from minga.core.aio.in_turn import first_in_turn
+from minga.core.aio import first_in_turn
 from minga.core.errors import UnreachableError
 from tests.worlds.swarm_tools import virtually
 

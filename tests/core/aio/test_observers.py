@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import minga
-from minga.core.aio.observers import Observers
+from minga.core.aio import Observers
 from minga.network.rpc.keepalive import PULSE_S, KeepaliveTicker
 from tests.network.gossip.test_board import A, World, progress
 

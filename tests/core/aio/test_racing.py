@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from minga.core.aio.hedging import racing
+from minga.core.aio import racing
 from tests.worlds.swarm_tools import virtually
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from minga.core.aio.watching import watching
+from minga.core.aio import watching
 from minga.simulation.virtual_time import run_virtual
 
 

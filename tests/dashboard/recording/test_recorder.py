@@ -24,8 +24,7 @@ from minga.core.events.training import RunAmended, RunRegrouped, StateDonorDropp
 from minga.dashboard.recording.recorder import PERIOD_S, RunRecorder
 from minga.dashboard.recording.round_clock import RoundClock
 from minga.monitor.history import History
-from minga.training.status.run_status import AmendmentStatus, with_split
-from minga.training.status.split_status import SplitRunStatus
+from minga.training.status.run_status import AmendmentStatus, SplitRunStatus, with_split
 
 
 @pytest.fixture

@@ -35,10 +35,10 @@ from minga.dashboard.joining import JoinFacts
 from minga.dashboard.server import connection
 from minga.dashboard.server.web_server import WebServer
 from minga.dashboard.settings import DashboardSettings
-from minga.identity.access.amendments import Amendment
+from minga.identity.access.orders import Amendment
 from minga.monitor.history import RECORD_FILE
 from minga.training.organiser import Organiser
-from minga.training.receipts.tally import PeerTotals
+from minga.training.receipts.book import PeerTotals
 
 
 class Answer(NamedTuple):
@@ -754,7 +754,7 @@ def test_a_monitor_asks_a_host_for_what_it_cannot_see_and_shows_no_card_of_which
     async def ask_history(_: object, __: object, since: float, ___: float) -> list[dict[str, Any]]:
         return [entry for entry in told if entry["t"] > since]
 
-    monkeypatch.setattr("minga.monitor.history_exchange.ask_history", ask_history)
+    monkeypatch.setattr("minga.monitor.history.ask_history", ask_history)
     monkeypatch.setattr(dashboard_module, "HOST_PERIOD_S", 0.05)
     run = MadeUpRun(3, role="monitor")
     run.peer.session.node.connected = lambda: [peer_id(0)]  # type: ignore[method-assign]

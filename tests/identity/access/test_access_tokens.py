@@ -22,9 +22,7 @@ from minga.identity.access.ledger import (
 from minga.identity.access.orders import MAX_TERMS, Barred, Grant, Revocation, Transfer
 from minga.identity.access.token import MAX_TOKEN_BYTES, Login, Token
 from minga.identity.keys.keys import Identity
-from minga.identity.links.encoding import EntryPoint
-from minga.identity.links.grant import LinkAccess
-from minga.identity.links.links import Link
+from minga.identity.links.links import EntryPoint, Link, LinkAccess
 from minga.network.authorizer import MAX_CREDENTIAL_BYTES
 
 RUN, OTHER_RUN = "ab" * 32, "cd" * 32

@@ -9,9 +9,8 @@ import pytest
 
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access import orders as order_types
-from minga.identity.access.amendments import Amendment, Regroup
 from minga.identity.access.ledger import AccessLedger, InvalidOrderError, Organisers
-from minga.identity.access.orders import Order, Revocation, Transfer
+from minga.identity.access.orders import Amendment, Order, Regroup, Revocation, Transfer
 from minga.identity.keys.keys import Identity, verify
 from minga.training.access.standing_orders import StandingOrders
 

@@ -18,9 +18,7 @@ from minga.identity.access.ledger import CLOCK_SKEW_S, AccessLedger
 from minga.identity.access.orders import Grant, Revocation, Transfer
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
-from minga.identity.links.encoding import EntryPoint
-from minga.identity.links.grant import LinkAccess
-from minga.identity.links.links import Link
+from minga.identity.links.links import EntryPoint, Link, LinkAccess
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.gossip.record_kinds import AddressInfo, Credential, Payload
 from minga.network.gossip.records import Verdict, make_record

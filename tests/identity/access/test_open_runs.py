@@ -12,9 +12,9 @@ from minga.core.errors import RejectedError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import AccessLedger, InvalidOrderError
 from minga.identity.access.orders import MAX_RANGES, RangeBan
-from minga.identity.access.ranges import parse_range
+from minga.identity.access.token import parse_range
 from minga.identity.keys.keys import Identity
-from minga.identity.links.grant import LinkAccess
+from minga.identity.links.links import LinkAccess
 from minga.network.virtual.host import EPOCH_S
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from minga.core.errors import IdentityError
 from minga.identity.keys import key_file, keys
-from minga.identity.keys.file_lock import FileLock
+from minga.identity.keys.key_file import FileLock
 from minga.identity.keys.keys import Identity, is_peer_id, verify
 
 SOURCE = Path(keys.__file__).parents[3]

@@ -11,8 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minga.core.errors import LinkError
-from minga.identity.links.encoding import MAX_BODY_BYTES, decode_body, encode_body
-from minga.identity.links.links import MAX_LINK_CHARACTERS, EntryPoint, Link, _base32, _checksum
+from minga.identity.links.links import (
+    MAX_BODY_BYTES,
+    MAX_LINK_CHARACTERS,
+    EntryPoint,
+    Link,
+    _base32,
+    _checksum,
+    decode_body,
+    encode_body,
+)
 
 RUN, ORGANISER, OTHER = "1f" * 32, "2e" * 32, "3d" * 32
 LINK = Link(

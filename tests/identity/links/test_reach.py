@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from minga.identity.links.encoding import EntryPoint
-from minga.identity.links.reach import Reach, reach_of
+from minga.identity.links.links import EntryPoint, Reach, reach_of
 
 ONE, TWO = "1f" * 32, "2e" * 32
 

@@ -9,8 +9,7 @@ import struct
 
 import pytest
 
-from minga.averaging.link_record import LinkRow, Links, link_key
-from minga.averaging.link_reporter import has_moved, is_news, links_of
+from minga.averaging.links import LinkRow, Links, has_moved, is_news, link_key, links_of
 from minga.core.errors import ProtocolError
 from minga.network.bandwidth import delivery_reports
 from minga.network.bandwidth.delivery_reports import BulkUse, DeliveryReports, Span

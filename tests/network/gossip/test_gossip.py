@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from minga.averaging.link_record import LINKS, LinkRow, Links
+from minga.averaging.links import LINKS, LinkRow, Links
 from minga.core.errors import ProtocolError, RejectedError, UnreachableError
 from minga.core.refusal_code import RefusalCode
 from minga.identity.keys.keys import Identity

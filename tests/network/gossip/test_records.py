@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minga.averaging.link_record import LinkRow, Links
+from minga.averaging.links import LinkRow, Links
 from minga.core.errors import ConfigurationError
 from minga.identity.keys.keys import Identity
 from minga.network.gossip import records

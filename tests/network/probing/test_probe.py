@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from minga.averaging.link_record import Links
-from minga.averaging.link_reporter import links_of
+from minga.averaging.links import Links, links_of
 from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
 from minga.averaging.solver.division import Division
 from minga.averaging.solver.planner import divide
@@ -40,7 +39,7 @@ from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 from minga.simulation.virtual_time import run_virtual
-from minga.training.status.live_rates import live_rates
+from minga.training.status.run_status import live_rates
 from tests.worlds.link_world import MB, LinkWorld, Peer
 from tests.worlds.swarm_tools import later, make_spec, pull, vector_replica, virtually
 

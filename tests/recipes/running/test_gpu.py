@@ -17,7 +17,7 @@ from minga.recipes import load_recipe, new_model
 from minga.recipes.running.micro_batch import passes
 from minga.recipes.running.precision import choose_precision
 from minga.recipes.running.run import RecipeRun
-from minga.security.protocol.settings import HONEST_ERROR
+from minga.security.protocol.rules import HONEST_ERROR
 from minga.security.verification.gradient_match import gradient_error
 from tests.worlds.extension_world import hosted
 from tests.worlds.recipe_text import prepared_genesis, small_spec

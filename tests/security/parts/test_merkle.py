@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from minga.security.parts.merkle import MerkleTree, depth, root_of
+from minga.security.parts.equal_parts import MerkleTree, depth, digest_of, root_of
 from minga.security.parts.part_store import PartStore
-from minga.security.parts.running_digest import digest_of
 
 
 def parts_of(count: int) -> list[bytes]:

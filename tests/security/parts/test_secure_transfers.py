@@ -8,19 +8,17 @@ from collections.abc import Sequence
 import pytest
 from blake3 import blake3
 
-from minga.core.aio.signal import Signal
+from minga.core.aio import Signal
 from minga.core.events.bus import EventBus
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.network.virtual.internet import HostSettings, VirtualInternet
-from minga.security.messaging.delivery import FETCH, Deliveries, FetchPart, Found
+from minga.security.messaging.spread import FETCH, Deliveries, FetchPart, Found
 from minga.security.parts import transfer_limits
-from minga.security.parts.merkle import MerkleTree
+from minga.security.parts.equal_parts import AT_ONCE_BYTES, MerkleTree, RunningDigest, digest_of
 from minga.security.parts.part_store import PartStore
-from minga.security.parts.running_digest import AT_ONCE_BYTES, RunningDigest, digest_of
-from minga.security.parts.transfer_limits import STALL_S, transfer_limit_s
-from minga.security.parts.wait_policy import WaitPolicy, wait_for_all
+from minga.security.parts.transfer_limits import STALL_S, WaitPolicy, transfer_limit_s, wait_for_all
 from minga.simulation import run_virtual
 from tests.worlds.swarm_tools import virtually
 

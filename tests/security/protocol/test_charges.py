@@ -7,10 +7,8 @@ from minga.network.interface import PeerId
 from minga.security.parts.equal_parts import EqualParts
 from minga.security.parts.part_store import PartStore
 from minga.security.protocol.attempt_record import AttemptRecord, Terms
-from minga.security.protocol.members import Candidate
-from minga.security.protocol.pending_accusations import MAX_CHARGES, charges
-from minga.security.protocol.rules import Rules
-from minga.security.protocol.settings import SecureSettings
+from minga.security.protocol.members import MAX_CHARGES, Candidate, charges
+from minga.security.protocol.rules import Rules, SecureSettings
 from minga.security.protocol.statements import MAX_ACCUSATIONS, Accusation, Charge, Commit
 from tests.worlds.secure_swarm import RUN_ID, SecureSwarm
 from tests.worlds.secure_world import Quadratic

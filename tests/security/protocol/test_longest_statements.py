@@ -8,7 +8,7 @@ import pytest
 from minga.identity.keys.keys import Identity
 from minga.security.accountability.rulings import hidden_parts
 from minga.security.messaging.spread import MAX_ANSWER_BYTES, StatementGossip
-from minga.security.protocol.pending_accusations import MAX_CHARGES
+from minga.security.protocol.members import MAX_CHARGES
 from minga.security.protocol.statements import (
     MAX_ACCUSATIONS,
     MAX_CANDIDATES,

@@ -7,8 +7,7 @@ import pytest
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
 from minga.core.errors import ConfigurationError
-from minga.security.protocol.rules import Rules
-from minga.security.protocol.settings import SecureSettings
+from minga.security.protocol.rules import Rules, SecureSettings
 from tests.worlds import loudest_codec, nonzero_codec
 
 

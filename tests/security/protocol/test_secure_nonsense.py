@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from minga.security.messaging.collector import PartCollector
+from minga.security.messaging.spread import PartCollector
 from minga.security.parts import equal_parts
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.behaviour import Seeds, TrainingBackend

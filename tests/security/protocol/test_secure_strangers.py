@@ -18,13 +18,12 @@ from minga.security.messaging.past_steps import TAKE, WATCH, AwaitStep, GetAggre
 from minga.security.messaging.spread import PROVE, TELL
 from minga.security.parts.transfer_limits import transfer_limit_s
 from minga.security.protocol.behaviour import Behaviour
-from minga.security.protocol.members import Candidate
-from minga.security.protocol.probation import lot
-from minga.security.protocol.statement_store import EquivocationProof
+from minga.security.protocol.members import Candidate, lot
 from minga.security.protocol.statements import (
     MAX_BODY_BYTES,
     MAX_SHORT_BODY_BYTES,
     Candidacy,
+    EquivocationProof,
     Phase,
     Slot,
     StateClaim,
@@ -32,7 +31,7 @@ from minga.security.protocol.statements import (
     Told,
     state,
 )
-from minga.security.rechecking.applicants import MAX_APPLICANTS
+from minga.security.rechecking.candidates import MAX_APPLICANTS
 from minga.security.step.observer import RETRY_S
 from tests.worlds.secure_swarm import RUN_ID, SecureSwarm
 from tests.worlds.secure_world import Quadratic

@@ -15,8 +15,7 @@ from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.security.accountability.log import verify_log
-from minga.security.messaging.delivery import Deliveries
-from minga.security.messaging.spread import ASK, TELL
+from minga.security.messaging.spread import ASK, TELL, Deliveries
 from minga.security.protocol.behaviour import Behaviour
 from minga.security.protocol.statements import Body, Heard, Phase, Slot, Statement, Told, state
 from minga.simulation.attacks.gradient_attacks import Attack, WrongAggregate

@@ -10,10 +10,16 @@ import msgspec
 import pytest
 
 from minga.network.interface import PeerId
-from minga.security.accountability.log import EvidenceLog
-from minga.security.accountability.membership_log import MembershipChanges
-from minga.security.protocol.members import FIRST_SUSPENSION_STEPS, LAPSES, MAX_BANS, Members, Reason
-from minga.security.protocol.probation import FORMER_SHARE, probation_of
+from minga.security.accountability.log import EvidenceLog, MembershipChanges
+from minga.security.protocol.members import (
+    FIRST_SUSPENSION_STEPS,
+    FORMER_SHARE,
+    LAPSES,
+    MAX_BANS,
+    Members,
+    Reason,
+    probation_of,
+)
 from minga.security.protocol.protocol_state import Banned, ProtocolState, StepProgress
 
 PEERS = [PeerId(f"{number:064x}") for number in range(4)]

@@ -10,11 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from minga.security.randomness.coin import derive
-from minga.security.randomness.detection_time import mean_steps_to_ban_all, steps_to_ban_all
-from minga.security.randomness.integers import UniformIntegers
+from minga.security.randomness.coin import UniformIntegers, derive
 from minga.security.randomness.public_batch import batch_indices, data_seed, micro_batch_seed
-from minga.security.randomness.validator_lottery import draw_validations, validator_count
+from minga.security.randomness.validator_lottery import (
+    draw_validations,
+    mean_steps_to_ban_all,
+    steps_to_ban_all,
+    validator_count,
+)
 from tests.worlds.btard_rounds import PEERS
 
 

@@ -23,9 +23,8 @@ from minga.security.messaging.past_steps import LOOK, TAKE, WATCH, AwaitStep, Se
 from minga.security.messaging.spread import PROVE
 from minga.security.protocol.behaviour import Behaviour, MakeBehaviour
 from minga.security.protocol.members import FIRST_SUSPENSION_STEPS
-from minga.security.protocol.settings import SecureSettings
-from minga.security.protocol.statement_store import EquivocationProof
-from minga.security.protocol.statements import Candidacy, Phase, Slot, state
+from minga.security.protocol.rules import SecureSettings
+from minga.security.protocol.statements import Candidacy, EquivocationProof, Phase, Slot, state
 from minga.simulation.attacks.gradient_attacks import WrongAggregate
 from minga.simulation.attacks.joining_attacks import (
     LyingGuide,

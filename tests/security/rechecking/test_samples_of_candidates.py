@@ -27,7 +27,7 @@ from minga.security.messaging.gradient_samples import (
 )
 from minga.security.parts.transfer_limits import LOOK_S, transfer_limit_s
 from minga.security.protocol.behaviour import Behaviour, Seeds, TrainingBackend
-from minga.security.protocol.settings import SecureSettings
+from minga.security.protocol.rules import SecureSettings
 from minga.security.verification.gradient_match import gradient_error, sampled_error
 from minga.simulation.attacks.joining_attacks import Machine, Sybil
 from tests.worlds.secure_swarm import SecurePeer, SecureSwarm

@@ -15,17 +15,14 @@ from hypothesis.extra import numpy as arrays
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.core.errors import ConfigurationError
-from minga.security.protocol.rules import ChosenAggregator, Rules
-from minga.security.protocol.settings import SecureSettings
+from minga.security.protocol.rules import ChosenAggregator, Rules, SecureSettings
 from minga.security.robust.centered_clip import CenteredClip, ClippedAggregate, residual
 from minga.security.robust.coordinate_wise import CoordinateMedian, TrimmedMean
 from minga.security.robust.geometric_median import GeometricMedian
-from minga.security.robust.interface import Aggregate, Aggregator
+from minga.security.robust.interface import AGGREGATORS, Aggregate, Aggregator, verifiable_aggregator
 from minga.security.robust.krum import Krum, MultiKrum
 from minga.security.robust.mean import Mean
-from minga.security.robust.registry import AGGREGATORS, verifiable_aggregator
-from minga.security.robust.row_order import lexicographic_order
-from minga.security.robust.rows import Rows
+from minga.security.robust.rows import Rows, lexicographic_order
 from minga.testing.aggregator_suite import (
     AGGREGATOR_CHECKS,
     AggregatorViolation,

@@ -8,10 +8,10 @@ import torch
 from benchmarks._attack_digits import Digits
 from benchmarks._attack_runs import Extent, hostile_names, run_plainly, run_swarm
 from benchmarks.attacks import baselines
-from minga.security.protocol.settings import SecureSettings
+from minga.security.protocol.rules import SecureSettings
 from minga.security.step.member import BannedError, ExcludedError
-from minga.simulation.attacks.registry import attack as attack_of
-from minga.simulation.attacks.registry import attacks
+from minga.simulation.attacks.interface import attack as attack_of
+from minga.simulation.attacks.interface import attacks
 from tests.worlds.secure_swarm import SecureSwarm
 from tests.worlds.secure_world import Quadratic
 from tests.worlds.seeds import soaked

@@ -14,7 +14,7 @@ from minga.network.rpc.node import Node
 from minga.security.messaging.past_steps import LOOK, WATCH, AwaitStep, GetState, PastStep, PastSteps, Seen
 from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.protocol.statements import Phase, Slot, StateClaim, Statement, state
-from minga.security.step.discovery import Discovery
+from minga.security.step.observer import Discovery
 from tests.worlds.node_world import RUN_ID, World, identity_of
 from tests.worlds.swarm_tools import virtually
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from minga.network.virtual.internet import HostSettings, VirtualNetwork
-from minga.security.protocol.settings import SecureSettings
+from minga.security.protocol.rules import SecureSettings
 from minga.simulation.attacks.gradient_attacks import WrongAggregate
 from minga.simulation.attacks.protocol_attacks import WithheldReveal
 from tests.worlds.secure_swarm import LATENCY_S, SecureSwarm

@@ -15,8 +15,7 @@ from minga.network.rpc.framing import MessageStream
 from minga.network.virtual.internet import VirtualNetwork
 from minga.security.accountability.log import verify_log
 from minga.security.accountability.rulings import open_complaints, who_withheld
-from minga.security.messaging.delivery import FETCH
-from minga.security.messaging.spread import ASK
+from minga.security.messaging.spread import ASK, FETCH
 from minga.security.protocol.statements import (
     MAX_MEMBERS,
     Accusation,

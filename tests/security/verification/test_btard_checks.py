@@ -7,14 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from minga.security.verification.checks import PublishedClaims, check_norms, check_senders, largest_sum
-from minga.security.verification.claims import PartClaim, claims
-from minga.security.verification.count_sketch import ENTRY_DEVIATION, Directions
-from minga.security.verification.exact_sum import norm
-from minga.security.verification.findings import Offence
+from minga.security.verification.checks import (
+    Offence,
+    PublishedClaims,
+    check_averaging,
+    check_norms,
+    check_senders,
+    largest_sum,
+)
+from minga.security.verification.claims import PartClaim, ResultAccuracy, claims
+from minga.security.verification.count_sketch import ENTRY_DEVIATION, Directions, norm
 from minga.security.verification.norm_bound import dispersions, norm_bound, typical_norm
-from minga.security.verification.public_check import check_averaging
-from minga.security.verification.tolerance import ResultAccuracy
 from tests.worlds.btard_rounds import PEERS, STOP, clipped, clipped_residual, random_rounds, solve
 
 ACCURACY = ResultAccuracy(STOP)

@@ -8,10 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from minga.security.verification.claims import PartClaim, claims, residual_norm
-from minga.security.verification.count_sketch import BLOCK, ENTRY_DEVIATION, Directions
-from minga.security.verification.exact_sum import distance, norm
-from minga.security.verification.tolerance import CLAIM_TOLERANCE, claim_deviation
+from minga.security.verification.claims import CLAIM_TOLERANCE, PartClaim, claim_deviation, claims, residual_norm
+from minga.security.verification.count_sketch import BLOCK, ENTRY_DEVIATION, Directions, distance, norm
 from tests.worlds.btard_rounds import PEERS
 
 RANDOMNESS = bytes(range(32))

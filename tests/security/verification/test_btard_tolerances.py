@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from minga.core.errors import ConfigurationError
-from minga.security.verification.claims import PartClaim
+from minga.security.verification.claims import KAPPA, PartClaim, ResultAccuracy, claim_deviation
 from minga.security.verification.gradient_match import GradientTolerance, gradient_error
 from minga.security.verification.norm_bound import NORM_FACTOR, DispersionHistory, dispersions, norm_bound, typical_norm
-from minga.security.verification.tolerance import KAPPA, ResultAccuracy, claim_deviation
 from tests.worlds.btard_rounds import PEERS
 
 

@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 
-from minga.security.verification.exact_sum import norm
-from minga.security.verification.rounded_length import LENGTH_STEP, SQUARES_ERROR, rounded_length, squares
-from minga.security.verification.step_bound import STEP_GROWTH, StepBound
+from minga.security.verification.count_sketch import LENGTH_STEP, SQUARES_ERROR, norm, rounded_length, squares
+from minga.security.verification.norm_bound import STEP_GROWTH, StepBound
 
 
 @pytest.mark.parametrize("numel", [0, 1, 255, 256, 257, 100_003])

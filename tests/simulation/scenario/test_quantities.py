@@ -10,7 +10,7 @@ import pytest
 
 from minga.core.errors import ConfigurationError
 from minga.core.units import parse_duration, parse_size
-from minga.simulation.scenario.quantities import Kind, parse_quantity
+from minga.simulation.scenario.sections import Kind, parse_quantity
 
 
 def draws(text: str, kind: Kind, count: int = 4001) -> list[float]:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from minga.core.errors import ConfigurationError
-from minga.simulation.population import population
-from minga.simulation.scenario.overrides import changed, split_change, sweeps
-from minga.simulation.scenario.scenario import Scenario, read_scenario, shipped
+from minga.simulation.lifecycle import population
+from minga.simulation.scenario.scenario import Scenario, changed, read_scenario, shipped, split_change, sweeps
 
 HOME = '[[peers]]\nname = "home"\ncount = 4\nsamples_per_second = 10\n'
 GHOST = '[model]\nkind = "ghost"\nname = "albert-large"\n'

@@ -10,8 +10,7 @@ from minga.core.errors import ConfigurationError
 from minga.simulation.event_log import Log
 from minga.simulation.outcome import Outcome
 from minga.simulation.runner import Simulation
-from minga.simulation.scenario.overrides import changed, split_change
-from minga.simulation.scenario.scenario import Scenario, read_scenario
+from minga.simulation.scenario.scenario import Scenario, changed, read_scenario, split_change
 from minga.simulation.split.tally import BatchTally
 from minga.simulation.timeline import Timeline
 

@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from minga.core.errors import ConfigurationError
-from minga.core.spec.sections import OptimizerSection
-from minga.core.spec.split_section import SplitSection
+from minga.core.spec.sections import OptimizerSection, SplitSection
 from minga.split import NoPeek, distance_correlation
 from minga.split.computing.halves import Answer, ClientHalf, Question, converse
 from minga.split.computing.loss import cross_entropy

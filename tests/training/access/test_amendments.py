@@ -17,8 +17,8 @@ from minga.averaging.group import GroupSettings
 from minga.averaging.messages import Accepted
 from minga.core.errors import ConfigurationError, ProtocolError
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.access.amendments import MAX_AMENDMENTS, Amendment
 from minga.identity.access.ledger import AccessLedger, InvalidOrderError
+from minga.identity.access.orders import MAX_AMENDMENTS, Amendment
 from minga.identity.keys.keys import Identity
 from minga.network.gossip.board import Item
 from minga.network.interface import PeerId
@@ -26,9 +26,7 @@ from minga.network.virtual.host import EPOCH_S
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm, small_replica
 from minga.training.access.admission import MAX_INVALID
-from minga.training.access.amended import Amended
-from minga.training.access.order_gossip import OrderExchange
-from minga.training.access.standing_orders import StandingOrders, check_changes
+from minga.training.access.standing_orders import Amended, OrderExchange, StandingOrders, check_changes
 from minga.training.life.member import Member
 from minga.training.record_kinds import Progress
 from minga.training.replica.build_optimizer import set_learning_rate

@@ -12,7 +12,7 @@ from minga.core.errors import ProtocolError
 from minga.core.spec.sections import MAX_ORGANISERS
 from minga.identity.access.orders import MAX_BARRED, MAX_TERMS, Barred, Transfer
 from minga.network.interface import PeerId
-from minga.training.access.order_gossip import MAX_ORDERS, OrderExchange, OrderPage
+from minga.training.access.standing_orders import MAX_ORDERS, OrderExchange, OrderPage
 
 PAGES = 40
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import pytest
 
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.access.amendments import MAX_REGROUPS, Regroup
 from minga.identity.access.ledger import AccessLedger, InvalidOrderError
+from minga.identity.access.orders import MAX_REGROUPS, Regroup
 from minga.identity.keys.keys import Identity
 from minga.network.virtual.host import EPOCH_S
 from minga.simulation.swarm.simulated_peer import SimulatedPeer

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minga.training.agreement.averaging_interval import LONGEST, AveragingInterval
-from minga.training.agreement.state_history import Drift
+from minga.training.agreement.comparison import LONGEST, AveragingInterval, Drift
 
 CLOSE, MIDDLE, FAR = Drift(0.01, 1.0), Drift(0.1, 1.0), Drift(0.5, 1.0)
 

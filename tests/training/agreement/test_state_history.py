@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minga.network.interface import PeerId
-from minga.training.agreement.state_history import HISTORY, Drift, StateHistory, is_same
+from minga.training.agreement.comparison import HISTORY, Drift, StateHistory, is_same
 from minga.training.record_kinds import StateInfo
 
 A, B, C, D = (PeerId(letter * 64) for letter in "abcd")

@@ -18,10 +18,19 @@ from fsspec.registry import _registry
 import minga
 from minga.core.events.bus import EventData
 from minga.identity.keys.keys import Identity
-from minga.training.archive.archiver import Archive, Archiver, archived
-from minga.training.archive.record import RECORD_FILE, ArchiveRecord, read_record, write_record
-from minga.training.archive.targets import Target, UploadError, target_of
-from minga.training.run_folder.own_settings import OWN_SETTINGS_FILE, OwnSettings
+from minga.training.archive import (
+    RECORD_FILE,
+    Archive,
+    Archiver,
+    ArchiveRecord,
+    Target,
+    UploadError,
+    archived,
+    read_record,
+    target_of,
+    write_record,
+)
+from minga.training.run_folder.known_runs import OWN_SETTINGS_FILE, OwnSettings
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.snapshot import StateSnapshot, TensorEntry
 from minga.training.state.state_dict import MODEL

@@ -10,10 +10,17 @@ from pathlib import Path
 import pytest
 
 from minga.core.errors import ConfigurationError
-from minga.training.availability.availability import TRAFFIC_FILE, Availability, AvailabilityRules
-from minga.training.availability.daily_hours import DailyHours
-from minga.training.availability.pause_file import PAUSE_FILE, set_paused
-from minga.training.availability.traffic_budget import ADVANCE, TrafficBudget, TrafficLimit
+from minga.training.availability import (
+    ADVANCE,
+    PAUSE_FILE,
+    TRAFFIC_FILE,
+    Availability,
+    AvailabilityRules,
+    DailyHours,
+    TrafficBudget,
+    TrafficLimit,
+    set_paused,
+)
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 

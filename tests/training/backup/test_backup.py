@@ -16,11 +16,18 @@ import minga
 from minga.identity.keys import key_file
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
-from minga.training.backup import backup as backup_module
-from minga.training.backup import sealed_file
-from minga.training.backup.backup import restore_backup, write_backup
-from minga.training.backup.contents import safe_name
-from minga.training.backup.sealed_file import FRAME_BYTES, MAGIC, SALT_BYTES, SealedReader, SealedWriter
+from minga.training import backup as backup_module
+from minga.training import backup as sealed_file
+from minga.training.backup import (
+    FRAME_BYTES,
+    MAGIC,
+    SALT_BYTES,
+    SealedReader,
+    SealedWriter,
+    restore_backup,
+    safe_name,
+    write_backup,
+)
 from minga.training.run_folder.rejoin import SPEC_FILE
 from minga.training.state.checkpoints import CheckpointStore
 from tests.training.archive.test_archive import snapshot_of

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ClosedError, ConfigurationError
 from minga.training.bridge.gradient_port import GradientPort
-from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
+from minga.training.bridge.thread_bridge import WAIT, ThreadTask, Wait
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import ContributionFate, Recovery
 from tests.worlds.ones_replica import OnesReplica

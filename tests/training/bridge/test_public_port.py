@@ -9,7 +9,7 @@ import pytest
 
 from minga.core.errors import ClosedError
 from minga.training.bridge.assigned_port import AssignedPort, GradientTask
-from minga.training.bridge.thread_task import ThreadTask
+from minga.training.bridge.thread_bridge import ThreadTask
 from tests.worlds.ones_replica import OnesReplica
 from tests.worlds.swarm_tools import virtually
 

@@ -11,7 +11,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import minga
-from minga.training.bridge.watched_step import is_watched
+from minga.training.bridge.thread_bridge import is_watched
 
 
 @pytest.fixture

@@ -10,14 +10,20 @@ import pytest
 from documentation.combinations import Settings, run_with
 from minga.averaging.codecs.registry import CODECS
 from minga.averaging.quantizers.int8 import BlockwiseInt8Codec
-from minga.averaging.sketches.registry import SKETCHES
+from minga.averaging.sketches.interface import SKETCHES
 from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts
 from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Section, whole
 from minga.core.spec.run_spec import RunSpec
-from minga.training.combinations.cautions import CAUTIONS
-from minga.training.combinations.judgement import cautions, check_combinations, nearest_allowed, refusals, with_changes
-from minga.training.combinations.refusals import REFUSALS
+from minga.training.combinations import (
+    CAUTIONS,
+    REFUSALS,
+    cautions,
+    check_combinations,
+    nearest_allowed,
+    refusals,
+    with_changes,
+)
 from minga.training.plugins_of_run import check_plugins
 from minga.training.strategy.synchronous import Synchronous
 from tests.worlds import loudest_codec, sketches

@@ -14,7 +14,7 @@ from minga.network.virtual.internet import HostSettings
 from minga.optim import SGD
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
-from minga.training.agreement.state_history import is_same
+from minga.training.agreement.comparison import is_same
 from minga.training.record_kinds import MAX_WHY_CHARACTERS, Progress, StateInfo, Unfit
 from minga.training.replica.replica import Replica
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, pull, virtually

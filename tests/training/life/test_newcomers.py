@@ -7,12 +7,12 @@ import itertools
 
 import pytest
 
-from minga.averaging.matchmaking.join_window import LEAST_S, MOST_S
+from minga.averaging.matchmaking.leader import LEAST_S, MOST_S
 from minga.network.interface import PeerId
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
-from minga.training.life.newcomers import FORGIVEN_S, Newcomers
+from minga.training.life.board_view import FORGIVEN_S, Newcomers
 from minga.training.record_kinds import Progress, Status
 from tests.worlds.swarm_tools import (
     assert_equal_states,

@@ -18,7 +18,7 @@ from minga.security.protocol.members import Members, Reason
 from minga.training.life import verified_member
 from minga.training.life.founding import Founding, FoundingRules
 from minga.training.life.verified_member import LONGEST_PAUSE_S, PATIENT_ATTEMPTS, VerifiedMember, VerifiedOptions
-from minga.training.transfer.donors import OvertakenError
+from minga.training.transfer.download import OvertakenError
 from minga.training.transfer.server import StateServer
 from tests.worlds.node_world import World, identity_of
 from tests.worlds.swarm_tools import make_spec, virtually

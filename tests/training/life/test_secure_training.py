@@ -24,7 +24,7 @@ from minga.security.protocol.behaviour import Behaviour, Seeds
 from minga.security.randomness.public_batch import PublicBatch
 from minga.simulation.attacks.gradient_attacks import SignFlip
 from minga.training.life.founding import Genesis
-from minga.training.life.verified_files import evidence_file, genesis_file
+from minga.training.life.verified_member import evidence_file, genesis_file
 from tests.worlds.cli_run import run
 
 SAMPLES = 64

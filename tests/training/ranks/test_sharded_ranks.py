@@ -54,7 +54,7 @@ PEER = (
     + """
 import json, os, pathlib, shutil, sys, time, minga
 import torch.distributed as dist
-import minga.training.ranks.shard_stream as shard_stream
+import minga.training.ranks.shard_map as shard_stream
 
 shard_stream.ShardStream.__init__.__defaults__ = (64,)  # a model of 100 numbers is many ranges
 torch.set_num_threads(1)

@@ -21,7 +21,7 @@ from minga.training.ranks.process_group import ProcessGroup
 from minga.training.ranks.replica_choice import trains_shards
 from minga.training.ranks.sharded_replicas import ShardedLeader
 from minga.training.replica.replica import Replica
-from minga.training.strategy.local.strategy import Local
+from minga.training.strategy.local import Local
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo")
 

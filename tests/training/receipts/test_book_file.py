@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from minga.core.aio.disk_writes import DiskWrites
+from minga.core.aio import DiskWrites
 from minga.core.errors import ConfigurationError
 from minga.training.receipts import book_file
-from minga.training.receipts.attestation import JudgedCount
+from minga.training.receipts.attestation import Claim, JudgedCount
 from minga.training.receipts.book_file import BookFile, read_book
-from minga.training.receipts.claims import Claim
 from tests.worlds.receipt_world import IDS, KEYS, make_count, sign
 
 CLAIM = Claim(4, 4, 100, 50)

@@ -15,9 +15,8 @@ from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.training.receipts import document
-from minga.training.receipts.attestation import JudgedCount
+from minga.training.receipts.attestation import Claim, JudgedCount
 from minga.training.receipts.book import ReceiptBook
-from minga.training.receipts.claims import Claim
 from minga.training.receipts.document import (
     MAGIC,
     MAX_UNPACKED_BYTES,

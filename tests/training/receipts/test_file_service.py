@@ -16,14 +16,19 @@ from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
-from minga.training.receipts import file_service, receipts
-from minga.training.receipts.attestation import JudgedCount
-from minga.training.receipts.book import ReceiptBook
+from minga.training.receipts import document as file_service
+from minga.training.receipts import receipts
+from minga.training.receipts.attestation import Claim, JudgedCount
+from minga.training.receipts.book import PeerTotals, ReceiptBook
 from minga.training.receipts.book_file import books_in, read_book
-from minga.training.receipts.claims import Claim
-from minga.training.receipts.document import MAX_FILE_BYTES
-from minga.training.receipts.file_service import FILE, FileReply, FileRequest, ReceiptFileServer, fetch_receipts
-from minga.training.receipts.tally import PeerTotals
+from minga.training.receipts.document import (
+    FILE,
+    MAX_FILE_BYTES,
+    FileReply,
+    FileRequest,
+    ReceiptFileServer,
+    fetch_receipts,
+)
 from tests.worlds.cli_run import last_json, run
 from tests.worlds.receipt_world import IDS, KEYS, make_count, sign
 from tests.worlds.reduce_world import World

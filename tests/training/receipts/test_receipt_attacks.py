@@ -13,10 +13,19 @@ from minga.network.interface import PeerId
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm
 from minga.training.receipts import book as book_module
-from minga.training.receipts.attestation import Attestation, Compact, CompactEntry, JudgedCount
+from minga.training.receipts.attestation import (
+    MAX_PASSED_ON,
+    Attestation,
+    Claim,
+    Compact,
+    CompactEntry,
+    Count,
+    JoinNote,
+    JudgedCount,
+    PlanNote,
+    passed_on,
+)
 from minga.training.receipts.book import ReceiptBook
-from minga.training.receipts.claims import Claim, Count
-from minga.training.receipts.messages import MAX_PASSED_ON, JoinNote, PlanNote, passed_on
 from minga.training.receipts.receipts import Receipts
 from tests.worlds.receipt_world import (
     IDS,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minga.core.aio.disk_writes import DiskWrites
+from minga.core.aio import DiskWrites
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm

@@ -11,9 +11,8 @@ from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.routes import Routes
 from minga.averaging.messages import GroupMember, Part, Plan
 from minga.network.interface import Address
-from minga.training.receipts.attestation import unpack
-from minga.training.receipts.claims import MAX_SPAN_STEPS, Claim
-from minga.training.receipts.sight import RECENT_ROUNDS, Sight, reduced_bytes
+from minga.training.receipts.attestation import MAX_SPAN_STEPS, Claim, unpack
+from minga.training.receipts.book import RECENT_ROUNDS, Sight, reduced_bytes
 from tests.worlds.receipt_world import IDS, make_count
 
 ME, OTHER, THIRD = IDS[:3]

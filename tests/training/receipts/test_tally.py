@@ -13,14 +13,14 @@ from minga.training.receipts.attestation import (
     MAX_COMPACT_BYTES,
     MAX_ENTRIES,
     Attestation,
+    Claim,
     Compact,
+    Count,
     JudgedCount,
     pack,
     unpack,
 )
-from minga.training.receipts.book import ReceiptBook
-from minga.training.receipts.claims import Claim, Count
-from minga.training.receipts.tally import PeerTotals
+from minga.training.receipts.book import PeerTotals, ReceiptBook
 from tests.worlds.receipt_world import IDS, KEYS, RUN, make_count, sign
 
 CLAIM = Claim(4, 4, 100, 50)

@@ -19,14 +19,13 @@ from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
 from minga.optim import LAMB
 from minga.training.bridge.gradient_port import GradientPort
-from minga.training.bridge.thread_task import WAIT, ThreadTask
+from minga.training.bridge.thread_bridge import WAIT, ThreadTask
 from minga.training.replica.accelerator import LateVerdict
 from minga.training.replica.gradient_sum import DeviceSum
 from minga.training.replica.replica import Replica
-from minga.training.strategy.delayed import Delayed
 from minga.training.strategy.interface import ContributionFate, Strategy
-from minga.training.strategy.local.strategy import Local
-from minga.training.strategy.synchronous import Synchronous
+from minga.training.strategy.local import Local
+from minga.training.strategy.synchronous import Delayed, Synchronous
 from tests.worlds.swarm_tools import virtually
 
 SPEC = RunSpec.from_mapping({"name": "device", "training": {"buffers": "average"}})

@@ -17,8 +17,7 @@ from safetensors.torch import save_file
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
-from minga.averaging.codecs.residual import Fate, KeptResidual
-from minga.averaging.codecs.round_vectors import RoundVectors
+from minga.averaging.codecs.residual import Fate, KeptResidual, RoundVectors
 from minga.core.errors import StorageError
 from minga.core.spec.run_spec import RunSpec
 from minga.network.interface import PeerId

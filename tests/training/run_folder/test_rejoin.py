@@ -22,14 +22,20 @@ import minga
 from minga.cli.taking_part.host import LinkOptions, announce
 from minga.cli.terminal.output import Output
 from minga.identity.keys.keys import Identity
-from minga.identity.links.encoding import EntryPoint
-from minga.identity.links.links import Link
+from minga.identity.links.links import EntryPoint, Link
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.interface import Address, PeerId
 from minga.training.join import _places_of
-from minga.training.run_folder.host_lock import HostLock
 from minga.training.run_folder.known_runs import run_folders
-from minga.training.run_folder.rejoin import MAX_PLACES, SPEC_FILE, KnownAddresses, RejoinFile, merged, own_port
+from minga.training.run_folder.rejoin import (
+    MAX_PLACES,
+    SPEC_FILE,
+    HostLock,
+    KnownAddresses,
+    RejoinFile,
+    merged,
+    own_port,
+)
 
 ME = PeerId("0" * 64)
 

@@ -16,8 +16,7 @@ from minga.training.record_kinds import StateInfo
 from minga.training.replica.replica import Replica
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.manifest import build_manifest
-from minga.training.status.losses import LossMeter
-from minga.training.status.run_status import read_status
+from minga.training.status.run_status import LossMeter, read_status
 from tests.worlds.rounding import learn
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, same_step, virtually
 

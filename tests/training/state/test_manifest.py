@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.optim import LAMB, LARS, SGD, AdamW, MomentStorage
-from minga.training.state import state_memory
+from minga.training.state import snapshot as state_memory
 from minga.training.state.manifest import (
     CHUNK_BYTES,
     HASH_BYTES,
@@ -27,9 +27,8 @@ from minga.training.state.manifest import (
     hash_chunks,
 )
 from minga.training.state.scalars import canonical_json, merge_numbers, numbers_of, parse_canonical_json
-from minga.training.state.snapshot import DTYPES, StateSnapshot, TensorEntry, layout_bytes
+from minga.training.state.snapshot import DTYPES, StateMemory, StateSnapshot, TensorEntry, layout_bytes
 from minga.training.state.state_dict import TrainingState
-from minga.training.state.state_memory import StateMemory
 
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 

@@ -11,8 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from minga.averaging.codecs.tensor_bytes import as_bytes
+from minga.training.state.checkpoints import NAMES, write_tensors
 from minga.training.state.snapshot import DTYPES, TensorEntry
-from minga.training.state.tensor_file import NAMES, write_tensors
 
 
 def pieces(tensor: torch.Tensor) -> Iterator[memoryview]:

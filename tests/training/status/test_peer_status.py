@@ -8,7 +8,7 @@ import pytest
 
 import minga
 from minga.core.events.bus import Event, EventBus
-from minga.training.status.event_stream import MOST_WAITING, EventStream
+from minga.training.status.metrics_publisher import MOST_WAITING, EventStream
 
 
 def test_a_program_asks_its_peer_and_hears_of_events() -> None:

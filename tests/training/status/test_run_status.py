@@ -47,8 +47,14 @@ from minga.training.organiser import step_after
 from minga.training.peer import Peer
 from minga.training.record_kinds import RUN_KINDS, Metrics, Progress, StateInfo
 from minga.training.status.last_problem import MAX_REASON_LETTERS, MEANINGS
-from minga.training.status.losses import LossMeter
-from minga.training.status.run_status import AmendmentStatus, RunStatus, newest_step, read_status, step_of_half
+from minga.training.status.run_status import (
+    AmendmentStatus,
+    LossMeter,
+    RunStatus,
+    newest_step,
+    read_status,
+    step_of_half,
+)
 from minga.training.status.status_reader import StatusReader
 
 RUN_ID = "ab" * 32

@@ -10,8 +10,7 @@ import pytest
 from minga.cli.taking_part.status_view import headline, peers_by_kind
 from minga.network.gossip.record_kinds import Payload
 from minga.training.record_kinds import Metrics, SplitServing
-from minga.training.status.run_status import PeerStatus, RunStatus, with_split
-from minga.training.status.split_status import WINDOW_S, SplitMeter
+from minga.training.status.run_status import WINDOW_S, PeerStatus, RunStatus, SplitMeter, with_split
 
 
 class StillBoard:

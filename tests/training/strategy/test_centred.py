@@ -18,8 +18,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.network.interface import PeerId
 from minga.optim import SGD
 from minga.training.replica.replica import Replica
-from minga.training.strategy.centred import Centred
-from minga.training.strategy.elastic import Elastic, ElasticSettings
+from minga.training.strategy.centred import Centred, Elastic, ElasticSettings
 from minga.training.strategy.interface import ContributionFate, Recovery
 from minga.training.strategy.leader import Leader, LeaderSettings
 

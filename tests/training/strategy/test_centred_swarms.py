@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from minga.averaging.allreduce import sender
 from minga.averaging.allreduce.round import Round
-from minga.averaging.clocking.registration import Registration
+from minga.averaging.clocking.sample_quota import Registration
 from minga.averaging.codecs.residual import Encoder
 from minga.averaging.messages import PeerScore, Plan
 from minga.averaging.planning.plan_maker import PlanMaker

@@ -11,7 +11,7 @@ import torch
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce
 from minga.averaging.messages import Plan
-from minga.averaging.sketches.registry import SKETCHES
+from minga.averaging.sketches.interface import SKETCHES
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm

@@ -26,12 +26,11 @@ from minga.testing.strategies.contributions import (
 )
 from minga.testing.strategies.states import check_shared_part
 from minga.training.plugins_of_run import check_plugins
-from minga.training.strategy.delayed import Delayed
+from minga.training.strategy.centred import Elastic
 from minga.training.strategy.demo import Demo
-from minga.training.strategy.elastic import Elastic
 from minga.training.strategy.interface import ContributionFate, Strategy
 from minga.training.strategy.leader import Leader
-from minga.training.strategy.synchronous import Synchronous
+from minga.training.strategy.synchronous import Delayed, Synchronous
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, virtually
 
 

@@ -24,11 +24,17 @@ from minga.network.virtual.internet import HostSettings, VirtualInternet
 from minga.simulation import run_virtual
 from minga.training.state.manifest import CHUNK_BYTES
 from minga.training.transfer import run_files
-from minga.training.transfer.chunk_serving import serve_chunks
-from minga.training.transfer.file_pieces import describe_file
 from minga.training.transfer.messages import DownloadOpened, ManifestReply, ManifestRequest, OpenDownload, TakeChunks
-from minga.training.transfer.run_files import FILE_HASHES, FILE_PIECES, RunFileServer
-from minga.training.transfer.run_files_fetch import FileProgress, fetch_files, fetch_run_spec
+from minga.training.transfer.run_files import (
+    FILE_HASHES,
+    FILE_PIECES,
+    FileProgress,
+    RunFileServer,
+    describe_file,
+    fetch_files,
+    fetch_run_spec,
+)
+from minga.training.transfer.server import serve_chunks
 
 ORGANISER = Identity.from_seed(b"o" * 32)
 CONTENT = {"tokenizer.json": b"{}" * 400_000, "data/train.txt": os.urandom(5 * CHUNK_BYTES + 1), "empty": b""}

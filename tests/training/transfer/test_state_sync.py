@@ -32,9 +32,7 @@ from minga.network.virtual.internet import HostSettings, VirtualInternet, Virtua
 from minga.simulation import run_virtual
 from minga.training.state.manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES, Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot, TensorEntry
-from minga.training.transfer.chunk_cache import DownloadCache
-from minga.training.transfer.donors import OvertakenError, Wanted
-from minga.training.transfer.download import DownloadedState, SyncProgress, download
+from minga.training.transfer.download import DownloadedState, OvertakenError, SyncProgress, Wanted, download
 from minga.training.transfer.messages import (
     CHUNKS,
     DESCRIBE,
@@ -48,7 +46,7 @@ from minga.training.transfer.messages import (
     OpenDownload,
     TakeChunks,
 )
-from minga.training.transfer.server import StateServer
+from minga.training.transfer.server import DownloadCache, StateServer
 
 LINE = HostSettings(4e6, 16e6, latency_s=0.02)
 CHUNKS_IN_ALL = 8

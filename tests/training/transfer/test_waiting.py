@@ -10,7 +10,7 @@ import pytest
 from minga.training.state.manifest import MAX_STEP, Manifest
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.transfer import server
-from minga.training.transfer.donors import Wanted
+from minga.training.transfer.download import Wanted
 from minga.training.transfer.messages import DESCRIBE, DescribeReply, DescribeRequest
 from tests.training.transfer.test_state_sync import Peer, Swarm, fetch, make_snapshot, same, virtually
 

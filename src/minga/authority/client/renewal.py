@@ -10,7 +10,7 @@ import asyncio
 import math
 
 from minga.authority.client.login import LogIn, check_clock
-from minga.core.aio.backoff import Backoff
+from minga.core.aio import Backoff
 from minga.core.errors import LocalError, RejectedError, RemoteError
 from minga.core.events.training import AccessNotRenewed, AccessRenewed
 from minga.identity.access.token import Token

@@ -29,8 +29,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from minga.authority.server.codes import HASH_PATTERN
 from minga.core.errors import ConfigurationError
+from minga.core.files import read_toml
 from minga.core.spec.problems import explain
-from minga.core.toml_file import read_toml
 from minga.core.units import parse_duration
 from minga.core.urls import MAX_URL_CHARACTERS, is_safe_url
 from minga.identity.access.token import LOGIN_NAME

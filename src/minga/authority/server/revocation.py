@@ -13,7 +13,7 @@ from pathlib import Path
 
 from minga.authority.server.issuer import Issuer
 from minga.authority.server.roster import RosterFile
-from minga.core.aio.backoff import Backoff
+from minga.core.aio import Backoff
 from minga.core.errors import MingaError
 from minga.identity.links.links import Link
 from minga.training.join import PeerOptions

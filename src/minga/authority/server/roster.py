@@ -18,7 +18,7 @@ from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically
 from minga.identity.access.ledger import CLOCK_SKEW_S
 from minga.identity.access.orders import MAX_USES
-from minga.identity.keys.file_lock import FileLock
+from minga.identity.keys.key_file import FileLock
 
 FORMAT: Final = "minga-authority-1"
 MAX_FILE_BYTES = 16 << 20

@@ -16,7 +16,7 @@ instance for each step, and these parts:
 
     acceptors   the members of the last committed round, without those that said goodbye: the *electorate*
     ballot      (number of the attempt, its leader, term of its last repair), compared in this order
-    promise     to join a leader (`averaging/matchmaking/acceptor.py`); within a round, to answer a `Freeze` of a term
+    promise     to join a leader (`averaging/matchmaking/succession.py`); within a round, to answer a `Freeze` of a term
     accept      to hold a result, said by `Hold`
     value       the vector, and with it the members of the round that made it: the next step's electorate
 
@@ -58,7 +58,7 @@ They differ in their digests, cannot mix, and are ordered by `Standing`; the ord
 of two that meet exactly one gives way.
 
 A majority that is lost for good leaves no quorum, and nothing above lets the rest go on: it cannot tell a death from a
-cut. So the organisers may, by a signed order that names the members that go on (`identity/access/amendments.py`). It
+cut. So the organisers may, by a signed order that names the members that go on (`identity/access/orders.py`). It
 begins another epoch, and each epoch is an instance of all of the above with its own first electorate, the members
 named. They come to the newest state among them first; what one held, and none of them applied, counts no more. Two
 histories may then exist for a time, if the lost majority lives behind a cut and goes on. They cannot mix: a leader
@@ -77,8 +77,7 @@ from collections import defaultdict
 from minga.averaging.allreduce.coordinator import ALIVE
 from minga.averaging.allreduce.messages import Alive, Committed, Hold, RoundState
 from minga.averaging.allreduce.round import Round
-from minga.core.aio.ending import end
-from minga.core.aio.hedging import racing
+from minga.core.aio import end, racing
 from minga.core.errors import ClosedError, ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound

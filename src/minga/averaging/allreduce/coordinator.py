@@ -10,11 +10,10 @@ from weakref import WeakMethod
 from msgspec.structs import replace
 
 from minga.averaging.allreduce.messages import Alive, Assignment, ChunkMap, Done, Freeze, Lost, Repair, RoundState
-from minga.averaging.allreduce.round import Round, unpack_bitmap
+from minga.averaging.allreduce.round import Round, StragglerDetector, unpack_bitmap
 from minga.averaging.allreduce.routes import RepairWay, is_way, repair_ways
-from minga.averaging.allreduce.stragglers import StragglerDetector
 from minga.averaging.messages import MAX_TERM
-from minga.core.aio.hedging import racing
+from minga.core.aio import racing
 from minga.core.errors import RejectedError, RemoteError
 from minga.core.events.averaging import RoundRepaired
 from minga.core.refusal_code import RefusalCode

@@ -7,7 +7,7 @@ relay's children are the other members of its site: it sends their mean on to th
 if one member had accumulated it all, and passes the root's bytes on unchanged.
 
 No child can make a chunk that it already delivered undone; which children are waited for and how long, see
-`waiting.py`.
+`round.py`.
 
 What a root has finished counts when a quorum holds it with all else, see `commit.py`.
 """
@@ -20,15 +20,13 @@ from collections.abc import Iterable
 import torch
 
 from minga.averaging.allreduce.messages import Assignment, ChunkWeight, PartHello
-from minga.averaging.allreduce.round import Round
+from minga.averaging.allreduce.round import Round, WaitDeadlines
 from minga.averaging.allreduce.sender import Reduced, receive_counted, send_reduced
-from minga.averaging.allreduce.waiting import WaitDeadlines
 from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, FLOAT32_MAX, WEIGHT_LIMIT, Codec, is_finite
-from minga.averaging.codecs.encoded_chunks import receive_encoded
-from minga.averaging.codecs.layout import Chunk
+from minga.averaging.codecs.layout import Chunk, receive_encoded
 from minga.averaging.codecs.residual import Encoder
 from minga.averaging.codecs.tensor_bytes import as_bytes
-from minga.core.aio.ending import end
+from minga.core.aio import end
 from minga.core.errors import NonFiniteError, ProtocolError, RejectedError, RemoteError, SilentError
 from minga.core.events.averaging import RoundSenderDropped
 from minga.core.refusal_code import RefusalCode
@@ -382,7 +380,7 @@ class Reducer:
         }
 
     def _awaited(self) -> dict[int, MessageStream]:
-        """The streams of those whose turn it is; see `waiting.py`."""
+        """The streams of those whose turn it is; see `round.py`."""
         owing = next((waiting for waiting in self._pending.values() if waiting), None)
         if owing is None and len(self._encoded) < len(self._assignment.chunks):
             return {}  # a relay waits for the root

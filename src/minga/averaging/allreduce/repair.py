@@ -15,7 +15,7 @@ as well is replaced by the next in order, who asks again and keeps what was alre
 Without a quorum of the plan's members the round is aborted instead: then this is the smaller side of a split.
 
 The work of a member that lives can be *revoked*: it stays in the round with its samples, but all that goes through it
-and is not finished is done by others. So it is with those that are too slow (`stragglers.py` says when), and where only
+and is not finished is done by others. So it is with those that are too slow (`round.py` says when), and where only
 the link between a root and a relay is broken, for then nobody else can help.
 """
 
@@ -29,11 +29,10 @@ from minga.averaging.allreduce.commit import QuorumCommit
 from minga.averaging.allreduce.coordinator import LOST, TERMS_AHEAD, Coordinator, exist, is_valid, responsible
 from minga.averaging.allreduce.messages import Assignment, ChunkMap, Done, Freeze, Lost, Repair
 from minga.averaging.allreduce.reducer import Reducer
-from minga.averaging.allreduce.round import Round
+from minga.averaging.allreduce.round import Round, StragglerDetector
 from minga.averaging.allreduce.routes import FetchWays
 from minga.averaging.allreduce.sender import exchange, fetch
-from minga.averaging.allreduce.stragglers import StragglerDetector
-from minga.core.aio.hedging import racing
+from minga.core.aio import racing
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound

@@ -24,9 +24,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import mmap
+from collections import Counter
 from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.election import Electorate
 from minga.averaging.messages import Plan
 from minga.averaging.planning.signed_plan import chunk_bytes_of
-from minga.core.aio.signal import Signal
+from minga.core.aio import Signal
 from minga.core.errors import UnreachableError
 from minga.core.events.averaging import RoundMemberLost, RoundWorkTakenOver
 from minga.core.thread_guard import loop_bound
@@ -401,3 +402,153 @@ def unpack_bitmap(bitmap: bytes, count: int) -> list[bool]:
     padded = bitmap.ljust(-(-count // 8), b"\0")
     bits = np.unpackbits(np.frombuffer(padded, np.uint8), count=count, bitorder="little")
     return [bool(bit) for bit in bits]
+
+
+# ---- How long a root or relay waits for the members that send to it.
+#
+# Who never opens its stream is given up after `APPEAR_S` and some round trips (plus the time of a dial). Who lags when
+# more than half have delivered everything is given up after max(`LAG_S`, 3 * the time that these needed), but not
+# before 1.5 times what the plan expected the round to take, for a slow link is no fault. Silence is noticed by the
+# stream itself; a child that is alive, and whose turn it is, but to or from which no byte moves for `STALL_S` is given
+# up, too (a relay, which itself waits for others, after twice that). It is the turn of those that owe the first chunk
+# that is not finished; and once all is finished, of those that have not taken it over.
+
+
+APPEAR_S = 2.0
+DIAL_S = 3.0
+LAG_S = 3.0
+STALL_S = 30.0
+EXPECTED_FACTOR = 1.5
+
+
+class WaitDeadlines:
+    """The waiting for the `children` of one assignment at this member; it begins now."""
+
+    def __init__(self, round: Round, assignment: Assignment, children: frozenset[int]) -> None:
+        self._round, self._assignment, self._children = round, assignment, children
+        self._begun_s = asyncio.get_running_loop().time()
+        self._appear_s = self._times_to_appear()
+        self._lag_deadline_s: float | None = None
+
+    def given_up(
+        self, absent: Collection[int], awaited: Mapping[int, MessageStream], laggards: Collection[int]
+    ) -> dict[int, str]:
+        """Whom not to wait for any longer, and why: of the `absent`, of those whose turn it is (the `awaited`, with
+        their streams), and of the `laggards` (who have not delivered everything).
+        """
+        elapsed_s = asyncio.get_running_loop().time() - self._begun_s
+        lost = {
+            child: "it never sent its part"
+            for child in sorted(absent)
+            if child in self._round.dead or elapsed_s > self._appear_s[child]
+        }
+        for child, stream in awaited.items():
+            stall_s = STALL_S * (2 if self._round.routes.is_relay(self._assignment, child) else 1)
+            if stream.idle_s > stall_s:
+                lost[child] = f"nothing moved for {stall_s:.0f} s"
+        if self._is_over_for_laggards(elapsed_s, len(laggards)):
+            lost.update(dict.fromkeys(sorted(laggards), "it is far slower than the others"))
+        return lost
+
+    def _is_over_for_laggards(self, elapsed_s: float, laggards: int) -> bool:
+        if 2 * laggards >= len(self._children):
+            self._lag_deadline_s = None
+        elif self._lag_deadline_s is None:
+            expected_s = EXPECTED_FACTOR * self._round.expected_s
+            self._lag_deadline_s = max(elapsed_s + max(LAG_S, 3.0 * elapsed_s), expected_s)
+        return self._lag_deadline_s is not None and elapsed_s > self._lag_deadline_s
+
+    def _times_to_appear(self) -> dict[int, float]:
+        """How long each may take to open its stream: the plan may have come to it later, and it may have to dial."""
+        round = self._round
+        members = {child: round.members[child] for child in self._children}
+        trips = {c: round.node.round_trip_s(m) or 0.0 for c, m in members.items() if round.node.is_connected(m)}
+        longest = max(trips.values(), default=0.0)
+        return {c: APPEAR_S + 2 * trips[c] if c in trips else APPEAR_S + DIAL_S + 4 * longest for c in self._children}
+
+
+# ---- When the work of a slow aggregator is worth moving to others.
+#
+# A member judges by what it sees itself: the bytes that it still lacks from an aggregator, and the rate at which that
+# one delivered so far, give the seconds that are left. If half of the aggregators are done, their rate together tells
+# how long the same bytes would take there, after a repair. Moving pays if
+#
+#     left / rate > 2 * (REPAIR_S + left / rate of those that are done),   and at least `LEAST_GAIN_S` are saved.
+#
+# A plan that expected the round to take this long is not overruled: slow links are in its reckoning. A silent member
+# is not slow: either it is heard again soon, or it is given up, and until then others may have to wait for it. So no
+# member is called slow meanwhile, and what was delivered before a repair, and the time that it took, do not count
+# after it.
+
+
+REPAIR_S: Final = 0.5
+LEAST_GAIN_S: Final = 2.0
+LOOK_PERIOD_S: Final = 0.5
+LOOK_SHARE: Final = 0.05
+"""Progress is looked at so often, or after this share of the round, if that is longer."""
+
+EARLIEST_S: Final = 2.0
+OVERDUE: Final = 1.25
+"""An aggregator is on time up to so many times the predicted duration of the round."""
+
+
+@loop_bound
+class StragglerDetector:
+    """Watches the progress of a round at one member."""
+
+    def __init__(self, round: Round) -> None:
+        self._round = round
+        self._looked_s = float("-inf")
+        self._term, self._since_s = 0, round.started_s
+        self._left_then: Counter[int] = Counter()
+        self._done_s: dict[int, float] = {}
+        self._slow: tuple[int, ...] = ()
+        self._told: set[int] = set()
+        self._votes: dict[int, set[int]] = {}
+
+    def news(self) -> tuple[int, ...]:
+        """Aggregators that are slow and were not named before."""
+        fresh = tuple(member for member in self._look() if member not in self._told)
+        self._told.update(fresh)
+        return fresh
+
+    def agrees(self, sender: int, member: int) -> bool:
+        """Whether `member`, which `sender` calls slow, is slow for this member too, or for more than half of all."""
+        voters = self._votes.setdefault(member, set())
+        voters.add(sender)
+        return member in self._look() or 2 * len(voters) > len(self._round.alive())
+
+    def _look(self) -> tuple[int, ...]:
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_s >= max(LOOK_PERIOD_S, LOOK_SHARE * self._round.expected_s):
+            self._looked_s = now
+            self._slow = () if self._round.silent() else self._judge(now)
+        return self._slow
+
+    def _judge(self, now: float) -> tuple[int, ...]:
+        round = self._round
+        total: Counter[int] = Counter()
+        left: Counter[int] = Counter()
+        for (term, _), assignment in round.assignments.items():
+            if not term and not round.is_broken(assignment):  # a repair is not repaired for this
+                sizes = [(round.chunks[i].upload_bytes, round.have[i]) for i in assignment.chunks]
+                total[assignment.aggregator] += sum(size for size, _ in sizes)
+                left[assignment.aggregator] += sum(size for size, have in sizes if not have)
+        done = [member for member in total if not left[member]]
+        for member in done:
+            self._done_s.setdefault(member, now - round.started_s)
+        if self._term != round.term:
+            self._term, self._since_s, self._left_then = round.term, now, left
+        elapsed_s = now - self._since_s
+        too_early = elapsed_s < max(EARLIEST_S, OVERDUE * round.expected_s)
+        if too_early or not done or 2 * len(done) < len(total):
+            return ()
+        others_rate = sum(total[member] for member in done) / max(self._done_s[member] for member in done)
+        slow = []
+        for member in sorted(total.keys() - set(done)):
+            delivered = (self._left_then or total)[member] - left[member]
+            remaining_s = left[member] * elapsed_s / max(1, delivered)
+            moved_s = REPAIR_S + left[member] / others_rate
+            if remaining_s > 2.0 * moved_s and remaining_s - moved_s > LEAST_GAIN_S:
+                slow.append(member)
+        return tuple(slow)

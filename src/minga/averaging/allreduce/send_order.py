@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from minga.core.aio.signal import Signal
+from minga.core.aio import Signal
 
 LEAD: Final = 0.04
 LARGER: Final = 1.5

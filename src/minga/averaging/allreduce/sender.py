@@ -10,11 +10,10 @@ import torch
 from minga.averaging.allreduce.messages import Assignment, ChunkWeight, CountedMembers, FetchChunks, PartHello
 from minga.averaging.allreduce.round import IDLE_S, Round, pack_bitmap, unpack_bitmap
 from minga.averaging.codecs.dense import Codec, codec, is_finite
-from minga.averaging.codecs.encoded_chunks import receive_encoded
+from minga.averaging.codecs.layout import receive_encoded
 from minga.averaging.codecs.residual import Encoder
 from minga.averaging.codecs.tensor_bytes import as_bytes
-from minga.core.aio.ending import end
-from minga.core.aio.hedging import racing
+from minga.core.aio import end, racing
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import Buffer

@@ -26,7 +26,7 @@ from minga.averaging.allreduce.sender import FETCH, PART, serve_fetch
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import Residual
 from minga.averaging.messages import Plan
-from minga.core.aio.signal import Signal
+from minga.core.aio import Signal
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound

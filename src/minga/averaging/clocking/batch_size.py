@@ -2,7 +2,7 @@
 
 Theory of operation. The leader of a step writes the B of the next one into its signed plan, so all members of the group
 know it before anybody can need it, and a leader cannot leave the range of the run spec: the plan would be refused. It
-takes the smallest B with which communication costs no more than the run spec allows (`batch_choice.py`), from the
+takes the smallest B with which communication costs no more than the run spec allows (`batch_size.py`), from the
 speeds that the members report and from how long its own last rounds took from the plan to the update, plus the round
 trip in which a group closes. Leaders measure a little differently, so B stays as it is unless the wish differs by
 more than `STEADY`; it changes by at most `STRIDE` at a time, because speeds measured with small batches promise too
@@ -15,17 +15,69 @@ Peers need not agree for the model to be right: gradients are weighted by sample
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from statistics import median
 from typing import Final
 
-from minga.averaging.clocking.batch_choice import smallest_batch
-from minga.averaging.clocking.registration import Registration
+from minga.averaging.clocking.sample_quota import Registration
 from minga.averaging.group import GroupSettings
 from minga.averaging.messages import Plan
 from minga.core.errors import ProtocolError
 from minga.core.thread_guard import loop_bound
+
+# ---- The smallest target batch size with which communication takes no more than a given share of the time.
+#
+# With the synchronous strategy a step is B / s seconds of computing (B samples, s samples per second of all peers
+# together) and then c seconds in which nobody computes: group forming, the round, the update. So its share is c / (B /
+# s + c), and at most x for B >= s c (1 - x) / x. With the delayed strategy both overlap and a step takes max(B / s,
+# c): nobody computes for the share 1 - (B / s) / c of it if c is longer, so B >= s c (1 - x) is enough.
+
+
+def idle_share(batch: float, samples_per_second: float, communication_s: float, *, overlapped: bool) -> float:
+    """The share (0 to 1) of a step of `batch` samples in which nobody computes; 1 if nobody ever computes.
+
+    `communication_s` is the seconds of a step that are not computing; with `overlapped` they run beside it.
+    """
+    if not (samples_per_second > 0.0 and batch > 0.0):
+        return 1.0
+    computing_s = batch / samples_per_second
+    step_s = max(computing_s, communication_s) if overlapped else computing_s + communication_s
+    return 1.0 - computing_s / step_s if math.isfinite(step_s) else 1.0
+
+
+def smallest_batch(
+    samples_per_second: float,
+    communication_s: float,
+    largest_share: float,
+    allowed: tuple[int, int],
+    *,
+    overlapped: bool,
+) -> int:
+    """The smallest batch with an `idle_share` of at most `largest_share`, or the bound of `allowed` next to it.
+
+    `allowed` is the smallest and the largest batch that the run permits. Where communication would never end the answer
+    is the largest, where nobody computes (so that no batch is better than another) the smallest.
+
+    Raises `ValueError` for a share that is not between 0 and 1 (both excluded), negative or undefined rates and
+    seconds, or an empty range.
+    """
+    least, most = allowed
+    if not 0.0 < largest_share < 1.0:
+        raise ValueError(f"largest_share {largest_share} must be above 0 and below 1")
+    if not (samples_per_second >= 0.0 and communication_s >= 0.0):
+        raise ValueError(f"{samples_per_second} samples/s and {communication_s} s must not be negative")
+    if not 1 <= least <= most:
+        raise ValueError(f"no batch is from {least} to {most}")
+    if samples_per_second == 0.0:
+        return least
+    wanted = samples_per_second * communication_s * (1.0 - largest_share)
+    if not overlapped:
+        wanted /= largest_share
+    # Off by a rounding error, a share that is exactly met would ask for one more sample.
+    return most if wanted >= most else max(least, math.ceil(wanted * (1.0 - 1e-12)))
+
 
 STEADY: Final = 1.25
 STRIDE: Final = 4

@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from minga.averaging.clocking.batch_size import BatchSize
-from minga.averaging.clocking.registration import UPDATE_PERIOD_S, Registration
-from minga.averaging.clocking.sample_quota import SURPLUS, seconds_as_is, share_out
-from minga.averaging.contracts import Contributor
+from minga.averaging.clocking.sample_quota import SURPLUS, UPDATE_PERIOD_S, Registration, seconds_as_is, share_out
+from minga.averaging.group import Contributor
 from minga.averaging.messages import MAX_SAMPLES, Limit
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId

@@ -14,8 +14,8 @@ from collections import deque
 from statistics import median
 from typing import Final
 
-from minga.averaging.contracts import Contributor
-from minga.core.aio.backoff import Backoff
+from minga.averaging.group import Contributor
+from minga.core.aio import Backoff
 from minga.core.events.averaging import PlanRestedInVain, PlanResting
 from minga.core.thread_guard import loop_bound
 from minga.network.rpc.node import Node

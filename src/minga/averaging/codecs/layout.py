@@ -25,6 +25,7 @@ from minga.averaging.codecs.dense import Codec, CodecPair, codec
 from minga.averaging.codecs.registry import ADAPTIVE, AdaptiveSettings, adaptive_settings, canonical_codec
 from minga.core.errors import ConfigurationError
 from minga.core.spec.choices import parse_choice, spelled
+from minga.network.rpc.framing import MessageStream
 
 ADAPTIVE_INT8_MIN_ELEMENTS: Final = AdaptiveSettings().from_elements
 FINGERPRINT_BYTES: Final = 16
@@ -311,3 +312,18 @@ def _cut(piece: Segment, target_bytes: int) -> Iterator[tuple[int, int]]:
     step = block * max(1, target_bytes // largest)
     for start in range(piece.start, piece.stop, step):
         yield start, min(start + step, piece.stop)
+
+
+# ---- One encoded chunk over a stream: the frame says how long it is, the codec how long it may be.
+
+
+async def receive_encoded(stream: MessageStream, codec: Codec, room: memoryview) -> memoryview:
+    """Wait for the next bulk frame; returns the part of `room` (of `max_encoded_bytes`) that it filled.
+
+    A frame that is longer, or of another length than a codec of fixed size has, is a `ProtocolError` of the sender,
+    raised before anything of it is read.
+    """
+    if codec.has_fixed_size:
+        await stream.receive_bulk_into(room)
+        return room
+    return room[: await stream.receive_bulk_up_to(room)]

@@ -37,9 +37,9 @@ CODECS: Final[Registry[Callable[..., Codec]]] = Registry(
         "sign": "minga.averaging.quantizers.sign:SignCodec",
         "topk": "minga.averaging.compressors.topk:TopKCodec",
         "gtopk": "minga.averaging.compressors.topk:GlobalTopKCodec",
-        "union": "minga.averaging.compressors.counted_blocks:UnionCodec",
-        "gaussiank": "minga.averaging.compressors.counted_blocks:GaussianKCodec",
-        "randomk": "minga.averaging.compressors.randomk:RandomKCodec",
+        "union": "minga.averaging.compressors.sparse_codec:UnionCodec",
+        "gaussiank": "minga.averaging.compressors.sparse_codec:GaussianKCodec",
+        "randomk": "minga.averaging.compressors.topk:RandomKCodec",
     },
 )
 """What makes a codec: a class, or a function without arguments. A class with settings takes them as its argument."""

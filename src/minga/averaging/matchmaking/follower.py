@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from minga.averaging.clocking.registration import UPDATE_PERIOD_S
-from minga.averaging.contracts import Contributor
-from minga.averaging.matchmaking.acceptor import Acceptor
+from minga.averaging.clocking.sample_quota import UPDATE_PERIOD_S
+from minga.averaging.group import Contributor
 from minga.averaging.matchmaking.leader import OutOfSyncError
+from minga.averaging.matchmaking.succession import Acceptor
 from minga.averaging.messages import (
     FromLeader,
     Join,
@@ -25,8 +25,7 @@ from minga.averaging.messages import (
 )
 from minga.averaging.planning.best_contributor import ToldScores
 from minga.averaging.planning.signed_plan import accept_plan
-from minga.core.aio.ending import end
-from minga.core.aio.hedging import racing
+from minga.core.aio import end, racing
 from minga.core.errors import RejectedError, RemoteError, SilentError
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import Address, PeerId

@@ -22,28 +22,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
 from minga.averaging.clocking.batch_size import BatchSize
-from minga.averaging.clocking.registration import Registration
+from minga.averaging.clocking.sample_quota import Registration
 from minga.averaging.clocking.standby import Standby
-from minga.averaging.contracts import Contributor
 from minga.averaging.election import has_quorum
-from minga.averaging.group import GroupSettings, SwarmView
-from minga.averaging.matchmaking.acceptor import Acceptor
+from minga.averaging.group import Contributor, GroupSettings, SwarmView
 from minga.averaging.matchmaking.follower import JOIN, PROBE, ask_around, follow
 from minga.averaging.matchmaking.leader import GroupLeader, OutOfSyncError, Surroundings
-from minga.averaging.matchmaking.missing import HERE, LOOK_S, serve_here, suspect_the_silent
-from minga.averaging.matchmaking.quorum import QuorumRule
-from minga.averaging.matchmaking.succession import Succession
-from minga.averaging.matchmaking.view import MembershipView
+from minga.averaging.matchmaking.succession import Acceptor, QuorumRule, Succession
+from minga.averaging.matchmaking.view import MembershipView, Suspects
 from minga.averaging.messages import MAX_PLAN_NOTE_BYTES, Accepted, Join, Plan, Redirect, Report
 from minga.averaging.planning.plan_maker import Divide, PlanMaker
 from minga.averaging.planning.signed_plan import sign_plan
 from minga.averaging.solver.planner import divide
-from minga.core.aio.signal import Signal
+from minga.core.aio import Signal
 from minga.core.errors import ProtocolError, RejectedError, RemoteError, SilentError
 from minga.core.events.averaging import GroupLeaderLost
 from minga.core.refusal_code import RefusalCode
@@ -52,6 +49,54 @@ from minga.identity.keys.keys import Identity
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.framing import MAX_MESSAGE_BYTES, MessageStream
 from minga.network.rpc.node import Node
+
+# ---- Members of the last round that have not joined this step: are they late, or silent?
+#
+# Theory of operation. Between two rounds nothing need pass between a leader and a member. So a leader cannot tell a
+# member that still applies the last result from one that stopped right after it, and the board may take seconds longer
+# than a stream to tell. Therefore the leader calls those that are missing. A living one answers, or at least gives
+# signs of life; a silent one is suspected, as a silent leader is, and the step does not wait for it.
+
+
+HERE: Final = "group.here"
+
+LOOK_S: Final = 0.2
+"""Seconds between two looks at the members that are missing: in a small group all others are there before the first."""
+
+MOST_CALLED: Final = 8
+"""Members that are called at a time."""
+
+
+class Here(msgspec.Struct, frozen=True):
+    """Are you there? And the answer."""
+
+
+async def serve_here(_: PeerId, stream: MessageStream) -> None:
+    """Answer a call."""
+    await stream.receive(Here)
+    await stream.send(Here())
+
+
+async def suspect_the_silent(
+    node: Node, missing: Callable[[], Collection[PeerId]], suspects: Callable[[], Suspects]
+) -> None:
+    """Call those that are `missing`, now and every `LOOK_S`, each once; suspect those without signs of life."""
+    called: set[PeerId] = set()
+
+    async def call(peer: PeerId) -> None:
+        try:
+            await node.call(peer, HERE, Here(), Here)
+        except SilentError:
+            suspects().add(peer)
+        except RemoteError:
+            pass  # it refuses, as one that does not know the question does, or it is not connected: that tells nothing
+
+    while True:
+        if fresh := sorted(set(missing()) - called)[:MOST_CALLED]:
+            called.update(fresh)
+            await asyncio.gather(*map(call, fresh))
+        await asyncio.sleep(LOOK_S)
+
 
 AHEAD_PATIENCE_S = 5.0
 """Seconds that a join for a later step waits for this peer to get there before it is refused."""

@@ -4,18 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from minga.averaging.allreduce.round import IDLE_S, LATE
 from minga.averaging.election import has_quorum, ranking
 from minga.averaging.group import GroupSettings, SwarmView
-from minga.averaging.matchmaking.suspects import Suspects
 from minga.averaging.messages import Plan
+from minga.core.aio import Backoff
 from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node
+
+# ---- Whom this peer does not ask to lead for a while, because it was asked in vain.
+
+
+FIRST_PAUSE_S = 2.0
+LONGEST_PAUSE_S = 32.0
+
+
+class Suspects:
+    """Suspicions that end by themselves: others may hear a peer that this one did not hear for a moment, and follow it.
+
+    Each further suspicion within a step lasts twice as long.
+    """
+
+    def __init__(self, peers: Iterable[PeerId] = ()) -> None:
+        self._suspicions: dict[PeerId, Backoff] = {}
+        for peer in peers:
+            self.add(peer)
+
+    def add(self, peer: PeerId) -> None:
+        """Suspect a peer, for longer if it was suspected before."""
+        self._suspicions.setdefault(peer, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)).suffer()
+
+    def clear(self) -> None:
+        """Trust all peers again."""
+        self._suspicions.clear()
+
+    def now(self) -> set[PeerId]:
+        """The peers that are suspected at present."""
+        return {peer for peer, suspicion in self._suspicions.items() if suspicion.is_on}
+
 
 RECENT_S = 60.0
 """Seconds after a round for which its members count for a peer that had to fetch the state."""

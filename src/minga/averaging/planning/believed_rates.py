@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from minga.averaging.link_record import LinkRow, Links, link_key
+from minga.averaging.links import LinkRow, Links, link_key
 from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.network.bandwidth.estimate import FASTEST_RATE
 from minga.network.interface import PeerId

@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from minga.averaging.solver.clean_rates import usable
-from minga.averaging.solver.division import SwarmRates
-from minga.averaging.solver.large_groups import LARGE
+from minga.averaging.solver.division import SwarmRates, usable
 from minga.averaging.solver.planner import divide
+from minga.averaging.solver.two_level import LARGE
 
 GAIN: Final = 0.05
 """By which fraction a step has to become shorter."""

@@ -6,7 +6,7 @@ a rule while the step is still under way. Who should rest takes longer to find o
 every `RESTING_PERIOD_S`, about all who could compute, and counts for the group that it was asked for. A leader that has
 not asked yet leaves it as the last plan of the same group had it, so that nobody rests and works by turns.
 
-A member refuses a plan that is unfair to it, see `plan_check.py`.
+A member refuses a plan that is unfair to it, see `signed_plan.py`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace as with_fields
 
-from minga.averaging.clocking.registration import Registration
+from minga.averaging.clocking.sample_quota import Registration
 from minga.averaging.election import ranking
 from minga.averaging.group import GroupSettings, SwarmView
-from minga.averaging.link_record import Links
+from minga.averaging.links import Links
 from minga.averaging.messages import PeerScore, Plan
 from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
 from minga.averaging.planning.best_contributor import best_contributor, wrong_choice
 from minga.averaging.planning.contributor_choice import StepWork, resting
-from minga.averaging.planning.plan_check import unfair_parts
-from minga.averaging.planning.signed_plan import PlanNeeds, make_plan, member_of
+from minga.averaging.planning.signed_plan import PlanNeeds, make_plan, member_of, unfair_parts
 from minga.averaging.solver.division import Division, SwarmRates, renumbered
 from minga.averaging.solver.planner import MIN_PART_BYTES
 from minga.core.errors import RejectedError

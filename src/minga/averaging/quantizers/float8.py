@@ -17,8 +17,7 @@ from typing import Final, Literal
 import torch
 
 from minga.averaging.codecs.interface import InvalidEncodingError
-from minga.averaging.quantizers.blocks import BlockScaledCodec
-from minga.averaging.quantizers.rounding import Noise
+from minga.averaging.quantizers.blocks import BlockScaledCodec, Noise
 from minga.core.spec.fields import Section, described
 
 _NOT_A_NUMBER: Final = 0x7F

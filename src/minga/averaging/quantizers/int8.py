@@ -3,7 +3,7 @@
     bytes on the wire: ceil(n / 256) bfloat16 scales, then n int8
 
 A block with largest magnitude a has the scale s = a / 127, at least 2**-126, rounded to bfloat16, and stores q, which
-is x / s rounded: to nearest, ties to even, or at random (`rounding.py`) with `rounding=stochastic`.
+is x / s rounded: to nearest, ties to even, or at random (`blocks.py`) with `rounding=stochastic`.
 
 To nearest, s is too. That moves a / s into 126.5 < a / s < 127.5, so q stays within +-127: nothing is ever clipped,
 however far it lies from the rest. q s needs 15 significant bits, so that it is exact in float32 and encoding a decoded
@@ -27,8 +27,16 @@ import torch
 
 from minga.averaging.codecs.interface import FLOAT32_MAX, Codec, InvalidEncodingError, require_magnitude
 from minga.averaging.codecs.tensor_bytes import load, scratch, store
-from minga.averaging.quantizers.blocks import SCALE_SLACK, SMALLEST_SCALE, blocks_of, rounded_up
-from minga.averaging.quantizers.rounding import Rounding, add_noise, noise_of, rounding_setting
+from minga.averaging.quantizers.blocks import (
+    SCALE_SLACK,
+    SMALLEST_SCALE,
+    Rounding,
+    add_noise,
+    blocks_of,
+    noise_of,
+    rounded_up,
+    rounding_setting,
+)
 from minga.core.spec.fields import Section
 
 BLOCK_ELEMENTS: Final = 256

@@ -39,8 +39,7 @@ import torch
 
 from minga.averaging.codecs.interface import Codec, InvalidEncodingError, largest_magnitude, require_magnitude
 from minga.averaging.codecs.tensor_bytes import CACHED_ELEMENTS
-from minga.averaging.quantizers.blocks import BlockScaledCodec
-from minga.averaging.quantizers.rounding import Noise, Rounding, noise_of, rounding_setting
+from minga.averaging.quantizers.blocks import BlockScaledCodec, Noise, Rounding, noise_of, rounding_setting
 from minga.core.spec.fields import Section, described
 
 _MANTISSA_BITS: Final = 23

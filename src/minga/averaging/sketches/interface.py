@@ -8,23 +8,48 @@ A sketch may have a *basis* that changes with each mean, as PowerSGD has. The ba
 digest covers it, checkpoints hold it and newcomers fetch it.
 
 `minga.testing` has the suite that each sketch must pass, and entry points "minga.sketches" of installed packages bring
-further ones (`registry.py`).
+further ones (`interface.py`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 
 from minga.averaging.codecs.layout import Shape, VectorLayout
-from minga.averaging.sketches.registry import SKETCHES
 from minga.core.errors import ConfigurationError
-from minga.core.spec.choices import resolved, spelled
+from minga.core.spec.choices import canonical, resolved, spelled
 from minga.core.spec.fields import Section
+from minga.core.spec.plugins import Registry
 from minga.core.spec.sections import DEFAULT_SKETCH
+
+# ---- Which sketches a run can choose from: those that come with minga and those of other packages.
+#
+# Only names are here, so that reading a run spec needs no torch.
+
+
+SKETCHES: Final[Registry[Any]] = Registry(
+    "minga.sketches",
+    "sketch",
+    {
+        DEFAULT_SKETCH: "minga.averaging.sketches.interface:IdentitySketch",
+        "powersgd": "minga.averaging.sketches.powersgd:PowerSGD",
+        "dct64": "minga.averaging.sketches.dct64:DCT64",
+    },
+)
+"""What makes a `Sketch` of vectors of a layout: a class, or a function of the `VectorLayout`. A class with settings
+takes them as its second argument."""
+
+
+def canonical_sketch(choice: object) -> str:
+    """The canonical spelling of what a run names as its sketch.
+
+    Raises `ConfigurationError` unless it can be made on this machine.
+    """
+    return canonical(SKETCHES, choice)
 
 
 class Sketch(ABC):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from minga.averaging.solver.division import Division, PartShare, SwarmRates
-from minga.averaging.solver.prediction import predict
+from minga.averaging.solver.flat import predict
 
 
 def equal_parts(rates: SwarmRates) -> Division:

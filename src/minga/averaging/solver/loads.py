@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from minga.averaging.solver.clean_rates import BoolArray, FloatArray
+from minga.averaging.solver.division import BoolArray, FloatArray
 
 Indices = npt.NDArray[np.intp]
 Sites = Sequence[Sequence[int]]

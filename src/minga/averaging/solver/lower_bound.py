@@ -25,7 +25,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
-from minga.averaging.solver.clean_rates import BoolArray, CleanRates, FloatArray
+from minga.averaging.solver.division import BoolArray, CleanRates, FloatArray
 from minga.averaging.solver.loads import Indices
 
 Entry = tuple[Indices, Indices, FloatArray | float]

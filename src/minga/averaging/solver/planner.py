@@ -2,7 +2,7 @@
 
 The flat division (`flat.py`) is always there; where paths between peers are slower than their ends, divisions of
 two levels (`two_level.py`) are tried, and one is taken if it is predicted to be faster by `TWO_LEVEL_GAIN`: it costs
-one more hop, and a site's mean is encoded once more. Groups above `LARGE` always go in two levels (`large_groups.py`).
+one more hop, and a site's mean is encoded once more. Groups above `LARGE` always go in two levels (`two_level.py`).
 
 Parts below `min_part_bytes` are not worth their messages: their shares go to the larger ones. A vector too small for
 any part of that size has as few parts as its size asks for, but not fewer than `FEWEST_PARTS`, each of another root.
@@ -28,13 +28,10 @@ from typing import Final
 import numpy as np
 
 from minga.averaging.apportionment import NoAggregatorError
-from minga.averaging.solver.clean_rates import CleanRates, FloatArray, usable
-from minga.averaging.solver.division import Division, PartShare, SwarmRates, renumbered
-from minga.averaging.solver.flat import LARGEST_PROGRAMME, flat_shares, possible_roots
-from minga.averaging.solver.large_groups import LARGE, large_group_ways
+from minga.averaging.solver.division import CleanRates, Division, FloatArray, PartShare, SwarmRates, renumbered, usable
+from minga.averaging.solver.flat import LARGEST_PROGRAMME, flat_shares, possible_roots, predict_usable
 from minga.averaging.solver.loads import AggregationTree, Indices
-from minga.averaging.solver.prediction import predict_usable
-from minga.averaging.solver.sites import Partition, partitions
+from minga.averaging.solver.two_level import LARGE, Partition, large_group_ways, partitions
 
 TWO_LEVEL_GAIN: Final = 0.1
 """By which fraction of the flat time two levels have to be faster."""

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_array, csr_array, eye_array, hstack, vstack
 
-from minga.averaging.solver.clean_rates import BoolArray, CleanRates, FloatArray
+from minga.averaging.solver.division import BoolArray, CleanRates, FloatArray
 from minga.averaging.solver.loads import Loads
 
 TURNS: Final = 4

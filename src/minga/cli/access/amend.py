@@ -14,8 +14,8 @@ from minga.cli.access.stop import WAIT_S, wait_for_end
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError
-from minga.core.toml_file import parse_value, split_setting
-from minga.identity.access.amendments import MAX_AMENDED_STEP, Amendment, Regroup
+from minga.core.files import parse_value, split_setting
+from minga.identity.access.orders import MAX_AMENDED_STEP, Amendment, Regroup
 from minga.identity.links.links import Link
 from minga.training.access.access_files import read_order, write_order
 from minga.training.access.standing_orders import PAUSED, STOP

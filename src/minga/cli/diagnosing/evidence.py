@@ -14,7 +14,7 @@ from minga.security.accountability.log import follow_log, read_log
 from minga.security.accountability.proofs import Admitted, Entered, Evidence, EvidenceError
 from minga.security.accountability.verify import verify
 from minga.training.life.founding import Genesis
-from minga.training.life.verified_files import evidence_file, genesis_file, witnesses
+from minga.training.life.verified_member import evidence_file, genesis_file, witnesses
 from minga.training.plugins_of_run import check_plugins
 from minga.training.run_folder.rejoin import signed_spec
 

@@ -17,8 +17,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.core.units import format_duration
 from minga.identity.access.ledger import AccessLedger
 from minga.identity.keys.keys import Identity
-from minga.identity.links.encoding import EntryPoint
-from minga.identity.links.links import Link
+from minga.identity.links.links import EntryPoint, Link
 from minga.network.interface import Address, PeerId
 from minga.network.iroh.network import IrohNetwork
 from minga.network.iroh.settings import NetworkSettings
@@ -26,7 +25,7 @@ from minga.network.rpc.node import Node
 from minga.network.rpc.run_clock import MAX_CORRECTION_S, RunClock
 from minga.recipes.registry import check_installed
 from minga.training.plugins_of_run import check_plugins
-from minga.training.transfer.run_files_fetch import fetch_run_spec
+from minga.training.transfer.run_files import fetch_run_spec
 
 MAX_CLOCK_OFFSET_S = 60.0
 SET_CLOCK = "set the clock of this machine; let it follow a time server"

@@ -25,7 +25,7 @@ from minga.simulation.forecast.explanation import explain
 
 if TYPE_CHECKING:
     from minga.training.peer import Peer
-    from minga.training.status.live_rates import LiveRates
+    from minga.training.status.run_status import LiveRates
 
 LOOK_S, PROBE_S, RETRY_S = 2.0, 10.0, 0.7
 """Seconds to wait for what peers say of themselves, for a probe, and between two tries: peers may be busy."""
@@ -43,8 +43,7 @@ def check_line(link: Link, host: str | None) -> Finding | None:
     be looked at by its members only. Takes up to 25 s, so never call it on an event loop.
     """
     from minga.training.join import PeerOptions, join
-    from minga.training.status.live_rates import live_rates
-    from minga.training.status.run_status import live_work
+    from minga.training.status.run_status import live_rates, live_work
 
     try:
         with join(link, PeerOptions(role="monitor", ephemeral=True, host=host), with_files=False) as peer:

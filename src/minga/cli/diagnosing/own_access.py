@@ -24,7 +24,7 @@ from minga.network.rpc.node import Node
 from minga.network.rpc.run_clock import RunClock
 from minga.training.access.access_files import AccessFiles
 from minga.training.access.admission import Admission
-from minga.training.access.order_gossip import OrderExchange
+from minga.training.access.standing_orders import OrderExchange
 from minga.training.own_access import RunAccess
 from minga.training.run_folder.known_runs import FOLDER_DIGITS, runs_folder
 

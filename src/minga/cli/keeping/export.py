@@ -20,8 +20,7 @@ from minga.training.replica.replica import Replica
 from minga.training.session import Session
 from minga.training.state.manifest import Manifest
 from minga.training.state.snapshot import StateSnapshot
-from minga.training.transfer.donors import Wanted
-from minga.training.transfer.download import download
+from minga.training.transfer.download import Wanted, download
 
 DONORS_TIMEOUT_S = 10.0
 ATTEMPTS = 5

@@ -15,9 +15,9 @@ from minga.core.files import write_atomically
 from minga.core.units import counted, format_size
 from minga.identity.links.links import Link
 from minga.network.interface import PeerId
-from minga.training.archive.record import RECORD_FILE, read_record
+from minga.training.archive import RECORD_FILE, read_record
 from minga.training.join import PeerOptions, join
-from minga.training.receipts.book import ReceiptBook
+from minga.training.receipts.book import PeerTotals, ReceiptBook
 from minga.training.receipts.book_file import books_in, owner_digits, read_book
 from minga.training.receipts.document import (
     MAX_FILE_BYTES,
@@ -26,7 +26,6 @@ from minga.training.receipts.document import (
     verify_document,
     write_document,
 )
-from minga.training.receipts.tally import PeerTotals
 from minga.training.run_folder.rejoin import signed_spec
 
 

@@ -29,8 +29,7 @@ from minga.cli.terminal.output import Ticker
 from minga.core.errors import ConfigurationError, StorageError
 from minga.simulation.outcome import Outcome
 from minga.simulation.runner import Simulation
-from minga.simulation.scenario.overrides import Change, changed, split_change, sweeps
-from minga.simulation.scenario.scenario import Scenario, read_scenario, shipped
+from minga.simulation.scenario.scenario import Change, Scenario, changed, read_scenario, shipped, split_change, sweeps
 from minga.simulation.timeline import StepRecord
 
 
@@ -186,7 +185,7 @@ def _interrupting(simulation: Simulation, interruption: Interruption) -> Iterato
 def _draw(outcome: Outcome, folder: Path | None, context: Context) -> None:
     if folder is None:
         return
-    from minga.simulation.plots import draw
+    from minga.simulation.outcome import draw
 
     for path in draw(outcome, folder):
         context.output.say(escape(f"Drawn: {path}"))

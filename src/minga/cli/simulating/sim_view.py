@@ -11,7 +11,7 @@ from rich.table import Table
 from minga.cli.terminal.output import plain_table
 from minga.core.units import counted, format_duration, format_number, format_size
 from minga.simulation.outcome import Outcome
-from minga.simulation.scenario.overrides import Change
+from minga.simulation.scenario.scenario import Change
 from minga.simulation.scenario.sections import StopTable
 from minga.simulation.timeline import PHASES, StepRecord, Timeline
 

@@ -26,7 +26,7 @@ from minga.network.probing.streams import most_probe_bytes
 from minga.simulation.forecast.explanation import DAY_S, PeerTask, explain
 from minga.simulation.forecast.forecast import encoded_bytes
 from minga.simulation.forecast.model_facts import STATE_BYTES, ModelFacts, facts_of_recipe
-from minga.training.availability.traffic_budget import ADVANCE, TrafficLimit
+from minga.training.availability import ADVANCE, TrafficLimit
 from minga.training.join import PeerOptions
 from minga.training.prospect import Prospect
 

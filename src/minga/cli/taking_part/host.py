@@ -36,11 +36,9 @@ from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted
 from minga.core.wheel import own_wheel
 from minga.dashboard.joining import JoinFacts, JoinPage, Source
-from minga.identity.links.links import Link
-from minga.identity.links.reach import reach_of
+from minga.identity.links.links import Link, reach_of
 from minga.integrations.loggers import LoggerChoice, RunLog
-from minga.monitor.history import FILE_NAME, RECORD_FILE, History
-from minga.monitor.history_exchange import HistoryServer
+from minga.monitor.history import FILE_NAME, RECORD_FILE, History, HistoryServer
 from minga.monitor.watcher import Watcher
 from minga.notebook.cells import volunteer_cells
 from minga.notebook.notebook_file import to_ipynb
@@ -49,8 +47,7 @@ from minga.training.join import PeerOptions
 from minga.training.organiser import desk_in
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import with_origins
-from minga.training.run_folder.chosen_strategy import ChosenStrategy
-from minga.training.run_folder.known_runs import known_run, known_runs
+from minga.training.run_folder.known_runs import ChosenStrategy, known_run, known_runs
 
 if TYPE_CHECKING:
     from minga.cli.taking_part.held_out import HeldOut

@@ -42,8 +42,7 @@ from minga.core.units import counted, format_duration
 from minga.core.wheel import installed_from
 from minga.integrations.loggers import LoggerChoice, RunLog
 from minga.recipes.registry import CUSTOM
-from minga.training.availability.availability import Availability, AvailabilityRules
-from minga.training.availability.pause_file import listeners, listening
+from minga.training.availability import Availability, AvailabilityRules, listeners, listening
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
 from minga.training.prospect import Prospect

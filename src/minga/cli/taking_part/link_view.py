@@ -15,8 +15,7 @@ from minga.core.events.bus import Event
 from minga.core.events.network import AddressChanged, AddressSeen, PeerConnected
 from minga.core.spec.run_spec import RunSpec
 from minga.core.urls import is_loopback, is_public
-from minga.identity.links.links import Link
-from minga.identity.links.reach import Reach, reach_of
+from minga.identity.links.links import Link, Reach, reach_of
 from minga.network.interface import Address
 from minga.network.rpc.node import Node
 from minga.training.peer import Peer

@@ -7,10 +7,7 @@ from pathlib import Path
 from minga.cli.terminal.context import Context
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
-from minga.training.availability.availability import AvailabilityRules
-from minga.training.availability.daily_hours import DailyHours
-from minga.training.availability.pause_file import listeners, set_paused
-from minga.training.availability.traffic_budget import TrafficLimit
+from minga.training.availability import AvailabilityRules, DailyHours, TrafficLimit, listeners, set_paused
 from minga.training.run_folder.known_runs import FOLDER_DIGITS, runs_folder
 
 

@@ -22,7 +22,7 @@ from minga.core.spec.fields import without_private
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.interface import Recipe
 from minga.recipes.registry import CUSTOM, load_recipe
-from minga.training.transfer.file_pieces import whole_digest
+from minga.training.transfer.run_files import whole_digest
 
 _INDEX = "index.json"
 

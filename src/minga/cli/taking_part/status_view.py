@@ -17,8 +17,7 @@ from minga.cli.terminal.output import FittedTable, Output
 from minga.core.units import counted, format_duration, format_size
 
 if TYPE_CHECKING:
-    from minga.training.status.plan_status import PlanStatus
-    from minga.training.status.run_status import PeerStatus, RunStatus
+    from minga.training.status.run_status import PeerStatus, PlanStatus, RunStatus
 
 RESTING = (
     "resting: your upload would cost the others more time than your samples save; nothing to do, "

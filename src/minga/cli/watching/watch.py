@@ -12,8 +12,7 @@ from minga.cli.watching.open_dashboard import announce_dashboard
 from minga.core.errors import StorageError
 from minga.dashboard.dashboard import Dashboard
 from minga.dashboard.settings import DashboardSettings
-from minga.monitor.history import FILE_NAME, RECORD_FILE, History
-from minga.monitor.history_exchange import HistoryServer
+from minga.monitor.history import FILE_NAME, RECORD_FILE, History, HistoryServer
 from minga.monitor.watcher import Watcher
 from minga.training.join import PeerOptions, join
 from minga.training.organiser import Organiser, desk_in

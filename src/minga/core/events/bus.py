@@ -1,7 +1,7 @@
 """Events: the actions of a peer, as data for people and logs.
 
 One stream of events per peer feeds the terminal displays, the logs, the fault scripts of tests and benchmarks, and
-the comparison of two simulated runs. Nothing in a peer acts on events (see `minga.core.aio.observers`), and nothing
+the comparison of two simulated runs. Nothing in a peer acts on events (see `minga.core.aio`), and nothing
 listens by default. `minga.core.events.catalogue` has a class for each kind.
 """
 

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from minga.core.errors import IdentityError
 from minga.identity.keys import key_file
-from minga.identity.keys.file_lock import FileLock
+from minga.identity.keys.key_file import FileLock
 
 SEED_BYTES = 32
 SIGNATURE_BYTES = 64

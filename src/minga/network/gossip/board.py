@@ -17,7 +17,7 @@ from typing import Final, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from minga.core.aio.observers import Observers
+from minga.core.aio import Observers
 from minga.core.events.bus import EventBus
 from minga.core.events.network import BoardStalled, MemberJoined, MemberLeft, MemberLost, RecordIgnored
 from minga.core.thread_guard import loop_bound

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 
-from minga.core.aio.observers import Observers
-from minga.core.aio.signal import Signal
+from minga.core.aio import Observers, Signal
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
-from minga.core.aio.ending import end
+from minga.core.aio import end
 from minga.core.errors import MingaError, UnreachableError
 from minga.network.interface import Connection, LinkFacts, PeerId, Stream
 from minga.network.interrupt import Interrupt

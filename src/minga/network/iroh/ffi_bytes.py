@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 import numpy as np
 from iroh import iroh_ffi
 
-from minga.core.aio.ending import end
+from minga.core.aio import end
 from minga.network.interface import Buffer
 from minga.network.interrupt import Interrupt
 

@@ -28,8 +28,7 @@ from typing import Any, Literal
 
 from iroh import iroh_ffi
 
-from minga.core.aio.ending import end
-from minga.core.aio.observers import Observers
+from minga.core.aio import Observers, end
 from minga.core.errors import ClosedError, ConfigurationError, MingaError, UnreachableError
 from minga.core.urls import is_public
 from minga.network.interface import MAX_ENDPOINTS, MAX_LEARNED, Address, Connection, Network, PeerId

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from minga.core.aio.ending import end
+from minga.core.aio import end
 from minga.core.errors import ClosedError, MingaError, ProtocolError, RemoteError, UnreachableError
 from minga.network.backlog import Backlog
 from minga.network.interface import PeerId, Stream

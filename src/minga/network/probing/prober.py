@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from minga.core.aio.ending import end
+from minga.core.aio import end
 from minga.core.errors import RejectedError, RemoteError, UnreachableError
 from minga.core.events.network import LinksProbed
 from minga.core.refusal_code import RefusalCode

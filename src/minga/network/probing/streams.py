@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-from minga.core.aio.ending import end
+from minga.core.aio import end
 from minga.core.errors import ProtocolError
 from minga.network.rpc.framing import MessageStream
 

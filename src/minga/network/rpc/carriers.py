@@ -16,7 +16,7 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from minga.core.aio.backoff import Backoff
+from minga.core.aio import Backoff
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound

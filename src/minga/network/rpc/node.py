@@ -28,8 +28,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from minga.core.aio.ending import end
-from minga.core.aio.observers import Observers
+from minga.core.aio import Observers, end
 from minga.core.errors import (
     ClosedError,
     MingaError,

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable
 
-from minga.core.aio.signal import Signal
+from minga.core.aio import Signal
 from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from minga.core.aio.backoff import Backoff
+from minga.core.aio import Backoff
 from minga.core.errors import MingaError, RemoteError
 from minga.network.interface import PeerId
 from minga.network.tcp.certificate import check_owner

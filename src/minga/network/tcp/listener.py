@@ -17,7 +17,7 @@ import ssl
 from collections.abc import Callable
 from typing import NamedTuple
 
-from minga.core.aio.ending import end
+from minga.core.aio import end
 from minga.network.interface import PeerId
 from minga.network.tcp.certificate import Certificate
 from minga.network.tcp.greeting import TcpGreeting

@@ -7,8 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from minga.core.aio.backoff import Backoff
-from minga.core.aio.observers import Observers
+from minga.core.aio import Backoff, Observers
 from minga.core.errors import ClosedError, ConfigurationError, UnreachableError
 from minga.network.interface import MAX_LEARNED, Address, Network, PeerId
 from minga.network.virtual.connection import VirtualConnection

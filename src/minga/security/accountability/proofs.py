@@ -44,12 +44,12 @@ from minga.network.interface import PeerId
 from minga.security.protocol.members import Reason
 from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.protocol.rules import Rules
-from minga.security.protocol.statement_store import EquivocationProof
 from minga.security.protocol.statements import (
     MAX_MEMBERS,
     Accusation,
     Attempt,
     Digest,
+    EquivocationProof,
     MerklePath,
     Peer,
     Peers,

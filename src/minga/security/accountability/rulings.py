@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from minga.network.interface import PeerId
-from minga.security.protocol.members import Reason
-from minga.security.protocol.pending_accusations import PendingAccusations
+from minga.security.protocol.members import PendingAccusations, Reason
 from minga.security.protocol.statements import MAX_MEMBERS, Charge, Claims, Commit, Confirm, Judgement, Result, Revealed
 from minga.security.randomness.coin import Coin
 

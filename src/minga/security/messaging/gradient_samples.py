@@ -22,20 +22,17 @@ import msgspec
 import torch
 
 from minga.averaging.codecs.layout import VectorLayout
-from minga.core.aio.hedging import racing
+from minga.core.aio import racing
 from minga.core.buffer_pool import Bytes
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
-from minga.security.parts.equal_parts import EqualParts, encoded
-from minga.security.parts.merkle import MerkleTree, depth, root_of
-from minga.security.parts.running_digest import digest_of
+from minga.security.parts.equal_parts import EqualParts, MerkleTree, depth, digest_of, encoded, root_of
 from minga.security.parts.transfer_limits import ServingLimit, receive_whole, transfer
 from minga.security.protocol.statements import Digest, Peer, Step
-from minga.security.randomness.coin import derive
-from minga.security.randomness.integers import UniformIntegers
+from minga.security.randomness.coin import UniformIntegers, derive
 
 SUBMISSION = "secure.submission"
 SAMPLED: Final = 16

@@ -19,7 +19,7 @@ from typing import Annotated
 
 import msgspec
 
-from minga.core.aio.signal import Signal
+from minga.core.aio import Signal
 from minga.core.buffer_pool import Bytes
 from minga.core.errors import ProtocolError, RejectedError, StateMismatchError
 from minga.core.refusal_code import RefusalCode

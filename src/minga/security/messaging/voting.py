@@ -24,7 +24,7 @@ from minga.core.errors import ProtocolError, RemoteError
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.security.messaging.spread import StatementGossip
-from minga.security.parts.wait_policy import WaitPolicy, wait_for_all
+from minga.security.parts.transfer_limits import WaitPolicy, wait_for_all
 from minga.security.protocol.statements import Heard, Phase, Slot, Statement, read
 
 

@@ -6,9 +6,12 @@ Unlike in ordinary rounds nobody plans: members must not have to trust a leader,
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
+from blake3 import blake3
 
 from minga.averaging.apportionment import apportion
 from minga.averaging.codecs.interface import (
@@ -21,8 +24,100 @@ from minga.averaging.codecs.interface import (
 from minga.averaging.codecs.layout import Chunk, VectorLayout
 from minga.averaging.codecs.tensor_bytes import as_bytes, bytes_of, load, store
 from minga.core.buffer_pool import BufferPool, Bytes
-from minga.security.parts.merkle import MerkleTree
-from minga.security.parts.running_digest import RunningDigest, digest_of
+
+# ---- The digest of bytes that come one after the other.
+#
+# To hash a part takes longer than to read it, and longest where its bytes have to come from memory again. So they are
+# hashed while they are in the cache: as they arrive, or as they are looked through.
+
+
+AT_ONCE_BYTES: Final = 1 << 16
+"""At whose multiples bytes are hashed: the hash takes whole subtrees of its tree at once, and so many together."""
+
+
+def digest_of(data: Bytes) -> bytes:
+    """32 bytes that stand for others; of a whole part they take long enough to be found in a thread."""
+    return blake3(data).digest()
+
+
+class RunningDigest:
+    """What `digest_of` gives for `data`, whose bytes get there one after the other."""
+
+    def __init__(self, data: Bytes) -> None:
+        self._hash, self._data = blake3(), memoryview(data)
+        self._hashed_bytes = self._there_bytes = 0
+
+    def filled(self, size: int) -> None:
+        """The next `size` bytes are there."""
+        self._there_bytes += size
+        self._add(self._there_bytes // AT_ONCE_BYTES * AT_ONCE_BYTES)
+
+    def digest(self) -> bytes:
+        """32 bytes that stand for all of it, now that it is there."""
+        self._add(len(self._data))
+        return self._hash.digest()
+
+    def _add(self, until: int) -> None:
+        if until > self._hashed_bytes:
+            self._hash.update(self._data[self._hashed_bytes : until])
+            self._hashed_bytes = until
+
+
+# ---- One digest that stands for many: a binary hash tree over the digests of a gradient's parts.
+#
+# A peer that knows the root can be shown any single leaf with one digest for each level of the tree, its *path*. So
+# members commit to all parts of a gradient with 32 bytes, however many parts there are, and a peer that has a part and
+# its path has the proof of what its owner committed to (Merkle 1987; BTARD section 4.1).
+#
+#     root = H(H(d0 d1) H(d2 -))      path of d2: -, H(d0 d1)
+#
+# The number of leaves is known to all beforehand and is rounded up to a power of two with `_NOTHING`, so all paths are
+# equally long and a digest half-way up cannot pass for a leaf. Nodes are hashed in another way than parts.
+
+
+_CONTEXT: Final = "minga 2026 node of the tree of part digests"
+_NOTHING: Final = bytes(32)
+
+
+def depth(count: int) -> int:
+    """Digests of a path among `count` >= 1 leaves."""
+    return (count - 1).bit_length()
+
+
+class MerkleTree:
+    """Over the `digests` (`digest_of`) of parts, of which there is at least one."""
+
+    def __init__(self, digests: Sequence[bytes]) -> None:
+        level = [*digests, *[_NOTHING] * ((1 << depth(len(digests))) - len(digests))]
+        self._levels = [level]
+        while len(level) > 1:
+            level = [_node(level[at], level[at + 1]) for at in range(0, len(level), 2)]
+            self._levels.append(level)
+
+    @property
+    def root(self) -> bytes:
+        """32 bytes that stand for all parts and their order."""
+        return self._levels[-1][0]
+
+    def path(self, index: int) -> tuple[bytes, ...]:
+        """What `root_of` needs beside the part at `index`, from the bottom to the top."""
+        return tuple(level[(index >> height) ^ 1] for height, level in enumerate(self._levels[:-1]))
+
+
+def root_of(digest: bytes, index: int, count: int, path: Sequence[bytes]) -> bytes | None:
+    """The root of the tree in which the part with this digest is at `index` of `count` and has this path; None if there
+    is none.
+    """
+    if not 0 <= index < count or len(path) != depth(count):
+        return None
+    for height, sibling in enumerate(path):
+        digest = _node(sibling, digest) if index >> height & 1 else _node(digest, sibling)
+    return digest
+
+
+def _node(left: bytes, right: bytes) -> bytes:
+    return bytes(blake3(left + right, derive_key_context=_CONTEXT).digest())
+
 
 _WHOLE = 1 << 62
 _READ_ELEMENTS = 1 << 17

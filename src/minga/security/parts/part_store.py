@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 
-from minga.core.aio.signal import Signal
+from minga.core.aio import Signal
 from minga.core.buffer_pool import BufferPool, Bytes
 from minga.network.interface import PeerId
-from minga.security.parts.merkle import MerkleTree, root_of
-from minga.security.parts.running_digest import digest_of
-from minga.security.parts.transfer_progress import TransferProgress
+from minga.security.parts.equal_parts import MerkleTree, digest_of, root_of
+from minga.security.parts.transfer_limits import TransferProgress
 
 
 class PartStore:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
+from minga.core.aio import Signal, end
 from minga.core.errors import RejectedError, SilentError
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
-from minga.security.parts.running_digest import RunningDigest
+from minga.security.parts.equal_parts import RunningDigest
 
 SLOW_LINE_BYTES_PER_S: Final = 125_000
 """1 Mbit/s: a peer with less cannot take part in time anyway."""
@@ -103,3 +105,124 @@ class ServingLimit:
             self.serving[peer] -= 1
             if not self.serving[peer]:
                 del self.serving[peer]
+
+
+# ---- Which transfers are under way, and which of them will be through in time.
+#
+# What comes at a good pace need not be asked of others too: over slow lines that would multiply what everybody has to
+# carry. What trickles is asked for as if it did not come at all.
+
+
+BEGINNING_S: Final = 0.5
+"""So young a transfer says nothing about its pace."""
+
+
+class TransferProgress:
+    """Of bulk bytes, by what they are."""
+
+    def __init__(self) -> None:
+        self._streams: dict[Hashable, list[MessageStream]] = {}
+
+    @contextlib.contextmanager
+    def expecting(self, what: Hashable, stream: MessageStream) -> Iterator[None]:
+        """Within it this is what comes over a stream."""
+        streams = self._streams.setdefault(what, [])
+        streams.append(stream)
+        try:
+            yield
+        finally:
+            streams.remove(stream)
+            if not streams:
+                self._streams.pop(what, None)
+
+    def in_time(self, what: Hashable, by_s: float) -> bool:
+        """Whether something will be here, at the pace at which it comes, by a time of the event loop in seconds."""
+        now = asyncio.get_running_loop().time()
+        return now < by_s and any(_is_fast(stream, now, by_s) for stream in self._streams.get(what, ()))
+
+
+def _is_fast(stream: MessageStream, now: float, by_s: float) -> bool:
+    arrival = stream.counter.arriving
+    if arrival is None:
+        return False
+    elapsed_s = now - arrival.begin_s
+    return elapsed_s <= BEGINNING_S or arrival.begin_s + elapsed_s * arrival.size / max(1, arrival.received) <= by_s
+
+
+# ---- How long to wait for the last ones, and what to do meanwhile.
+#
+# Members are not equally fast, and nobody knows beforehand how long a gradient or a part takes. So the measure is how
+# long most took: a member that needs twice as long, and some seconds more, is not waited for any longer. But first,
+# soon after most came, what is missing is asked of everybody else, because a line between two honest members may be
+# broken, and because an author that tells only some shall be heard by all. For words, which are short, they are asked
+# even before most came: it may be this peer that came late and missed what they said.
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class WaitPolicy:
+    """Seconds after which others are asked for what is missing, when most came and when they did not; seconds that are
+    waited for the last ones beyond the time that most took; the longest wait for most; and the time in which proofs get
+    around.
+    """
+
+    ask_s: float = 0.5
+    ask_most_s: float = 2.0
+    slack_s: float = 5.0
+    longest_s: float = 600.0
+    proof_s: float = 1.0
+
+    @property
+    def leeway_s(self) -> float:
+        """Seconds that a member spends between two of its words on waiting for one member longer than for most: so few
+        that nobody who lets it wait makes the others take it for silent.
+        """
+        return self.slack_s / 2
+
+
+def last_s(begun_s: float, now_s: float, slack_s: float) -> float:
+    """Until when the last ones are waited for if most have come now: twice as long as these took, and the slack."""
+    return 2 * now_s - begun_s + slack_s
+
+
+async def wait_for_all(
+    missing: Callable[[], Sequence[T]],
+    total: int,
+    changed: Signal,
+    ask: Callable[[Sequence[T], float], Awaitable[None]],
+    patience: WaitPolicy,
+    *,
+    is_cheap: bool = False,
+    is_coming: Callable[[T, float], bool] = lambda _, __: False,
+) -> None:
+    """Return when nothing of `total` is missing any more, or when that is not to be expected.
+
+    `changed` fires when something came; `ask` is called with what is missing, again and again but ever more rarely;
+    where that `is_cheap`, even before most came. It is told the loop time until which there is no hurry: what
+    `is_coming` by then is not asked for.
+    """
+    loop = asyncio.get_running_loop()
+    begun_s, asking = loop.time(), set[asyncio.Future[None]]()
+    limit_s, ask_s, most_s = begun_s + patience.longest_s, float("inf"), None
+    by_s = ask_s
+    if is_cheap:
+        ask_s = begun_s + patience.ask_most_s
+    try:
+        while lacking := missing():
+            now = loop.time()
+            if most_s is None and 2 * len(lacking) < total:
+                most_s, ask_s, limit_s = now, now + patience.ask_s, last_s(begun_s, now, patience.slack_s)
+                by_s = (now + limit_s) / 2
+            if now >= limit_s:
+                return
+            if now >= ask_s:
+                if wanted := [one for one in lacking if not is_coming(one, by_s)]:
+                    asking.add(asyncio.ensure_future(ask(wanted, by_s)))  # what was asked before may hang
+                ask_s = now + (now - begun_s if most_s is None else max(patience.ask_s, now - most_s))
+                if now < by_s:
+                    ask_s = min(ask_s, by_s)
+            await changed.wait(min(limit_s, ask_s) - now)
+    finally:
+        await end(*asking)

@@ -18,7 +18,7 @@ from minga.security.protocol.rules import Rules
 from minga.security.protocol.statements import Claims, Commit, Result
 from minga.security.randomness.coin import Coin
 from minga.security.verification.claims import PartClaim
-from minga.security.verification.rounded_length import squares
+from minga.security.verification.count_sketch import squares
 
 
 @dataclass(frozen=True)

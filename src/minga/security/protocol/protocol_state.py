@@ -16,12 +16,20 @@ from blake3 import blake3
 
 from minga.network.interface import PeerId
 from minga.security.protocol.attempt_record import AttemptRecord
-from minga.security.protocol.members import MAX_BANS, MAX_FORMER, Ban, Candidate, Members, Reason
-from minga.security.protocol.pending_accusations import MAX_CHARGES, PendingAccusations, charges
+from minga.security.protocol.members import (
+    MAX_BANS,
+    MAX_CHARGES,
+    MAX_FORMER,
+    Ban,
+    Candidate,
+    Members,
+    PendingAccusations,
+    Reason,
+    charges,
+)
 from minga.security.protocol.statements import MAX_CANDIDATES, MAX_MEMBERS, Accusation, Digest, Peer, Peers, Step
 from minga.security.randomness.coin import derive
-from minga.security.verification.norm_bound import REMEMBERED_STEPS, DispersionHistory
-from minga.security.verification.step_bound import StepBound
+from minga.security.verification.norm_bound import REMEMBERED_STEPS, DispersionHistory, StepBound
 
 _LABEL = b"minga secure standing 1"
 _LAPSES = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)

@@ -20,17 +20,19 @@ from minga.averaging.codecs.interface import InvalidEncodingError
 from minga.network.interface import PeerId
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.members import Reason
-from minga.security.protocol.settings import SecureSettings
-from minga.security.robust.interface import VerifiableAggregate
-from minga.security.robust.registry import verifiable_aggregator
-from minga.security.verification.checks import PublishedClaims, check_norms, check_senders, largest_sum
-from minga.security.verification.claims import PartClaim, claims
-from minga.security.verification.count_sketch import Directions
-from minga.security.verification.exact_sum import norm
-from minga.security.verification.findings import Offence
+from minga.security.protocol.rules import SecureSettings
+from minga.security.robust.interface import VerifiableAggregate, verifiable_aggregator
+from minga.security.verification.checks import (
+    Offence,
+    PublishedClaims,
+    check_averaging,
+    check_norms,
+    check_senders,
+    largest_sum,
+)
+from minga.security.verification.claims import PartClaim, ResultAccuracy, claims
+from minga.security.verification.count_sketch import Directions, norm
 from minga.security.verification.norm_bound import DispersionHistory, dispersions, norm_bound, typical_norm
-from minga.security.verification.public_check import check_averaging
-from minga.security.verification.tolerance import ResultAccuracy
 
 RADIUS_TOLERANCE = 2.0
 """A radius raises a doubt if it is more times than this as large or small as the published distances say: those are

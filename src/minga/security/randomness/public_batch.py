@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minga.network.interface import PeerId
-from minga.security.randomness.coin import derive
-from minga.security.randomness.integers import UniformIntegers
+from minga.security.randomness.coin import UniformIntegers, derive
 
 
 def data_seed(randomness: bytes, peer: PeerId) -> bytes:

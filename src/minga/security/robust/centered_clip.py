@@ -3,7 +3,7 @@
 The value v solves sum_i w_i D_i = 0 with D_i = min(1, tau / ||x_i - v||) (x_i - v): rows within the clipping radius tau
 count as they are, farther ones as if they were at that distance. A hostile row is thus worth tau and no more.
 Verification (BTARD) tests this equation alone, so it matters that v solves it, and not how it was found. The plain
-iteration v <- v + mean_i D_i needs hundreds of steps where many rows are hostile; `huber.py` needs tens, and
+iteration v <- v + mean_i D_i needs hundreds of steps where many rows are hostile; `geometric_median.py` needs tens, and
 none of them reads a row.
 
 **The clipping radius** is a norm on the part that is aggregated. Where none is given it is measured: `radius_factor`
@@ -30,11 +30,9 @@ import numpy as np
 import torch
 
 from minga.averaging.codecs.interface import is_finite
-from minga.security.robust.gram import Gram
-from minga.security.robust.huber import Location, Numbers, geometric_median, huber_location, weighted_median
+from minga.security.robust.geometric_median import Location, Numbers, geometric_median, huber_location, weighted_median
 from minga.security.robust.interface import VerifiableAggregate, VerifiableAggregator
-from minga.security.robust.rows import RowData, Rows
-from minga.security.robust.weighted_sum import SINGLE_ROUNDING, double_sum, single_sum, squared_distances
+from minga.security.robust.rows import SINGLE_ROUNDING, Gram, RowData, Rows, double_sum, single_sum, squared_distances
 
 _INEXACTNESS: Final = 2.0**-15
 """Share of tau by which the inexactness of distances and sums may shift the mean of D_i."""

@@ -2,12 +2,106 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from minga.security.robust.huber import central_gram, geometric_median
+import numpy as np
+import numpy.typing as npt
+
 from minga.security.robust.interface import Aggregate, Aggregator
-from minga.security.robust.rows import Rows
-from minga.security.robust.weighted_sum import double_sum
+from minga.security.robust.rows import Gram, Rows, double_sum
+
+# ---- The point that minimises a Huber loss of the distances to n rows, found among the weighted means of the rows.
+#
+# With h_r(e) = e^2 / 2 for e <= r and r (e - r/2) beyond, the loss sum_i w_i h_r(||x_i - v||) is convex, and its
+# gradient vanishes where
+#
+#     sum_i w_i min(1, r / ||x_i - v||) (x_i - v) = 0.
+#
+# That is the fixed point of CenteredClip with clipping radius r. For r = infinity it is the mean; for r towards 0 the
+# geometric median, smoothed by r. Iteratively reweighted least squares goes there with v <- sum_i c_i x_i / sum_i c_i,
+# c_i = w_i min(1, r / ||x_i - v||), which lowers the loss at each step, from wherever it starts; every v on the way is
+# a weighted mean of rows, so the iteration needs only their inner products (`rows.py`). Where CenteredClip moves by at
+# most r in one iteration, this one leaves a start that is far off at once.
+
+
+Numbers = npt.NDArray[np.float64]
+
+RESIDUAL_TOLERANCE: Final = 1e-9
+MOST_ITERATIONS: Final = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """v = sum_j coefficients[j] x_j, where the iteration ended."""
+
+    coefficients: Numbers
+    """[n], adding up to 1."""
+    distances: Numbers
+    """||x_i - v||, [n]."""
+    residual_norm: float
+    """||sum_i w_i min(1, r / ||x_i - v||) (x_i - v)|| for weights that add up to 1, at most."""
+    iterations: int
+
+
+def huber_location(
+    gram: Gram, weights: Numbers, radius: float, start: Numbers, tolerance: float = RESIDUAL_TOLERANCE
+) -> Location:
+    """Iterate from coefficients `start` until the residual is at most `tolerance` times `radius` > 0.
+
+    `weights` [n] are positive and add up to 1. Ends after `MOST_ITERATIONS` in any case; the residual tells.
+    """
+    products, coefficients = gram.products, start
+    squared_norms = np.diag(products)
+    norms = np.sqrt(squared_norms)
+    for iteration in range(MOST_ITERATIONS + 1):
+        mixed = products @ coefficients
+        distances = np.sqrt(np.maximum(squared_norms - 2 * mixed + coefficients @ mixed, 0.0))
+        pulls = weights * (radius / np.maximum(distances, radius))
+        total = pulls.sum()
+        residual = pulls - total * coefficients
+        # Far rows that pull against each other cancel, and then the products are not exact enough to tell.
+        inexactness = gram.error * (np.abs(residual) @ norms) ** 2
+        residual_norm = float(np.sqrt(max(0.0, residual @ products @ residual) + inexactness))
+        if residual_norm <= tolerance * radius or iteration == MOST_ITERATIONS:
+            break
+        coefficients = pulls / total
+    return Location(coefficients, distances, residual_norm, iteration)
+
+
+def most_central(gram: Gram, weights: Numbers) -> tuple[int, float]:
+    """The row with the smallest weighted median of its distances to all rows, and that median.
+
+    A minority by weight can neither be this row from afar nor make the median larger than that of an honest row.
+    """
+    medians = [weighted_median(row, weights) for row in gram.squared_distances]
+    nearest = int(np.argmin(medians))
+    return nearest, float(np.sqrt(medians[nearest]))
+
+
+def central_gram(rows: Rows, weights: Numbers) -> Gram:
+    """Exact inner products with the most central row as the origin; raises `NonFiniteRowsError`."""
+    return Gram.double(rows, most_central(Gram.double(rows), weights)[0])
+
+
+def geometric_median(gram: Gram, weights: Numbers, smoothing: float, tolerance: float) -> Location:
+    """The geometric median, smoothed within `smoothing` times the distance at which half of the rows lie."""
+    row, spread = most_central(gram, weights)
+    start = np.zeros(len(weights))
+    start[row] = 1.0
+    if spread == 0.0:  # more than half of the weight lies at one point, which no other row can move it from
+        there = weights * (gram.squared_distances[row] == 0.0)
+        distances = np.sqrt(gram.squared_distances[row])
+        return Location(there / there.sum(), distances, 0.0, 0)
+    return huber_location(gram, weights, smoothing * spread, start, tolerance)
+
+
+def weighted_median(values: Numbers, weights: Numbers) -> float:
+    """The smallest value such that half of the weight lies at or below it."""
+    order = np.argsort(values, kind="stable")
+    below = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(below, below[-1] / 2)])
+
 
 _TOLERANCE: Final = 1e-6
 

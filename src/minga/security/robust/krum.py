@@ -6,10 +6,9 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from minga.security.robust.huber import central_gram
+from minga.security.robust.geometric_median import central_gram
 from minga.security.robust.interface import Aggregate, Aggregator
-from minga.security.robust.rows import Rows
-from minga.security.robust.weighted_sum import double_sum
+from minga.security.robust.rows import Rows, double_sum
 
 
 class MultiKrum(Aggregator[Aggregate]):

@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from minga.averaging.codecs.interface import is_finite
 from minga.security.robust.interface import Aggregate, Aggregator
-from minga.security.robust.rows import Rows
-from minga.security.robust.weighted_sum import double_sum, single_sum
+from minga.security.robust.rows import Rows, double_sum, single_sum
 
 
 class Mean(Aggregator[Aggregate]):

@@ -21,39 +21,216 @@ commitments. So nothing is ever applied that did not pass the checks of all.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 import torch
 
+from minga.core.aio import Signal
+from minga.core.errors import ProtocolError
+from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
-from minga.security.accountability.case_builder import CaseBuilder
 from minga.security.accountability.enforcement import (
     AttemptFailed,
+    CaseBuilder,
     contradicted,
     require_delivery,
     require_place,
     require_shown,
     require_values,
 )
+from minga.security.accountability.proofs import Case
 from minga.security.accountability.rulings import open_complaints, who_kept_silent, who_stands_elsewhere
-from minga.security.accountability.well_formed import claims_are_sound, commit_is_sound, result_is_sound
-from minga.security.messaging.collector import PartCollector, meanwhile
-from minga.security.messaging.delivery import Deliveries
-from minga.security.messaging.spread import StatementGossip
-from minga.security.messaging.voting import OutvotedError, ReliableBroadcast
-from minga.security.parts.equal_parts import encoded, value_to_bytes
-from minga.security.parts.running_digest import digest_of
-from minga.security.protocol.attempt_record import AttemptRecord
-from minga.security.protocol.behaviour import Behaviour
+from minga.security.accountability.verify import claims_are_sound, commit_is_sound, result_is_sound
+from minga.security.messaging.spread import Deliveries, PartCollector, StatementGossip, meanwhile
+from minga.security.messaging.voting import ContradictionError, OutvotedError, ReliableBroadcast
+from minga.security.parts.equal_parts import digest_of, encoded, value_to_bytes
+from minga.security.parts.part_store import PartStore
+from minga.security.protocol.attempt_record import AttemptRecord, Terms
+from minga.security.protocol.behaviour import KEPT_STEPS, Behaviour
 from minga.security.protocol.members import Reason
-from minga.security.protocol.statements import Claims, Commit, Confirm, Phase, Result, Revealed
+from minga.security.protocol.protocol_state import StepProgress
+from minga.security.protocol.statements import (
+    Body,
+    Claims,
+    Commit,
+    Confirm,
+    Phase,
+    Result,
+    Revealed,
+    Slot,
+    Statement,
+    phase_digest,
+    read,
+)
 from minga.security.protocol.step_math import StepMath
 from minga.security.randomness.coin import Reveal
 from minga.security.robust.rows import NonFiniteRowsError
-from minga.security.step.phase import PhaseExchange
 from minga.security.verification.claims import PartClaim
+
+# ---- The attempts of a member: the one that is under way, and those that passed in the last steps.
+#
+# Others may be one attempt ahead of this member, ask it for bytes of any of these attempts, and still vote on phases
+# that it is done with.
+
+
+EXPECT_S = 5.0
+"""Seconds that a member that is ahead waits until this member gets to its attempt."""
+
+
+class AttemptHistory:
+    """Of one member; `progress` says at which step it is."""
+
+    def __init__(self, progress: StepProgress) -> None:
+        self.passed: dict[int, AttemptRecord] = {}
+        """The last attempts of past steps."""
+        self._progress = progress
+        self._current: AttemptRecord | None = None
+        self._broadcasts: deque[ReliableBroadcast] = deque(maxlen=KEPT_STEPS)
+        """Of the last attempts: others may still vote on their phases."""
+        self._began = Signal()
+
+    def begin(self, record: AttemptRecord, broadcast: ReliableBroadcast) -> None:
+        """An attempt is under way."""
+        self._current = record
+        self._broadcasts.append(broadcast)
+        self._began.fire()
+
+    def under_way(self, step: int) -> Terms | None:
+        """The last attempt at a step that this member began, if that was its last attempt of all."""
+        current = self._current
+        return current.terms if current is not None and current.terms.step == step else None
+
+    def forget_before(self, step: int) -> None:
+        """Drop those that passed in earlier steps."""
+        for old in [old for old in self.passed if old < step]:
+            del self.passed[old]
+
+    def answer(self, vote: Statement) -> None:
+        """A member voted."""
+        for broadcast in self._broadcasts:
+            broadcast.answer(vote)
+
+    def is_expected(self, slot: Slot) -> bool:
+        """Whether to keep what is said in a slot: nobody is more than one attempt ahead, so nobody can make this peer
+        keep more than a few statements.
+        """
+        step = self._progress.step
+        if slot.step in self.passed:
+            return slot.attempt <= self.passed[slot.step].terms.attempt
+        if slot.step == step:
+            reached = self.under_way(step)
+            return slot.attempt <= (reached.attempt if reached else 0) + 1
+        return slot.step == step + 1 and slot.attempt <= 1
+
+    async def find(self, step: int, attempt: int) -> tuple[PartStore, tuple[PeerId, ...]] | None:
+        """The store of an attempt, which this member may be about to begin, and its members by rank."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + EXPECT_S
+        while True:
+            for record in (*self.passed.values(), *([self._current] if self._current else ())):
+                if (record.terms.step, record.terms.attempt) == (step, attempt):
+                    return record.store, record.terms.members
+            left_s = until_s - loop.time()
+            if step < self._progress.step or left_s <= 0:
+                return None
+            await self._began.wait(left_s)
+
+
+# ---- The phases of one attempt: everybody says one thing, hears what all others say, and compares what was heard.
+#
+# Theory of operation. In each phase but the first every member also says by what digest it knows the phase before.
+# Where these differ, a member told some members another thing than others, in that phase or in the votes on it; both
+# of its statements are then fetched, and prove it. An attempt in which that happened is void, see
+# `minga.security.messaging.voting`.
+#
+# So whatever follows from the words of a phase, be it that a member said nothing in it, waits for the end of the next:
+# then all know the same. Who was silent in the last phase of all does not matter for what is applied; members say in
+# the commitments of the next step of whom they heard nothing, and most decide.
+
+
+B = TypeVar("B", Commit, Result, Revealed, Claims, Confirm)
+
+
+@loop_bound
+class PhaseExchange:
+    """One member's words in one attempt, and what it understands of the others'."""
+
+    def __init__(
+        self, terms: Terms, gossip: StatementGossip, broadcast: ReliableBroadcast, behaviour: Behaviour
+    ) -> None:
+        self._terms, self._gossip, self._broadcast, self._behaviour = terms, gossip, broadcast, behaviour
+        self._case_builder = CaseBuilder(terms, gossip.slots)
+        self._before = Slot(terms.step, terms.attempt, Phase.COMMIT)
+        self.seen = b""
+        """The digest of the last phase, as this member knows it."""
+        self.excused: set[PeerId] = set()
+        """Members that nobody waits for any more."""
+        self.leaving: dict[PeerId, Callable[[], Case]] = {}
+        """Who has to go by the words of the last phase, and what shows it when the next one is over."""
+        self.unheard: tuple[PeerId, ...] = ()
+        """Of whom nothing was heard in the last phase of all."""
+
+    async def hold(
+        self,
+        phase: Phase,
+        own: Body | None,
+        body_type: type[B],
+        is_sound: Callable[[PeerId, B], bool],
+        *,
+        is_last: bool = False,
+    ) -> dict[PeerId, B]:
+        """Say one thing (nothing if `own` is None) and understand what the others say; after the last phase of an
+        attempt nobody waits for this member any more.
+
+        What makes no sense counts as nothing. Raises `AttemptFailed` if a member has to go by the words of the phase
+        before, and `ContradictionError` if a member said different things to different members.
+        """
+        slot = Slot(self._terms.step, self._terms.attempt, phase)
+        for words, receivers in self._behaviour.tells(slot, own, self._terms.members) if own is not None else ():
+            self._gossip.say(slot, words, receivers)
+        known: dict[bytes, B | None] = {}  # what is missing is asked after each statement that comes
+
+        def understood(statement: Statement) -> B | None:
+            if statement.signature not in known:
+                known[statement.signature] = None
+                with contextlib.suppress(ProtocolError):
+                    body = read(statement, body_type)
+                    if is_sound(statement.author, body):
+                        known[statement.signature] = body
+            return known[statement.signature]
+
+        said = await self._broadcast.collect(slot, lambda statement: understood(statement) is not None, self.excused)
+        bodies = {peer: body for peer, statement in said.items() if (body := understood(statement)) is not None}
+        await self._compare(phase, bodies, is_last=is_last)
+        if self.leaving:
+            raise AttemptFailed(show() for show in self.leaving.values())
+        silent = tuple(peer for peer in self._terms.members if peer not in said and peer not in self.excused)
+        if is_last:
+            self.unheard = silent
+        else:
+            self.leaving = {peer: partial(self._case_builder.unheard, peer, phase) for peer in silent}
+            self.excused.update(silent)
+        self._before, self.seen = slot, phase_digest(said.values())
+        return bodies
+
+    async def _compare(self, phase: Phase, bodies: Mapping[PeerId, Body], *, is_last: bool) -> None:
+        """Where members know another last phase than this one, a member told them and this one different things."""
+        others = [peer for peer, body in bodies.items() if not isinstance(body, Commit) and body.seen != self.seen]
+        if others:
+            slots, limit_s = (self._before, self._before.vote), self._broadcast.patience.leeway_s
+            await asyncio.gather(*(self._gossip.pull(slot, self._terms.members, others, limit_s) for slot in slots))
+        proofs = [self._gossip.proofs[peer] for peer in self._broadcast.equivocators]
+        if is_last:
+            proofs = [proof for proof in proofs if others and proof.one.slot in (self._before, self._before.vote)]
+        if proofs and phase is not Phase.COMMIT:
+            raise ContradictionError("it said two different things", peer=proofs[0].author, round=self._terms.step)
+        if 2 * len(others) > len(self._terms.members):
+            raise OutvotedError("most members heard something else than this peer", round=self._terms.step)
 
 
 class Attempt:

@@ -10,34 +10,31 @@ after that; most decide whether the accused or the accuser goes. All bans take e
 steps, from words that all members heard alike, so all have the same list of members.
 
 A peer that is not on that list, or not yet, follows the members (`observer.py`), and as a candidate commits itself to a
-gradient, too (`security/protocol/probation.py`). All that differs between the two is in `take_step`.
+gradient, too (`security/protocol/members.py`). All that differs between the two is in `take_step`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from minga.core.aio.hedging import racing
+from minga.core.aio import racing
 from minga.core.buffer_pool import BufferPool, Bytes
-from minga.core.errors import RemoteError
+from minga.core.errors import RemoteError, StateMismatchError
 from minga.core.events.security import SecureStepFollowed, SecureStepTaken
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
-from minga.security.accountability.case_builder import CaseBuilder
-from minga.security.accountability.enforcement import AttemptFailed, contradicted, verdicts
-from minga.security.accountability.log import EvidenceLog
-from minga.security.accountability.membership_log import MembershipChanges
+from minga.security.accountability.enforcement import AttemptFailed, CaseBuilder, contradicted, verdicts
+from minga.security.accountability.log import EvidenceLog, MembershipChanges
 from minga.security.accountability.proofs import Case, Entered
-from minga.security.messaging.delivery import Deliveries
 from minga.security.messaging.past_steps import PastStep, PastSteps
-from minga.security.messaging.spread import StatementGossip
+from minga.security.messaging.spread import Deliveries, StatementGossip
 from minga.security.messaging.voting import ContradictionError, ReliableBroadcast
 from minga.security.parts.equal_parts import EqualParts
 from minga.security.parts.part_store import PartStore
@@ -45,8 +42,7 @@ from minga.security.protocol.attempt_record import AttemptRecord, Terms
 from minga.security.protocol.behaviour import KEPT_STEPS, Behaviour, Seeds, TrainingBackend
 from minga.security.protocol.members import Ban, Members
 from minga.security.protocol.protocol_state import ProtocolState, StepProgress
-from minga.security.protocol.rules import Rules
-from minga.security.protocol.settings import SecureSettings
+from minga.security.protocol.rules import Rules, SecureSettings
 from minga.security.protocol.statements import (
     MAX_ACCUSATIONS,
     Accusation,
@@ -61,11 +57,9 @@ from minga.security.protocol.statements import state as sign
 from minga.security.protocol.step_math import StepMath
 from minga.security.randomness.public_batch import data_seed
 from minga.security.rechecking.candidates import CandidateRegister
-from minga.security.rechecking.juror import Juror
-from minga.security.rechecking.recheck_member import MemberRecheck
-from minga.security.step.attempt import Attempt
-from minga.security.step.attempt_history import AttemptHistory
-from minga.security.step.observer import Observer, be_overtaken
+from minga.security.rechecking.juror import Juror, MemberRecheck
+from minga.security.step.attempt import Attempt, AttemptHistory
+from minga.security.step.observer import Discovery, Observer, be_overtaken
 
 
 class ExcludedError(RemoteError):
@@ -312,3 +306,39 @@ class SecureMember:
         if reached is None:
             return False
         return self._node.peer_id in self._gossip.slots.of(Slot(step, reached.attempt, Phase.REVEAL))
+
+
+# ---- How a peer that was not there, or is no member any more, gets into a secure run.
+#
+#     ask where the members stand (`observer.py`) ─▶ adopt that state ─▶ follow ─▶ candidate ─▶ member
+#
+# Everything after the adoption is `SecureMember.take_step`. A peer that is excluded without blame, or finds itself
+# where most are not, enters again.
+
+
+@loop_bound
+class Joiner:
+    """A peer that was told of some members of a run (`genesis`: the founders, or better those of late)."""
+
+    def __init__(self, setup: MemberSetup, genesis: Iterable[PeerId]) -> None:
+        self._setup, self._genesis = setup, frozenset(genesis)
+        self.is_vouched_for = False
+        """Whether more than half of those whom it was told of signed where it entered."""
+
+    async def enter(self) -> SecureMember:
+        """Come to where the members are; by taking steps from there on it becomes one.
+
+        Raises `BannedError` if they banned this peer, and another `RemoteError` if most of them cannot be found, or
+        their state cannot be had any more.
+        """
+        node, work = self._setup.node, self._setup.work
+        discovery = Discovery(node, self._genesis)
+        standing, place, signers = await discovery.find(self._setup.settings.patience.longest_s)
+        self.is_vouched_for = 2 * len(self._genesis.intersection(signers)) > len(self._genesis)
+        ban = standing.membership.bans.get(node.peer_id)
+        if ban is not None and ban.until is None:
+            raise BannedError.of(ban)
+        await work.adopt(standing.step, place.state, signers)
+        if await work.digest() != place.state:
+            raise StateMismatchError("the state that came is not that of most members", round=standing.step)
+        return SecureMember(self._setup, standing)

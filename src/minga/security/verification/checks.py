@@ -10,11 +10,49 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from minga.network.interface import PeerId
-from minga.security.verification.claims import PartClaim
-from minga.security.verification.findings import Doubt, Finding, Offence
-from minga.security.verification.tolerance import CLAIM_TOLERANCE, claim_deviation
+from minga.security.verification.claims import (
+    CLAIM_TOLERANCE,
+    PartClaim,
+    ResultAccuracy,
+    claim_deviation,
+    claims,
+    residual_norm,
+)
+from minga.security.verification.count_sketch import Directions, Vector, distance, norm
+
+# ---- What a check of published numbers finds: who did what, in which part, and by which figures.
+
+
+class Offence(Enum):
+    """What a peer did wrong."""
+
+    FALSE_CLAIM = "false claim"
+    """A projection or a norm that does not belong to the bytes that its author sent."""
+    WRONG_RESULT = "wrong result"
+    """An aggregate that does not solve the fixed-point equation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`accused` committed `offence` in the part with the number `part`: `measured` exceeds `allowed`."""
+
+    accused: PeerId
+    offence: Offence
+    part: int
+    measured: float
+    allowed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Senders with the share `weight_share` of the weight claim norms above `bound`: check the part in public."""
+
+    part: int
+    weight_share: float
+    bound: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +124,39 @@ def check_norms(published: PublishedClaims, bound: float) -> Doubt | None:
     if 2 * voting <= published.total_weight:
         return None
     return Doubt(published.part, voting / published.total_weight, bound)
+
+
+# ---- The public check of one part: all its senders publish their bytes, and all members see which one is wrong.
+#
+# Called CheckAveraging in BTARD (section 4.5). It follows a sum that is not zero (V2) or norms that are too large
+# (V3), costs each peer one part from each sender, and ends with at least one liar banned, unless the peer that asked
+# for it had no reason to. The votes of V3 are the published norms, so a false vote is a false claim.
+
+
+def check_averaging(
+    published: PublishedClaims,
+    parts: Mapping[PeerId, Vector],
+    result: Vector,
+    directions: Directions,
+    accuracy: ResultAccuracy,
+) -> tuple[Finding, ...]:
+    """Return who did wrong, from the bytes alone, the same for every peer; empty if nobody did.
+
+    `parts`: what each sender committed itself to, decoded; the caller has compared the hashes. `result`: what the
+    aggregator committed itself to; `directions` begin at the part's first element.
+    Raises `ValueError` unless `parts` are those of the senders, all as long as `result`.
+    """
+    if parts.keys() != published.claims.keys():
+        raise ValueError(f"part {published.part}: the parts are not those of the senders with claims")
+    senders = sorted(parts)
+    own_claims = claims([parts[sender] for sender in senders], result, published.radius, directions)
+    recomputed = dict(zip(senders, own_claims, strict=True))
+    findings = list(check_senders(published, recomputed))
+    norms = {
+        sender: distance(parts[sender], result) if claim is None else claim.norm for sender, claim in recomputed.items()
+    }
+    residual = residual_norm(parts, published.weights, norms, result, published.radius)
+    limit = accuracy.residual_limit(published.total_weight, published.radius, norm(result), len(result))
+    if residual > limit:
+        findings.append(Finding(published.aggregator, Offence.WRONG_RESULT, published.part, residual, limit))
+    return tuple(findings)

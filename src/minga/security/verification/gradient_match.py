@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from minga.core.errors import ConfigurationError
-from minga.security.verification.exact_sum import Vector, distance, norm
-from minga.security.verification.tolerance import relative
+from minga.security.verification.claims import relative
+from minga.security.verification.count_sketch import Vector, distance, norm
 
 HIGHEST_THRESHOLD: Final = 1e-2
 LOWEST_CONVICTION: Final = 1e-5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from minga.averaging.clocking.batch_choice import smallest_batch
+from minga.averaging.clocking.batch_size import smallest_batch
 from minga.averaging.solver.planner import divide
 from minga.simulation.forecast.forecast import Forecast, forecast
 from minga.simulation.forecast.planned_run import PlannedRun, swarm_rates

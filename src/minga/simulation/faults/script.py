@@ -12,7 +12,7 @@ A script has one fault a line; `#` begins a comment:
     stop_relay main at 30s for 20s                    a relay of the scenario
     start_relay main at 60s
     open_nat peer-1 at 30s                            its router lets everybody in, as with a forwarded port
-    lie peer-2 false-state at 3s                      see `minga.simulation.attacks.registry`
+    lie peer-2 false-state at 3s                      see `minga.simulation.attacks.interface`
 
 `at` counts from the moment when the script starts; a fault without `at` or `when` happens at once. `when` waits for the
 first event of that kind (see `docs/events.md`), of anybody or of the named peer or role, whose fields have the given

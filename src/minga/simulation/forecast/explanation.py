@@ -10,10 +10,9 @@ import numpy as np
 
 from minga.averaging.planning.contributor_choice import StepWork, combined, resting, step_seconds, with_resting
 from minga.averaging.solver.baselines import equal_parts, parameter_server
-from minga.averaging.solver.clean_rates import CleanRates, Remark, usable
-from minga.averaging.solver.division import Binding, Division, PeerRates, SwarmRates
+from minga.averaging.solver.division import Binding, CleanRates, Division, PeerRates, Remark, SwarmRates, usable
+from minga.averaging.solver.flat import Prediction, predict
 from minga.averaging.solver.planner import divide
-from minga.averaging.solver.prediction import Prediction, predict
 
 DAY_S: Final = 86_400.0
 AUXILIARY_RATE: Final = 125e6

@@ -25,10 +25,9 @@ import numpy as np
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.planning.contributor_choice import StepWork, resting, with_one_sender, with_resting
-from minga.averaging.solver.clean_rates import usable
-from minga.averaging.solver.division import Binding, Division, SwarmRates
+from minga.averaging.solver.division import Binding, Division, SwarmRates, usable
+from minga.averaging.solver.flat import Prediction, predict
 from minga.averaging.solver.planner import divide
-from minga.averaging.solver.prediction import Prediction, predict
 from minga.core.errors import ConfigurationError
 from minga.network.gossip.gossip import usual_beat_s
 from minga.network.gossip.rumours import TELLS_ALL

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from minga.simulation.forecast.forecast import Forecast
 from minga.simulation.forecast.model_facts import STATE_BYTES, WITH_SCRATCH, ModelFacts, OptimizerName
 from minga.simulation.forecast.planned_run import Volunteers
-from minga.training.state.state_memory import FILED_BYTES
+from minga.training.state.snapshot import FILED_BYTES
 
 
 @dataclass(frozen=True)

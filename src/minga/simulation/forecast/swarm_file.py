@@ -34,9 +34,9 @@ from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.errors import ConfigurationError
+from minga.core.files import read_toml
 from minga.core.spec.fields import Printable, Real, Section, choice, described, real, whole
 from minga.core.spec.problems import explain
-from minga.core.toml_file import read_toml
 from minga.core.units import parse_rate
 
 MAX_FILE_BYTES: Final = 1 << 20

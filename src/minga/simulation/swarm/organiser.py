@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from minga.core.errors import ConfigurationError
-from minga.identity.access.drafts import draft_amendment, draft_range_ban, draft_revocation
-from minga.identity.access.ledger import AccessLedger, PublicOrder
+from minga.identity.access.ledger import AccessLedger, PublicOrder, draft_amendment, draft_range_ban, draft_revocation
 from minga.identity.keys.keys import Identity
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm

@@ -12,13 +12,13 @@ from typing import Any
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ClosedError, ConfigurationError, LocalError, MingaError, RemoteError, RunFinishedError
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.links.grant import LinkAccess
+from minga.identity.links.links import LinkAccess
 from minga.network.virtual.internet import VirtualNetwork
 from minga.security.randomness.public_batch import PublicBatch
 from minga.security.step.member import BannedError
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
-from minga.training.bridge.thread_task import ThreadTask
+from minga.training.bridge.thread_bridge import ThreadTask
 from minga.training.life.founding import Genesis
 from minga.training.life.verified_member import VerifiedMember
 from minga.training.replica.interface import ReplicaInterface

@@ -17,7 +17,7 @@ import torch
 
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
-from minga.core.aio.ending import end
+from minga.core.aio import end
 from minga.core.errors import ConfigurationError
 from minga.core.events.averaging import RoundBegun
 from minga.core.events.bus import Event
@@ -25,7 +25,7 @@ from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import AccessLedger
 from minga.identity.keys.keys import Identity
-from minga.identity.links.grant import LinkAccess
+from minga.identity.links.links import LinkAccess
 from minga.network.gossip.record_kinds import RecordKinds
 from minga.network.interface import Address
 from minga.network.rpc.run_clock import RunClock
@@ -35,8 +35,7 @@ from minga.network.virtual.relay import relay_url
 from minga.optim.sgd import SGD
 from minga.security.protocol.behaviour import Behaviour
 from minga.security.randomness.public_batch import PublicBatch
-from minga.simulation.faults.driver import FaultDriver, FaultRecord, VirtualFaults
-from minga.simulation.faults.lying_peers import LyingPeers
+from minga.simulation.faults.driver import FaultDriver, FaultRecord, LyingPeers, VirtualFaults
 from minga.simulation.faults.script import parse_faults
 from minga.simulation.swarm.simulated_peer import Life, SimulatedPeer, TrainerSettings, TrainingTask
 from minga.training.access.admission import Admission

@@ -17,7 +17,7 @@ from torch import nn
 
 from minga.core.errors import ConfigurationError, ProtocolError, RejectedError
 from minga.core.refusal_code import RefusalCode
-from minga.core.spec.split_section import SplitSection
+from minga.core.spec.sections import SplitSection
 from minga.split.computing.loss import LossFunction
 from minga.split.computing.parts import ModelPart, Tensors, as_tensors, as_value, run_module
 from minga.split.leakage.no_peek import Penalty

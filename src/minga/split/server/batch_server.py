@@ -15,7 +15,7 @@ from typing import Final
 
 from minga.core.errors import ConfigurationError, NonFiniteError, ProtocolError, RejectedError
 from minga.core.refusal_code import RefusalCode
-from minga.core.spec.split_section import SplitSection
+from minga.core.spec.sections import SplitSection
 from minga.split.computing.applying import Applying, BatchOutcome, BatchWork
 from minga.split.server.sessions import Sessions
 from minga.split.wire.messages import (

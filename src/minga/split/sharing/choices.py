@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from minga.core.errors import ConfigurationError
-from minga.core.spec.split_section import SplitSection
+from minga.core.spec.sections import SplitSection
 from minga.split.computing.applying import Applying
 from minga.split.computing.halves import ClientHalf
 from minga.split.computing.loss import LossFunction

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from minga.core.spec.split_section import SplitSection
+from minga.core.spec.sections import SplitSection
 from minga.split.computing.halves import Answer, BatchFate, ClientHalf, Conversation, Question
 from minga.split.computing.loss import LossFunction
 from minga.split.computing.parts import ModelPart

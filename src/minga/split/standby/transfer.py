@@ -29,8 +29,8 @@ from minga.split.server.sessions import MAX_CLIENTS, SessionState
 from minga.split.standby.checkpoint import TopCheckpoint
 from minga.training.state.manifest import MAX_MANIFEST_BYTES, Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot
-from minga.training.transfer.chunk_serving import send_pages
 from minga.training.transfer.messages import PAGE_BYTES, timely
+from minga.training.transfer.server import send_pages
 
 CHECKPOINT: Final = "split.checkpoint"
 LOOK_S: Final = 0.05

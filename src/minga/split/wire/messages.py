@@ -19,7 +19,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from minga.core.spec.split_section import MAX_BLOCKS, MAX_ELEMENTS
+from minga.core.spec.sections import MAX_BLOCKS, MAX_ELEMENTS
 from minga.network.gossip.record_kinds import Count
 
 BEGIN: Final = "split.begin"

@@ -16,18 +16,41 @@ says `paused`; a peer that hears later is alone with its wish for a round.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final, Protocol
+
+import msgspec
+from blake3 import blake3
 
 from minga.averaging.strategy_choice import facts_of, round_batch_range
 from minga.core.errors import ConfigurationError, ProtocolError
+from minga.core.events.training import AccessInvalidOrder
 from minga.core.spec.problems import suggestion
 from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import MAX_ORGANISERS
 from minga.core.thread_guard import loop_bound
-from minga.identity.access.amendments import Amendments, Regroup, Regroups
-from minga.identity.access.ledger import AccessLedger
+from minga.identity.access.ledger import AccessLedger, PublicOrder
+from minga.identity.access.orders import (
+    MAX_AMENDMENTS,
+    MAX_BARRED,
+    MAX_RANGES,
+    MAX_REGROUPS,
+    MAX_TERMS,
+    Amendment,
+    Amendments,
+    RangeBan,
+    Regroup,
+    Regroups,
+    Revocation,
+    Transfer,
+)
 from minga.network.interface import PeerId
+from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.node import Node
+from minga.training.access.admission import Admission
 
 PAUSED: Final = "paused"
 STOP: Final = "training.stop_after_steps"
@@ -193,3 +216,215 @@ class StandingOrders:
     def is_paused(self, step: int) -> bool:
         """Whether the organisers want no round of `step`."""
         return self.changes(self.due(step)).get(PAUSED) is True
+
+
+# ---- How the organisers' orders reach every member.
+#
+#     access.orders   OrdersHeld -> OrdersCompared; unless they are the same also OrderPages, and OrderPages back
+#
+# The caller tells a digest of the orders that it holds. If the other side holds others, both send what they have, and
+# each enters what is new to it. That happens on every new connection, with one random neighbour every `EXCHANGE_S`
+# seconds, and at once with all neighbours when an order is new. Orders are rare, and every peer verifies them itself,
+# so they flood the swarm within a few round trips.
+
+
+METHOD = "access.orders"
+EXCHANGE_S = 20.0
+MAX_ORDERS = (MAX_BARRED + MAX_RANGES) * MAX_ORGANISERS + MAX_TERMS + MAX_AMENDMENTS + MAX_REGROUPS
+ORDERS_A_PAGE = 200
+"""A revocation takes at most 0.7 kB, a transfer 320 kB: so a page stays well below the largest message."""
+
+
+class OrdersHeld(msgspec.Struct, frozen=True, array_like=True):
+    """BLAKE3 of what the orders say that the caller holds; which of those who may sign did so does not matter."""
+
+    digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+class OrdersCompared(msgspec.Struct, frozen=True, array_like=True):
+    """Whether the other side holds the same."""
+
+    same: bool
+
+
+class OrderPage(msgspec.Struct, frozen=True, array_like=True):
+    """Some of the orders that the sender holds: one transfer, or revocations; `more` pages follow, the last with
+    all range bans, amendments and regroups (less than a MiB).
+    """
+
+    transfers: Annotated[tuple[Transfer, ...], msgspec.Meta(max_length=1)]
+    revocations: Annotated[tuple[Revocation, ...], msgspec.Meta(max_length=ORDERS_A_PAGE)]
+    more: bool
+    ranges: Annotated[tuple[RangeBan, ...], msgspec.Meta(max_length=MAX_RANGES * MAX_ORGANISERS)] = ()
+    amendments: Annotated[tuple[Amendment, ...], msgspec.Meta(max_length=MAX_AMENDMENTS)] = ()
+    regroups: Annotated[tuple[Regroup, ...], msgspec.Meta(max_length=MAX_REGROUPS)] = ()
+
+
+@loop_bound
+class OrderExchange:
+    """Keeps the orders of one peer and its neighbours the same."""
+
+    def __init__(self, node: Node, admission: Admission, ledger: AccessLedger) -> None:
+        self._node, self._admission, self._ledger = node, admission, ledger
+        self._random = random.Random(f"minga orders {node.peer_id}")
+        node.serve(METHOD, self._serve)
+        node.on_connected.add(self._meet)
+
+    async def run(self) -> None:
+        """Exchange orders with one neighbour after the other, until cancelled."""
+        while True:
+            if neighbours := self._node.connected():
+                self.begin(self._random.choice(neighbours))
+            await asyncio.sleep(EXCHANGE_S)
+
+    def spread(self) -> None:
+        """Tell all neighbours at once."""
+        for peer in self._node.connected():
+            self.begin(peer)
+
+    def begin(self, peer: PeerId) -> None:
+        """Exchange orders with one neighbour in the background."""
+        self._node.spawn(self.exchange(peer))
+
+    async def exchange(self, peer: PeerId) -> None:
+        """Make the orders here and at `peer` the same. Raises `RemoteError`."""
+        async with self._node.open(peer, METHOD) as stream:
+            await stream.send(OrdersHeld(self._digest()))
+            compared = await stream.receive(OrdersCompared)
+            theirs = [] if compared.same else await self._receive(stream)
+            if not compared.same:
+                await self._send(stream)
+            await stream.finish()
+            await stream.receive_end()
+            self._take(theirs, peer)
+
+    async def _serve(self, peer: PeerId, stream: MessageStream) -> None:
+        held = await stream.receive(OrdersHeld)
+        same = held.digest == self._digest()
+        await stream.send(OrdersCompared(same))
+        if not same:
+            await self._send(stream)
+            self._take(await self._receive(stream), peer)
+
+    async def _send(self, stream: MessageStream) -> None:
+        orders = list(self._ledger.orders())
+        pages = [OrderPage((order,), (), True) for order in orders if isinstance(order, Transfer)]
+        barred = tuple(order for order in orders if isinstance(order, Revocation))
+        pages += [OrderPage((), barred[i : i + ORDERS_A_PAGE], True) for i in range(0, len(barred), ORDERS_A_PAGE)]
+        for page in pages:
+            await stream.send(page)
+        ranges = tuple(order for order in orders if isinstance(order, RangeBan))
+        await stream.send(
+            OrderPage((), (), False, ranges, tuple(self._ledger.amendments), tuple(self._ledger.regroups))
+        )
+
+    async def _receive(self, stream: MessageStream) -> list[PublicOrder]:
+        orders: list[PublicOrder] = []
+        changes = transfers = 0
+        while True:
+            page = await stream.receive(OrderPage)
+            found: list[PublicOrder] = [
+                *page.transfers,
+                *page.revocations,
+                *page.ranges,
+                *page.amendments,
+                *page.regroups,
+            ]
+            orders += found
+            transfers += len(page.transfers)
+            changes += len(page.amendments) + len(page.regroups)
+            empty = page.more and not found
+            is_over = transfers > MAX_TERMS or changes > MAX_AMENDMENTS + MAX_REGROUPS
+            if empty or len(orders) > MAX_ORDERS or is_over:
+                raise ProtocolError("orders without end", peer=stream.peer)
+            if not page.more:
+                return orders
+
+    def _take(self, orders: list[PublicOrder], peer: PeerId) -> None:
+        term = self._ledger.term
+        if invalid := self._admission.take(orders):
+            self._node.events.emit(AccessInvalidOrder(peer=peer, why=str(invalid[0]), count=len(invalid)))
+            if term == self._ledger.term:
+                raise ProtocolError(f"sent an order of the organisers that is none: {invalid[0]}", peer=peer)
+
+    def _digest(self) -> bytes:
+        said = [(order.CONTEXT, order.statement()) for order in self._ledger.orders()]
+        return bytes(blake3(msgspec.msgpack.encode(said)).digest())
+
+    def _meet(self, peer: PeerId) -> None:
+        if peer > self._node.peer_id:  # the other side begins otherwise
+            self.begin(peer)
+
+
+# ---- The organisers' amendments as one member goes by them: those of the last plan, from the round that had them
+# first.
+
+
+class Amendable(Protocol):
+    """A replica, as far as amendments go."""
+
+    def amend(self, changes: Mapping[str, Any]) -> None:
+        """Go by other settings of the optimizer from now on."""
+
+
+class Amended:
+    """Puts amendments into effect on `replica`, and knows the run spec as it holds now."""
+
+    def __init__(self, orders: StandingOrders, replica: Amendable) -> None:
+        self.in_force: tuple[str, ...] = ()
+        """Those of the last plan."""
+        self.on_change: Callable[[RunSpec], None] = lambda _: None
+        """Told the amended run spec when another set comes into force."""
+        self._orders, self._replica = orders, replica
+        self._has_taken_step = False
+        self._due: dict[str, Any] | None = None  # what the training thread still has to tell the replica
+
+    @property
+    def can_be(self) -> bool:
+        """Whether the run has organisers whose orders this peer follows."""
+        return self._orders.can_be
+
+    def regroup(self, epoch: int) -> Regroup | None:
+        """The organisers' newest regroup, if it is of a later epoch than this."""
+        return self._orders.regroup(epoch)
+
+    def is_paused(self, step: int) -> bool:
+        """Whether the organisers want no round of `step`."""
+        return self._orders.is_paused(step)
+
+    def last_step(self, step: int) -> int | None:
+        """After which step the run ends; `step` is where this peer is."""
+        return self._spec(step).training.stop_after_steps
+
+    def at(self, step: int) -> RunSpec:
+        """The run spec as it holds in the round of `step`, which this peer has come to, with one strategy."""
+        return self._spec(step).at(step)
+
+    def _spec(self, step: int) -> RunSpec:
+        """A peer goes by the last plan that it followed; one that followed none, by what is due at its step."""
+        return self._orders.spec(self.in_force if self._has_taken_step else self._orders.due(step))
+
+    def stand_at(self, step: int) -> None:
+        """This peer has the state of `step`, from its disk or from others: by which plan it came about is not known."""
+        self._has_taken_step = False
+        self.on_change(self._spec(step))
+
+    def enter(self, plan_orders: Sequence[str]) -> str:
+        """The round of a plan with these orders counts. Returns what they change, in words, if they are another set, or
+        this peer's first since it came to stand where it does: what was due there its leader may not have known.
+        """
+        first, self._has_taken_step = not self._has_taken_step, True
+        ids = tuple(plan_orders)
+        if ids == self.in_force and not first:
+            return ""
+        self.in_force = ids
+        changes, spec = self._orders.changes(ids), self._orders.spec(ids)
+        self._due = {key: value for key, value in changes.items() if key.startswith(OPTIMIZER)}
+        self.on_change(spec)
+        return ", ".join(f"{key} = {value}" for key, value in sorted(changes.items()) if key != PAUSED)
+
+    def apply(self) -> None:
+        """Tell the replica, before the round that is first to go by them changes it. On the training thread."""
+        due, self._due = self._due, None
+        if due:
+            self._replica.amend(due)

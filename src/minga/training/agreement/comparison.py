@@ -11,17 +11,187 @@ their parameters (`averaging_interval`).
 from __future__ import annotations
 
 import math
-from collections.abc import Container
-from typing import Final
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Final, NamedTuple
 
 from minga.core.thread_guard import loop_bound
 from minga.network.gossip.board import Board
 from minga.network.interface import PeerId
-from minga.training.agreement.averaging_interval import AveragingInterval
-from minga.training.agreement.state_history import StateHistory, Told, is_same
 from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.sketch import Sketch, distance, length
+
+# ---- Comparing states: does the majority have what this peer has?
+#
+# Two states are the same if their digests are equal. In a run whose optimizers may round differently they are also the
+# same if their parameters are no farther apart than both owners tolerate, by their sketches.
+
+
+HISTORY = 16
+"""How many of its own states a peer remembers, to compare with others that publish a little later or earlier."""
+
+Told = tuple[PeerId, StateInfo]
+
+
+class Drift(NamedTuple):
+    """How far the parameters of peers are apart that round differently, and how far they may be."""
+
+    distance: float
+    tolerance: float
+
+
+def is_same(one: StateInfo, other: StateInfo) -> bool:
+    """Whether two states of one step count as the same: up to rounding, where the optimizer does not exclude that, and
+    of peers that train the same.
+    """
+    if one.digest == other.digest:
+        return True
+    if one.trains != other.trains:
+        return False
+    tolerance = min(one.tolerance, other.tolerance)  # so that nobody widens that of others
+    return bool(one.sketch) and distance(one.sketch, other.sketch) <= tolerance
+
+
+@loop_bound
+class StateHistory:
+    """This peer's last states by step, as it published them."""
+
+    def __init__(self) -> None:
+        self._own: dict[int, StateInfo] = {}
+
+    def add(self, state: StateInfo) -> None:
+        """Note a state of this peer."""
+        self._own[state.step] = state
+        while len(self._own) > HISTORY:
+            del self._own[min(self._own)]
+
+    def of(self, step: int) -> StateInfo | None:
+        """This peer's state of `step`, if it has one in mind."""
+        return self._own.get(step)
+
+    def clear(self) -> None:
+        """Forget all: the state was replaced."""
+        self._own.clear()
+
+    def is_minority(self, others: Iterable[Told], me: PeerId, *stand_firm: Container[PeerId]) -> bool:
+        """Whether, at the newest step that can be compared, another state outvotes this peer's.
+
+        If two states have equally many peers, the one that a peer of the first group of those that `stand_firm` has
+        counts as right, then that of the second, and in the end the one of the peer with the lowest id. So exactly one
+        of two halves gives way, and in the next step, with other digests, it is the same half.
+        """
+        own, told = self._newest(others)
+        if own is None:
+            return False
+        by_digest: dict[str, tuple[StateInfo, list[PeerId]]] = {own.digest: (own, [me])}
+        for peer, state in told:
+            by_digest.setdefault(state.digest, (state, []))[1].append(peer)
+        sides: list[tuple[StateInfo, list[PeerId]]] = []
+        for state, voters in sorted(by_digest.values(), key=lambda each: (each[0] is not own, min(each[1]))):
+            side = next((side for mark, side in sides if is_same(mark, state)), None)
+            if side is None:
+                sides.append((state, voters))
+            else:
+                side += voters
+        winner = min(
+            sides,
+            key=lambda side: (
+                -len(side[1]),
+                *(all(peer not in group for peer in side[1]) for group in stand_firm),
+                min(side[1]),
+            ),
+        )
+        return winner[0] is not own
+
+    def drift(self, others: Iterable[Told]) -> Drift | None:
+        """How far apart the peers are that count as the same with another digest; None if there is no such peer."""
+        own, told = self._newest(others)
+        if own is None:
+            return None
+        apart = [
+            distance(own.sketch, state.sketch)
+            for _, state in told
+            if state.digest != own.digest and is_same(own, state)
+        ]
+        return Drift(max(apart), own.tolerance) if apart else None
+
+    def _newest(self, others: Iterable[Told]) -> tuple[StateInfo | None, Sequence[Told]]:
+        """This peer's state of the newest step that others published, and theirs of that step."""
+        by_step: dict[int, list[Told]] = {}
+        for peer, state in others:
+            if state.step in self._own:
+                by_step.setdefault(state.step, []).append((peer, state))
+        if not by_step:
+            return None, ()
+        step = max(by_step)
+        return self._own[step], by_step[step]
+
+
+# ---- How often peers that round differently average their parameters.
+#
+# Theory of operation. The leader of a round writes the interval k, in steps, into its signed plan, so that all members
+# know it at once: they average after a step whose number k divides. k is 0 until a leader sees two peers whose states
+# differ by rounding. It begins as short as states are compared, and doubles at each averaging as long as the peers
+# were far closer than the tolerance before it; it halves where they were not. So k follows from the drift that was
+# measured, and no estimate has to hold. A leader that was in no round yet begins anew.
+
+
+LONGEST: Final = 128
+"""Comparisons of states between two averagings, at most."""
+CLOSE, FAR = 1 / 16, 1 / 4
+"""Shares of the tolerance: below the first the interval doubles, above the second it halves."""
+
+
+@loop_bound
+class AveragingInterval:
+    """The interval of one run, as one peer knows it.
+
+    `fixed` is what the run spec says, 0 for as needed. States are compared every `compared_every` steps. It never
+    happens while it is not `is_useful` (optimizers that round alike, a strategy that shares parameters anyway).
+    """
+
+    def __init__(self, fixed: int, compared_every: int, *, is_useful: Callable[[], bool]) -> None:
+        self.every = 0
+        """That of the last plan."""
+        self._fixed, self._shortest, self._is_useful = fixed, compared_every, is_useful
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the run spec says how often."""
+        return self._fixed > 0
+
+    def choose(self, step: int, drift: Drift | None) -> int:
+        """What a leader writes into the plan of the round that leads to `step`."""
+        if self._fixed or not self._is_useful():
+            return self._fixed
+        if drift is None:
+            return self.every
+        if not self.every:
+            return self._shortest
+        if step % self.every:
+            return self.every
+        if drift.distance > FAR * drift.tolerance:
+            return max(self._shortest, self.every // 2)
+        if drift.distance < CLOSE * drift.tolerance:
+            return min(LONGEST * self._shortest, self.every * 2)
+        return self.every
+
+    def follow(self, every: int) -> bool:
+        """A plan with this interval counts; whether that is news."""
+        if self._fixed or not self._is_useful():
+            return False
+        is_news, self.every = every != self.every, every
+        return is_news
+
+    def is_due(self, step: int, every: int) -> bool:
+        """Whether parameters are averaged after `step` by a plan with the interval `every`.
+
+        A leader can neither overrule the run spec nor have parameters averaged more often than states are compared.
+        """
+        if self._fixed:
+            return step % self._fixed == 0
+        return self._is_useful() and every >= self._shortest and step % every == 0
+
 
 STEP_SHARE: Final = 0.25
 """Share of the last step's length by which parameters may differ."""

@@ -8,24 +8,106 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import torch
+from blake3 import blake3
 
 from minga.averaging.allreduce.round import RoundOutcome
-from minga.averaging.allreduce.service import RoundAbortedError
+from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.residual import RoundVectors
 from minga.averaging.messages import Plan
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.events.bus import EventBus
-from minga.core.events.training import ParametersDrift, ParametersNotAveraged
+from minga.core.events.training import ParametersDrift, ParametersNotAveraged, StrategyChanged
 from minga.core.thread_guard import loop_bound
-from minga.training.access.amended import Amended
+from minga.training.access.standing_orders import Amended
 from minga.training.agreement.comparison import StateComparison
-from minga.training.agreement.parameter_average import ParameterAverage
-from minga.training.agreement.strategy_switch import StrategySwitch
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.lineage import Lineage
 from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import LOOP_RATES, ReplicaInterface
 from minga.training.strategy.interface import ContributionFate
+
+# ---- Averaging the parameters themselves now and then: devices of different kinds drift apart in the last bits.
+
+
+@loop_bound
+class ParameterAverage:
+    """Replaces the parameters behind `port` by the mean over the group of a step that was just applied.
+
+    The group and its parts are those of that step, so that nothing has to be agreed on. Parameters are reduced anew
+    even where the step adopted an earlier result.
+    """
+
+    def __init__(self, all_reduce: AllReduce, replica: ReplicaInterface, port: GradientPort) -> None:
+        self._all_reduce, self._replica, self._port = all_reduce, replica, port
+        self._mean: torch.Tensor | None = None
+
+    async def take(self, plan: Plan, tolerance: float) -> None:
+        """Average with the members of `plan`.
+
+        Raises `RoundAbortedError`, with nothing changed, if that fails, or if the mean is farther than `tolerance` from
+        this peer's own parameters: rounding does not explain that, so a member gave something else.
+        """
+        mean = self._mean = self._replica.vector.new() if self._mean is None else self._mean
+        values = await self._port.request("read", self._replica.read_values)
+        layout = VectorLayout(self._replica.vector.layout.numels, "float32")
+        name = blake3(plan.round_id.encode()).hexdigest()[:32]
+        again = msgspec.structs.replace(plan, round_id=name, adopts="", holders=(), view=())
+        await self._all_reduce.reduce(again, layout, values, 1, mean, most_weight=1)
+
+        def write() -> float:
+            count = self._replica.vector.parameters_numel
+            apart = float(torch.dist(mean[:count], values[:count]))
+            if apart <= tolerance:
+                self._replica.write_values(mean)
+            return apart
+
+        apart = await self._port.request("write", write)
+        if not apart <= tolerance:
+            raise RoundAbortedError(
+                f"the mean of the parameters is {apart:.2g} from this peer's own, and rounding explains {tolerance:.2g}"
+            )
+
+
+# ---- Another strategy goes on from a step, at one boundary for all peers.
+#
+# The training thread changes it when it has absorbed the round that leads to that step, and before the state of that
+# step is hashed, served or written. Nothing is in flight then. The state of the step is the new strategy's: it
+# consists of the parameters, and of the optimizer's numbers, if both strategies share these. What peers had of their
+# own for the old one is dropped: samples that were collected beside the round, and what codecs and sketches had left
+# out.
+
+
+class StrategySwitch:
+    """Changes the strategy behind `port`."""
+
+    def __init__(self, replica: ReplicaInterface, port: GradientPort, vectors: RoundVectors) -> None:
+        self._replica, self._port, self._vectors = replica, port, vectors
+        self._changed: StrategyChanged | None = None
+        port.on_strategy = self._note
+
+    def to(self, strategy: StrategyChoice) -> None:
+        """Have this one go on, unless it is the present one. For the training thread, between two rounds."""
+        if strategy.name != self._port.strategy:
+            self._port.change(strategy)
+
+    def said(self) -> StrategyChanged | None:
+        """What the last change dropped, once. On the loop, after the training thread was there."""
+        changed, self._changed = self._changed, None
+        return changed
+
+    def _note(self, samples: int) -> None:
+        """On the training thread: another strategy goes on, also where a state was fetched that is of another."""
+        residuals = self._vectors.begin_anew(keeps_uncounted=self._port.facts.keeps_uncounted)
+        self._replica.forget_left_out()
+        self._changed = StrategyChanged(
+            step=self._replica.step,
+            strategy=self._port.strategy,
+            dropped_samples=samples,
+            dropped_residuals=residuals,
+        )
 
 
 @loop_bound

@@ -23,9 +23,8 @@ from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, is_finite
 from minga.averaging.messages import Report
 from minga.core.errors import ConfigurationError
 from minga.security.randomness.public_batch import PublicBatch
-from minga.training.bridge.moving_average import MovingAverage
-from minga.training.bridge.thread_bridge import TrainingThread
-from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
+from minga.training.bridge.micro_batch_times import MovingAverage
+from minga.training.bridge.thread_bridge import WAIT, ThreadTask, TrainingThread, Wait
 from minga.training.replica.gradient_sum import GradientSum
 
 

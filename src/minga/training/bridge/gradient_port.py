@@ -40,11 +40,10 @@ import torch
 
 from minga.averaging.messages import Report
 from minga.averaging.strategy_choice import StrategyChoice, StrategyFacts
-from minga.core.aio.offload import offload
+from minga.core.aio import offload
 from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.training.bridge.micro_batch_times import MicroBatchTimes
-from minga.training.bridge.thread_bridge import TrainingThread
-from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
+from minga.training.bridge.thread_bridge import WAIT, ThreadTask, TrainingThread, Wait
 from minga.training.replica.accelerator import LateVerdict
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot

@@ -7,16 +7,93 @@ loop's futures tell what came of it. When the thread fails, or the peer ends, ev
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import enum
 import math
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
-from minga.core.aio.signal import Signal
+import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from minga.core.aio import Signal
 from minga.core.errors import ClosedError, ConfigurationError, MingaError
-from minga.training.bridge.loop_notifier import LoopNotifier
-from minga.training.bridge.thread_task import ThreadTask
+
+# ---- What only the thread that trains may do, on behalf of the event loop.
+
+
+class Wait(enum.Enum):
+    """What the thread hears when it can do nothing but wait."""
+
+    WAIT = "wait"
+
+
+WAIT: Final = Wait.WAIT
+
+
+@dataclass(frozen=True)
+class ThreadTask:
+    """Something that only the training thread may do; `done` is resolved, on the loop, with its return value."""
+
+    name: str
+    run: Callable[[], Any]
+    done: asyncio.Future[Any]
+
+    def settle(self, result: Any, error: BaseException | None) -> None:
+        """Resolve `done`, unless nobody waits for it any more; on the loop."""
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(result)
+        else:
+            self.done.set_exception(error)
+
+
+# ---- Telling an event loop, from any thread, that something changed.
+
+
+TELL_PERIOD_S = 0.25
+"""Shortest time, in seconds, between two pieces of news that can wait a little."""
+
+
+class LoopNotifier:
+    """Fires `changed` on the loop, at once for what is urgent and now and then for the rest."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.changed = Signal()
+        self._loop = loop
+        self._told_s, self._is_due = -TELL_PERIOD_S, False
+
+    def tell(self) -> None:
+        """Something urgent changed."""
+        self.call(self.changed.fire)
+
+    def tell_sparingly(self) -> None:
+        """Tell at once, but not more often than every `TELL_PERIOD_S`: what comes in between is told at its end."""
+        if self._is_due:
+            return
+        now_s = self._loop.time()
+        if now_s - self._told_s >= TELL_PERIOD_S:
+            self._told_s = now_s
+            self.tell()
+        else:
+            self._is_due = True
+            self.call(self._loop.call_later, TELL_PERIOD_S, self._tell_late)
+
+    def call(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Call `function` on the loop, if that still runs."""
+        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  (it need not be woken)
+            self._loop.call_soon(function, *arguments)
+            return
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, and nobody waits for this any more
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _tell_late(self) -> None:
+        self._told_s, self._is_due = self._loop.time(), False
+        self.changed.fire()
 
 
 class TrainingThread:
@@ -140,3 +217,21 @@ def _fail(done: asyncio.Future[Any], error: BaseException) -> None:
     if not done.done():
         done.set_exception(error)
         done.exception()  # whoever gave up waiting for it has no use for a complaint
+
+
+# ---- Whether anybody wants to know when the optimizer of a training loop steps.
+#
+# Torch wraps the `step` of every optimizer: it marks the call for profilers and asks for hooks, before and after. For
+# a small micro-batch that takes longer than everything else in a call of `minga.Optimizer.step`, so it is done where
+# there is a profiler or a hook.
+
+
+def is_watched(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a profiler runs, or a hook of this optimizer or of all wants to be called."""
+    return bool(
+        torch.autograd._profiler_enabled()  # type: ignore[attr-defined]  # noqa: SLF001  (nothing else tells)
+        or optimizer._optimizer_step_pre_hooks  # noqa: SLF001
+        or optimizer._optimizer_step_post_hooks  # noqa: SLF001
+        or _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
+    )

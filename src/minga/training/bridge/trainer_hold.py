@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from minga.core.aio.watching import watching
+from minga.core.aio import watching
 from minga.core.thread_guard import loop_bound
 from minga.training.bridge.gradient_port import GradientPort
 

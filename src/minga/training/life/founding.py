@@ -34,7 +34,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from blake3 import blake3
 
-from minga.core.aio.hedging import racing
+from minga.core.aio import racing
 from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import RemoteError, StorageError
 from minga.core.events.security import SecureFounded, SecureWaiting

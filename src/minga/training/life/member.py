@@ -20,7 +20,7 @@ import torch
 
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
-from minga.averaging.codecs.round_vectors import LossySettings, RoundVectors
+from minga.averaging.codecs.residual import LossySettings, RoundVectors
 from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.former import GroupFormation
 from minga.averaging.matchmaking.leader import OutOfSyncError
@@ -28,9 +28,7 @@ from minga.averaging.messages import Plan
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
 from minga.averaging.strategy_choice import Contributors, StrategyChoice, round_batch_range
-from minga.core.aio.observers import Observers
-from minga.core.aio.offload import offload
-from minga.core.aio.watching import watching
+from minga.core.aio import Observers, offload, watching
 from minga.core.errors import RemoteError, RunFinishedError
 from minga.core.events.averaging import RoundAborted, RoundBegun, RoundReduced
 from minga.core.events.training import (
@@ -46,26 +44,21 @@ from minga.core.events.training import (
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.core.units import counted
-from minga.identity.access.amendments import Regroup
+from minga.identity.access.orders import Regroup
 from minga.identity.keys.keys import Identity
 from minga.network.gossip.board import Board
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
-from minga.training.access.amended import Amended
-from minga.training.access.standing_orders import StandingOrders
-from minga.training.agreement.averaging_interval import AveragingInterval
-from minga.training.agreement.comparison import StateComparison
-from minga.training.agreement.parameter_average import ParameterAverage
-from minga.training.agreement.replica_step import ReplicaStep
-from minga.training.agreement.strategy_switch import StrategySwitch
+from minga.training.access.standing_orders import Amended, StandingOrders
+from minga.training.agreement.comparison import AveragingInterval, StateComparison
+from minga.training.agreement.replica_step import ParameterAverage, ReplicaStep, StrategySwitch
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.trainer_hold import TrainerHold
 from minga.training.life.board_view import BoardView
-from minga.training.life.catching_up import SYNC_PAUSE_S, CatchingUp, StateWait
+from minga.training.life.catching_up import SYNC_PAUSE_S, CatchingUp, Download, StateWait, Synchroniser
 from minga.training.life.founding import Founding
 from minga.training.life.leaving import FAREWELL_S, Companions, closing
 from minga.training.life.progress_publisher import ProgressPublisher
-from minga.training.life.state_sync import Download, Synchroniser
 from minga.training.life.worth import WorthNotice
 from minga.training.lineage import Lineage
 from minga.training.receipts.receipts import Receipts

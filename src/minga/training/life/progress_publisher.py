@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from minga.averaging.messages import Report
-from minga.core.aio.signal import Signal
+from minga.core.aio import Signal
 from minga.core.events.training import MemberStatus
 from minga.core.thread_guard import loop_bound
 from minga.network.gossip.board import Board

@@ -12,15 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from minga.core.aio.backoff import Backoff
-from minga.core.aio.hedging import racing
-from minga.core.aio.observers import Observers
+import torch
+
+from minga.averaging.codecs.layout import VectorLayout
+from minga.core.aio import Backoff, Observers, racing
 from minga.core.errors import ConfigurationError, RemoteError, RunFinishedError
 from minga.core.events.training import (
     MemberOutOfSync,
@@ -40,26 +41,111 @@ from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.security.accountability.log import EvidenceLog
 from minga.security.messaging.voting import DivergedError
-from minga.security.protocol.behaviour import Behaviour
+from minga.security.protocol.behaviour import KEPT_STEPS, Behaviour
 from minga.security.protocol.protocol_state import ProtocolState
-from minga.security.protocol.settings import SecureSettings
-from minga.security.step.joiner import Joiner
-from minga.security.step.member import BannedError, MemberSetup, SecureMember
-from minga.training.bridge.assigned_port import AssignedPort
+from minga.security.protocol.rules import SecureSettings
+from minga.security.step.member import BannedError, Joiner, MemberSetup, SecureMember
+from minga.training.bridge.assigned_port import AssignedPort, GradientTask
 from minga.training.life.board_view import BoardView
 from minga.training.life.founding import Bootstrap, Founding
 from minga.training.life.leaving import closing, see_others_off
 from minga.training.life.progress_publisher import ProgressPublisher
-from minga.training.life.verified_backend import VerifiedBackend
-from minga.training.life.verified_files import evidence_file
 from minga.training.lineage import Lineage
 from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.manifest import build_manifest
 from minga.training.state.snapshot import StateSnapshot
-from minga.training.transfer.donors import OvertakenError, fetch_manifest
+from minga.training.transfer.download import OvertakenError, Wanted, download, fetch_manifest
 from minga.training.transfer.messages import Description
 from minga.training.transfer.server import StateServer
+
+# ---- What training offers to the protocol of secure steps: gradients that any member can compute again, and the same
+# state.
+#
+# The parameters of a step are kept for as long as a member may ask about it, one vector for each step.
+
+
+@loop_bound
+class VerifiedBackend:
+    """The `TrainingBackend` of a member whose model lies behind `port`; other members are reached by `node`.
+
+    A large state that is fetched lies in the run's folder `directory`, if there is one, as do its verified chunks.
+    """
+
+    def __init__(
+        self, node: Node, replica: ReplicaInterface, port: AssignedPort, directory: Path | None = None
+    ) -> None:
+        self._downloads = None if directory is None else directory / "downloads"
+        self.layout: VectorLayout = replica.vector.layout
+        self.state_digest = ""
+        """Of the present state, once it was asked for: 64 hexadecimal digits."""
+        self._node, self._replica, self._port = node, replica, port
+        self._past: dict[int, torch.Tensor] = {}
+        """The parameters before a step, for the steps that were taken last."""
+
+    async def gradient(self, step: int, seed: bytes) -> torch.Tensor:
+        """The mean gradient (flat float32) of the public batch of `seed` at the parameters before `step`.
+
+        Raises `ConfigurationError` for a step whose parameters are not kept any more.
+        """
+        if step not in self._past and step == self._replica.step:
+            return await self._port.compute(GradientTask(seed))
+        if step not in self._past:
+            raise ConfigurationError(f"the parameters of step {step} are not kept any more")
+        past, present, replica = self._past[step], list[torch.Tensor](), self._replica
+
+        def before() -> None:
+            present.append(replica.read_values())
+            replica.write_values(past)
+
+        return await self._port.compute(GradientTask(seed, before, lambda: replica.write_values(present.pop())))
+
+    async def apply(self, step: int, mean: torch.Tensor) -> None:
+        """Take step `step` with the aggregate gradient."""
+        self._past[step] = await self._port.request("read", self._replica.read_values)
+        await self._port.request("apply", lambda: self._replica.apply(mean, step + 1))
+        for old in [old for old in self._past if old <= step - KEPT_STEPS]:
+            del self._past[old]
+
+    async def digest(self) -> bytes:
+        """32 bytes that are equal for equal states."""
+        self.state_digest = await self._port.request("digest", self._replica.digest)
+        return bytes.fromhex(self.state_digest)
+
+    async def adopt(self, step: int, digest: bytes, donors: Sequence[PeerId]) -> None:
+        """Fetch the state before `step` from any of the donors. Raises `RemoteError` if none has it any more."""
+        have = await self._port.request("capture", self._replica.capture)
+        state = await download(
+            self._node,
+            donors,
+            Wanted(step, digest.hex(), self._replica.lineage.founding),
+            have=have,
+            cache=self._downloads,
+            accept=lambda manifest: self._port.accept(lambda: self._replica.check(manifest)),
+        )
+        founded = state.snapshot.of(Lineage.founded(self._replica.lineage.founding))  # the members' votes say the rest
+        await self._port.request("restore", lambda: self._replica.restore(founded))
+        self._past.clear()
+
+
+# ---- Where a peer keeps what it has to know of a secure run; several peers of one machine share the folder of a run.
+
+
+def genesis_file(directory: Path, peer: PeerId) -> Path:
+    """The genesis, as this peer got it."""
+    return directory / f"genesis-{peer[:10]}.bin"
+
+
+def evidence_file(directory: Path, peer: PeerId) -> Path:
+    """What this peer saw of why others left."""
+    return directory / f"evidence-{peer[:10]}.bin"
+
+
+def witnesses(directory: Path) -> list[PeerId]:
+    """The beginnings of the ids of all peers that left either of them there."""
+    files = [*directory.glob("genesis-*.bin"), *directory.glob("evidence-*.bin")]
+    return sorted({PeerId(path.stem.partition("-")[2]) for path in files})
+
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 """Between two attempts to come to where the members are, in seconds; short at first, since steps may be short."""

@@ -2,18 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Annotated, NamedTuple
 
 import msgspec
+from blake3 import blake3
 
-from minga.averaging.messages import MAX_MEMBERS, MAX_STEP, Epoch
+from minga.averaging.messages import MAX_MEMBERS, MAX_STEP, Epoch, Plan, Samples, Step
 from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
 from minga.network.interface import PeerId
-from minga.training.receipts.claims import Count, Key, Place
+
+# ---- What the members of a round claim to have contributed, and the count in which all of them have it alike.
+
+
+MAX_SPAN_STEPS = 512
+"""A claim goes back no further: members compare it with as many rounds."""
+UNIT_BYTES = 1024
+DIGEST_BYTES = 32
+
+Key = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+class Claim(msgspec.Struct, frozen=True, array_like=True):
+    """What a member says that it contributed in the `span` steps before a count: the rounds in which it took part, the
+    samples that were counted, and the bytes of others that it added up, in units of 1024.
+    """
+
+    span: Annotated[int, msgspec.Meta(ge=1, le=MAX_SPAN_STEPS)]
+    rounds: Annotated[int, msgspec.Meta(ge=0, le=MAX_SPAN_STEPS)]
+    samples: Samples
+    reduced: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it claims nothing that anybody could doubt."""
+        return not (self.samples or self.reduced)
+
+
+class Count(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
+    """The claims of all members of one round: what they contributed before its step.
+
+    `epoch` is that of the organisers' last regroup. Claims stand in the order of the members, None where a member made
+    none.
+    """
+
+    epoch: Epoch
+    step: Step
+    round: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    members: Annotated[tuple[Key, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
+    claims: Annotated[tuple[Claim | None, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
+
+    @classmethod
+    def of(cls, plan: Plan, epoch: int, claims: tuple[Claim | None, ...]) -> Count:
+        """The count that a leader sent along with `plan`, one claim for each of its members."""
+        keys = tuple(bytes.fromhex(peer) for peer in plan.ids)
+        return cls(epoch, plan.step, bytes.fromhex(plan.round_id), keys, claims)
+
+    @property
+    def place(self) -> Place:
+        """Where in the run's history it stands."""
+        return self.epoch, self.step
+
+    @cached_property
+    def ids(self) -> tuple[PeerId, ...]:
+        """The members' ids."""
+        return tuple(PeerId(key.hex()) for key in self.members)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """What members sign: 32 bytes that stand for all of it."""
+        return bytes(blake3(msgspec.msgpack.encode(self)).digest(length=DIGEST_BYTES))
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether each member has one claim, and is named once."""
+        return len(self.claims) == len(self.members) == len(set(self.members))
+
+    def claim_of(self, peer: PeerId) -> Claim | None:
+        """What `peer` claims; None if it claims nothing here."""
+        return self.claims[self.ids.index(peer)] if peer in self.ids else None
+
+
+Place = tuple[int, int]
+"""Epoch and step of a count: within one history no two counts share it."""
+
 
 CONTEXT = b"receipts/1"
 MAX_ENTRIES = 32
@@ -146,3 +222,82 @@ def unpack(doubts: bytes) -> frozenset[int]:
 
 def _statement(run_id: str, epoch: int, entries: tuple[SignedCount, ...]) -> bytes:
     return msgspec.msgpack.encode((bytes.fromhex(run_id), epoch, [tuple(entry) for entry in entries]))
+
+
+# ---- What members tell each other for their receipts: in the notes of group formation, and the rare calls beside
+# them.
+
+
+DIGESTS, LAST = "receipts.digests", "receipts.last"
+MAX_PASSED_ON = 8
+"""Attestations that a leader passes on with one plan: it sends them to all members."""
+
+AttestationBytes = Annotated[bytes, msgspec.Meta(max_length=MAX_COMPACT_BYTES)]
+
+
+class JoinNote(msgspec.Struct, frozen=True, array_like=True):
+    """Member to leader: its claim, if a count is due, and its attestation, until it sees that a leader passed it on."""
+
+    claim: Claim | None = None
+    attestation: AttestationBytes = b""
+
+    @classmethod
+    def decode(cls, note: bytes) -> JoinNote:
+        """Read it; one that cannot be read says nothing."""
+        try:
+            return decode_msgpack(note, cls) if note else cls()
+        except DECODING_ERRORS:
+            return cls()
+
+
+class PlanNote(msgspec.Struct, frozen=True, array_like=True):
+    """Leader to members: the claims of all members, in the order of the plan, if it counts; and attestations."""
+
+    claims: Annotated[tuple[Claim | None, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
+    attestations: Annotated[tuple[AttestationBytes, ...], msgspec.Meta(max_length=MAX_PASSED_ON)] = ()
+
+    @classmethod
+    def decode(cls, note: bytes) -> PlanNote:
+        """Read it; one that cannot be read says nothing."""
+        try:
+            return decode_msgpack(note, cls) if note else cls()
+        except DECODING_ERRORS:
+            return cls()
+
+
+def passed_on(step: int, notes: Sequence[tuple[PeerId, JoinNote]]) -> list[bytes]:
+    """The attestations that go with the plan of `step`: as many as it takes, each signed by the member that sent it.
+
+    With each step others come first, so that a few members that always send one keep nobody from being heard.
+    """
+    begin = step * MAX_PASSED_ON % len(notes)
+    in_turn = (*notes[begin:], *notes[:begin])
+    own = (
+        note.attestation
+        for peer, note in in_turn
+        if (compact := Compact.decode(note.attestation)) is not None and compact.attester == peer
+    )
+    return list(islice(own, MAX_PASSED_ON))
+
+
+class AskDigests(msgspec.Struct, frozen=True):
+    """To an attester: which counts did you sign at these steps? This peer was not there, or has others."""
+
+    epoch: Epoch
+    steps: Annotated[tuple[Step, ...], msgspec.Meta(min_length=1, max_length=MAX_ENTRIES)]
+
+
+class Digests(msgspec.Struct, frozen=True):
+    """Their digests, empty where there is none."""
+
+    digests: Annotated[tuple[Annotated[bytes, msgspec.Meta(max_length=32)], ...], msgspec.Meta(max_length=MAX_ENTRIES)]
+
+
+class LastAttestation(msgspec.Struct, frozen=True):
+    """A peer that leaves, to the others: what no leader passed on any more."""
+
+    attestation: AttestationBytes
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """An empty answer."""

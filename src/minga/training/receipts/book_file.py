@@ -15,15 +15,14 @@ from typing import Annotated
 import msgspec
 
 from minga.averaging.messages import Epoch, Step
-from minga.core.aio.disk_writes import DiskWrites
+from minga.core.aio import DiskWrites
 from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
 from minga.identity.access.token import MAX_TOKEN_BYTES
 from minga.network.interface import PeerId
-from minga.training.receipts.attestation import MAX_ENTRIES, Attestation, Doubts, JudgedCount, SignedCount
+from minga.training.receipts.attestation import MAX_ENTRIES, Attestation, Count, Doubts, JudgedCount, Key, SignedCount
 from minga.training.receipts.book import ReceiptBook
-from minga.training.receipts.claims import Count, Key
 
 MAX_FILE_BYTES = 256 << 20
 MAX_ENTRY_BYTES = 1 << 20

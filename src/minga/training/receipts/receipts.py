@@ -20,30 +20,32 @@ import msgspec
 
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.messages import Plan
-from minga.core.aio.ending import end
+from minga.core.aio import end
 from minga.core.errors import RemoteError
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
-from minga.training.receipts.attestation import MAX_COMPACT_BYTES, Attestation, Compact, JudgedCount
-from minga.training.receipts.book import ReceiptBook
-from minga.training.receipts.book_file import BookFile
-from minga.training.receipts.claims import Claim, Count
-from minga.training.receipts.messages import (
+from minga.training.receipts.attestation import (
     DIGESTS,
     LAST,
+    MAX_COMPACT_BYTES,
     AskDigests,
+    Attestation,
+    Claim,
+    Compact,
+    Count,
     Digests,
     JoinNote,
+    JudgedCount,
     LastAttestation,
     PlanNote,
     Taken,
     passed_on,
 )
-from minga.training.receipts.sight import Sight
-from minga.training.receipts.tally import PeerTotals
+from minga.training.receipts.book import PeerTotals, ReceiptBook, Sight
+from minga.training.receipts.book_file import BookFile
 
 COUNT_S, SIGN_S = 10.0, 120.0
 """Seconds between two counts, and between two attestations of a member, for each member of its rounds."""

@@ -67,7 +67,7 @@ class ReplicaInterface(Protocol):
         """Whether equal means give equal bits on every device."""
 
     def layout_of(self, step: int) -> VectorLayout:
-        """The layout of the vector that the round of `step` averages; see `averaging/codecs/round_vectors.py`.
+        """The layout of the vector that the round of `step` averages; see `averaging/codecs/residual.py`.
 
         Any thread may ask.
         """

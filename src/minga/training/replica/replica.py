@@ -16,7 +16,7 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import KeptResidual
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.sketches.interface import make_sketch
-from minga.averaging.sketches.round_projections import RoundProjections
+from minga.averaging.sketches.projection import RoundProjections
 from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
@@ -26,14 +26,12 @@ from minga.optim.shards import local
 from minga.training.lineage import Lineage
 from minga.training.replica.accelerator import Accelerator, LateVerdict
 from minga.training.replica.buffers import SharedBuffers
-from minga.training.replica.build_optimizer import set_learning_rate
+from minga.training.replica.build_optimizer import check_model, check_optimizer, check_plain_descent, set_learning_rate
 from minga.training.replica.flat_vector import ParameterVector
 from minga.training.replica.gradient_sum import DeviceSum, GradientSum
 from minga.training.replica.host_memory import HostMemory
 from minga.training.replica.interface import LOOP_RATES, LoopReport
-from minga.training.replica.loop_rates import LoopRates
-from minga.training.replica.optimizer_check import check_model, check_optimizer, check_plain_descent
-from minga.training.replica.schedule import UNKNOWN, Schedule
+from minga.training.replica.schedule import UNKNOWN, LoopRates, Schedule
 from minga.training.replica.trained_record import SAMPLES, ModelWatch, TrainedRecord, record_of, trained_parameters
 from minga.training.replica.training_point import TrainingPoint
 from minga.training.replica.update_rules import RuledModel, UpdateRules

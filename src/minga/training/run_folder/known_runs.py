@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import shutil
 import stat
@@ -10,17 +11,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
+import msgspec
 import platformdirs
 
+from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError, StorageError
+from minga.core.files import write_atomically
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_duration
 from minga.identity.links.signed_spec import SignedRunSpec
-from minga.training.run_folder.host_lock import HostLock
-from minga.training.run_folder.rejoin import signed_spec
-from minga.training.state.complete_checkpoints import MANIFEST_NAME, complete_checkpoints
+from minga.training.run_folder.rejoin import HostLock, signed_spec
+from minga.training.state.checkpoints import MANIFEST_NAME, complete_checkpoints
 
 FOLDER_DIGITS = 16
 """Digits of the run id that name a run's folder."""
@@ -171,3 +174,94 @@ def _size_bytes(path: Path) -> int:
     except OSError:  # a checkpoint that was replaced meanwhile
         return 0
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+
+# ---- Why a run with `training.strategy = "auto"` began with the strategy that its spec names: kept in the run's
+# folder.
+#
+# The spec that is published names the choice, and not why it was made; whoever asks later asks the organiser's
+# machine.
+
+
+CHOSEN_STRATEGY_FILE = "chosen-strategy.json"
+_MAX_BYTES = 1 << 14
+
+logger = logging.getLogger("minga.training")
+
+
+class ChosenStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The name of the strategy, and in one line its settings, for which peers it was chosen, and why."""
+
+    strategy: Annotated[str, msgspec.Meta(max_length=200)]
+    reason: Annotated[str, msgspec.Meta(max_length=4000)]
+
+    @classmethod
+    def read(cls, folder: Path) -> ChosenStrategy | None:
+        """What was kept; None where nothing was chosen, or where the file is damaged, which is logged."""
+        path = folder / CHOSEN_STRATEGY_FILE
+        try:
+            with path.open("rb") as file:
+                return decode_json(file.read(_MAX_BYTES), cls)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, *DECODING_ERRORS) as error:
+            logger.warning("%s is left out, since it cannot be read: %s", path, error)
+            return None
+
+    def write(self, folder: Path) -> None:
+        """Keep it. Raises `StorageError` if the disk refuses."""
+        path = folder / CHOSEN_STRATEGY_FILE
+        try:
+            write_atomically(path, msgspec.json.format(msgspec.json.encode(self), indent=1))
+        except OSError as error:
+            raise StorageError(f"{path} cannot be written: {error}") from error
+
+
+# ---- What an organiser set for their own machine: read from the run spec, not published, and kept in the run's
+# folder.
+#
+# The published spec has these settings at their defaults, so a run that is hosted again would lack them.
+
+
+OWN_SETTINGS_FILE = "own-settings.json"
+_OWN_SETTINGS_MAX_BYTES = 1 << 16
+
+
+class OwnSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The private settings of a run spec; see `network.announce`, `checkpoints.archive_every` and `upload_to`."""
+
+    announce: Annotated[tuple[str, ...], msgspec.Meta(max_length=16)] = ()
+    archive_every: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+    upload_to: str | None = None
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> OwnSettings:
+        """Those of the organiser's own spec."""
+        return cls(spec.network.announce, spec.checkpoints.archive_every, spec.checkpoints.upload_to)
+
+    @classmethod
+    def read(cls, folder: Path) -> OwnSettings:
+        """Those that were kept; without the file, or with a damaged one, none are set."""
+        path = folder / OWN_SETTINGS_FILE
+        try:
+            with path.open("rb") as file:
+                return decode_json(file.read(_OWN_SETTINGS_MAX_BYTES), cls)
+        except FileNotFoundError:
+            return cls()
+        except (OSError, *DECODING_ERRORS) as error:
+            logger.warning("%s is left out, since it cannot be read: %s", path, error)
+            return cls()
+
+    def write(self, folder: Path) -> None:
+        """Keep them. Raises `StorageError` if the disk refuses."""
+        try:
+            write_atomically(folder / OWN_SETTINGS_FILE, msgspec.json.format(msgspec.json.encode(self), indent=1))
+        except OSError as error:
+            raise StorageError(f"{folder / OWN_SETTINGS_FILE} cannot be written: {error}") from error
+
+    def updated(self, newer: OwnSettings) -> OwnSettings:
+        """These, but for what `newer` sets. Raises `ConfigurationError` if the two do not go together."""
+        every, to = newer.archive_every or self.archive_every, newer.upload_to or self.upload_to
+        if to is not None and not every:
+            raise ConfigurationError("checkpoints.upload_to needs checkpoints.archive_every")
+        return OwnSettings(newer.announce or self.announce, every, to)

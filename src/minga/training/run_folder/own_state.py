@@ -34,8 +34,8 @@ from minga.core.errors import StorageError
 from minga.core.files import replacing
 from minga.core.spec.run_spec import RunSpec
 from minga.network.interface import PeerId
+from minga.training.state.checkpoints import Pieces, write_tensors
 from minga.training.state.snapshot import DTYPE_NAMES, TensorEntry
-from minga.training.state.tensor_file import Pieces, write_tensors
 
 FORMAT = 1
 MAX_HEADER_BYTES = 1 << 20

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import torch
 
-from minga.training.state.snapshot import StateSnapshot, padded
-from minga.training.state.state_memory import PIECE_BYTES, StateMemory
+from minga.training.state.snapshot import PIECE_BYTES, StateMemory, StateSnapshot, padded
 
 
 class TensorAccess:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from statistics import median_low
+from typing import Any, Final
 
+from minga.averaging.apportionment import NoAggregatorError
+from minga.averaging.links import Links
+from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
 from minga.averaging.planning.contributor_choice import StepWork
+from minga.averaging.solver.division import Division, SwarmRates
+from minga.averaging.solver.planner import divide
 from minga.averaging.strategy_choice import facts_of, round_batch_range
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import AccessLedger
@@ -16,13 +24,304 @@ from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.training.access.standing_orders import spec_due
-from minga.training.agreement.state_history import is_same
-from minga.training.record_kinds import Metrics, Progress, StateInfo
+from minga.training.agreement.comparison import is_same
+from minga.training.record_kinds import Metrics, Progress, SplitServing, StateInfo
 from minga.training.status.last_problem import Trouble
-from minga.training.status.live_rates import LiveRates, live_rates
-from minga.training.status.losses import LossMeter
-from minga.training.status.plan_status import PlanStatus
-from minga.training.status.split_status import SplitRunStatus
+
+# ---- The rates of a living run, from its board, as the planner wants them.
+
+
+@dataclass(frozen=True)
+class LiveRates:
+    """The peers that take part in rounds, and their rates in the same order.
+
+    `vector_bytes` is the size of the encoded vector that peers report, 0 if none does.
+    """
+
+    peers: tuple[PeerId, ...]
+    rates: SwarmRates
+    vector_bytes: int
+
+
+def live_rates(board: Board) -> LiveRates:
+    """The rates on the board at this moment; no peers if none is in sync yet. On the event loop's thread only."""
+    links = {item.owner: item.payload for item in board.items(Links)}
+    order: list[PeerId] = []
+    claims: list[RateClaim] = []
+    sizes: list[int] = []
+    for peer, progress, _ in sorted(board.items(Progress), key=lambda item: item.owner):
+        info = board.get(peer, AddressInfo)
+        if progress.status in ("training", "averaging") and info is not None and info.role != "monitor":
+            order.append(peer)
+            claims.append(_claim(info, progress, links.get(peer, Links())))
+            sizes.append(progress.vector_bytes)
+    return LiveRates(tuple(order), swarm_rates(order, claims, links), _agreed(sizes))
+
+
+def _agreed(sizes: Iterable[int]) -> int:
+    """The median, which a minority of the reporting peers cannot shift: all honest peers report the same size."""
+    told = [size for size in sizes if size]
+    return median_low(told) if told else 0
+
+
+def _claim(info: AddressInfo, progress: Progress, links: Links) -> RateClaim:
+    auxiliary = info.role == "auxiliary"
+    return RateClaim(
+        upload=links.upload or None,
+        download=links.download or None,
+        samples_per_second=0.0 if auxiliary else progress.samples_per_second,
+        sends=not auxiliary,
+        aggregates=not progress.client,
+        upload_shown=links.upload_shown,
+        download_shown=links.download_shown,
+    )
+
+
+# ---- The swarm's training loss, from the running totals that peers publish about themselves, and its count of
+# samples.
+#
+# Each peer's record holds totals since it joined; the difference between two of its records is what happened in
+# between. A peer's mean loss over that time is weighted by its samples, as its gradients were.
+
+
+MAX_REMEMBERED = 4096
+"""How many peers' totals are kept; those of more, if they are gone, melt into one number."""
+
+MEMORY = 0.8
+"""Weight of what came before when a new step is added to the smoothed loss; its power when several are."""
+
+
+@dataclass(frozen=True)
+class LossSample:
+    """The loss since the sample before: its mean over `samples` samples, up to global step `step`."""
+
+    step: int
+    loss: float
+    samples: int
+
+
+class SampleCount:
+    """The samples of all steps so far. Each step counts once, with the target batch size at which it was seen: so the
+    count does not depend on who watches, and on how often that process began anew.
+
+    A watcher that begins in the middle learns by `know` how many there were before. Until then the count is an
+    estimate: the totals of the peers that are here, as far as so many steps can have so many samples.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._step: int | None = None
+
+    def know(self, step: int, total: int) -> None:
+        """All steps up to `step` had `total` samples. Does nothing if that is known of a later step."""
+        if self._step is None or step > self._step:
+            self._step, self.total = step, total
+
+    def take(self, step: int, batch: int, *, bounds: tuple[int, int], seen: int) -> None:
+        """The run is at `step`; its steps have `batch` samples now, and each within `bounds`. Peers tell of `seen`."""
+        if self._step is None:
+            least, most = bounds
+            self.total = min(max(seen, step * least), step * most)
+        elif step > self._step:
+            self.total += (step - self._step) * batch
+            self._step = step
+
+
+class LossMeter:
+    """Turns successive totals into losses.
+
+    With `from_start` the first totals of a peer count, as is right for who saw the peer begin; otherwise they are only
+    what later ones are compared with.
+    """
+
+    def __init__(self, *, from_start: bool = False) -> None:
+        self.smoothed: float | None = None
+        """The loss, smoothed over the last few samples."""
+        self._from_start = from_start
+        self._last: dict[PeerId, Metrics] = {}
+        self._gone_samples = 0
+        self._step = 0
+
+    @property
+    def total_samples(self) -> int:
+        """Samples of all peers that were ever seen, gone ones included, since each joined."""
+        return self._gone_samples + sum(metrics.samples for metrics in self._last.values())
+
+    def update(self, records: Mapping[PeerId, Metrics]) -> LossSample | None:
+        """Take in the present totals; None if no micro-batch with a loss was added."""
+        weighted, samples, step = 0.0, 0, 0
+        for peer, now in records.items():
+            before = self._last.get(peer, Metrics(0, 0.0, 0, 0) if self._from_start else now)
+            if now.samples < before.samples or now.mini_steps < before.mini_steps:
+                self._gone_samples += before.samples  # the peer started again
+                before = Metrics(0, 0.0, 0, 0)
+            self._last[peer] = now
+            batches, added = now.mini_steps - before.mini_steps, now.samples - before.samples
+            if batches > 0 and added > 0:
+                weighted += (now.loss_sum - before.loss_sum) / batches * added
+                samples += added
+                step = max(step, now.step)
+        self._forget_some(set(records))
+        if not samples:
+            return None
+        loss = weighted / samples
+        kept = MEMORY ** max(1, step - self._step)  # the same, however rarely one looks
+        self._step = step
+        self.smoothed = loss if self.smoothed is None else kept * self.smoothed + (1.0 - kept) * loss
+        return LossSample(step, loss, samples)
+
+    def _forget_some(self, present: set[PeerId]) -> None:
+        if len(self._last) > MAX_REMEMBERED:
+            for peer in set(self._last) - present:
+                self._gone_samples += self._last.pop(peer).samples
+
+
+# ---- The plan of a live run in short, for displays: which peer reduces how much, and which link rounds wait for.
+
+
+PERIOD_S = 5.0
+
+
+@dataclass(frozen=True)
+class PlanStatus:
+    """The plan that the next leader would make from the board. `reduces` are fractions of the vector, by peer id.
+
+    `binding` names the link that rounds wait for ("upload", "download" or "path", the peer, the other end of a path);
+    `round_s` is how long rounds take by that. Both are None while no rate is known. The encoded vector has
+    `vector_bytes`.
+    """
+
+    reduces: dict[str, float]
+    two_level: bool
+    binding: tuple[str, str, str | None] | None
+    round_s: float | None
+    vector_bytes: int = 0
+
+
+class PlanWatch:
+    """Plans again every few seconds; plans may take a while, so never call it on an event loop's thread."""
+
+    def __init__(self) -> None:
+        self._status: PlanStatus | None = None
+        self._made_s: float | None = None
+
+    def at(self, now_s: float, live: LiveRates) -> PlanStatus | None:
+        """The plan at this moment, at most `PERIOD_S` old; None if fewer than two peers take part, or none of them says
+        how large the vector is.
+        """
+        if self._made_s is None or not 0.0 <= now_s - self._made_s < PERIOD_S:
+            self._status, self._made_s = _status(live), now_s
+        return self._status
+
+
+def _status(live: LiveRates) -> PlanStatus | None:
+    if len(live.peers) < 2 or not live.vector_bytes:
+        return None
+    try:
+        division = divide(live.rates, live.vector_bytes)
+    except NoAggregatorError:
+        return None
+    reduces = dict.fromkeys(live.peers, 0.0)
+    for part in division.parts:
+        reduces[live.peers[part.root]] += part.share
+    seconds = division.predicted_s
+    return PlanStatus(
+        reduces={str(peer): round(share, 6) for peer, share in reduces.items()},
+        two_level=bool(division.sites),
+        binding=_binding(division, live),
+        round_s=round(seconds, 4) if seconds is not None and math.isfinite(seconds) else None,
+        vector_bytes=live.vector_bytes,
+    )
+
+
+def _binding(division: Division, live: LiveRates) -> tuple[str, str, str | None] | None:
+    if division.binding is None:
+        return None
+    other = None if division.binding.other is None else live.peers[division.binding.other]
+    return division.binding.kind, live.peers[division.binding.peer], other
+
+
+# ---- A model that is cut, as the board tells of it: who serves, how many clients train, and how fast.
+
+
+WINDOW_S: Final = 30.0
+MOST_MARKS: Final = 64
+
+
+@dataclass(frozen=True)
+class SplitRunStatus:
+    """`servers` have the server's part, `standbys` copies of it, and `clients` train with them; of the server that is
+    furthest: its `steps`, the `samples` of all clients so far, batches that wait, and its speed, None until two of its
+    records were seen.
+    """
+
+    servers: tuple[PeerId, ...]
+    standbys: tuple[PeerId, ...]
+    clients: tuple[PeerId, ...]
+    steps: int
+    samples: int
+    waiting: int
+    batches_per_second: float | None = None
+    samples_per_second: float | None = None
+
+
+@dataclass(frozen=True)
+class _SplitMark:
+    """A record of a server, and when it was published, in seconds of whoever looks."""
+
+    time_s: float
+    steps: int
+    samples: int
+
+
+class SplitMeter:
+    """Look again and again: speeds are those between the records of the last half minute."""
+
+    def __init__(self) -> None:
+        self._server: PeerId | None = None
+        self._marks: deque[_SplitMark] = deque(maxlen=MOST_MARKS)
+
+    def look(self, board: Board, now_s: float) -> SplitRunStatus:
+        """The present status; where nobody serves, without servers and at the last step that was seen."""
+        records = {item.owner: item for item in board.items(SplitServing)}
+        if not records:
+            clients = tuple(sorted(item.owner for item in board.items(Metrics)))
+            last = self._marks[-1] if self._marks else _SplitMark(now_s, 0, 0)
+            return SplitRunStatus((), (), clients, last.steps, last.samples, 0)
+        first = max(records, key=lambda peer: (not records[peer].payload.stands_by, records[peer].payload.step, peer))
+        item = records[first]
+        serving = item.payload
+        if first != self._server or (self._marks and serving.step < self._marks[-1].steps):
+            self._server = first
+            self._marks.clear()
+        mark = _SplitMark(now_s - item.age_s, serving.step, serving.samples)
+        if not self._marks or mark.steps != self._marks[-1].steps:
+            self._marks.append(mark)
+        while len(self._marks) > 2 and mark.time_s - self._marks[0].time_s > WINDOW_S:
+            self._marks.popleft()
+        batches, samples = self._speeds(now_s)
+        clients = tuple(sorted(item.owner for item in board.items(Metrics) if item.owner not in records))
+        serving_peers = sorted(peer for peer in records if not records[peer].payload.stands_by)
+        standbys = sorted(records.keys() - set(serving_peers))
+        return SplitRunStatus(
+            tuple(serving_peers),
+            tuple(standbys),
+            clients,
+            serving.step,
+            serving.samples,
+            serving.waiting,
+            batches,
+            samples,
+        )
+
+    def _speeds(self, now_s: float) -> tuple[float | None, float | None]:
+        first, last = self._marks[0], self._marks[-1]
+        if now_s - last.time_s > WINDOW_S:
+            return 0.0, 0.0
+        seconds = last.time_s - first.time_s
+        if seconds <= 0.0:
+            return None, None
+        return (last.steps - first.steps) / seconds, (last.samples - first.samples) / seconds
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,20 @@ from minga.network.rpc.node import Node
 from minga.training.access.standing_orders import StandingOrders
 from minga.training.record_kinds import Metrics, Progress
 from minga.training.status.last_problem import LastTrouble
-from minga.training.status.live_rates import LiveRates, live_rates
-from minga.training.status.losses import LossMeter, LossSample, SampleCount
-from minga.training.status.plan_status import PlanWatch
-from minga.training.status.run_status import AmendmentStatus, RunStatus, read_status, target_batch_size, with_split
-from minga.training.status.split_status import SplitMeter
+from minga.training.status.run_status import (
+    AmendmentStatus,
+    LiveRates,
+    LossMeter,
+    LossSample,
+    PlanWatch,
+    RunStatus,
+    SampleCount,
+    SplitMeter,
+    live_rates,
+    read_status,
+    target_batch_size,
+    with_split,
+)
 
 T = TypeVar("T")
 

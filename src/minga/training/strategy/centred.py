@@ -13,16 +13,41 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, cast
 
 import torch
 
 from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT, is_finite
+from minga.averaging.strategy_choice import StrategyFacts
 from minga.core.errors import NonFiniteError
-from minga.core.spec.fields import Section
+from minga.core.spec.fields import Real, Section, real
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
-from minga.training.strategy.own_parameters import own_moments, shared_model
+
+# ---- What strategies have in common whose peers train parameters of their own, beside those that all share.
+#
+# The shared parameters are a flat vector (float32, on the CPU, as `ReplicaInterface.read_values` makes it). The model
+# in the replica, and what its optimizer keeps, are the peer's own.
+
+
+_OPTIMIZER: Final = "optimizer/"
+
+
+def shared_model(replica: ReplicaInterface, parameters: torch.Tensor, name: str) -> dict[str, torch.Tensor]:
+    """The model with the shared `parameters` in place of the peer's own, by its names in checkpoints; and these as they
+    are, as `name`, where the model has fewer bits.
+    """
+    model = {each: tensor for each, tensor in replica.tensors().items() if not each.startswith(_OPTIMIZER)}
+    found = {**model, **replica.named(parameters)}
+    if replica.rounded(parameters) is not parameters:
+        found[name] = parameters
+    return found
+
+
+def own_moments(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Of some tensors of a replica, those that its optimizer keeps."""
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(_OPTIMIZER)}
+
 
 _CENTRE: Final = "strategy/centre"
 _OWN: Final = "own/parameters"
@@ -159,3 +184,44 @@ class Centred(Strategy):
     def missed(self, rounds: int) -> Recovery:  # noqa: ARG002
         """It keeps parameters of its own; a peer that has none yet begins at the centre."""
         return Recovery.REBASE if self._is_apart else Recovery.FETCH
+
+
+# ---- The elastic strategy: peers explore on springs that hold them to a common centre.
+
+
+class ElasticSettings(Section):
+    """How strong the springs are."""
+
+    beta: Real = real(0.43, 0.0, 1.0, "share of the way to the mean of the peers that the centre moves in a round")
+    alpha: Real | None = real(
+        None, 0.0, 1.0, "share of the way to the centre that a peer moves in a round; left out: beta / peers"
+    )
+
+
+class Elastic(Centred):
+    """Elastic averaging SGD in rounds (Zhang, Choromanska and LeCun, "Deep learning with elastic averaging SGD", 2015,
+    section 3). With N contributions x_i - c:
+
+        c <- c + beta * mean(x_i - c)        x_i <- x_i - alpha * (x_i - c before)        alpha = beta / N
+
+    Whatever samples a peer has, it pulls as strongly as any other.
+    """
+
+    Settings = ElasticSettings
+    facts = StrategyFacts(
+        max_in_flight=0, keeps_late_micro_batches=False, vectors=3, payload="pseudo-gradient", weights="equal"
+    )
+
+    def _move(self, mean: torch.Tensor) -> None:
+        size, beta = self.replica.vector.parameters_numel, cast(ElasticSettings, self.settings).beta
+        self._centre[:size].add_(mean[:size], alpha=beta)
+        self._centre[size:].add_(mean[size:])
+
+    def _departing(self, own: torch.Tensor) -> torch.Tensor:
+        settings = cast(ElasticSettings, self.settings)
+        alpha = settings.beta / self._contributors if settings.alpha is None else settings.alpha
+        return self._draw(own, self.replica.rounded(self._centre), alpha)
+
+    def _rebased(self, own: torch.Tensor) -> torch.Tensor:
+        """The spring is longer, and pulls in the next round."""
+        return own

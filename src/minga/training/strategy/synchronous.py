@@ -2,9 +2,97 @@
 
 from __future__ import annotations
 
+import threading
+from abc import abstractmethod
+from collections.abc import Mapping
+
+import torch
+
 from minga.averaging.strategy_choice import StrategyFacts
+from minga.core.errors import NonFiniteError
+from minga.core.spec.fields import Section
+from minga.training.replica.accelerator import LateVerdict
 from minga.training.replica.gradient_sum import GradientSum
-from minga.training.strategy.gradient_sums import GradientSums
+from minga.training.replica.interface import ReplicaInterface
+from minga.training.strategy.interface import ContributionFate, Strategy
+
+# ---- Strategies that send mean gradients: sums of them, of which the replica takes an optimizer step each round.
+
+
+class GradientSums(Strategy):
+    """Adds up gradients times samples / `unit`, and contributes their mean.
+
+    A contribution that no mean has in it is forgotten as well: it is a gradient of parameters that are gone.
+    """
+
+    def __init__(self, condition: threading.Condition, *, unit: int, settings: Section | None = None) -> None:
+        super().__init__(condition, unit=unit, settings=settings)
+        self._is_contributed = False  # what is complete is a mean at present, no sum
+        self._clipped = 1.0  # the factor of the last mean
+
+    def begin(self, replica: ReplicaInterface) -> None:
+        """See `Strategy`."""
+        super().begin(replica)
+        self._sum = replica.new_sum()
+
+    def micro_batch(self, samples: int) -> bool | LateVerdict:
+        """See `Strategy`. Interrupted half-way the sum would be wrong: then the step begins anew."""
+        try:
+            return self._sum.add(samples / self._unit)
+        except BaseException:
+            self._sum.clear()
+            self._count_anew()
+            raise
+
+    def contribution(self) -> tuple[torch.Tensor | None, int]:
+        """The mean of what is complete; see `Strategy`."""
+        complete, samples = self._complete(), self.complete_samples
+        if not samples:
+            return None, 0
+        if self._is_contributed:
+            return complete.vector(), samples
+        mean = complete.mean(samples / self._unit)
+        if mean is None:
+            self._forget_complete()
+            raise NonFiniteError(f"the sum of the gradients of {samples} samples is not finite")
+        self._clipped = self.replica.clip_own(mean)
+        self._is_contributed = True
+        return mean, samples
+
+    def take_back(self) -> None:
+        """See `Strategy`."""
+        if self._is_contributed:
+            self._is_contributed = False
+            vector = self._complete().vector()
+            vector[: self.replica.vector.parameters_numel].div_(self._clipped)
+            vector.mul_(self.complete_samples / self._unit)
+
+    def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:  # noqa: ARG002
+        """Take the optimizer step of all peers."""
+        self.replica.apply(mean, round)
+        self._forget_complete()
+
+    def restored(
+        self,
+        shared: Mapping[str, torch.Tensor],  # noqa: ARG002
+        round: int,  # noqa: ARG002
+        local: Mapping[str, torch.Tensor] | None,  # noqa: ARG002
+    ) -> None:
+        """Forget all gradients: they are those of other parameters."""
+        self._forget_complete()
+
+    @abstractmethod
+    def _complete(self) -> GradientSum: ...
+
+    def _forget_complete(self) -> None:
+        self._is_contributed = False
+        self._complete().clear()
+        with self._condition:
+            self._forget_count()
+
+    @abstractmethod
+    def _forget_count(self) -> None:
+        """Under the condition: there are no complete samples."""
 
 
 class Synchronous(GradientSums):
@@ -17,3 +105,68 @@ class Synchronous(GradientSums):
 
     def _forget_count(self) -> None:
         self._samples = 0
+
+
+# ---- The delayed strategy: the trainer goes on while its gradients are averaged, one step behind.
+
+
+class Delayed(GradientSums):
+    """Two buffers: one is averaged while the trainer goes on into the other, so gradients are at most one step old."""
+
+    facts = StrategyFacts(max_in_flight=1, keeps_late_micro_batches=True, vectors=2)
+
+    def __init__(self, condition: threading.Condition, *, unit: int, settings: Section | None = None) -> None:
+        super().__init__(condition, unit=unit, settings=settings)
+        self._aside_samples = 0
+
+    def begin(self, replica: ReplicaInterface) -> None:
+        """See `Strategy`."""
+        super().begin(replica)
+        self._aside = replica.new_sum()
+
+    @property
+    def samples(self) -> int:
+        """See `Strategy`."""
+        return self._samples + self._aside_samples
+
+    @property
+    def complete_samples(self) -> int:
+        """See `Strategy`."""
+        return self._aside_samples
+
+    @property
+    def has_leftover(self) -> bool:
+        """Whether something lies aside."""
+        return self._aside_samples > 0
+
+    def is_ahead(self, micro_batch: int) -> bool:
+        """Whether the next step has as many samples already as the complete one, but for two micro-batches.
+
+        One begins before the others hear of the next group, and a batch that was too large has to become smaller.
+        """
+        return 0 < self._aside_samples <= self._samples + 2 * micro_batch and self._samples > 0
+
+    def close(self) -> None:
+        """What comes from now on goes into the other buffer."""
+        self._sum, self._aside = self._aside, self._sum
+        self._samples, self._aside_samples = 0, self._samples
+
+    def merge(self) -> None:
+        """What lies aside counts towards the open step again."""
+        self._sum.merge(self._aside)
+        with self._condition:
+            self._samples, self._aside_samples = self.samples, 0
+
+    def restored(
+        self, shared: Mapping[str, torch.Tensor], round: int, local: Mapping[str, torch.Tensor] | None
+    ) -> None:
+        """See `GradientSums`."""
+        self._sum.clear()
+        self._count_anew()
+        super().restored(shared, round, local)
+
+    def _complete(self) -> GradientSum:
+        return self._aside
+
+    def _forget_count(self) -> None:
+        self._aside_samples = 0

@@ -2,7 +2,7 @@
 
 Theory of operation. The donors are asked what they have, and the state that most of them publish is chosen; its digest
 is what everything else is checked against. The manifest is taken from any of them, then the chunks from all of them
-(see `chunk_fetch.py`). Chunks that this peer has already, in its own state or in the cache of an aborted download, are
+(see `download.py`). Chunks that this peer has already, in its own state or in the cache of an aborted download, are
 not transferred. So healing a peer that differs in one tensor costs a few chunks.
 
 A donor that serves bytes that do not match is dropped, named and counted as an offender; the download goes on with the
@@ -13,24 +13,414 @@ signed records of the whole swarm should say so in `Wanted`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from minga.core.errors import RemoteError, StorageError
-from minga.core.events.training import StateDownloaded
+import torch
+from blake3 import blake3
+
+from minga.averaging.codecs.tensor_bytes import as_bytes
+from minga.core.aio import Signal, end
+from minga.core.errors import ProtocolError, RemoteError, StateMismatchError, StorageError, UnreachableError
+from minga.core.events.training import StateDonorDropped, StateDownloaded
+from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.meta_bytes import fill
+from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.training.lineage import Lineage, Standing
 from minga.training.state.manifest import CHUNK_BYTES, Manifest, build_manifest
-from minga.training.state.snapshot import StateSnapshot
-from minga.training.state.state_memory import StateMemory
-from minga.training.transfer.chunk_cache import DownloadCache
-from minga.training.transfer.chunk_fetch import ChunkFetch, ChunkSource
-from minga.training.transfer.donors import Donors, Wanted, drop_donor
-from minga.training.transfer.messages import CHUNKS
+from minga.training.state.snapshot import StateMemory, StateSnapshot
+from minga.training.transfer.messages import (
+    BOUNDARY_WAIT_S,
+    CHUNKS,
+    DESCRIBE,
+    MANIFEST,
+    MAX_TAKE,
+    PAGE_BYTES,
+    DescribeReply,
+    DescribeRequest,
+    Description,
+    DownloadOpened,
+    ManifestReply,
+    ManifestRequest,
+    OpenDownload,
+    TakeChunks,
+    timely,
+)
+from minga.training.transfer.server import DownloadCache
+
+# ---- Asking donors what state they have, and choosing one.
+#
+# Donors are asked all at once. Each votes for the states that it holds ready; the state with most votes wins, then the
+# one of the higher standing (`minga.training.lineage`), then the organiser's, then that of the peer with the lowest
+# id. States that do not descend from the run's founding, or of a lower standing than is wanted, are left out. As soon
+# as more than half of all donors agree, the others get `GRACE_S` more to answer.
+
+
+DESCRIBE_TIMEOUT_S = BOUNDARY_WAIT_S + 15.0
+"""Seconds for an answer: the donor's own wait, and time to dial, copy and hash."""
+
+GRACE_S = 1.0
+MAX_REASONS = 10
+
+
+def drop_donor(node: Node, donor: PeerId, error: RemoteError) -> None:
+    """Tell all who listen why a donor is not used any more; a lie counts as an offence."""
+    lied = isinstance(error, StateMismatchError)
+    if lied:
+        node.offend(donor, str(error))
+    node.events.emit(StateDonorDropped(peer=donor, reason=str(error), lied=lied))
+
+
+class OvertakenError(UnreachableError):
+    """No donor has the wanted state any more: all of them have taken further steps since."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The state to fetch: that after `minimum_step` or later, and with this `digest`, if one is given.
+
+    In a run whose lineage is known it descends from this `founding` and stands at `least` or higher; the `organiser`
+    is the run's.
+    """
+
+    minimum_step: int = 0
+    digest: str | None = None
+    founding: str = ""
+    least: Standing | None = None
+    organiser: PeerId | None = None
+
+    def suits(self, state: Description) -> bool:
+        """Whether it is such a state."""
+        lineage = state.lineage
+        return (
+            self.digest in (None, state.digest)
+            and self.founding in ("", lineage.founding)
+            and (self.least is None or lineage.standing(state.step, self.organiser) >= self.least)
+        )
+
+
+class Donors:
+    """The donors that were asked: their states, which states lead, and why some donors are not used any more."""
+
+    def __init__(self, node: Node, donors: Sequence[PeerId], wanted: Wanted) -> None:
+        self.failed: dict[PeerId, RemoteError] = {}
+        self._node, self._donors, self._wanted = node, list(dict.fromkeys(donors)), wanted
+        self._votes: dict[Description, set[PeerId]] = {}
+        self._reached: dict[PeerId, int] = {}
+        """The newest step of which each donor has the state."""
+
+    async def ask(self) -> None:
+        """Ask all donors what they have of the step that is wanted or later ones."""
+        least = self._wanted.minimum_step
+        asking = {asyncio.ensure_future(_ask(self._node, donor, least)): donor for donor in self._donors}
+        try:
+            waiting = set(asking)
+            while waiting:
+                most = max(map(len, self._votes.values()), default=0)
+                grace_s = GRACE_S if most * 2 > len(self._donors) else None
+                answered, waiting = await asyncio.wait(waiting, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+                if not answered:
+                    break
+                for task in sorted(answered, key=lambda each: asking[each]):
+                    self._count(asking[task], task)
+        finally:
+            await end(*asking)
+
+    def leading(self) -> tuple[Description, list[PeerId]] | None:
+        """The state that most of the donors not yet dropped have, and which these are; None if there is none.
+
+        Of those of one standing that as many have that of the organiser counts, else that of the peer with the lowest
+        id, as where states are compared: who gives way there is not to take a state that its other peers give up.
+        """
+        organiser = self._wanted.organiser
+        supporters = {state: sorted(voters - self.failed.keys()) for state, voters in self._votes.items()}
+        ranking = sorted(
+            supporters,
+            key=lambda state: (
+                -len(supporters[state]),
+                [-part for part in state.lineage.standing(state.step, organiser)[:4]],
+                organiser not in supporters[state],
+                supporters[state],
+                state.digest,
+            ),
+        )
+        return (ranking[0], supporters[ranking[0]]) if ranking and supporters[ranking[0]] else None
+
+    def drop(self, donor: PeerId, error: RemoteError) -> None:
+        """Do not use a donor any more, and say why."""
+        self.failed[donor] = error
+        drop_donor(self._node, donor, error)
+
+    def nobody(self) -> UnreachableError:
+        """The error that tells why the state cannot be had; an `OvertakenError` if it has become an old one."""
+        reasons = [f"{donor[:10]}: {error.message}" for donor, error in sorted(self.failed.items())]
+        reached = {donor: step for donor, step in sorted(self._reached.items()) if donor not in self.failed}
+        reasons += [
+            f"{donor[:10]}: has another state than the one wanted, of step {reached[donor]}" for donor in reached
+        ]
+        count, told = len(self._donors), "; ".join(reasons[:MAX_REASONS]) or "there was nobody to ask"
+        kind = OvertakenError if reached and min(reached.values()) > self._wanted.minimum_step else UnreachableError
+        return kind(f"none of {count} donors could serve the state ({told})", phase="state download")
+
+    async def fetch_manifest(self) -> tuple[Manifest, Lineage, list[PeerId]]:
+        """The manifest of the leading state, its lineage, and the peers that have that state.
+
+        A donor that does not serve what it described is dropped, with its vote. Raises `UnreachableError` when no
+        state is left.
+        """
+        while leading := self.leading():
+            state, supporters = leading
+            donor = supporters[0]
+            try:
+                return await fetch_manifest(self._node, donor, state), state.lineage, supporters
+            except RemoteError as error:
+                self.drop(donor, error)
+        raise self.nobody()
+
+    def _count(self, donor: PeerId, answer: asyncio.Task[DescribeReply]) -> None:
+        try:
+            states = answer.result().snapshots
+        except RemoteError as error:
+            self.drop(donor, error)
+            return
+        self._reached[donor] = max(state.step for state in states)
+        for state in states:
+            if self._wanted.suits(state):
+                self._votes.setdefault(state, set()).add(donor)
+
+
+async def _ask(node: Node, donor: PeerId, minimum_step: int) -> DescribeReply:
+    request = DescribeRequest(minimum_step)
+    reply = await node.call(donor, DESCRIBE, request, DescribeReply, timeout_s=DESCRIBE_TIMEOUT_S)
+    if not reply.snapshots or any(state.step < minimum_step for state in reply.snapshots):
+        error_text = f"offers no state or one before step {minimum_step}"
+        node.offend(donor, error_text)
+        raise ProtocolError(error_text, peer=donor)
+    return reply
+
+
+async def fetch_manifest(node: Node, donor: PeerId, state: Description) -> Manifest:
+    """That of a `state` which `donor` described. Raises `RemoteError`."""
+    receiving = _receive_manifest(node, donor, state.digest)
+    return _checked(donor, state, await timely(receiving, donor, "sent no manifest"))
+
+
+async def _receive_manifest(node: Node, donor: PeerId, digest: str) -> bytearray:
+    async with node.open(donor, MANIFEST) as stream:
+        await stream.send(ManifestRequest(digest))
+        encoded = await stream.receive_pages((await stream.receive(ManifestReply)).size_bytes, PAGE_BYTES)
+        await stream.finish()
+    return encoded
+
+
+def _checked(donor: PeerId, state: Description, encoded: bytearray) -> Manifest:
+    """The decoded manifest. Raises `StateMismatchError` if it is not what the donor described."""
+    if blake3(encoded).hexdigest() != state.digest:
+        raise StateMismatchError("served a manifest that does not match its digest", peer=donor)
+    try:
+        manifest = Manifest.decode(encoded)
+    except ValueError as error:
+        raise StateMismatchError(f"offers a state that nobody can use: {error}", peer=donor) from error
+    if manifest.step != state.step:
+        raise StateMismatchError(f"calls a state of step {manifest.step} one of step {state.step}", peer=donor)
+    return manifest
+
+
+# ---- Fetching chunks of a state or of a file from several donors at once.
+#
+# Theory of operation. Every donor has one task and one stream. The tasks take indices from one common queue, a
+# second's worth at a time by the donor's measured pace, so that a fast donor serves more. When the queue is empty, an
+# idle task asks its donor for chunks of another donor that takes unusually long, or that is silent, and the first copy
+# that verifies counts. So neither a dead nor a very slow donor delays the end. Each chunk is received into a buffer of
+# the task's own and verified before it is copied to its place. A donor that fails gives its indices back to the queue.
+
+
+PIPELINE_S = 1.0
+"""Seconds of transfer that are asked for ahead: far more than a round trip, little to lose when a donor dies."""
+
+PATIENCE_CHUNKS = 4.0
+"""A chunk is overdue at its donor when an idle donor could have sent this many meanwhile, and `PIPELINE_S` passed."""
+
+QUIET_S = 0.5
+"""A donor whose signs of life are overdue by so much, and a round trip, may be dead."""
+
+FIRST_CHUNK_S = 2.0
+"""Seconds assumed for a chunk of a donor that has not sent any yet."""
+
+OnChunk = Callable[[int, memoryview], Awaitable[None]]
+OnDropped = Callable[[PeerId, RemoteError], None]
+
+
+class Chunked(Protocol):
+    """What can be fetched in chunks of `CHUNK_BYTES`, each verified by a digest that is known before."""
+
+    @property
+    def digest(self) -> str:
+        """Its name among the donors, 64 hexadecimal digits."""
+
+    @property
+    def label(self) -> str:
+        """What error messages call it."""
+
+    def chunk_size(self, index: int) -> int:
+        """Bytes of one chunk."""
+
+    def verify_chunk(self, index: int, data: memoryview) -> bool:
+        """Whether `data` is chunk `index`."""
+
+
+@dataclass(frozen=True)
+class ChunkSource:
+    """Where chunks come from: the method that donors serve them by, and what to do when one is not used any more."""
+
+    node: Node
+    method: str
+    dropped: OnDropped
+
+
+@loop_bound
+class ChunkFetch:
+    """Fetches the chunks `missing` of `wanted`; `on_chunk(index, data)` gets each once, verified.
+
+    Memory is taken on `device`, which is "meta" for a state without content.
+
+    `data` is valid only until the callback returns. `received_bytes` counts what came from each donor, `failed` tells
+    why donors dropped out.
+    """
+
+    def __init__(
+        self, source: ChunkSource, wanted: Chunked, missing: Sequence[int], on_chunk: OnChunk, device: torch.device
+    ) -> None:
+        self._source, self._node, self._wanted, self._on_chunk = source, source.node, wanted, on_chunk
+        self._device = device
+        self._queue = deque(missing)
+        self._missing = set(missing)
+        self._arriving: set[int] = set()
+        self._asked: dict[int, dict[PeerId, float]] = {}
+        self._streams: dict[PeerId, MessageStream] = {}
+        self._changed = Signal()
+        self.received_bytes: dict[PeerId, int] = {}
+        self.failed: dict[PeerId, RemoteError] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk arrived."""
+        return not self._missing
+
+    async def run(self, donors: Sequence[PeerId]) -> None:
+        """Fetch until everything is there or all donors dropped out. Raises only `LocalError`s and `OSError`."""
+        tasks = {asyncio.ensure_future(self._serve_from(donor)) for donor in donors}
+        try:
+            pending = tasks
+            while pending and not self.complete:
+                finished, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in finished:
+                    task.result()
+        finally:
+            await end(*tasks)
+
+    async def _serve_from(self, donor: PeerId) -> None:
+        try:
+            async with self._node.open(donor, self._source.method, bulk=True) as stream:
+                await stream.send(OpenDownload(self._wanted.digest))
+                # Waiting for this costs one round trip, and lets the reason of a refusal arrive.
+                await timely(stream.receive(DownloadOpened), donor, "sent no chunk")
+                self._streams[donor] = stream
+                await self._pull(donor, stream)
+        except RemoteError as error:
+            self.failed[donor] = error
+            self._source.dropped(donor, error)
+        finally:
+            self._streams.pop(donor, None)
+            self._give_back(donor)
+
+    async def _pull(self, donor: PeerId, stream: MessageStream) -> None:
+        clock = asyncio.get_running_loop().time
+        scratch = as_bytes(torch.empty(CHUNK_BYTES, dtype=torch.uint8, device=self._device))
+        pending: deque[int] = deque()
+        chunk_s = FIRST_CHUNK_S
+        last = clock()
+        while not self.complete:
+            depth = max(2, min(MAX_TAKE, round(PIPELINE_S / chunk_s)))
+            if len(pending) <= depth // 2 and (indices := self._assign(donor, depth - len(pending), chunk_s)):
+                last = clock() if not pending else last
+                await stream.send(TakeChunks(tuple(indices)))
+                pending.extend(indices)
+            if not pending:
+                await self._changed.wait(min(_patience_s(chunk_s), QUIET_S / 2))
+                continue
+            index = pending.popleft()
+            data = scratch[: self._wanted.chunk_size(index)]
+            await self._receive(donor, stream, index, data)
+            # The pace is the mean of the last few chunks, so that one hiccup does not decide.
+            now = clock()
+            measured_s = max(now - last, 1e-6)
+            chunk_s = measured_s if chunk_s == FIRST_CHUNK_S else 0.7 * chunk_s + 0.3 * measured_s
+            last = now
+            await self._take_in(index, data)
+        with contextlib.suppress(RemoteError):
+            await stream.send(TakeChunks(()))
+            await stream.finish()
+
+    async def _receive(self, donor: PeerId, stream: MessageStream, index: int, data: memoryview) -> None:
+        await timely(stream.receive_bulk_into(data), donor, "sent no chunk")
+        self.received_bytes[donor] = self.received_bytes.get(donor, 0) + data.nbytes
+        if not self._wanted.verify_chunk(index, data):
+            raise StateMismatchError(
+                f"chunk {index} of {self._wanted.label} does not match its hash", peer=donor, phase="download"
+            )
+
+    async def _take_in(self, index: int, data: memoryview) -> None:
+        self._asked.pop(index, None)
+        if index not in self._missing or index in self._arriving:
+            return  # another donor was faster
+        self._arriving.add(index)
+        await self._on_chunk(index, data)
+        self._missing.remove(index)
+        if self.complete:
+            self._changed.fire()
+
+    def _assign(self, donor: PeerId, count: int, chunk_s: float) -> list[int]:
+        """Up to `count` indices to ask `donor` for: from the queue, or else one that is overdue elsewhere."""
+        now = asyncio.get_running_loop().time()
+        indices = [self._queue.popleft() for _ in range(min(count, len(self._queue)))]
+        if not indices:
+            overdue = (
+                (max(askers.values()), index)
+                for index, askers in self._asked.items()
+                if donor not in askers
+                and (now - max(askers.values()) >= _patience_s(chunk_s) - 1e-9 or all(map(self._is_quiet, askers)))
+            )
+            indices = [index for _, index in sorted(overdue)[:1]]
+        for index in indices:
+            self._asked.setdefault(index, {})[donor] = now
+        return indices
+
+    def _is_quiet(self, donor: PeerId) -> bool:
+        stream = self._streams.get(donor)
+        return stream is not None and stream.quiet_s > QUIET_S + stream.round_trip_s + stream.pause_s
+
+    def _give_back(self, donor: PeerId) -> None:
+        """Put what only this donor was asked for back into the queue."""
+        for index in [index for index, askers in self._asked.items() if donor in askers]:
+            askers = self._asked[index]
+            del askers[donor]
+            if not askers:
+                del self._asked[index]
+                if index in self._missing:
+                    self._queue.appendleft(index)
+        self._changed.fire()
+
+
+def _patience_s(chunk_s: float) -> float:
+    return max(PIPELINE_S, PATIENCE_CHUNKS * chunk_s)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 from minga.training.strategy.interface import ContributionFate
-from minga.training.strategy.local.strategy import Local
+from minga.training.strategy.local import Local
 from tests.worlds.local_peers import LocalPeer, mean_of
 from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, pull, vector_replica, virtually

@@ -10,7 +10,7 @@ from minga.averaging.strategy_choice import round_batch_range
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.training.plugins_of_run import check_plugins
-from minga.training.strategy.local.fragments import SMALL, Fragments, layer_of
+from minga.training.strategy.local import SMALL, Fragments, layer_of
 from tests.worlds.local_peers import LocalPeer, loss_of, small_model, take_round
 
 LARGE = 2 * SMALL

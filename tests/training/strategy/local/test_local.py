@@ -16,7 +16,7 @@ from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.testing import STRATEGY_CHECKS
 from minga.training.replica.schedule import Schedule
 from minga.training.strategy.interface import ContributionFate, Recovery
-from minga.training.strategy.local.strategy import Local
+from minga.training.strategy.local import Local
 from tests.worlds.local_peers import LocalPeer, loss_of, mean_of, small_model, synchronous_peer, take_round
 
 AVERAGING: dict[str, Any] = {"outer_learning_rate": 1.0, "outer_momentum": 0.0}
