@@ -3,11 +3,10 @@
     matchmaking/ ── a full step ──▶ planning/ (solver/) ── signed plan ──▶ allreduce/ (codecs/) ──▶ the mean
         clocking/: how many samples each member stops at, who stands by
 
-Read: messages (what peers say to form a group, up to the plan), contracts (the seam to whatever produces the vectors),
-group (what group formation is told), election (who leads), apportionment (fractions to whole elements),
-strategy_choice (what strategies promise, and which are installed), link_record and link_reporter (what peers tell each
-other of their lines). Then codecs, quantizers, compressors, sketches, solver, clocking, planning, allreduce,
-matchmaking: each uses only those before it.
+Read: messages (what peers say to form a group, up to the plan), election (who leads), apportionment (fractions to whole
+elements), strategy_choice (what strategies promise, and which are installed), links (what peers tell each other of
+their lines), group (the seams to the rest of a peer, and what group formation is told). Then codecs, quantizers,
+compressors, sketches, solver, clocking, planning, allreduce, matchmaking: each uses only those before it.
 
 Called by training/life. It knows vectors and samples, but no models, data or optimizers.
 """

@@ -1,4 +1,4 @@
-"""What group formation is told: the run's settings, and what the board knows of the other peers."""
+"""The seams between averaging and the rest of a peer, and what group formation is told of the run and its peers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.changes import Observer
 from minga.network.interface import Address, PeerId
 
-# ---- The seams between averaging and the rest of a peer: what produces the vectors, what the organisers ordered, and
-# what members tell each other besides.
+# ---- The seams: what produces the vectors, what the organisers ordered, and what members tell each other besides.
 
 
 class Contributor(Protocol):
@@ -115,6 +114,9 @@ class WithoutNotes:
 
 
 WITHOUT_NOTES: Final[RoundNotes] = WithoutNotes()
+
+
+# ---- What group formation is told: what the board knows of the other peers, and the settings of the run.
 
 
 class SwarmView(Protocol):

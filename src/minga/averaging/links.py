@@ -64,7 +64,7 @@ def link_key(peer: PeerId) -> bytes:
 LINKS = Kind("links", 7, Links, MAX_PAYLOAD_BYTES, is_large=True)
 
 
-# ---- Tells the others, by the record "links", what this peer measured, and the meter what limits the others have set.
+# ---- The reporter: it tells the others what this peer measured, and the meter what limits the others have set.
 
 
 FIRST_PERIOD_S, PERIOD_S = 5.0, 30.0

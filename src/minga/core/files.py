@@ -1,6 +1,4 @@
-"""Files that are there whole or not at all, whenever the program is killed; and texts as people's programs save
-them.
-"""
+"""Files that are there whole or not at all, whenever the program is killed; texts as people save them; and TOML."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
     service ─▶ round ─▶ sender ──chunks──▶ reducer ──results──▶ sender ─▶ commit: a quorum holds it ─▶ apply
                  └─ lost or slow: repair ─▶ coordinator ─▶ repair (term + 1)
 
-Read: messages (what members say in a round), service (entry), round (state), sender, reducer, routes (the way over the
-relays of sites), send_order (which chunk goes next), waiting (deadlines), commit (when the result counts, and why no
-two ever do), then repair, coordinator, stragglers (when a slow aggregator's work is moved).
+Read: messages (what members say in a round), service (entry), round (state, deadlines, and when the work of a slow
+aggregator is moved), sender, reducer, routes (the way over the relays of sites), send_order (which chunk goes next),
+commit (when the result counts, and why no two ever do), then repair, coordinator.
 
 Called by training/life/member; it knows no model and no training loop.
 """

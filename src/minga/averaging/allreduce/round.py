@@ -1,4 +1,4 @@
-"""One round as one member sees it: which chunks of the reduced vector it has, and which members are gone.
+"""One round as one member sees it: which chunks it has, which members are gone, and how long it waits for slow ones.
 
 Theory of operation. The plan cuts the vector into parts and each part into chunks with global numbers. An *assignment*
 is a list of chunks and the member that makes their result, its *root* or aggregator; the plan's parts are the

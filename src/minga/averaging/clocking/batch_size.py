@@ -2,7 +2,7 @@
 
 Theory of operation. The leader of a step writes the B of the next one into its signed plan, so all members of the group
 know it before anybody can need it, and a leader cannot leave the range of the run spec: the plan would be refused. It
-takes the smallest B with which communication costs no more than the run spec allows (`batch_size.py`), from the
+takes the smallest B with which communication costs no more than the run spec allows (`smallest_batch`), from the
 speeds that the members report and from how long its own last rounds took from the plan to the update, plus the round
 trip in which a group closes. Leaders measure a little differently, so B stays as it is unless the wish differs by
 more than `STEADY`; it changes by at most `STRIDE` at a time, because speeds measured with small batches promise too
@@ -77,6 +77,9 @@ def smallest_batch(
         wanted /= largest_share
     # Off by a rounding error, a share that is exactly met would ask for one more sample.
     return most if wanted >= most else max(least, math.ceil(wanted * (1.0 - 1e-12)))
+
+
+# ---- The target batch size from step to step, as one peer knows it.
 
 
 STEADY: Final = 1.25

@@ -1,10 +1,10 @@
-"""How many samples each member of a group should stop at, so that together they have the target batch size B.
+"""What a leader knows of each member of its group, and where each one stops so that together they have B samples.
 
-Theory of operation. Samples come in micro-batches: member i's next one is there in `next_s` seconds, and each further
-one `micro_batch_s` later. Taken in the order of time, those up to the moment T at which the sum reaches B are the ones
-that make the step as short as it can be, and what each member has by then is its *limit*. Members stop there by
-themselves, so it does not matter how late an order to stop would reach them: the realised batch is the sum of the
-limits, which is B and, but for what follows, less than one micro-batch more.
+Theory of operation. B is the target batch size of the step. Samples come in micro-batches: member i's next one is there
+in `next_s` seconds, and each further one `micro_batch_s` later. Taken in the order of time, those up to the moment T at
+which the sum reaches B are the ones that make the step as short as it can be, and what each member has by then is its
+*limit*. Members stop there by themselves, so it does not matter how late an order to stop would reach them: the
+realised batch is the sum of the limits, which is B and, but for what follows, less than one micro-batch more.
 
 A member that cannot finish its first micro-batch by T has nothing to give to this step without making all others wait.
 At T some of several micro-batches that end at once may be too many; those are left out whose members have given others,

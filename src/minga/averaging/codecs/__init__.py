@@ -3,10 +3,10 @@
     tensor ─▶ layout (segments, chunks) ─▶ interface: encode ─▶ bytes ─▶ interface: decode_add ─▶ tensor
                                               └─ dense: float32, float16 …; quantizers and compressors have more
 
-Read: interface (the codec seam), dense (float32, float16, bfloat16, and the codec of a choice), layout (which
-codec each element takes, and the chunks), seeds (what codecs may draw from), residual (what lossy uploads leave out,
-kept for the next round), round_vectors (which vector each round averages), registry (codecs by name), encoded_chunks
-(frames of a bounded length), tensor_bytes (bytes as tensors without copies).
+Read: interface (the codec seam), dense (float32, float16, bfloat16, and the codec of a choice), layout (which codec
+each element takes, the chunks, and how one is received), seeds (what codecs may draw from), residual (which vector each
+round averages, and what lossy uploads of it leave out, kept for the next round), registry (codecs by name),
+tensor_bytes (bytes as tensors without copies).
 
 Called by allreduce, sketches, security/parts and training/replica. Bytes of others are checked before an element is
 written.

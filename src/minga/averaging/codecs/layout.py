@@ -1,4 +1,4 @@
-"""Which codec each element of the flat vector takes, and where the vector is cut into chunks.
+"""Which codec each element of the flat vector takes, where the vector is cut into chunks, and how one is received.
 
 The vector is the concatenation of a run's tensors. A run names one codec for all of them or says "adaptive": int8 for
 tensors of at least 65 537 elements and float16 for smaller ones, where a few bytes saved are worth less than the
@@ -314,7 +314,7 @@ def _cut(piece: Segment, target_bytes: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, piece.stop)
 
 
-# ---- One encoded chunk over a stream: the frame says how long it is, the codec how long it may be.
+# ---- Receiving one encoded chunk: the frame says how long it is, the codec how long it may be.
 
 
 async def receive_encoded(stream: MessageStream, codec: Codec, room: memoryview) -> memoryview:

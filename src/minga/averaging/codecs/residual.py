@@ -1,8 +1,8 @@
-"""What lossy uploads of one peer leave out, kept for its next round: error feedback, one for all codecs that need it.
+"""The vectors of one peer's rounds, and what lossy uploads of each leave out, kept for its next round.
 
-Everything is counted as *mass*, values times samples, or times 1 where all peers weigh the same. A peer with the mean
-gradient g of n samples and the residual e contributes (n g + e) / n; what of that mass no mean takes up becomes the
-next e:
+Keeping it is *error feedback*, done here for all codecs that need it. Everything is counted as *mass*, values times
+samples, or times 1 where all peers weigh the same. A peer with the mean gradient g of n samples and the residual e
+contributes (n g + e) / n; what of that mass no mean takes up becomes the next e:
 
                                     ┌─ the round has a result ─▶ commit     e = n g + e - what was counted of it
     Residual ─ seal ─▶ Encoder ─────┤
@@ -334,7 +334,7 @@ class LossySettings:
 class RoundVectors:
     """The vectors of one peer's rounds. `new` makes a zeroed vector of so many elements, where they are averaged.
 
-    With `keeps_uncounted` the peer's strategy keeps a contribution that a round counts without; see `residual.py`.
+    With `keeps_uncounted` the peer's strategy keeps a contribution that a round counts without; see `Residual`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What codecs share that send some elements of each block of 4096, and nothing of the others.
+"""Codecs that send only some elements of each block of 4096: what all of them share, and `union` and `gaussiank`.
 
 How many of a block are sent is given for a whole block; a shorter one at the end of a slice gives as large a share, and
 at least one element. Tensors of less than a block travel as float16: the share would be of too few.

@@ -1,7 +1,8 @@
-"""The largest elements of each block: `topk` for what peers send, `gtopk` for the mean of what they sent.
+"""k elements of each block: the largest (`topk` for uploads, `gtopk` for their mean), or drawn ones (`randomk`).
 
-A block of 4096 is the indices of its k elements of the largest magnitude (of equal ones those of lower index), then
-their values. All blocks take the same number of bytes, so that a slice takes as many as its length says:
+Of a block of 4096, `topk` and `gtopk` write the indices of the k elements of the largest magnitude (of equal ones those
+of lower index), then their values. All blocks take the same number of bytes, so that a slice takes as many as its
+length says:
 
     k      with float16 values        with 2-bit values
     32     100 bytes a block, 82x     48 bytes, 171x        below float16, which takes 8192 bytes

@@ -98,6 +98,9 @@ async def suspect_the_silent(
         await asyncio.sleep(LOOK_S)
 
 
+# ---- One peer, from step to step: it leads or follows.
+
+
 AHEAD_PATIENCE_S = 5.0
 """Seconds that a join for a later step waits for this peer to get there before it is refused."""
 STAND_BY_S = 0.25

@@ -67,6 +67,9 @@ def longest_hold_s(step_s: float) -> float:
     return max(MOST_S, step_s)
 
 
+# ---- One group in the making.
+
+
 JOIN_GRACE_S = 1.5
 """Seconds that a full step waits for members of the last round that are alive but have not joined yet, counted from
 the end of that round where they are still at it."""

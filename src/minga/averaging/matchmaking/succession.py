@@ -284,6 +284,9 @@ class QuorumRule:
             )
 
 
+# ---- In whose name the groups of this peer go on, and which result their plans adopt.
+
+
 VIEW = "group.view"
 Obtain = Callable[[Sequence[str], PeerId, int], Awaitable[None]]
 """Gets the organisers' orders with these ids, for the round of a step, from a peer, unless they are known."""

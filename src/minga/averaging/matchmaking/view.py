@@ -48,6 +48,9 @@ class Suspects:
         return {peer for peer, suspicion in self._suspicions.items() if suspicion.is_on}
 
 
+# ---- The members of the last round, and who of them would lead.
+
+
 RECENT_S = 60.0
 """Seconds after a round for which its members count for a peer that had to fetch the state."""
 

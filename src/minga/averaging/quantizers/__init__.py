@@ -4,8 +4,8 @@
                   └▶ a sign and a power of two each ─▶ bytes       natural
                   └▶ signs, and a mean for each block ─▶ bytes     sign, with a residual
 
-Read: blocks (what the codecs with a scale for each block share), rounding (to nearest, or at random from a seed), int8,
-int4, float8, powers (e3m0 and natural), sign.
+Read: blocks (what the codecs with a scale for each block share, and rounding: to nearest, or at random from a seed),
+int8, int4, float8, powers (e3m0 and natural), sign.
 
 Made by name in codecs/registry; docs/compressors.md says which to choose.
 """

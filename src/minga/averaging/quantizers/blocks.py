@@ -1,4 +1,4 @@
-"""What codecs share whose blocks have one scale each, and whose elements are small codes times that scale.
+"""What quantizers share: blocks with one scale each, whose elements are small codes times that scale, and rounding.
 
     bytes on the wire: ceil(n / block) bfloat16 scales, then the codes: one byte each, or two in a byte, the first below
 
@@ -63,6 +63,9 @@ def add_noise(scaled: torch.Tensor, noise: Noise) -> torch.Tensor:
     """Add noise to values whose steps are 1, in place."""
     drawn = noise(scaled.numel()).to(torch.float32).add_(0.5)
     return scaled.view(-1).add_(drawn, alpha=2.0**-16).view(scaled.shape)
+
+
+# ---- Blocks with one scale each.
 
 
 SMALLEST_SCALE: Final = 2.0**-126

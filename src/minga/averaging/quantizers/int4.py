@@ -5,7 +5,7 @@
     rounding   nearest     the same
 
 With the scale s of `blocks.py` an element x becomes q s, where q is x / s rounded to nearest, ties to even, or at
-random (`blocks.py`). A code is q mod 16; no encoder writes -8.
+random. A code is q mod 16; no encoder writes -8.
 
 |decoded - x| is at most s / 2, or s at random, where s < 2**-126 + (1 + 2**-7) a / 7 in a block with largest magnitude
 a. With t = (1 + 2**-7)**2 (block - 1) / 49, which is the worst case of all elements but one at half a step:

@@ -118,6 +118,9 @@ def _cosine(part: int, whole: int) -> float:
         return float(total)
 
 
+# ---- The sketch: blocks of the tensors of a vector, and their transforms.
+
+
 _AT_ONCE: Final = 1 << 17
 """Elements that are transformed at once, so that they fit a cache: 1 MiB of float64."""
 

@@ -8,7 +8,7 @@ A sketch may have a *basis* that changes with each mean, as PowerSGD has. The ba
 digest covers it, checkpoints hold it and newcomers fetch it.
 
 `minga.testing` has the suite that each sketch must pass, and entry points "minga.sketches" of installed packages bring
-further ones (`interface.py`).
+further ones (`SKETCHES`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from minga.core.spec.sections import DEFAULT_SKETCH
 
 # ---- Which sketches a run can choose from: those that come with minga and those of other packages.
 #
-# Only names are here, so that reading a run spec needs no torch.
+# Only their names are here: the module of a sketch is imported when a run chooses it.
 
 
 SKETCHES: Final[Registry[Any]] = Registry(
@@ -50,6 +50,9 @@ def canonical_sketch(choice: object) -> str:
     Raises `ConfigurationError` unless it can be made on this machine.
     """
     return canonical(SKETCHES, choice)
+
+
+# ---- What a sketch does, and `identity`, which changes nothing.
 
 
 class Sketch(ABC):

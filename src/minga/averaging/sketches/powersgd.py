@@ -35,7 +35,7 @@ from minga.averaging.codecs.tensor_bytes import CACHED_ELEMENTS
 from minga.averaging.sketches.interface import Sketch
 from minga.core.spec.fields import Real, Section, real, whole
 
-# ---- Columns of length 1 at right angles to one another, equal to the last bit on all machines.
+# ---- Orthonormal columns: of length 1, at right angles to one another, equal to the last bit on all machines.
 #
 # Theory of operation. Modified Gram-Schmidt: each column is divided by its length, and its direction is taken out of
 # the columns after it. All of it is in float64, by elementwise operations, which IEEE 754 defines to the last bit.
@@ -96,6 +96,9 @@ def _folded(rows: _Rows) -> npt.NDArray[np.float64]:
         size //= 2
         lanes[..., :size] += lanes[..., size : 2 * size]
     return lanes[..., 0]
+
+
+# ---- The sketch: which matrices travel as factors, and their bases.
 
 
 class PowerSGDSettings(Section):

@@ -1,6 +1,7 @@
-"""The flat division: everybody sends to the root of each part, and the roots send the results to everybody.
+"""The flat division, and how long a round of any division takes.
 
-With N members that send and R that receive, member i with the fraction x_i of the vector has to carry
+In a flat division everybody sends to the root of each part, and the roots send the results to everybody. With N members
+that send and R that receive, member i with the fraction x_i of the vector has to carry
 
     up:   s_i (1 - x_i) + x_i (R - r_i)          down:   r_i (1 - x_i) + x_i (N - s_i)
 

@@ -2,7 +2,7 @@
 
 The flat division (`flat.py`) is always there; where paths between peers are slower than their ends, divisions of
 two levels (`two_level.py`) are tried, and one is taken if it is predicted to be faster by `TWO_LEVEL_GAIN`: it costs
-one more hop, and a site's mean is encoded once more. Groups above `LARGE` always go in two levels (`two_level.py`).
+one more hop, and a site's mean is encoded once more. Groups above `LARGE` always go in two levels.
 
 Parts below `min_part_bytes` are not worth their messages: their shares go to the larger ones. A vector too small for
 any part of that size has as few parts as its size asks for, but not fewer than `FEWEST_PARTS`, each of another root.

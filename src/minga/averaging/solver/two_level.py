@@ -2,7 +2,7 @@
 
 A part has a root and, in every other site, a relay. Every aggregator is tried as a root, with relays that turn with
 it through their sites, so that all paths between two sites are used side by side; which of these ways carries how
-much is then a linear programme (`flat.py`).
+much is then a linear programme (`share_lp.py`). The members of a large group are dealt to sites by count.
 """
 
 from __future__ import annotations
@@ -69,6 +69,9 @@ def _components(near: BoolArray, aggregates: BoolArray) -> Partition:
     return tuple(sites)
 
 
+# ---- The ways through given sites, and their shares.
+
+
 LEAST_WAYS: Final = 64
 WAYS_PER_PEER: Final = 4
 """At most 64 ways, or 4 for each peer if that is more: each is one more pair of streams for everybody."""
@@ -132,7 +135,7 @@ def _ways(rates: CleanRates, sites: Partition) -> list[AggregationTree]:
 #     up:  1 - x + x m        down:  1 - x + x m
 #
 # vectors, its root x (R - 2) more. As relays those with the fastest lines are taken, as roots the fastest of all, and
-# the shares are the optimum of the linear programme of `flat.py` for these ways: slow members send their own
+# the shares are the optimum of the linear programme of `share_lp.py` for these ways: slow members send their own
 # vector and nothing else, which takes them as long in a flat division too.
 #
 # Paths that are slower than both their ends are not looked at, but for those that do not exist (two clients).

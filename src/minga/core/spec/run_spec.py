@@ -116,6 +116,9 @@ def _read(value: Any, where: str, depth: int) -> Any:
     return value
 
 
+# ---- The spec: its settings, its canonical form and its id.
+
+
 SPEC_VERSION = 1
 MAX_SPEC_BYTES = 256 << 10
 MAX_FILES = 64

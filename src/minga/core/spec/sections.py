@@ -442,8 +442,7 @@ def check_file_names(names: list[str]) -> None:
             raise ValueError(f"{name[:60]!r} lies inside something that is itself a file")
 
 
-# ---- The section of a run spec for split learning: what clients and the server of a model that is cut have to agree
-# on.
+# ---- Split learning: what clients and the server of a model that is cut have to agree on.
 
 
 MAX_SERVERS: Final = 8

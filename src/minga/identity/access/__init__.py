@@ -3,10 +3,9 @@
     organisers ── sign ──▶ orders ──▶ ledger ──▶ may this key take part now?
     a peer     ── shows ─▶ token  ──────┘
 
-Read: orders (admit, bar, hand the role over), ranges (address ranges banned for a time), amendments (settings
-changed while the run goes on), token (bound to a peer's key), ledger (all known orders and the rules), drafts
-(orders before they are signed).
+Read: orders (admit, bar, hand the role over, change settings while the run goes on), token (bound to a peer's key; and
+address ranges banned for a time), ledger (all known orders and the rules, and orders before they are signed).
 
-Called by training/access, identity/links, authority and the organiser's commands. Everything is checked offline,
-from signatures alone; it knows nothing of connections.
+Called by training/access, identity/links, authority and the organiser's commands. Everything is checked offline, from
+signatures alone; it knows nothing of connections.
 """

@@ -18,7 +18,7 @@ Rules.
   a retired organiser's key revokes nothing any more. Of two transfers of one term the one that arrived first stays.
 * The changes of a run (amendments, regroups) that a transfer lists stay in force; a retired organiser's key makes no
   other one. Revoking an organiser's key voids the changes that it was needed for; the others may order them anew.
-* Peers from a banned address range (`ranges`) may not take part until the ban ends, but for the organisers.
+* Peers from a banned address range (`RangeBans`) may not take part until the ban ends, but for the organisers.
 
 Peers may differ by `CLOCK_SKEW_S` about what the run's time is: a grant counts for that long after its end. Before its
 date it counts for `MOST_AHEAD_S`, by which the clock of the organiser may be ahead who signed it.

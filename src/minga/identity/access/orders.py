@@ -1,5 +1,4 @@
-"""The orders that the organisers of a run for members sign: which peers they admit, which they revoke, and which
-organisers succeed them.
+"""The orders that the organisers of a run sign: whom they admit or revoke, who succeeds them, and changes of the run.
 
 An order is valid if enough of the organisers of its *term* signed it. Term 0 has the organisers that the run spec names
 (or, if it names none, the key that signed the spec); each `Transfer` begins the next term. The signatures cover

@@ -1,4 +1,4 @@
-"""Access tokens: the credentials of peers in a run for members.
+"""Access tokens, the credentials of peers in a run for members; and address ranges that organisers banned.
 
 A token is bound to its peer's key, in one of two ways:
 

@@ -1,4 +1,7 @@
-"""The file that holds a peer's key: a small JSON object with both halves of the key, which check each other."""
+"""The file that holds a peer's key, and a lock on any file, which ends with its process.
+
+A key file is a small JSON object with both halves of the key, which check each other.
+"""
 
 from __future__ import annotations
 

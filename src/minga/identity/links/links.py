@@ -4,8 +4,8 @@
 
 The word has only lower-case letters and digits, so chat programs neither format nor shorten it and a double click
 selects all of it. In capitals it fits the dense alphanumeric mode of QR codes. The digit is the format version. The
-body is described in `links.py`; behind it stands its CRC-32, which never misses damage confined to 32 neighbouring
-bits: no mistyped character and no two swapped neighbours. Other damage passes once in four billion times.
+body is described below, above `encode_body`; behind it stands its CRC-32, which never misses damage confined to 32
+neighbouring bits: no mistyped character and no two swapped neighbours. Other damage passes once in four billion times.
 
 Case, blanks, line breaks, quotation marks around a link and those of a quoted mail before its lines carry no
 information and are repaired in silence, and so is the command `minga join` before it. Where the run has a page, the
@@ -95,7 +95,7 @@ def _fits(access: LinkAccess) -> bool:
 #     entries until the end     flags (1 byte) · peer id (32) unless it is the organiser
 #                               · families (1) and endpoints (6 or 18 each) if there are any
 #                               · length (1) and text of the relay URL without `https://` if there is one
-#     access, if there is any   0x20 (in place of flags) · length (2) · see `links.py`
+#     access, if there is any   0x20 (in place of flags) · length (2) · `LinkAccess`
 #     or else an authority      0x10 (in place of flags) · length (1) · URL where people log in to get access
 #
 #     flags     bit 7: the peer is the organiser    bit 6: has a relay    bits 5, 4: zero    bits 3-0: endpoints, 0 to 8
@@ -293,6 +293,9 @@ def _refuse() -> NoReturn:
         "the link was copied correctly but says something that this version of minga does not understand; "
         "update minga, or ask the organiser for a new link"
     )
+
+
+# ---- The word that people copy: body and checksum, and what may stand around it.
 
 
 __all__ = ["MAX_LINK_CHARACTERS", "EntryPoint", "Link"]
