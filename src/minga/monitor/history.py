@@ -1,4 +1,6 @@
-"""The history of a run as one peer saw it: a file of JSON lines, of bounded size.
+"""The history of a run as one peer saw it, a file of bounded size, and how other peers' histories fill its gaps.
+
+The file has JSON lines:
 
     {"t": 1700000000.1, "event": "step", "step": 7, "loss": 8.9, "samples": 512, "total_samples": 3584, …}
     {"t": 1700000003.4, "event": "joined" | "left" | "lost", "peer": "…"}
@@ -153,7 +155,7 @@ def _older(path: Path) -> Path:
     return path.with_name(f"{path.name}.1")
 
 
-# ---- Asking another peer for the history of a time in which this one did not watch.
+# ---- The exchange: asking another peer for the history of a time in which this one did not watch.
 #
 #     run.history   HistoryRequest -> HistoryReply       the entries between two moments, thinned to a bounded number
 #
@@ -268,7 +270,7 @@ def thinned(entries: Sequence[Entry], most: int) -> list[Entry]:
     return sorted([*rare, *(frequent[::every] if every else [])], key=lambda entry: float(entry["t"]))
 
 
-# ---- What another history adds to one's own: the times in which this one has nothing.
+# ---- Gaps: another history adds to one's own the times in which this one has nothing.
 
 
 LONGEST_SILENCE_S: Final = 120.0

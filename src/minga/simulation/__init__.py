@@ -1,15 +1,14 @@
 """The simulated world: scenarios, virtual time and scripted faults, with the code of production in one process.
 
-    scenario/ ─▶ runner ─▶ population ─▶ lifecycle ─▶ swarm/ (faults/, attacks/, attackers) on virtual_time
-                   └─▶ recorder ─▶ event_log ─▶ timeline ─▶ outcome ─▶ plots, attack_plot
+    scenario/ ─▶ runner ─▶ lifecycle ─▶ swarm/ (faults/, attacks/) on virtual_time
+                   └─▶ recorder ─▶ event_log ─▶ timeline ─▶ outcome (with pictures)
 
-Read: virtual_time (the event loop), runner (entry), population (who takes part, drawn from the seed), lifecycle (peers
-join, leave, crash, come back), models (what is trained), attackers (who attacks, and how), recorder (writes down what
-happens), event_log (the same bytes for equal seeds), timeline (what became of each step), outcome (in figures), plots
-and attack_plot (pictures). Then swarm, split (runs with a cut model), faults, attacks, scenario;
-forecast and advice plan runs without simulating.
+Read: virtual_time (the event loop), runner (entry), lifecycle (who takes part, drawn from the seed; who attacks, and
+how; peers join, leave, crash, come back), models (what is trained), recorder (writes down what happens), event_log (the
+same bytes for equal seeds), timeline (what became of each step), outcome (in figures and pictures). Then swarm, split
+(runs with a cut model), faults, attacks, scenario; forecast and advice plan runs without simulating.
 
-Called by cli, tests and benchmarks. It is one thread: faults of threads cannot be seen here.
+Called by cli, dashboard, tests and benchmarks. It is one thread: faults of threads cannot be seen here.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The peers of a scenario and their fates: they join, leave, crash and come back, faults strike them, and organisers
-act.
+"""The peers of a scenario: who takes part, who attacks, and how they join, leave, crash and come back.
+
+Faults strike the peers, and organisers act, as the scenario says.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from minga.simulation.swarm.organiser import SwarmOrganiser
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 
-# ---- Who takes part in a scenario: each peer with what it drew from the seed.
+# ---- The population: who takes part, each peer with what it drew from the seed.
 
 
 APPLY_S_PER_PARAMETER: Final = 1e-8
@@ -133,6 +134,9 @@ def _resident(scenario: Scenario, kind: PeerTable, number: int) -> ScheduledPeer
 def _is_dialable(kind: PeerTable, number: int) -> bool:
     """Spread evenly over the class, so that the share is as exact as can be; the first one is among them."""
     return math.ceil(number * kind.dialable - 1e-9) > math.ceil((number - 1) * kind.dialable - 1e-9)
+
+
+# ---- What happens to the peers: they join, leave, crash and come back.
 
 
 RETRY_S: Final = 30.0
@@ -287,7 +291,7 @@ async def _has_ended(peer: SimulatedPeer, limit_s: float) -> bool:
     return True
 
 
-# ---- Who attacks in a scenario whose members check each other, and how: gives each peer its behaviour.
+# ---- Attackers, in a scenario whose members check each other: who they are, and how each behaves.
 
 
 class AttackLab:

@@ -1,4 +1,4 @@
-"""What came of a simulation, in figures."""
+"""What came of a simulation, in figures and in pictures."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-# ---- A picture of an attack: a metric against steps, with its onset and the bans.
+# ---- The picture of an attack: a metric against steps, with its onset and the bans.
 
 
 @dataclass(frozen=True)

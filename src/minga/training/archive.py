@@ -1,11 +1,11 @@
 """Checkpoints that outlive the organiser's machine: kept for good, signed, and copied elsewhere.
 
-    checkpoint on disk ─▶ archiver: archive/step-…  + record (signed) ─▶ targets: folder, bucket, hub
+    checkpoint on disk ─▶ archive/step-… with a record (signed) ─▶ a folder, a bucket, or the hub
 
-Read: record (what an archived checkpoint says of itself), archiver (its own thread, which goes on where it stopped),
-targets (where copies go).
+The archiver copies on a thread of its own, and goes on where it stopped.
 
-Called by training/peer of a host that asks for it. It knows folders and files, and nothing of peers.
+Called by host and peer, where the organiser asks for an archive, by checkpointer, which runs the archiver, and by
+`minga receipts`, which reads records. The module knows folders and files, and nothing of peers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from minga.core.events.bus import EventData
 from minga.core.events.training import CheckpointArchived, CheckpointNotUploaded, CheckpointUploaded
 from minga.identity.keys.keys import Identity, verify
 
-# ---- What an archived checkpoint says of itself, signed by the peer that archived it.
+# ---- The record: what an archived checkpoint says of itself, signed by the peer that archived it.
 #
 # The record names the digest of the state, which the checkpoint's manifest is checked against. So a record that
 # `verify` accepts, beside a checkpoint that can be read, shows which run, step and state that peer vouches for.
@@ -87,7 +87,7 @@ def read_record(folder: Path) -> ArchiveRecord:
     return record
 
 
-# ---- Places elsewhere that archived checkpoints are copied to: a folder, a bucket, or the Hugging Face hub.
+# ---- Targets: where archived checkpoints are copied to, a folder, a bucket, or the Hugging Face hub.
 #
 # A copy is complete once its record is there, which is therefore written last. A copy that was interrupted is made
 # again, over what is there of it.
@@ -170,7 +170,7 @@ class _Hub(Target):
             raise UploadError(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}") from error
 
 
-# ---- Keeps some checkpoints for good, and copies them elsewhere, beside training.
+# ---- The archiver: it keeps some checkpoints for good, and copies them elsewhere, beside training.
 #
 # Theory of operation. A checkpoint that is due is copied into `archive/` of the run's folder, by hard links where the
 # disk has them, with a signed record. `archive/` is also the queue of copies: one thread copies each checkpoint

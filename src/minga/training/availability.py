@@ -1,14 +1,15 @@
 """When a volunteer's machine takes part: hours of the day, a budget of traffic, the battery, a word from its owner.
 
-    daily_hours ─────┐
-    traffic_budget ──┼─▶ availability.pause() ─▶ a command leaves the run, waits, and comes back
-    pause_file ──────┘
+    hours of the day ───┐
+    budget of traffic ──┼─▶ Availability.pause() ─▶ a command leaves the run, waits, and comes back
+    battery ────────────┤
+    file `paused` ──────┘
 
-Read: availability (all rules together), daily_hours, traffic_budget (bytes in a day, week or month, spread over the
-time left), pause_file (`minga join --pause` from another terminal).
+The budget limits the bytes of a day, week or month, and spreads them over the time left. `minga join --pause` in
+another terminal writes the file. To pause is to leave: other peers lose nothing, and the peer comes back as one that
+was away.
 
-Called by cli/taking_part. It knows clocks and files, and nothing of peers. To pause is to leave: other peers lose
-nothing, and the peer comes back as one that was away.
+Called by cli/taking_part. The module knows clocks and files, and nothing of peers.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from minga.core.files import write_atomically
 from minga.core.units import format_size, parse_size
 from minga.identity.keys.key_file import FileLock
 
-# ---- Hours of the local day in which a machine takes part, such as "22:00-07:00"; several are separated by commas.
+# ---- Hours of the local day in which a machine takes part, such as "22:00-07:00"; commas separate several.
 
 
 MAX_HOURS = 24
@@ -142,7 +143,7 @@ def listeners(directory: Path) -> int:
     return found
 
 
-# ---- How many bytes a machine may send and receive in a day, a week or a month, kept across restarts.
+# ---- The budget of traffic: bytes that a machine may send and receive in a day, week or month, across restarts.
 #
 # A budget is spread over the time: since the first byte of the period, no more may be used than time has passed, and a
 # small advance beside, so that a peer takes part for some hours at full speed and then rests. To slow its line down
@@ -309,7 +310,7 @@ class TrafficBudget:
         return kept if kept.period == self.limit.period and kept.since < kept.ends < math.inf else None
 
 
-# ---- Whether this machine may take part now, by all rules of its owner.
+# ---- All rules together: whether this machine may take part now.
 
 
 TRAFFIC_FILE = "traffic.json"

@@ -1,9 +1,6 @@
 """A run in one encrypted file, so that it outlives the machine it is hosted on.
 
-    run's folder + key ─▶ contents ─▶ backup (tar) ─▶ sealed_file ─▶ FILE ─▶ … ─▶ a run's folder + key, elsewhere
-
-Read: contents (which files of a run's folder belong to it), sealed_file (encryption by a passphrase), backup (write and
-restore).
+    run's folder + key ─▶ tar ─▶ encrypted by a passphrase ─▶ FILE ─▶ … ─▶ a run's folder + key, elsewhere
 
 Called by cli/keeping. It needs no network.
 """
@@ -33,7 +30,7 @@ from minga.training.run_folder.rejoin import FILE as HOST_LOCK
 from minga.training.run_folder.rejoin import check_organiser
 from minga.training.state.checkpoints import CheckpointStore
 
-# ---- Which files of a run's folder a backup holds: what cannot be had again, and the newest checkpoint.
+# ---- The contents of a backup: those files that cannot be had again, and the newest checkpoint.
 #
 # Left out are older checkpoints, the archive (which has copies of its own, see `checkpoints.upload_to`), downloads
 # that are under way, locks and unfinished files.
@@ -78,7 +75,7 @@ def _files(top: Path) -> Iterator[Path]:
         yield top
 
 
-# ---- A file that only a passphrase opens, written and read from front to back.
+# ---- The sealed file: only a passphrase opens it, and it is written and read from front to back.
 #
 #     magic | log2 of scrypt's n (1 byte) | salt (16 bytes) | frames
 #
@@ -168,7 +165,7 @@ def _nonce(number: int, *, is_last: bool) -> bytes:
     return number.to_bytes(11, "big") + bytes([is_last])
 
 
-# ---- Write the backup of a run, and make a run's folder of it again.
+# ---- Writing the backup of a run, and making a run's folder of it again.
 
 
 ATTEMPTS = 5

@@ -1,13 +1,10 @@
 """What may be combined in a run: one table of rules, asked wherever a run spec is read.
 
-    run spec ─▶ facts (of its strategy, codecs, sketch) ─▶ judgement ─▶ an error, with what to set instead; warnings
-                       refusals, cautions: rules about facts ──┘
+    run spec ─▶ facts (of its strategy, codecs, sketch) ─▶ rules ─▶ an error, with what to set instead; warnings
 
-Rules ask for facts and not for names, so they hold for strategies, codecs and sketches of other packages, too. What a
-refusal says to set instead is allowed.
-
-Read: facts (what the rules ask about a run), rule (a rule, and how its message is worded), refusals (R2 to R16: what
-cannot be), cautions (W1: what has a price), judgement (a run spec against all of them).
+Rules ask for facts and not for names, so they hold for strategies, codecs and sketches of other packages, too. Rules R2
+to R16 refuse what cannot be combined, and what a refusal says to set instead is allowed. Rule W1 warns of what has a
+price.
 
 Called by plugins_of_run, by plans, and by commands that print warnings; `docs/combinations.md` is made from it. Lower
 layers guard themselves, in fewer words.
@@ -26,7 +23,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import DEFAULT_SKETCH, MAX_BATCH, TrainingSection
 
-# ---- What the rules ask about a run: facts that its strategy, its codecs and its sketch state about themselves.
+# ---- Facts about a run, which its strategy, its codecs and its sketch state about themselves.
 
 
 MOMENT_OPTIMIZERS = ("adamw", "lamb")
@@ -160,7 +157,7 @@ _SMALL = layout.VectorLayout(((4, 4),), "float32")
 """A sketch is asked for its facts on a vector: any will do."""
 
 
-# ---- A rule about runs, and how what it finds is worded: each message ends with a choice that is allowed.
+# ---- Rules, and how their findings are worded: each message ends with a choice that is allowed.
 
 
 Changes = Mapping[str, Any]
@@ -231,7 +228,7 @@ def setting(key: str, value: object) -> str:
     return f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}"
 
 
-# ---- What cannot be combined, why, and what to set instead.
+# ---- Refusals: what cannot be combined, why, and what to set instead.
 
 
 UPLOAD: Final = "averaging.codec"
@@ -507,7 +504,7 @@ OTHERS: Final = (
 REFUSALS: Final = (*VERIFICATION, *OTHERS)
 
 
-# ---- What can be combined at a price: a warning, or a guarantee that is lost.
+# ---- Cautions: what can be combined at a price, for a warning or the loss of a guarantee.
 
 
 def _what_needs_residual(run: RunFacts) -> str:
@@ -529,7 +526,7 @@ CAUTIONS: Final = (
 """In the order of their codes."""
 
 
-# ---- A run spec against all rules.
+# ---- Judgement: a run spec against all rules.
 
 
 def refusals(spec: RunSpec) -> tuple[Ruling, ...]:

@@ -13,7 +13,7 @@ from minga.security.protocol.members import PendingAccusations, Reason
 from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.protocol.statements import Commit, Confirm, EquivocationProof, Phase, Revealed, Slot, StatementStore
 
-# ---- Writes down why members leave the list, from what is known of an attempt; see `proofs.py`.
+# ---- The case builder: it writes down why members leave the list, from what is known of an attempt (`proofs.py`).
 
 
 class CaseBuilder:
@@ -124,6 +124,9 @@ class CaseBuilder:
     def _case(self, peer: PeerId, reason: Reason | None, proof: proofs.Proof) -> proofs.Case:
         terms = self._terms
         return proofs.Case(peer, reason.name if reason else None, terms.step, terms.attempt, terms.members, proof)
+
+
+# ---- What the rules lead to in a live step.
 
 
 class AttemptFailed(Exception):

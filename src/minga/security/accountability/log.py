@@ -1,8 +1,9 @@
-"""The evidence of a run in the order in which members left, in a file or, without one, in memory.
+"""The evidence of a run in the order in which members left, and how each change of their list is noted and told.
 
-The file is a sequence of records, each with a header before it: its length (8 bytes, little-endian) and a checksum of
-that. It is only ever appended to; if a machine stops in the middle of that, the next start finds an incomplete last
-record and cuts it off. Thanks to the checksum, a length that was damaged later does not look like that.
+The log lies in a file or, without one, in memory. The file is a sequence of records, each with a header before it: its
+length (8 bytes, little-endian) and a checksum of that. It is only ever appended to; if a machine stops in the middle of
+that, the next start finds an incomplete last record and cuts it off. Thanks to the checksum, a length that was damaged
+later does not look like that.
 """
 
 from __future__ import annotations

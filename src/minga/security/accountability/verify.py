@@ -1,7 +1,7 @@
 """Verifying evidence offline: from nothing but the evidence itself and the id of the run.
 
-Which statements count is in `minga.security.accountability.verify`. What follows from them is found by the functions
-that the live step calls, in `minga.security.accountability.rulings`. Digests, the coin and all numbers are computed
+`Quotes` says which statements count. The functions that the live step calls, in
+`minga.security.accountability.rulings`, find what follows from them. Digests, the coin and all numbers are computed
 again.
 """
 
@@ -40,7 +40,7 @@ from minga.security.protocol.statements import (
 from minga.security.protocol.step_math import StepMath
 from minga.security.randomness.coin import Coin
 
-# ---- The words that a case of evidence rests on: who said what in its attempt, and that most members knew just that.
+# ---- Quotes: who said what in the attempt that a case is about, and that most members knew just that.
 #
 # Theory of operation. Less than half of the members are hostile. So what at least half of them say, an honest one
 # says. A set of statements of one phase is the true one if more than half of the members said in the next phase that
@@ -145,7 +145,7 @@ def bodies(said: Mapping[PeerId, Statement], body_type: type[T]) -> dict[PeerId,
     return {peer: read(statement, body_type) for peer, statement in said.items()}
 
 
-# ---- Verifying evidence about numbers: what happened to one part is computed again from the bytes of all its senders.
+# ---- Evidence about numbers: what happened to one part is computed again from the bytes of all its senders.
 #
 # The statements of the members say who contributed, namely the members that committed to parts, and by which rules. So
 # no sender can be left out, and no bytes can be read in another format than the members read them.
@@ -188,6 +188,9 @@ def _record(words: Quotes, proof: Recomputed, said: Transcript) -> AttemptRecord
     store.value_digests = {part: results[peer].value or b"" for part, peer in enumerate(members)}
     randomness = words.coin.outcome({peer: body.reveal for peer, body in reveals.items()})
     return AttemptRecord(terms, store, commits, results, said.claims, randomness=randomness)
+
+
+# ---- The offline check of one case of evidence.
 
 
 Ruling = tuple[str, Reason | None]
@@ -316,7 +319,7 @@ def _entered(words: Quotes, proof: proofs.Entered) -> list[Ruling]:
     return [(words.peer, None)]
 
 
-# ---- Whether what a member says in a phase fits the terms of the attempt; what does not fit counts as not said.
+# ---- Well-formed words: what does not fit the terms of the attempt counts as not said.
 
 
 def commit_is_sound(terms: Terms, peer: PeerId, body: Commit) -> bool:

@@ -1,7 +1,8 @@
-"""How statements get around: their authors tell everybody, and everybody hands on what others lack.
+"""How statements, parts and aggregates get from the members that have them to those that need them.
 
-Nothing that arrives is believed before its signature was checked and its author found on the list of members. What a
-peer may make this one keep is bounded: one statement for each slot of the few attempts that are under way.
+Authors tell their statements to everybody, and everybody hands on what others lack. Nothing that arrives is
+believed before its signature was checked and its author found on the list of members. What a peer may make this one
+keep is bounded: one statement for each slot of the few attempts that are under way.
 """
 
 from __future__ import annotations
@@ -223,7 +224,7 @@ class StatementGossip:
             raise RejectedError("only members take part in secure steps", code=RefusalCode.MEMBER)
 
 
-# ---- How the parts of gradients, and what came of them, get to where they are needed.
+# ---- Deliveries: parts of gradients get to their aggregators, and aggregates to everybody.
 #
 # Theory of operation. Every member opens one stream to every aggregator, sends its part and reads the aggregate on it:
 #
@@ -431,7 +432,7 @@ class Deliveries:
         await self._fetch_from_any([members[owner]], direct, size, partial(store.put_part, owner, wanted.part))
 
 
-# ---- How one member hands out and gets the parts and aggregates of one attempt, and how long it waits for them.
+# ---- The collector: one member hands out and gets the parts and aggregates of one attempt, and waits for them.
 #
 # Theory of operation. A peer that withholds bytes from some members, or lets them wait, must not make these so late
 # with their next word that the others take them for silent. So bytes are waited for half as many seconds beyond the

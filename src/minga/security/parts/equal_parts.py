@@ -1,6 +1,7 @@
-"""Which slice of the vector each member aggregates: equal ones for all, in the order of the ranks.
+"""Which slice of the vector each member aggregates, and the digests by which members commit to their parts.
 
-Unlike in ordinary rounds nobody plans: members must not have to trust a leader, nor each other's rates.
+Slices are equal, in the order of the ranks. Unlike in ordinary rounds nobody plans: members must not have to trust a
+leader, nor each other's rates.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from minga.averaging.codecs.layout import Chunk, VectorLayout
 from minga.averaging.codecs.tensor_bytes import as_bytes, bytes_of, load, store
 from minga.core.buffer_pool import BufferPool, Bytes
 
-# ---- The digest of bytes that come one after the other.
+# ---- The running digest of bytes that come one after the other.
 #
 # To hash a part takes longer than to read it, and longest where its bytes have to come from memory again. So they are
 # hashed while they are in the cache: as they arrive, or as they are looked through.
@@ -63,11 +64,11 @@ class RunningDigest:
             self._hashed_bytes = until
 
 
-# ---- One digest that stands for many: a binary hash tree over the digests of a gradient's parts.
+# ---- The Merkle tree: one digest that stands for those of all parts of a gradient.
 #
-# A peer that knows the root can be shown any single leaf with one digest for each level of the tree, its *path*. So
-# members commit to all parts of a gradient with 32 bytes, however many parts there are, and a peer that has a part and
-# its path has the proof of what its owner committed to (Merkle 1987; BTARD section 4.1).
+# The tree is a binary hash tree. A peer that knows the root can be shown any single leaf with one digest for each level
+# of the tree, its *path*. So members commit to all parts of a gradient with 32 bytes, however many parts there are, and
+# a peer that has a part and its path has the proof of what its owner committed to (Merkle 1987; BTARD section 4.1).
 #
 #     root = H(H(d0 d1) H(d2 -))      path of d2: -, H(d0 d1)
 #
@@ -117,6 +118,9 @@ def root_of(digest: bytes, index: int, count: int, path: Sequence[bytes]) -> byt
 
 def _node(left: bytes, right: bytes) -> bytes:
     return bytes(blake3(left + right, derive_key_context=_CONTEXT).digest())
+
+
+# ---- Which slice each member aggregates.
 
 
 _WHOLE = 1 << 62

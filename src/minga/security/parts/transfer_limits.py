@@ -1,7 +1,8 @@
-"""How long a transfer of tensors may take: in proportion to its size, and only as long as something comes.
+"""How long a transfer of tensors may take, which ones will be through in time, and how long to wait for the last ones.
 
-Bytes that do not come in time count as withheld, which may cost their owner its place; so a limit that is the same for
-all sizes would exclude peers with slow lines and long parts. A peer that sends nothing is given up much sooner.
+A transfer may take a time in proportion to its size, and only as long as something comes. Bytes that do not come in
+time count as withheld, which may cost their owner its place; so a limit that is the same for all sizes would exclude
+peers with slow lines and long parts. A peer that sends nothing is given up much sooner.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class ServingLimit:
                 del self.serving[peer]
 
 
-# ---- Which transfers are under way, and which of them will be through in time.
+# ---- Progress: which transfers are under way, and which of them will be through in time.
 #
 # What comes at a good pace need not be asked of others too: over slow lines that would multiply what everybody has to
 # carry. What trickles is asked for as if it did not come at all.
@@ -149,7 +150,7 @@ def _is_fast(stream: MessageStream, now: float, by_s: float) -> bool:
     return elapsed_s <= BEGINNING_S or arrival.begin_s + elapsed_s * arrival.size / max(1, arrival.received) <= by_s
 
 
-# ---- How long to wait for the last ones, and what to do meanwhile.
+# ---- Waiting: how long members wait for the last ones, and what they do meanwhile.
 #
 # Members are not equally fast, and nobody knows beforehand how long a gradient or a part takes. So the measure is how
 # long most took: a member that needs twice as long, and some seconds more, is not waited for any longer. But first,

@@ -1,4 +1,4 @@
-"""The list of members: who belongs to a secure run at a step, who is on probation, who was banned, and why.
+"""The list of members: who belongs to a secure run at a step, who is on probation or accused, who was banned, and why.
 
 Theory of operation. All honest members have the same list at the same step, because it changes only by what all of them
 agree upon, at the boundary between two attempts or two steps; each commitment holds the digest of the standing, which
@@ -6,7 +6,7 @@ it is part of. A ban for a proven lie is for ever. A failure that can be an acci
 commitment, suspends: the peer may become a candidate again after `FIRST_SUSPENSION_STEPS` steps, and after twice as
 many for each further lapse. So a crash costs a volunteer its seat and never its key, and a peer that falls silent again
 and again disturbs about log2 T of T steps. A member that is *away* (it committed nothing, which is no offence) is
-removed without blame. Who wants to become a member is a *candidate* first, see `minga.security.protocol.members`.
+removed without blame. Who wants to become a member is a *candidate* first, see the section on candidates.
 
 Members are in the order of their ids; a member's place in that order is its *rank* of the step.
 """
@@ -275,7 +275,7 @@ def _welcome(membership: Members, record: AttemptRecord, heard: dict[PeerId, byt
         membership.candidates[peer] = Candidate(peer, record.terms.step + 1)
 
 
-# ---- Accusations that are pending: made in the commitments of one step, to be decided in the next.
+# ---- Pending accusations: made in the commitments of one step, to be decided in the next.
 #
 # Accusations that oblige no member to look into them are ignored: they would cost their authors nothing. When there
 # are more than `MAX_CHARGES`, each member's first accusation counts before any member's second one.

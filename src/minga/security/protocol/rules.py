@@ -1,4 +1,4 @@
-"""What all members of a secure run must compute alike: the shape of the vector and the numbers of the checks.
+"""What all members of a secure run must compute alike: its settings, the shape of the vector, numbers of the checks.
 
 Each commitment holds the digest, so members with other rules are told apart before they do harm, and a verifier of
 evidence later knows by which rules the members went, without having to believe it.
@@ -25,7 +25,7 @@ from minga.security.robust.interface import AGGREGATORS, verifiable_aggregator
 from minga.security.verification.count_sketch import DEFAULT_DIRECTIONS
 from minga.security.verification.gradient_match import GradientTolerance
 
-# ---- What a secure run may be tuned by; the same for all its members.
+# ---- Settings: what a secure run may be tuned by, the same for all its members.
 
 
 MAX_PROBATION_STEPS = 1 << 20
@@ -68,6 +68,9 @@ class SecureSettings:
             return self.probation_steps
         peers = max(2, min(self.peers_per_validator, MAX_MEMBERS))
         return PROBATION_QUANTILES * steps_to_ban_all(peers, max(1, peers * 7 // 16), 1)
+
+
+# ---- The rules of a run, in one digest.
 
 
 MAX_TENSORS = 1 << 16

@@ -1,4 +1,4 @@
-"""What the members of a secure run say to each other.
+"""What the members of a secure run say to each other, and the store of what was said.
 
 Every word that counts is a *statement*: a body in a *slot*, signed by its author. A slot is one phase of one attempt at
 one step, and has room for one body of each author; an author of two different ones proves its own guilt. Statements
@@ -314,7 +314,7 @@ def _signed(run_id: str, slot: Slot, body: bytes) -> bytes:
     return msgspec.msgpack.encode((run_id, slot, body))
 
 
-# ---- What was said so far: the statements of a few steps, by slot and author.
+# ---- The store of what was said so far: the statements of a few steps, by slot and author.
 
 
 _LABEL = b"minga secure phase 1"

@@ -3,8 +3,8 @@
     secrets of all members ─▶ coin ─▶ integers ┬─▶ validator_lottery: who checks whom
                                                └─▶ public_batch: which samples a peer trains on
 
-Read: coin (commit, reveal, hash), integers (uniform, the same on every machine), public_batch (seeds of samples),
-validator_lottery (validators and targets), detection_time (how long attackers last, for choosing the settings).
+Read: coin (commit, reveal, hash, and uniform integers that are the same on every machine), public_batch (seeds of
+samples), validator_lottery (validators and targets, and how long attackers last, for choosing the settings).
 
-Called by step, rechecking, protocol and training/bridge. It sends nothing.
+Called by most folders of this room, by recipes, and by training/bridge. It sends nothing.
 """

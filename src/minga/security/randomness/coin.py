@@ -120,7 +120,7 @@ def _encode_field(field: Field) -> bytes:
     return tag + len(content).to_bytes(8, "little") + content
 
 
-# ---- Uniform integers from a stream of random bytes, without favourites and the same on every machine.
+# ---- Uniform integers from a stream of random bytes, the same on every machine.
 
 
 LARGEST_BOUND: Final = 2**62

@@ -1,4 +1,4 @@
-"""Who checks whom: validators and targets, drawn from the random string that all members made together.
+"""Who checks whom, drawn from the random string of all members, and how long attackers last who are caught by that.
 
 A validator gives up one step of training to compute again what its target sent (BTARD section 4.9). The draw comes
 after the commitment to the gradients, so a target cannot know in advance that it will be looked at.

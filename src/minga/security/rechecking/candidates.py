@@ -41,7 +41,7 @@ from minga.security.randomness.validator_lottery import draw_validations, valida
 from minga.security.verification.count_sketch import norm
 from minga.security.verification.gradient_match import GradientTolerance, sampled_error
 
-# ---- What one member hears from candidates and applicants, and what it says of that to the others.
+# ---- Applicants: what one member hears from them and from candidates, and what it says of that to the others.
 #
 # What strangers can make it keep is bounded: `MAX_APPLICANTS` words of each step, of those with the lowest lots, so
 # that members who hear many applicants keep the same.
@@ -112,7 +112,7 @@ class Applicants:
         return [peer for peer in self._slots.of(slot) if peer not in membership.candidates and peer not in membership]
 
 
-# ---- Looking into candidates: what validators do, and all members who judge their accusations.
+# ---- Rechecking a candidate's gradient: validators do it, and all members who judge their accusations.
 #
 # A member that looks computes the gradient itself, and meanwhile fetches a sample of what the candidate committed to
 # (`minga.security.messaging.gradient_samples`), which it needs if the two are not the same to the last bit. It waits
@@ -202,6 +202,9 @@ class CandidateRecheck:
             return math.inf
         ours = self._samples.decode(own.sample(sent.pieces))
         return sampled_error(theirs.numpy(), ours.numpy(), norm(expected.numpy()), expected.numel())
+
+
+# ---- The register of candidates: what one member does with them.
 
 
 @loop_bound

@@ -25,7 +25,7 @@ from minga.security.randomness.public_batch import data_seed
 from minga.security.rechecking.candidates import CandidateRegister, is_about_candidate
 from minga.security.verification.gradient_match import gradient_error
 
-# ---- Looking into what a member did at an earlier step: what validators do, and everybody who judges an accusation.
+# ---- Rechecking a member's work of an earlier step: validators do it, and everybody who judges an accusation.
 #
 # Everything that is needed is public (the seed of the batch follows from the coin) or was committed to (parts and
 # aggregates by their digests), so all who look come to the same finding; gradients that differ by rounding, because
@@ -131,6 +131,9 @@ class MemberRecheck:
             async with asyncio.timeout(LOOK_S):
                 await asyncio.gather(*fetching)
         return self._lacking(owner, parts)
+
+
+# ---- The juror: what this member says of accusations.
 
 
 @loop_bound

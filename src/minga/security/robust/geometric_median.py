@@ -1,4 +1,8 @@
-"""The geometric median of the rows (robust federated averaging, RFA: Pillutla, Kakade, Harchaoui 2022)."""
+"""The point of least Huber loss among n rows, and its limit, the geometric median.
+
+The first solves CenteredClip. The second is an aggregator to compare with (robust federated averaging, RFA: Pillutla,
+Kakade, Harchaoui 2022).
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,10 @@ import numpy.typing as npt
 from minga.security.robust.interface import Aggregate, Aggregator
 from minga.security.robust.rows import Gram, Rows, double_sum
 
-# ---- The point that minimises a Huber loss of the distances to n rows, found among the weighted means of the rows.
+# ---- The point that minimises a Huber loss of the distances to n rows.
 #
-# With h_r(e) = e^2 / 2 for e <= r and r (e - r/2) beyond, the loss sum_i w_i h_r(||x_i - v||) is convex, and its
-# gradient vanishes where
+# It is found among the weighted means of the rows. With h_r(e) = e^2 / 2 for e <= r and r (e - r/2) beyond, the loss
+# sum_i w_i h_r(||x_i - v||) is convex, and its gradient vanishes where
 #
 #     sum_i w_i min(1, r / ||x_i - v||) (x_i - v) = 0.
 #
@@ -101,6 +105,9 @@ def weighted_median(values: Numbers, weights: Numbers) -> float:
     order = np.argsort(values, kind="stable")
     below = np.cumsum(weights[order])
     return float(values[order][np.searchsorted(below, below[-1] / 2)])
+
+
+# ---- The geometric median as an aggregator.
 
 
 _TOLERANCE: Final = 1e-6

@@ -1,10 +1,10 @@
-"""The vectors that are to be aggregated: checked, in one order, and read block by block.
+"""The vectors that are to be aggregated, in one order, and what is computed from them block by block.
 
 Rows stay where they are: a tensor [n, numel], or n separate pieces of memory as they came in. What is computed from
 them goes through blocks of coordinates, so that the memory used beside them does not grow with n times numel.
 
 Sums of floats depend on the order of their terms. Rows are therefore taken in an order that depends on their bits
-alone (`rows.py`): the same rows in any order give the same sums.
+alone (`lexicographic_order`): the same rows in any order give the same sums.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ def _split(group: list[int], vectors: Sequence[torch.Tensor], part: slice) -> li
     for index, value in zip(group, bits[:, first].tolist(), strict=True):
         by_value.setdefault(value, []).append(index)
     return [finer for value in sorted(by_value) for finer in _split(by_value[value], vectors, part)]
+
+
+# ---- The rows: checked, and read block by block.
 
 
 RowData = torch.Tensor | Sequence[torch.Tensor | bytes | bytearray | memoryview]
@@ -173,8 +176,7 @@ def _checked_weights(weights: Sequence[float] | torch.Tensor | None, count: int)
     return values
 
 
-# ---- Inner products of all pairs of rows: one pass over the memory, after which distances cost a few hundred
-# operations.
+# ---- Inner products of all pairs of rows: after one pass over the memory, distances cost a few hundred operations.
 #
 # A weighted mean v = sum_j a_j x_j (sum_j a_j = 1) of the rows has, with the unit vector u_i and G_ij = <x_i, x_j>,
 #

@@ -1,8 +1,8 @@
 """One secure step after the other: as a member, or following the members until one is.
 
-    discovery ─▶ joiner ─▶ member ── not on the list ──▶ observer ─▶ the next step
-                             └── on the list ──▶ attempt (phase by phase) ── passed ──▶ apply ─▶ the next step
-                                                    └── a member has to go ──▶ the next attempt
+    a newcomer ─▶ member ── not on the list ──▶ observer ─▶ the next step
+                    └── on the list ──▶ attempt (phase by phase) ── passed ──▶ apply ─▶ the next step
+                                           └── a member has to go ──▶ the next attempt
 
 The work of one step is looked into over the next ones. For a member's work in step t:
 
@@ -24,12 +24,11 @@ The work of one step is looked into over the next ones. For a member's work in s
     by validators that this coin draws, counted at the close; accusations of it are judged in t + 3.
 
 Where the slices of this pipeline lie: found accusations, own judgements and past coins in member, the pending ones
-in protocol/protocol_state, passed attempts in attempt_history, drawn pairs in rechecking/candidates, the first step
+in protocol/protocol_state, passed attempts in attempt, drawn pairs in rechecking/candidates, the first step
 that a member may judge in rechecking/juror. Past work is kept for KEPT_STEPS steps (protocol/behaviour).
 
-Read: member (entry), attempt (the phases of one attempt), phase (say one thing, hear all, compare), attempt_history
-(attempts under way and passed), observer (following without a say), discovery (where do the members stand?), joiner
-(how a newcomer gets in).
+Read: member (entry, and how a newcomer gets in), attempt (one attempt, phase by phase: say one thing, hear all,
+compare; and the attempts that passed), observer (where the members stand, and following them without a say).
 
 Called by training/life/verified_member and simulation/swarm. It knows no model: gradients come from a training
 backend.

@@ -72,7 +72,7 @@ from minga.security.randomness.coin import Reveal
 from minga.security.robust.rows import NonFiniteRowsError
 from minga.security.verification.claims import PartClaim
 
-# ---- The attempts of a member: the one that is under way, and those that passed in the last steps.
+# ---- The history of attempts: the one that is under way, and those that passed in the last steps.
 #
 # Others may be one attempt ahead of this member, ask it for bytes of any of these attempts, and still vote on phases
 # that it is done with.
@@ -141,7 +141,7 @@ class AttemptHistory:
             await self._began.wait(left_s)
 
 
-# ---- The phases of one attempt: everybody says one thing, hears what all others say, and compares what was heard.
+# ---- A phase: everybody says one thing, hears what all others say, and compares what was heard.
 #
 # Theory of operation. In each phase but the first every member also says by what digest it knows the phase before.
 # Where these differ, a member told some members another thing than others, in that phase or in the votes on it; both
@@ -231,6 +231,9 @@ class PhaseExchange:
             raise ContradictionError("it said two different things", peer=proofs[0].author, round=self._terms.step)
         if 2 * len(others) > len(self._terms.members):
             raise OutvotedError("most members heard something else than this peer", round=self._terms.step)
+
+
+# ---- One attempt, phase by phase.
 
 
 class Attempt:

@@ -10,7 +10,8 @@ after that; most decide whether the accused or the accuser goes. All bans take e
 steps, from words that all members heard alike, so all have the same list of members.
 
 A peer that is not on that list, or not yet, follows the members (`observer.py`), and as a candidate commits itself to a
-gradient, too (`security/protocol/members.py`). All that differs between the two is in `take_step`.
+gradient, too (`security/protocol/members.py`). All that differs between the two is in `take_step`. `Joiner` brings a
+peer into the run.
 """
 
 from __future__ import annotations
@@ -308,7 +309,7 @@ class SecureMember:
         return self._node.peer_id in self._gossip.slots.of(Slot(step, reached.attempt, Phase.REVEAL))
 
 
-# ---- How a peer that was not there, or is no member any more, gets into a secure run.
+# ---- Joining: how a peer that was not there, or is no member any more, gets into a secure run.
 #
 #     ask where the members stand (`observer.py`) ─▶ adopt that state ─▶ follow ─▶ candidate ─▶ member
 #

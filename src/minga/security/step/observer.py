@@ -1,4 +1,4 @@
-"""Following a run without having a say: what candidates and newcomers do instead of taking part.
+"""Following a run without having a say, which candidates and newcomers do, and finding out where its members stand.
 
     watch all members until most of them say where they stand after the step ─▶ get that standing and the aggregates
         ▲                                                                                │
@@ -259,7 +259,7 @@ def _is_own(statement: Statement, peer: PeerId, run_id: str) -> bool:
     return statement.author == peer and statement.slot == slot and is_genuine(statement, run_id)
 
 
-# ---- Where the members of a secure run stand, as far as a peer can find out that was not there.
+# ---- Discovery: where the members of a secure run stand, as far as a peer can find out that was not there.
 #
 # Theory of operation. A standing is taken if more than half of its members say, asked by this peer itself, that it is
 # theirs. Old ones cannot be told again like that, because members who went on no longer say so.

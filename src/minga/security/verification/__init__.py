@@ -2,12 +2,11 @@
 
     part, aggregate, coin ─▶ count_sketch (random directions) ─▶ claims (projections and norms)
     claims of all ─▶ checks: V1 true? V2 sum zero? V3 norms in norm_bound? ─▶ findings
-                         └─ a doubt: public_check, from the bytes of all senders
+                         └─ a doubt: the public check, from the bytes of all senders
 
-Read: claims (what is claimed), count_sketch (the directions), checks (V1, V2, V3), tolerance (how far honest
-numbers may be apart), norm_bound (the bound of V3), public_check (all computed again), findings (who did what),
-gradient_match (is a recomputed gradient the same?), exact_sum (the same bits on every machine),
-rounded_length (the same digits, in one pass), step_bound (how far one step may go).
+Read: claims (what is claimed, and how far honest numbers may be apart), count_sketch (the directions, and sums with the
+same bits on every machine), checks (V1, V2, V3, the public check, and what they find), norm_bound (the bound of V3, and
+how far one step may go), gradient_match (is a recomputed gradient the same?).
 
-Called by protocol/step_math and rechecking. Pure arithmetic on arrays; it bans nobody.
+Called by protocol/step_math, step and rechecking. Pure arithmetic on arrays; it bans nobody.
 """

@@ -1,4 +1,4 @@
-"""The three checks of a step's claims, of one part each: V1, V2 and V3 of BTARD section 4.3.
+"""The checks of a step's claims, of one part each: V1, V2 and V3 of BTARD section 4.3, and the public check.
 
 Who validates contributes nothing in the step and is not among the senders. A candidate's claims are checked like those
 of a member, but its weight is 0, so it neither shifts the sum nor has a vote.
@@ -23,7 +23,7 @@ from minga.security.verification.claims import (
 )
 from minga.security.verification.count_sketch import Directions, Vector, distance, norm
 
-# ---- What a check of published numbers finds: who did what, in which part, and by which figures.
+# ---- Findings: who did what, in which part, and by which figures.
 
 
 class Offence(Enum):
@@ -53,6 +53,9 @@ class Doubt:
     part: int
     weight_share: float
     bound: float
+
+
+# ---- The three checks: V1, V2 and V3.
 
 
 @dataclass(frozen=True, slots=True)

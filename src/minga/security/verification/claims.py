@@ -1,4 +1,4 @@
-"""What each sender claims about its part: projections of its clipped difference from the result, and its norm.
+"""What each sender claims about its part, projections and a norm, and how far honest numbers may be apart.
 
 An aggregator's result v of the parts x_i with weights w_i (samples) is right if it solves the fixed-point equation of
 CenteredClip,
@@ -183,7 +183,7 @@ def residual_norm(
     return math.sqrt(squares.totals()[0])
 
 
-# ---- How far honest numbers may be apart: bounds that follow from the arithmetic, so that nobody has to tune them.
+# ---- Tolerances: how far honest numbers may be apart, by bounds that follow from the arithmetic and need no tuning.
 #
 # **The fixed point (V2).** An honest aggregator stops when ‖Σ w_i D_i‖ ≤ W · ε, W being the sum of the weights. Two
 # things are added to that before the others see the result v. The solver's arithmetic may be float32, which costs a

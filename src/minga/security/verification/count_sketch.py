@@ -1,9 +1,10 @@
-"""The random directions z on which differences are projected, expanded from the shared random string.
+"""The random directions z on which differences are projected, and sums with the same bits on every machine.
 
-Any distribution with independent entries would do where the difference is spread over many elements: the projection is
-then nearly Gaussian. The choice is made for the aggregator that picks its error by hand, and for parts of millions of
-elements, which each sender projects in every step: a multiply-add of each element for each direction is more than a
-step may cost. So all directions share one *sketch* of the difference, which costs a single one:
+The directions are expanded from the shared random string. Any distribution with independent entries would do where the
+difference is spread over many elements: the projection is then nearly Gaussian. The choice is made for the aggregator
+that picks its error by hand, and for parts of millions of elements, which each sender projects in every step: a
+multiply-add of each element for each direction is more than a step may cost. So all directions share one *sketch* of
+the difference, which costs a single one:
 
     z[k] = sign[k] · c[bucket[k]]        sketch[b] = Σ of sign[k] · R[k] over the k with bucket[k] = b
 
@@ -130,7 +131,7 @@ class PartSketch:
         return (np.frombuffer(streams, np.int8) | np.int8(1)).reshape(count, self.width)
 
 
-# ---- Sums that come out with the same bits on every machine.
+# ---- Exact sums, which come out with the same bits on every machine.
 #
 # Libraries sum in whatever order suits the processor, so two machines differ in the last bits. Here the order is
 # fixed: a vector is taken in blocks of `LANES` elements, each block is added to the lanes as a whole, one IEEE 754
@@ -205,10 +206,9 @@ def distance(first: Vector, second: Vector) -> float:
     return math.sqrt(squares.totals()[0])
 
 
-# ---- How long a vector is, in few digits, which are the same on every machine although none of them adds in a fixed
-# order.
+# ---- Rounded lengths of vectors, the same on every machine although none of them adds in a fixed order.
 #
-# A sum in a fixed order takes several passes over the memory, see `exact_sum`; a library's own takes one, but its last
+# A sum in a fixed order takes several passes over the memory, see above; a library's own takes one, but its last
 # bits depend on the processor. Where only the order of magnitude matters, these can be rounded away: a sum of squares
 # is off by a bounded share whatever the order is. If the least and the largest number that it may stand for are
 # rounded to the same one, then every machine finds that one. If not, which happens with two vectors of a hundred, all

@@ -1,4 +1,4 @@
-"""How far a result may be from the parts that it was made of: the bound Δ_max of the norm check V3.
+"""How far a result may be from the parts that it was made of (Δ_max of the norm check V3), and how far a step may go.
 
 An aggregator and senders who collude can shift the result and make up projections that cancel the shift: the sum is 0,
 and the only one who could check the projections is silent. But the shift makes the result *far from the honest parts*,
@@ -135,7 +135,7 @@ def _cut_anew(old_stops: Sequence[int], norms: Sequence[float], stops: Sequence[
     return found
 
 
-# ---- How far a single step may go, whichever peer made its aggregate.
+# ---- The bound of a single step, whichever peer made its aggregate.
 #
 # CenteredClip bounds what a hostile minority of those who contribute can do. But validators contribute nothing, and
 # who validates is drawn: with 7 hostile members of 16 and two validators, in a step of every three half of the
@@ -164,7 +164,7 @@ class StepBound:
 
     def shortened(self, aggregate: torch.Tensor, about: float | None = None) -> torch.Tensor:
         """What is applied of an aggregate (float32), and remembered; nothing limits the first one. About how large the
-        sum of its squares is (`rounded_length.squares`) may be known already.
+        sum of its squares is (`squares`) may be known already.
         """
         least = rounded_length(aggregate, about)
         most = least * (1.0 + LENGTH_STEP)

@@ -1,9 +1,9 @@
 """The attack lab: hostile members that run the real code and change one thing.
 
-    registry: name ─▶ gradient_attacks · protocol_attacks · collusion · joining_attacks ─▶ behaviour of a member
+    name ─▶ interface ─▶ gradient_attacks · protocol_attacks · collusion · joining_attacks ─▶ behaviour of a member
 
-Read: interface (what an attack is), registry (attacks by name), gradient_attacks (numbers), protocol_attacks (words),
+Read: interface (what an attack is, and attacks by name), gradient_attacks (numbers), protocol_attacks (words),
 collusion (attackers who cover each other), joining_attacks (hostile candidates, misled newcomers).
 
-Called by attackers, scenario and benchmarks. Production code never imports it.
+Called by lifecycle, faults, scenario and benchmarks. Production code never imports it.
 """

@@ -75,7 +75,7 @@ class Lie(ABC):
         """Let the peer of this session lie from now on; what is returned undoes that."""
 
 
-# ---- The behaviours of dishonest peers by their names, for scenarios and benchmarks alike.
+# ---- The registry: behaviours of dishonest peers by their names, for scenarios and benchmarks alike.
 #
 # Those of other packages are found by their entry points `minga.behaviours`.
 

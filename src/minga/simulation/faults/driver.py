@@ -1,4 +1,4 @@
-"""Makes scripted faults happen: to virtual hosts, or to whatever else implements `FaultTarget`."""
+"""Makes scripted faults happen, lies of peers among them: to virtual hosts, or to whatever implements `FaultTarget`."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def _undo(target: FaultTarget, fault: Fault, peers: tuple[str, ...]) -> None:
             raise ConfigurationError(f"{fault.action} has no duration")
 
 
-# ---- Peers that lie: honest ones of which a method was replaced, since honest code need not know that lies exist.
+# ---- Lying peers: honest ones with one method replaced, since honest code need not know that lies exist.
 #
 #     false-rates   claims `BOAST` times what its line carries, to be given a larger part of the vector
 #     false-state   serves peers that fetch the state one with a flipped bit in each chunk, under the true digest

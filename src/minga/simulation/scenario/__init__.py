@@ -1,11 +1,9 @@
 """Scenarios: who trains what together, over which lines, and what goes wrong.
 
-    TOML, or a shipped name ─▶ scenario ─▶ tables ─▶ sections ─▶ fields ─▶ quantities (drawn by each peer)
-    --set a.b=c ─▶ overrides ──▲                      random_faults: faults by rates
+    TOML, or a shipped name; --set a.b=c ─▶ scenario ─▶ sections (what can be set; quantities are drawn by each peer)
 
-Read: scenario (entry), tables (all that one says), sections (what can be set), fields (how that is declared),
-quantities (a value or a distribution), references (names that must lead to something), orders (what the organisers
-do), overrides (settings beside the file), random_faults (faults at random times).
+Read: scenario (entry: reading, settings beside the file, all that one says, names that must lead to something, faults
+at random times), sections (what can be set, how that is declared, quantities, orders of the organisers).
 
-Called by runner and cli/simulating.
+Called by runner, lifecycle and cli/simulating.
 """

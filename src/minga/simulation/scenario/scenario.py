@@ -52,7 +52,7 @@ from minga.simulation.scenario.sections import (
 from minga.training.access.standing_orders import PAUSED, check_changes
 from minga.training.plugins_of_run import with_origins
 
-# ---- The whole of a scenario's tables: its sections, its classes of peers, and what can be computed from them.
+# ---- The tables of a scenario: its sections, its classes of peers, and what can be computed from them.
 
 
 MAX_CLASSES: Final = 100
@@ -156,7 +156,7 @@ class ScenarioTables(Section):
         ).published({})
 
 
-# ---- Settings given beside a scenario's file: `training.target_batch_size=512`, `peers.home.count=20`.
+# ---- Overrides: settings beside a scenario's file, such as `training.target_batch_size=512`, `peers.home.count=20`.
 
 
 Change = tuple[str, str]
@@ -225,7 +225,7 @@ def _name(each: Any) -> str:
     return str(each.get("name", "")) if isinstance(each, dict) else ""
 
 
-# ---- Names in a scenario that must lead to something: regions, relays, classes, peers in scripts and orders.
+# ---- References: names that must lead to something, such as regions, relays, classes, peers in scripts and orders.
 
 
 NO_NUMBERS: Final = 'a ghost model has no numbers to falsify; use model.kind = "classifier"'
@@ -327,6 +327,9 @@ def _wrong_attackers(scenario: ScenarioTables, classes: Sequence[str]) -> Iterat
 
 def _unknown(name: str, what: str, known: Sequence[str], where: str = "[[peers]]") -> str:
     return f"{name!r} is no {what} of {where}; there are: {', '.join(known[:20]) or 'none'}"
+
+
+# ---- The scenario: read from TOML or shipped, and checked as a whole.
 
 
 MAX_FILE_BYTES: Final = 1 << 20
@@ -494,7 +497,7 @@ def _wrong_peers(peers: Sequence[PeerTable], scenario: Scenario) -> Iterator[str
             yield f"[[peers]] number {number}: arrival = {each.arrival.text!r}: after stop.time, so they never come"
 
 
-# ---- Faults at random times to random peers, by the rates of a scenario.
+# ---- Random faults: at random times to random peers, by the rates of a scenario.
 
 
 async def strike_at_random(

@@ -1,4 +1,4 @@
-"""The sections of a scenario: what is trained, when it ends, who takes part, what goes wrong."""
+"""The sections of a scenario, and how their fields are declared: what is trained, who takes part, what goes wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from minga.network.virtual.relay import relay_url
 from minga.simulation.attacks.interface import is_attack, lie
 from minga.simulation.faults.script import LASTING, parse_faults
 
-# ---- Quantities in scenarios: a value, or a distribution from which each peer draws its own.
+# ---- Quantities: a value, or a distribution from which each peer draws its own.
 #
 #     50Mbit                            always the same
 #     uniform 10Mbit 50Mbit             anything between the two, all equally likely
@@ -194,7 +194,7 @@ def _hint(kind: Kind) -> str:
     return f"a value such as {constant}, or a distribution such as {drawn} ({', '.join(_SHAPES)})"
 
 
-# ---- How fields of a scenario are declared that a run spec does not have: quantities, and names of peers.
+# ---- Fields that a run spec does not have, and how they are declared: quantities, and names of peers.
 
 
 NAME = r"^[A-Za-z][A-Za-z0-9_-]{0,39}$"
@@ -246,6 +246,9 @@ def one_duration(value: Duration) -> Duration:
 def quantity(default: Any, kind: Kind, meaning: str) -> Any:
     """A quantity; the annotation enforces it."""
     return described(default, meaning, allowed_quantity(kind))
+
+
+# ---- The sections.
 
 
 MAX_PEERS: Final = 10_000
@@ -477,7 +480,7 @@ class Attackers(Section):
         return self
 
 
-# ---- What the organisers do in a scenario, and when.
+# ---- Orders: what the organisers do, and when.
 
 
 Change = bool | int | float | str

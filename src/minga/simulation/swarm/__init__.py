@@ -6,5 +6,5 @@
 Read: simulated_peer (one peer), swarm (entry, for runs of both kinds), organiser (orders, backups), classification (a
 task whose every sample has a number), size_only_model (only the size of a model).
 
-Called by runner, tests and benchmarks.
+Called by runner, lifecycle, split, tests and benchmarks.
 """

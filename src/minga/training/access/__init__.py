@@ -1,13 +1,12 @@
 """The organisers' orders as one peer follows them while the run goes on: who may take part, by which settings.
 
-    organisers' orders ─▶ order_gossip ─▶ admission (authorizer of node and board) ─▶ access_watch: disconnects
-                                                └──────── access_files: kept on disk ────────┘
+    organisers' orders ─▶ standing_orders ─▶ admission (authorizer of node and board) ─▶ access_files: disconnects,
+                                                                                         and keeps orders on disk
 
-Read: entrance (finds the run by the entries of its link), admission (which peers are admitted), order_gossip (orders
-reach every member), access_watch (disconnects a peer whose access ended, at the end of a step), access_files (what is
-kept); standing_orders (the settings that organisers changed, round by round), amended (puts them into effect on this
-peer).
+Read: admission (which peers are admitted, and how a peer finds the run by the entries of its link), standing_orders
+(orders reach every member, and change its settings round by round), access_files (what is kept on disk, and who is
+disconnected at the end of a step because its access ended).
 
-Called by training/session and training/own_access. The rules are in identity/access; it knows no steps but one
-question: is one under way?
+Called by session, own_access, join, host, organiser, prospect, life, status and cli. The rules are in identity/access;
+it knows no steps but one question: is one under way?
 """

@@ -1,6 +1,7 @@
-"""The files of a peer about access to a run: its own token, the organisers' orders, and the uses of invitations.
+"""The files of a peer about access to a run, and the watch that disconnects peers whose access ends.
 
-All of it is public and checked again when it is read, so the peer learns a missing or damaged file again.
+The files hold the peer's own token, the organisers' orders, and the uses of invitations. All of it is public and
+checked again when it is read, so the peer learns a missing or damaged file again.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def write_order(path: Path, order: Transfer | Amendment | Regroup) -> None:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from error
 
 
-# ---- Disconnects peers whose access ends while the run goes on, and keeps on disk what is known about access.
+# ---- The watch: it disconnects peers whose access ends while the run goes on, and keeps the files up to date.
 #
 # Theory of operation. Once a token has expired, or its key is revoked, its owner cannot connect any more. A peer that
 # is connected stays until the step under way ends, at most `MOST_GRACE_S`. Then this peer drops its records and closes

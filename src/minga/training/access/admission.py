@@ -1,9 +1,9 @@
-"""Which peers may take part in a run, as one peer knows it: the authorizer of its node and board.
+"""Which peers may take part in a run, as one peer knows it, and how this peer itself gets in.
 
-Theory of operation. The run spec says whether a run is open to every peer, or for members, and a newcomer does not
-have it when it meets the first peer. So until `open_to_all` or `enforce` is called, connections are admitted
-provisionally, and no record is kept; `enforce` then says which peers have to go again. The link verifies the spec
-itself, whichever peer sends it.
+Theory of operation. `Admission` is the authorizer of this peer's node and board. The run spec says whether a run is
+open to every peer, or for members, and a newcomer does not have it when it meets the first peer. So until `open_to_all`
+or `enforce` is called, connections are admitted provisionally, and no record is kept; `enforce` then says which peers
+have to go again. The link verifies the spec itself, whichever peer sends it.
 
 This peer keeps the token that each peer showed in a handshake or in its record "access", which gossip carries to peers
 that never connect to it. The `AccessLedger` judges tokens. A peer whose access ends in the middle of a run stays known
@@ -308,8 +308,7 @@ class Admission:
                 )
 
 
-# ---- How a peer finds its run: it tries all entries of the link at once, because a dead address takes long to find
-# out.
+# ---- The entrance: a peer tries all entries of the link at once, because a dead address takes long to find out.
 #
 # One entry that lets it in is enough: gossip tells of the other peers. That one has to be in the run itself, though:
 # another newcomer knows neither the others nor the run's time.

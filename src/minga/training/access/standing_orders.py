@@ -1,4 +1,4 @@
-"""What the organisers' amendments mean for this run: which settings they may change, and which are in force.
+"""The organisers' orders while a run goes on: how they reach every member, and which settings are in force.
 
 Theory of operation. The leader of a round puts into its plan the ids of the amendments that are due: `from_step` is
 reached, and none with a higher number overrules them. All members of the round take the step by the settings of exactly
@@ -218,7 +218,7 @@ class StandingOrders:
         return self.changes(self.due(step)).get(PAUSED) is True
 
 
-# ---- How the organisers' orders reach every member.
+# ---- The exchange of orders: how they reach every member.
 #
 #     access.orders   OrdersHeld -> OrdersCompared; unless they are the same also OrderPages, and OrderPages back
 #
@@ -356,8 +356,7 @@ class OrderExchange:
             self.begin(peer)
 
 
-# ---- The organisers' amendments as one member goes by them: those of the last plan, from the round that had them
-# first.
+# ---- Amendments put into effect at one member: those of the last plan, from the round that had them first.
 
 
 class Amendable(Protocol):

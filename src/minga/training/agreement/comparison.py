@@ -1,11 +1,11 @@
-"""Comparing one member's state with that of the others, and how long its parameters may drift.
+"""Whether peers have the same state, and how often those that drift apart average their parameters.
 
 Theory of operation. With an optimizer of `minga.optim` equal means give equal states, and a digest that differs is a
 fault. Any other optimizer may round differently on another kind of device. Then peers publish a sketch of their
 parameters beside the digest, and tolerate what rounding explains: a small share of the length of the last step, which a
 peer that missed a step exceeds, and in any case a few last bits of the parameters. The numbers that the optimizer keeps
 are not compared: where they are wrong, the parameters follow soon. How far peers drift decides how often they average
-their parameters (`averaging_interval`).
+their parameters (`AveragingInterval`).
 """
 
 from __future__ import annotations
@@ -191,6 +191,9 @@ class AveragingInterval:
         if self._fixed:
             return step % self._fixed == 0
         return self._is_useful() and every >= self._shortest and step % every == 0
+
+
+# ---- One member measures its own states, and compares them with those of the others.
 
 
 STEP_SHARE: Final = 0.25

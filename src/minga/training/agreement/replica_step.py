@@ -1,7 +1,7 @@
 """The end of a round at one member: the training thread brings the replica to the next step by the round's mean.
 
 Where states are compared, the training thread also measures the step. Where parameters are averaged, the trainer waits
-for that before it goes on.
+for that before it goes on. A strategy that the organisers set takes over here, too.
 """
 
 from __future__ import annotations
@@ -108,6 +108,9 @@ class StrategySwitch:
             dropped_samples=samples,
             dropped_residuals=residuals,
         )
+
+
+# ---- The step itself: the replica takes the mean of the round.
 
 
 @loop_bound

@@ -1,14 +1,12 @@
 """The meeting point of the training thread and the event loop.
 
     training thread ── add, poll, finish ──▶ gradient_port / assigned_port ◀── request, seal, reopen ── event loop
-                                                └── loop_notifier: something changed ──▶ loop
+                                                └── thread_bridge: something changed ──▶ loop
 
-Read: thread_bridge (what both ports rest on), thread_task (a piece of work for the thread), loop_notifier (telling the
-loop from any thread), gradient_port (ordinary runs: the program chooses its data), assigned_port (secure runs: the loop
-assigns public batches), trainer_hold (a trainer waits at its boundary until what it moved counts), micro_batch_times
-and moving_average (how long things take), watched_step (does anybody want to know of an optimizer's steps?),
-loop_thread (the background thread with the loop), settled_objects (what the collector of garbage passes over while it
-runs).
+Read: thread_bridge (what both ports rest on: work for the thread, and telling the loop from any thread), gradient_port
+(ordinary runs: the program chooses its data), assigned_port (secure runs: the loop assigns public batches),
+trainer_hold (a trainer waits at its boundary until what it moved counts), micro_batch_times (how long micro-batches
+take), loop_thread (the background thread with the loop, and what the collector of garbage passes over while it runs).
 
 A closure handed to the training thread touches replica and port, nothing else. Called by training/optimizer on one
 side and life on the other.

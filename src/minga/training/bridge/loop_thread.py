@@ -1,4 +1,4 @@
-"""The one background thread of a peer, with its event loop.
+"""The one background thread of a peer with its event loop, and what the garbage collector passes over while it runs.
 
 The loop is one of asyncio's own, whatever policy the program has set: over another one's transports (uvloop's) no TCP
 connection between peers comes about, and nothing says so. uvloop spares too little to be worth a second kind of loop.
@@ -76,7 +76,7 @@ async def _cancel_others() -> None:
     await asyncio.get_running_loop().shutdown_default_executor()
 
 
-# ---- Objects that stay for as long as a peer trains are not looked through again and again for garbage.
+# ---- Settled objects: what stays as long as a peer trains is not looked through again and again for garbage.
 #
 # A process with torch has 150,000 to 320,000 objects that Python's collector follows, nearly all of them parts of
 # modules. To look through them takes 70 to 150 ms, and the streams and tasks of a peer let that happen every hundred

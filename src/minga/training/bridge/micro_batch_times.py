@@ -19,7 +19,7 @@ import math
 
 from minga.averaging.clocking.sample_quota import AWAY_S
 
-# ---- How long things take on average, lately.
+# ---- The moving average of how long something took lately.
 
 
 SPEED_EMA = 0.1
@@ -42,6 +42,9 @@ class MovingAverage:
     def value(self) -> float:
         """The average; 0 before the first value."""
         return self._average / self._weight if self._weight else 0.0
+
+
+# ---- How long micro-batches take.
 
 
 FAR_LONGER = 3.0

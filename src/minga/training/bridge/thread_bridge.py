@@ -2,6 +2,7 @@
 
 Only that thread may touch the model. It comes by at its boundaries (`poll`), takes the work that lies there, and the
 loop's futures tell what came of it. When the thread fails, or the peer ends, everybody who waits hears why.
+`is_watched` tells whether a profiler or a hook watches the optimizer of a training loop.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from minga.core.aio import Signal
 from minga.core.errors import ClosedError, ConfigurationError, MingaError
 
-# ---- What only the thread that trains may do, on behalf of the event loop.
+# ---- Work that only the thread that trains may do, on behalf of the event loop.
 
 
 class Wait(enum.Enum):
@@ -52,7 +53,7 @@ class ThreadTask:
             self.done.set_exception(error)
 
 
-# ---- Telling an event loop, from any thread, that something changed.
+# ---- The notifier: it tells an event loop, from any thread, that something changed.
 
 
 TELL_PERIOD_S = 0.25
@@ -94,6 +95,9 @@ class LoopNotifier:
     def _tell_late(self) -> None:
         self._told_s, self._is_due = self._loop.time(), False
         self.changed.fire()
+
+
+# ---- The training thread as both ports see it: work for it, and everybody who waits for it.
 
 
 class TrainingThread:

@@ -1,6 +1,4 @@
-"""A member's conclusions from the board about the others: which peers are alive, how far the swarm is, which are
-behind.
-"""
+"""What a member concludes from the board about the others: who is alive, how far the swarm is, who is behind."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from minga.network.rpc.node import Node
 from minga.training.lineage import Lineage, Standing
 from minga.training.record_kinds import Progress
 
-# ---- Which peers fetch the state, and for how long: as one member sees it on the board.
+# ---- Newcomers: which peers fetch the state, and for how long, as one member sees it on the board.
 
 
 FORGIVEN_S = 600.0
@@ -64,6 +62,9 @@ class Newcomers:
             for peer, effort in self._efforts.items()
             if effort.since_s is not None and peer in progress
         }
+
+
+# ---- The board as one member sees it.
 
 
 MOST_DONORS = 24

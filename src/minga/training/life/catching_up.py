@@ -30,7 +30,7 @@ from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import Recovery
 from minga.training.transfer.download import Wanted
 
-# ---- Fetching the swarm's state where this member's differs or is old.
+# ---- Fetching the swarm's state where this member's own differs or is old.
 
 
 Download = Callable[[Wanted, StateSnapshot], Coroutine[Any, Any, StateSnapshot]]
@@ -88,6 +88,9 @@ def _is_same(one: StateSnapshot, other: StateSnapshot) -> bool:
     if (one.step, one.tensors, one.scalars) != (other.step, other.tensors, other.scalars):
         return False
     return one.has_bytes_of(other)
+
+
+# ---- When this member fetches the state.
 
 
 SYNC_RETRY_S = 1.0

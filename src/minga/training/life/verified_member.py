@@ -59,8 +59,7 @@ from minga.training.transfer.download import OvertakenError, Wanted, download, f
 from minga.training.transfer.messages import Description
 from minga.training.transfer.server import StateServer
 
-# ---- What training offers to the protocol of secure steps: gradients that any member can compute again, and the same
-# state.
+# ---- The training backend of secure steps: gradients that any member can compute again, and the same state.
 #
 # The parameters of a step are kept for as long as a member may ask about it, one vector for each step.
 
@@ -128,7 +127,7 @@ class VerifiedBackend:
         self._past.clear()
 
 
-# ---- Where a peer keeps what it has to know of a secure run; several peers of one machine share the folder of a run.
+# ---- The files of a peer about a secure run; several peers of one machine share the folder of a run.
 
 
 def genesis_file(directory: Path, peer: PeerId) -> Path:
@@ -145,6 +144,9 @@ def witnesses(directory: Path) -> list[PeerId]:
     """The beginnings of the ids of all peers that left either of them there."""
     files = [*directory.glob("genesis-*.bin"), *directory.glob("evidence-*.bin")]
     return sorted({PeerId(path.stem.partition("-")[2]) for path in files})
+
+
+# ---- The member of a secure run.
 
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0

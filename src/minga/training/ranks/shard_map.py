@@ -1,4 +1,4 @@
-"""Which shard has which bytes of a model that is sharded over the ranks of this peer.
+"""Which shard has which bytes of a model that is sharded over this peer's ranks, and how rank 0 gets and sends them.
 
 Some tensors lie one behind the other in a string of bytes: the vector that peers average, or a state. `fully_shard`
 cuts each along its first dimension, so that the first shards have ceil(rows / shards) rows each, another one what is
@@ -143,9 +143,9 @@ def _segments(index: int, placed: Placed, shards: int) -> Iterator[ShardSegment]
         yield ShardSegment(start + first * row_bytes, start + last * row_bytes, shard, index, 0)
 
 
-# ---- Bytes that lie in shards on all ranks, piece by piece to rank 0 and back.
+# ---- The stream of bytes from the shards on all ranks to rank 0, piece by piece, and back.
 #
-# Theory of operation. All ranks walk through the same ranges of the string of bytes (`shard_map.py`), in order. For
+# Theory of operation. All ranks walk through the same ranges of the string of bytes (see above), in order. For
 # each range, each rank sends what it has there in one message. Rank 0 puts these beside what it has itself, and hands
 # the range on. The way back is the reverse. So no rank needs more memory than for its shards and one message, and rank
 # 0 that for a range and its messages besides. Where there are replicas of the shards, the first one sends, and all

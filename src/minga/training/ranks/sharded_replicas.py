@@ -44,7 +44,7 @@ from minga.training.state.snapshot import StateMemory, StateSnapshot, padded
 from minga.training.state.state_dict import STRATEGY
 from minga.training.state.tensor_access import TensorAccess
 
-# ---- The tensors of a state that is sharded over the ranks of this peer, as the bytes that any peer has of it.
+# ---- The tensors of a state that is sharded over the ranks, as the bytes that any peer has of it.
 
 
 class ShardedAccess(TensorAccess):
@@ -110,7 +110,7 @@ def check_kept(optimizer: torch.optim.Optimizer) -> None:
                 )
 
 
-# ---- The vector that peers average, of a model that is sharded over the ranks of this peer.
+# ---- The vector that peers average, of a model that is sharded over the ranks.
 #
 # Its order is that of the unsharded model, so peers of both kinds average with each other. The whole vector exists at
 # rank 0 only, in CPU memory; other ranks hold their shards, and vectors of no elements stand for it there.
@@ -253,6 +253,9 @@ def _gradient_here(parameter: torch.Tensor) -> torch.Tensor:
     if parameter.grad is None:
         return torch.zeros((), dtype=parameter.dtype).expand(local(parameter).numel())
     return local(parameter.grad).reshape(-1)
+
+
+# ---- The replicas: that of rank 0, and those of the other ranks.
 
 
 _OTHER_STATE: Final = (

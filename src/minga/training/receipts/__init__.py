@@ -1,9 +1,10 @@
 """Receipts: what the members of a run sign about each other's contribution, so that no peer has to be believed alone.
 
-    rounds ─▶ sight (what this member saw) ──────────────┐
+    rounds ─▶ what this member saw (book) ───────────────┐
     Join ◀── claims: what each member says of itself     ▼
-    plan ──▶ count: the claims of all members ──▶ attestation (signed) ──▶ Join, plan ──▶ book ─▶ tally ─▶ totals
-                                                                             └▶ book_file      └▶ document (a file)
+    plan ──▶ count: the claims of all members ──▶ attestation (signed) ──▶ Join, plan ──▶ book ─▶ totals
+                                                                                          ├▶ book_file
+                                                                                          └▶ document (a file)
 
 Theory of operation. About once a minute, more rarely in a large swarm, the leader of a round sends a *count* along with
 its plan: for each member of the round its *claim*, which that member itself sent with its registration, the samples and
@@ -28,11 +29,10 @@ step and digest, so it fits no other count, and twice the same says nothing new.
 witnesses to make up samples, and more than half of the members to make up anything else. Those who are as many can
 sign any history: `docs/receipts.md` says how far a file proves anything to a stranger.
 
-Read: claims (what a count is), attestation (what is signed), sight (what a member compares with), book (counts and
-attestations, as one peer has them), book_file (the same on disk), tally (what counts), messages (notes and calls),
-receipts (entry: the part of one member), document (a file that anybody can check), file_service (the same for peers
-that only watch).
+Read: attestation (what a count is, what is signed, and the notes and calls that carry it), book (counts and
+attestations, as one peer has them, what a member compares with, and what counts), book_file (the same on disk),
+receipts (entry: the part of one member), document (a file that anybody can check, also for peers that only watch).
 
-Called by life/member through the notes of group formation, by session, and by the commands `minga receipts`. It knows
-plans, and neither vectors nor models.
+Called by life/member through the notes of group formation, by session, dashboard and the commands `minga receipts`. It
+knows plans, and neither vectors nor models.
 """

@@ -1,4 +1,7 @@
-"""An attestation: one member's signature of counts that it took part in, with its doubts about single claims."""
+"""Claims, counts and attestations, and the messages in which members exchange them.
+
+An attestation is one member's signature of counts that it took part in, with its doubts about single claims.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
 from minga.network.interface import PeerId
 
-# ---- What the members of a round claim to have contributed, and the count in which all of them have it alike.
+# ---- Claims of what a member contributed, and the count in which all members of a round have these alike.
 
 
 MAX_SPAN_STEPS = 512
@@ -89,6 +92,9 @@ class Count(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 Place = tuple[int, int]
 """Epoch and step of a count: within one history no two counts share it."""
+
+
+# ---- Attestations: one member signs the digests of counts, with its doubts.
 
 
 CONTEXT = b"receipts/1"
@@ -224,8 +230,7 @@ def _statement(run_id: str, epoch: int, entries: tuple[SignedCount, ...]) -> byt
     return msgspec.msgpack.encode((bytes.fromhex(run_id), epoch, [tuple(entry) for entry in entries]))
 
 
-# ---- What members tell each other for their receipts: in the notes of group formation, and the rare calls beside
-# them.
+# ---- Messages: the notes that travel with group formation, and the rare calls beside them.
 
 
 DIGESTS, LAST = "receipts.digests", "receipts.last"

@@ -1,4 +1,7 @@
-"""The counts that one peer took part in, and what the members signed of them: in memory, bounded."""
+"""One peer's book of counts: what members signed of them, what counts by that, and how this peer judges a count itself.
+
+The book is kept in memory, and bounded.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from minga.training.receipts.attestation import (
     unpack,
 )
 
-# ---- What counts: claims that enough members of their round attest, and the totals that come of it.
+# ---- The tally: which claims enough members of their round attest, and the totals that come of it.
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,9 @@ def tally(
     for count, attested in sorted(counts, key=lambda each: each[0].place):
         sums.add(count, attested)
     return sums.totals()
+
+
+# ---- The book: counts, and what was signed of them.
 
 
 MAX_COUNTS = 50_000
@@ -272,7 +278,7 @@ class ReceiptTotals:
         return tally(self._decided, self._before)
 
 
-# ---- What one member saw of the others' contributions in the last rounds, and how it judges a count by that.
+# ---- Sight: what one member saw of the others' contributions in the last rounds, and how it judges a count by that.
 
 
 RECENT_ROUNDS = 16

@@ -273,8 +273,7 @@ def _is_admitted(peer: PeerId, token: bytes, signed: SignedRunSpec, spec: RunSpe
         return False
 
 
-# ---- Receipts for peers that take no part, such as monitors: a member sends the file of all, which they verify
-# themselves.
+# ---- The service for peers that take no part, such as monitors: a member sends the file, which they verify.
 #
 #     receipts.file     FileRequest -> FileReply, then bulk frames of at most PAGE_BYTES until all bytes came
 #

@@ -1,4 +1,4 @@
-"""From the optimizer section of a run spec to an optimizer of `minga.optim` and its schedule."""
+"""Makes the optimizer and schedule that a run spec names, and checks which optimizers and models a run can drive."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _scaled(value: Any, before: float, after: float) -> Any:
     return after if value == before else value * (after / before) if before else after
 
 
-# ---- Which optimizers and models a run can drive by averaged gradients alone.
+# ---- Checks of which optimizers and models a run can drive by averaged gradients alone.
 
 
 _OPTIONAL: Final = inspect.Parameter("closure", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)

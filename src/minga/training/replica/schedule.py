@@ -1,8 +1,9 @@
-"""The learning-rate schedule of a run: torch's scheduler, advanced once for each global step and by nobody else.
+"""The learning rates of a run: the schedule that all peers advance together, and rates that a program's loop sets.
 
-A schedule may be shorter than its run: `OneCycleLR` raises an error beyond its last step, as does a list of rates. All
-peers would end there, at one step, and again after each resume. So the last rate is held from there on. Whether it is
-follows from the scheduler's state alone, so that all peers do so alike, newcomers included.
+The schedule is torch's scheduler, advanced once for each global step and by nobody else. It may be shorter than its
+run: `OneCycleLR` raises an error beyond its last step, as does a list of rates. All peers would end there, at one step,
+and again after each resume. So the last rate is held from there on. Whether it is follows from the scheduler's state
+alone, so that all peers do so alike, newcomers included.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ def _check(scheduler: LRScheduler | None, optimizer: torch.optim.Optimizer) -> N
         raise ConfigurationError("the scheduler belongs to another optimizer: make it with the one that is wrapped")
 
 
-# ---- Learning rates that the program's loop sets, as many scripts do in each iteration, where those of the run count.
+# ---- Learning rates that the program's loop sets, as many scripts do in each iteration.
 #
 # Theory of operation. The numbers of the optimizer's parameter groups (learning rates, weight decay, momentum) belong
 # to the state that all peers share. A loop that sets them by its own iterations sets others on each machine, and peers

@@ -1,15 +1,13 @@
 """What lies on this machine of the runs in which it took part, one folder each, and what leads back into them.
 
-    host, join ─▶ RUNS/<first digits of the run id>/ ─┬ run-spec.signed, places-… ─▶ rejoin
-                                                      ├ hosted.link ─▶ host_lock
-                                                      ├ own-settings.json ─▶ own_settings
-                                                      ├ chosen-strategy.json ─▶ chosen_strategy
+    host, join ─▶ RUNS/<first digits of the run id>/ ─┬ run-spec.signed, places-…, hosted.link ─▶ rejoin
                                                       ├ own-….safetensors ─▶ own_state
-                                                      └ checkpoints/, files/, history ─▶ known_runs
+                                                      ├ own-settings.json, chosen-strategy.json ─┐
+                                                      └ checkpoints/, files/, history ───────────┴▶ known_runs
 
-Read: rejoin (how a peer finds its run again), host_lock (a run is hosted once from its folder), own_settings (what an
-organiser set for their own machine), chosen_strategy (why strategy = "auto" became what it is), known_runs (what runs
-lie here, with step, age and size), own_state (what one peer alone has beside its checkpoint).
+Read: rejoin (how a peer finds its run again, and the lock by which a run is hosted once from its folder), known_runs
+(what runs lie here, with step, age and size; what an organiser set for their own machine; why strategy = "auto" became
+what it is), own_state (what one peer alone has beside its checkpoint).
 
-Called by join, host, checkpointer and the command line.
+Called by join, host, organiser, checkpointer, backup and the command line.
 """

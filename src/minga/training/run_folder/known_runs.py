@@ -1,4 +1,4 @@
-"""The runs that lie on this machine: which they are, how far they came, and what they take."""
+"""The runs on this machine: which they are, how far they came, what they take, and what their organiser noted here."""
 
 from __future__ import annotations
 
@@ -176,11 +176,10 @@ def _size_bytes(path: Path) -> int:
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
-# ---- Why a run with `training.strategy = "auto"` began with the strategy that its spec names: kept in the run's
-# folder.
+# ---- The chosen strategy: why a run with `training.strategy = "auto"` began with the strategy that its spec names.
 #
-# The spec that is published names the choice, and not why it was made; whoever asks later asks the organiser's
-# machine.
+# The spec that is published names the choice, and not why it was made. The reason is kept in the run's folder: whoever
+# asks later asks the organiser's machine.
 
 
 CHOSEN_STRATEGY_FILE = "chosen-strategy.json"
@@ -217,10 +216,10 @@ class ChosenStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise StorageError(f"{path} cannot be written: {error}") from error
 
 
-# ---- What an organiser set for their own machine: read from the run spec, not published, and kept in the run's
-# folder.
+# ---- Own settings: what an organiser set for their own machine, kept in the run's folder and not published.
 #
-# The published spec has these settings at their defaults, so a run that is hosted again would lack them.
+# They are read from the run spec. The published spec has these settings at their defaults, so a run that is hosted
+# again would lack them.
 
 
 OWN_SETTINGS_FILE = "own-settings.json"

@@ -1,9 +1,9 @@
-"""The files by which a peer can rejoin a run when none of the peers in the link answers any more.
+"""What a run's folder keeps so that a peer can rejoin the run, and so that the run is hosted from there only once.
 
-The run's folder holds the signed run spec. For each key it also holds the peer's last UDP port, so that others find the
-peer where it was, and the last known addresses of others. A peer that restarts looks for all of them, and a trainer
-that finds no peer goes on alone from its checkpoint. So a run outlives the death of all its peers, whichever of them
-restarts first.
+Peers need this when no peer in the link answers any more. The folder holds the signed run spec. For each key
+it also holds the peer's last UDP port, so that others find the peer where it was, and the last known addresses of
+others. A peer that restarts looks for all of them, and a trainer that finds no peer goes on alone from its checkpoint.
+So a run outlives the death of all its peers, whichever of them restarts first.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def merged(addresses: Iterable[Address]) -> list[Address]:
     return list(found.values())
 
 
-# ---- That a run is hosted once from its folder on this machine.
+# ---- The host's lock: a run is hosted once from its folder on this machine.
 #
 # The host locks a file there, and leaves its link in it for a second process: that would be another organiser, with
 # another key and link, which writes into the same folder.

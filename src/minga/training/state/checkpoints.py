@@ -49,7 +49,7 @@ from minga.training.state.snapshot import (
 )
 from minga.training.state.state_dict import MODEL, OPTIMIZER, SKETCH, STRATEGY
 
-# ---- The complete checkpoints of a folder, by their names alone: what lists them needs no torch.
+# ---- The complete checkpoints of a folder, by their names alone.
 
 
 MANIFEST_NAME = "manifest.json"
@@ -71,7 +71,7 @@ def complete_checkpoints(directory: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-# ---- Writing a safetensors file piece by piece, so that it takes no memory beside the state that is written.
+# ---- Writing a safetensors file piece by piece, which takes no memory beside the state that is written.
 #
 # The format: 8 bytes with the length of the header, little-endian; the header, JSON with dtype, shape and place of
 # each tensor, and spaces up to a multiple of 8 bytes; then the tensors, one behind the other. Widest dtypes come
@@ -310,6 +310,9 @@ def flush_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+# ---- All checkpoints of a run on this machine.
 
 
 _PARTIAL, _DAMAGED = ".partial-", "damaged-"

@@ -25,7 +25,7 @@ from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.training.lineage import UNFOUNDED, Lineage
 from minga.training.state.scalars import Json
 
-# ---- Where the bytes of a state lie that is no part of the model: in memory, or, if there are many, in a file.
+# ---- The memory of a state that is no part of the model: a file without a name, if the state is large.
 #
 # A peer holds such states for others that download them, while it writes a checkpoint, and while it downloads one
 # itself. In memory each would take as much as the model and all that the optimizer keeps. So a large one is a file
@@ -95,6 +95,9 @@ def _reserve(file: IO[bytes], size_bytes: int) -> None:
     for start in range(0, size_bytes, len(zeros)):
         file.write(zeros[: size_bytes - start])
     file.flush()
+
+
+# ---- The snapshot of a state.
 
 
 ALIGNMENT_BYTES = 16

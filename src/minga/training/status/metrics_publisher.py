@@ -1,4 +1,4 @@
-"""What a peer tells the others about its computing: its totals, by the record "metrics" on the board."""
+"""What a peer tells of itself: totals to the other peers, by the record "metrics", and events to its own program."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class MetricsPublisher:
         self._board.put(Metrics(self._step, self._loss_sum, self._samples, self._mini_steps, sent, received))
 
 
-# ---- Events of a peer one after the other, for a program that has a loop instead of listeners.
+# ---- The stream of a peer's events, for a program that has a loop instead of listeners.
 
 
 MOST_WAITING = 10_000

@@ -77,8 +77,7 @@ def _claim(info: AddressInfo, progress: Progress, links: Links) -> RateClaim:
     )
 
 
-# ---- The swarm's training loss, from the running totals that peers publish about themselves, and its count of
-# samples.
+# ---- The swarm's training loss and count of samples, from the totals that peers publish about themselves.
 #
 # Each peer's record holds totals since it joined; the difference between two of its records is what happened in
 # between. A peer's mean loss over that time is weighted by its samples, as its gradients were.
@@ -176,7 +175,7 @@ class LossMeter:
                 self._gone_samples += self._last.pop(peer).samples
 
 
-# ---- The plan of a live run in short, for displays: which peer reduces how much, and which link rounds wait for.
+# ---- The plan of a living run in short: which peer reduces how much, and which link rounds wait for.
 
 
 PERIOD_S = 5.0
@@ -322,6 +321,9 @@ class SplitMeter:
         if seconds <= 0.0:
             return None, None
         return (last.steps - first.steps) / seconds, (last.samples - first.samples) / seconds
+
+
+# ---- The status of the run and of each peer.
 
 
 @dataclass(frozen=True)

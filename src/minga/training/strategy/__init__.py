@@ -2,10 +2,9 @@
 
     gradient_port ─ micro_batch ─▶ strategy ─ close, contribution ─▶ a round ─▶ absorb, or take_back if it failed
 
-Read: interface (the strategy seam), gradient_sums (what strategies share that send mean gradients), synchronous (the
-trainer waits while its gradients are averaged), delayed (it goes on into a second buffer, one step behind), demo (steps
-by signs), own_parameters (what strategies share whose peers train parameters of their own), local/ (peers average how
-far they moved), centred (peers around a common centre), elastic (all of them move it), leader (the best of them does).
+Read: interface (the strategy seam), synchronous (the trainer waits while its gradients are averaged; or, delayed, it
+goes on into a second buffer, one step behind), demo (steps by signs), local (peers average how far they moved), centred
+(peers around a common centre; elastic, where all of them move it), leader (the best of them does).
 
 Called by bridge/gradient_port. It works on replica/interface and knows no peers. Facts that planning asks about stand
 in averaging/strategy_choice, and other packages add strategies there by an entry point.

@@ -24,10 +24,11 @@ from minga.core.spec.fields import Real, Section, real
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
 
-# ---- What strategies have in common whose peers train parameters of their own, beside those that all share.
+# ---- Parameters of a peer's own, beside those that all share.
 #
-# The shared parameters are a flat vector (float32, on the CPU, as `ReplicaInterface.read_values` makes it). The model
-# in the replica, and what its optimizer keeps, are the peer's own.
+# Other strategies whose peers train such parameters use this section, too. The shared parameters are a flat vector
+# (float32, on the CPU, as `ReplicaInterface.read_values` makes it). The model in the replica, and what its optimizer
+# keeps, are the peer's own.
 
 
 _OPTIMIZER: Final = "optimizer/"
@@ -47,6 +48,9 @@ def shared_model(replica: ReplicaInterface, parameters: torch.Tensor, name: str)
 def own_moments(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Of some tensors of a replica, those that its optimizer keeps."""
     return {name: tensor for name, tensor in tensors.items() if name.startswith(_OPTIMIZER)}
+
+
+# ---- A centre that all peers share: the base of the strategies "elastic" and "leader".
 
 
 _CENTRE: Final = "strategy/centre"

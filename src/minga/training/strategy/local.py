@@ -6,10 +6,10 @@
                      ▲                                               │
                      └────────────── merge: θ ← Θ + what moved since ┘
 
-Read: settings (what a run spec may say, and which facts follow), inner (steps of a peer's own optimizer), outer (the
-step of Θ by a mean), fragments (which part of the model a round carries), merge (what becomes of a peer's own
-movement), guess (a jump ahead of the mean, for "eager"), state (what a peer has of it, and what it counts by), strategy
-(all of it together).
+A round carries the whole model or one fragment of it. With "eager" a peer does not wait for the mean: it goes on from a
+guess. Each section below has one piece of the strategy, and the last one puts the pieces together.
+
+Called by bridge/gradient_port, as every strategy is. The module knows a replica, and no peers.
 
 Sources: DiLoCo (arXiv:2311.08105), Streaming DiLoCo (arXiv:2501.18512), Eager (arXiv:2502.12996), local SGD
 (arXiv:1805.09767).
@@ -36,7 +36,7 @@ from minga.training.replica.interface import ReplicaInterface
 from minga.training.strategy.centred import own_moments, shared_model
 from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
 
-# ---- The settings of the strategy "local", and the facts that follow from them.
+# ---- Settings, and the facts that follow from them.
 
 
 MAX_FRAGMENTS = 24
@@ -239,7 +239,7 @@ def _joined(ranges: Iterator[tuple[int, int]]) -> list[slice]:
     return found
 
 
-# ---- What becomes of a peer's own parameters when the shared ones take a step.
+# ---- Merging: what becomes of a peer's own parameters when the shared ones take a step.
 #
 #     rebase      θ ← Θ' + moved                 what moved counts once: in the next contribution
 #     mix         θ ← alpha θ + (1 - alpha) Θ'   part of it is lost, and θ is pulled to Θ'
@@ -373,8 +373,7 @@ class InnerSteps:
         return dropped
 
 
-# ---- The guess of "eager": while its contribution travels, a peer goes on from where it expects the shared
-# parameters.
+# ---- The guess of "eager": a peer goes on from where it expects the shared parameters while its contribution travels.
 #
 # The expected mean is the last one, in which this peer's part is replaced by its present contribution:
 #
@@ -411,7 +410,7 @@ class Guess:
             self.of_others.sub_(contribution, alpha=share)
 
 
-# ---- What a peer has with the strategy "local": what all share of it, what is its own, and what it counts by.
+# ---- State: what all peers share, what is a peer's own, and what it counts by.
 
 
 ANCHOR, MOMENTUM = "strategy/anchor", "strategy/momentum"
@@ -564,7 +563,7 @@ class LocalState(Strategy):
         self._count_anew(samples)
 
 
-# ---- The strategy "local": inner steps on each peer, an outer step by the mean of their movements.
+# ---- The strategy: inner steps on each peer, an outer step by the mean of their movements.
 
 
 KEPT_ATTEMPTS = 2

@@ -1,4 +1,4 @@
-"""The synchronous strategy: the trainer waits while its gradients are averaged."""
+"""Strategies that average gradients: the trainer waits for the mean (synchronous), or goes on meanwhile (delayed)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minga.training.replica.gradient_sum import GradientSum
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.strategy.interface import ContributionFate, Strategy
 
-# ---- Strategies that send mean gradients: sums of them, of which the replica takes an optimizer step each round.
+# ---- Sums of gradients, which both strategies send: the replica takes an optimizer step by their mean each round.
 
 
 class GradientSums(Strategy):
@@ -93,6 +93,9 @@ class GradientSums(Strategy):
     @abstractmethod
     def _forget_count(self) -> None:
         """Under the condition: there are no complete samples."""
+
+
+# ---- The synchronous strategy: the trainer waits while its gradients are averaged.
 
 
 class Synchronous(GradientSums):

@@ -2,7 +2,7 @@
 
 Theory of operation. The donors are asked what they have, and the state that most of them publish is chosen; its digest
 is what everything else is checked against. The manifest is taken from any of them, then the chunks from all of them
-(see `download.py`). Chunks that this peer has already, in its own state or in the cache of an aborted download, are
+(`ChunkFetch`). Chunks that this peer has already, in its own state or in the cache of an aborted download, are
 not transferred. So healing a peer that differs in one tensor costs a few chunks.
 
 A donor that serves bytes that do not match is dropped, named and counted as an offender; the download goes on with the
@@ -55,7 +55,7 @@ from minga.training.transfer.messages import (
 )
 from minga.training.transfer.server import DownloadCache
 
-# ---- Asking donors what state they have, and choosing one.
+# ---- Donors: asking them what state they have, and choosing one.
 #
 # Donors are asked all at once. Each votes for the states that it holds ready; the state with most votes wins, then the
 # one of the higher standing (`minga.training.lineage`), then the organiser's, then that of the peer with the lowest
@@ -421,6 +421,9 @@ class ChunkFetch:
 
 def _patience_s(chunk_s: float) -> float:
     return max(PIPELINE_S, PATIENCE_CHUNKS * chunk_s)
+
+
+# ---- A download from beginning to end.
 
 
 @dataclass(frozen=True)

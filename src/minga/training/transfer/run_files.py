@@ -1,11 +1,11 @@
-"""The signed run spec and the files that come with a run (tokenizer, data), served by every peer that has them.
+"""The signed run spec and the files of a run (tokenizer, data): served by every peer that has them, and fetched.
 
     run.describe      no request -> DescribeRunReply                     the signed run spec
     run.file_hashes   ManifestRequest -> ManifestReply, then pages        the digests of a file's pieces, 32 bytes each
     run.file_pieces   OpenDownload, then Take -> one bulk frame for each index, as often as wanted
 
 The link names the run, the spec is signed, and the spec holds the hash and size of each file. So all of it can come
-from any peer, and every peer serves the files that it has, in pieces of 1 MiB (`run_files.py`).
+from any peer, and every peer serves the files that it has, in pieces of 1 MiB.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from minga.training.transfer.download import ChunkFetch, ChunkSource
 from minga.training.transfer.messages import CHUNK_TIMEOUT_S, PAGE_BYTES, ManifestReply, ManifestRequest, OpenDownload
 from minga.training.transfer.server import send_pages, serve_chunks
 
-# ---- A file of a run as pieces of 1 MiB, each with a digest, so that several peers can send it at once.
+# ---- The pieces of a file, 1 MiB each, with a digest for each, so that several peers can send the file at once.
 #
 # Theory of operation. The run spec holds the BLAKE3 of a file, its size, and the BLAKE3 of the concatenated digests of
 # its pieces (`pieces`). So a list of digests can come from any peer and is checked by its hash, and each piece is
@@ -138,6 +138,9 @@ def _blocks(content: Content) -> Iterator[memoryview]:
     with content.open("rb") as file:
         while block := file.read(READ_BYTES):
             yield memoryview(block)
+
+
+# ---- Serving the signed run spec and the files of a run.
 
 
 DESCRIBE_RUN, FILE_HASHES, FILE_PIECES = "run.describe", "run.file_hashes", "run.file_pieces"
@@ -448,7 +451,7 @@ def _write_at(file: BufferedRandom, offset: int, data: memoryview) -> None:
 
 # ---- Fetching the signed run spec and the files of a run from any peers that have them.
 #
-# A few files are fetched side by side, each in pieces from several peers (`run_files.py`).
+# A few files are fetched side by side, each in pieces from several peers (`FileFetch`).
 
 
 AT_ONCE = 4

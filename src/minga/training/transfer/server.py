@@ -1,10 +1,11 @@
-"""Serving the training state to newcomers and to peers that fell behind.
+"""Serving the training state to peers that need it, and the cache in which a download keeps chunks on disk.
 
-Theory of operation. The state may be copied only between two optimizer steps, and only by the training thread. So a
-request that no held snapshot satisfies raises a flag. The training thread asks `wants` between steps, which costs one
-attribute when no peer asked, and hands over a copy with `publish`. All peers that asked meanwhile get that one copy, so
-that they also agree on it. The copy is dropped when no peer used it for `IDLE_S` seconds. But the state after the run's
-last step stays, since no training thread is left that could copy it again.
+Theory of operation. Newcomers and peers that fell behind ask for the state. It may be copied only between two optimizer
+steps, and only by the training thread. So a request that no held snapshot satisfies raises a flag. The training thread
+asks `wants` between steps, which costs one attribute when no peer asked, and hands over a copy with `publish`. All
+peers that asked meanwhile get that one copy, so that they also agree on it. The copy is dropped when no peer used it
+for `IDLE_S` seconds. But the state after the run's last step stays, since no training thread is left that could copy it
+again.
 
 A snapshot takes as much room as the state itself: on disk, if it is large. There are never more than two, and none that
 is being downloaded makes room for a newer one before it is `MIN_HELD_S` old.
@@ -52,7 +53,7 @@ from minga.training.transfer.messages import (
     timely,
 )
 
-# ---- Chunks of a download on disk, so that a dropped or killed download goes on where it was.
+# ---- The cache: chunks of a download on disk, so that a dropped or killed download goes on where it was.
 #
 # The cache of a state is one file of its bytes, named by its digest. Hashing finds the chunks that are already there,
 # so a crash in the middle of a write does no harm. Two processes that download the same state into the same folder may
@@ -157,7 +158,7 @@ class DownloadCache:
         self._directory = None
 
 
-# ---- A donor's side of a download: it sends the chunks that are asked for on one stream, until an empty request.
+# ---- Sending chunks, of a state or of a file: those that are asked for on one stream, until an empty request.
 
 
 async def serve_chunks(
@@ -196,6 +197,9 @@ async def _next_take(stream: MessageStream, peer: PeerId) -> TakeChunks:
             return await stream.receive(TakeChunks)
     except TimeoutError as error:
         raise RejectedError("nothing was asked for any more", code=RefusalCode.IDLE, peer=peer) from error
+
+
+# ---- The server of the training state.
 
 
 IDLE_S = 60.0
