@@ -149,7 +149,7 @@ class SwarmView(Protocol):
     def is_behind(self, step: int) -> bool:
         """Whether at least half of those alive are at a later step, so that `step` is over."""
 
-    def syncing(self) -> Mapping[PeerId, float]:
+    def syncing(self, step: int = 0) -> Mapping[PeerId, float]:
         """Living newcomers that are fetching state, and for how many seconds each has done so by now."""
 
     def address(self, peer: PeerId) -> Address | None:

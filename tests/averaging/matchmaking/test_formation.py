@@ -84,7 +84,7 @@ class Sight:
     def averaging(self, step: int) -> Collection[PeerId]:
         return ()
 
-    def syncing(self) -> dict[PeerId, float]:
+    def syncing(self, step: int = 0) -> dict[PeerId, float]:
         return {}
 
     def address(self, peer: PeerId) -> Address | None:

@@ -91,7 +91,7 @@ async def test_all_members_change_the_rate_and_the_batch_at_one_step_and_a_newco
     swarm = Swarm(make_spec(48), organiser=ORGANISER)
     grow(swarm, 4, random.Random(3))
     await swarm.run_until_step(2)
-    late = swarm.peers[max(swarm.peers)]
+    late = swarm.peers[sorted(swarm.peers)[1]]
     asked = forgetful(late)
     first = amendment(swarm.spec, 1, 5, optimizer__learning_rate="0.025", training__target_batch_size="96")
     tell(next(iter(swarm.peers.values())), first)

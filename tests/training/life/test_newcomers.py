@@ -131,3 +131,19 @@ def test_what_was_long_ago_is_forgotten_unless_it_still_goes_on() -> None:
     newcomers.look({OTHER: both[OTHER]})
     newcomers.look(both)
     assert newcomers.syncing(both) == {ONE: 0.0, OTHER: now}
+
+
+def test_whose_state_came_too_late_for_its_step_is_about_to_begin_anew() -> None:
+    """A step that is about as long as a download would never see one of these fetch: it tells so when the next round
+    has begun.
+    """
+    now = 0.0
+    newcomers = Newcomers(lambda: now)
+    newcomers.look({ONE: progress(5, "syncing"), OTHER: progress(6, "syncing")})
+    now = 1.0
+    said = {ONE: progress(5, "training"), OTHER: progress(6, "training")}
+    newcomers.look(said)
+    assert newcomers.syncing(said) == {}
+    assert newcomers.syncing(said, step=6) == {ONE: 1.0}
+    now = 10.0
+    assert newcomers.syncing(said, step=6) == {}

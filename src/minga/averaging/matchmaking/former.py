@@ -322,7 +322,7 @@ class GroupFormation:
         own = Registration(self._join_message(me), self._contributor.report(), asyncio.get_running_loop().time())
         around = Surroundings(
             self._membership.expected,
-            self._swarm_view.syncing,
+            lambda: self._swarm_view.syncing(self._step),
             self._succession.may_close,
             lambda ballot: self._acceptor.raise_to(me, ballot),
             self._succession.is_in_doubt,

@@ -26,11 +26,16 @@ FORGIVEN_S = 600.0
 """Seconds after which a peer's earlier attempts count no more, and the swarm waits for it again."""
 
 
+BEGINS_ANEW_S = 2.0
+"""Seconds in which a peer whose state came too late for its step finds that out, and fetches the next one."""
+
+
 @dataclass
 class _Effort:
     first_s: float
     since_s: float | None
     spent_s: float = 0.0
+    ended_s: float = 0.0
 
 
 @loop_bound
@@ -48,20 +53,28 @@ class Newcomers:
         for peer, effort in list(self._efforts.items()):
             if peer not in syncing and effort.since_s is not None:
                 effort.spent_s, effort.since_s = effort.spent_s + now - effort.since_s, None
+                effort.ended_s = now
             if effort.since_s is None and now - effort.first_s > FORGIVEN_S:
                 del self._efforts[peer]
         for peer in syncing:
             effort = self._efforts.setdefault(peer, _Effort(now, now))
             effort.since_s = now if effort.since_s is None else effort.since_s
 
-    def syncing(self, progress: Mapping[PeerId, Progress]) -> dict[PeerId, float]:
-        """Those of all living members that fetch state at present, and for how many seconds each has done so."""
-        now = self._clock()
-        return {
-            peer: effort.spent_s + now - effort.since_s
-            for peer, effort in self._efforts.items()
-            if effort.since_s is not None and peer in progress
-        }
+    def syncing(self, progress: Mapping[PeerId, Progress], step: int = 0) -> dict[PeerId, float]:
+        """Those of all living members that fetch state at present, and for how many seconds each has done so.
+
+        Also those that have fetched one just now which is older than that of `step`: they are about to begin anew. If
+        they were not counted, a step that is about as long as their download might never see them.
+        """
+        now, found = self._clock(), dict[PeerId, float]()
+        for peer, effort in self._efforts.items():
+            if peer not in progress:
+                continue
+            if effort.since_s is not None:
+                found[peer] = effort.spent_s + now - effort.since_s
+            elif progress[peer].step < step and now - effort.ended_s < BEGINS_ANEW_S:
+                found[peer] = effort.spent_s
+        return found
 
 
 # ---- The board as one member sees it.
@@ -161,9 +174,9 @@ class BoardView:
         """The eligible that can be dialled, or are connected anyway."""
         return [peer for peer in self.eligible(step) if self._reachable(peer)]
 
-    def syncing(self) -> dict[PeerId, float]:
+    def syncing(self, step: int = 0) -> dict[PeerId, float]:
         """Living newcomers that are fetching state, and for how many seconds each has done so by now."""
-        return self._newcomers.syncing(self._progress())
+        return self._newcomers.syncing(self._progress(), step)
 
     def newest(self) -> Standing | None:
         """The highest standing that at least half of the other active members have reached; None if there are none.

@@ -23,7 +23,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_duration
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.training.run_folder.rejoin import HostLock, signed_spec
-from minga.training.state.checkpoints import MANIFEST_NAME, complete_checkpoints
+from minga.training.state.complete_checkpoints import MANIFEST_NAME, complete_checkpoints
 
 FOLDER_DIGITS = 16
 """Digits of the run id that name a run's folder."""

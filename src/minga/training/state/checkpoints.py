@@ -36,6 +36,7 @@ from minga.core.errors import ConfigurationError, StorageError
 from minga.core.units import format_size
 from minga.identity.keys.key_file import FileLock
 from minga.training.lineage import Lineage
+from minga.training.state.complete_checkpoints import MANIFEST_NAME, complete_checkpoints, folder_name
 from minga.training.state.manifest import FORMAT, MAX_MANIFEST_BYTES, Manifest, build_manifest
 from minga.training.state.scalars import Json, canonical_json
 from minga.training.state.snapshot import (
@@ -48,28 +49,6 @@ from minga.training.state.snapshot import (
     layout_bytes,
 )
 from minga.training.state.state_dict import MODEL, OPTIMIZER, SKETCH, STRATEGY
-
-# ---- The complete checkpoints of a folder, by their names alone.
-
-
-MANIFEST_NAME = "manifest.json"
-_COMPLETE = re.compile(r"step-(\d{9,16})-([0-9a-f]{12})")
-
-
-def folder_name(step: int, digest: str) -> str:
-    """The name of the folder with the complete checkpoint of this step and state."""
-    return f"step-{step:09d}-{digest[:12]}"
-
-
-def complete_checkpoints(directory: Path) -> list[tuple[int, Path]]:
-    """Step and folder of each complete checkpoint in `directory`, oldest step first."""
-    found: list[tuple[int, Path]] = []
-    for path in directory.iterdir():
-        match = _COMPLETE.fullmatch(path.name)
-        if match is not None:
-            found.append((int(match[1]), path))
-    return sorted(found)
-
 
 # ---- Writing a safetensors file piece by piece, which takes no memory beside the state that is written.
 #
