@@ -73,14 +73,14 @@ import weakref
 import minga
 from torch.distributed.device_mesh import init_device_mesh
 from minga.optim import LAMB
-from minga.training.ranks import shard_stream
+from minga.training.ranks import shard_map
 from minga.training.ranks.process_group import ProcessGroup
 from minga.training.ranks.sharded_replicas import ShardedFollower, ShardedLeader
 from minga.training.replica.replica import Replica
 from torch.utils._python_dispatch import TorchDispatchMode
 
 RANGE_BYTES = 4096
-shard_stream.ShardStream.__init__.__defaults__ = (RANGE_BYTES,)
+shard_map.ShardStream.__init__.__defaults__ = (RANGE_BYTES,)
 
 class Allocations(TorchDispatchMode):
     '''The most bytes that tensors made inside had at a time, and those of the largest.'''
