@@ -10,15 +10,14 @@ hour, and machines with copies of keys that are in use come through other peers.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 
-from benchmarks._partition_play import LIMIT_S, MOST_SKEW_S, spec_of
+from benchmarks._partition_play import LIMIT_S, MOST_SKEW_S, later, spec_of
 from minga.core.errors import LocalError, RejectedError
 from minga.core.events.bus import Event
 from minga.core.refusal_code import RefusalCode
@@ -168,12 +167,12 @@ class StoryPlay:
             if index == ORGANISER:
                 self._add(index)
             else:
-                _later(at_s, lambda index=index: self._add(index))  # type: ignore[misc]
+                later(at_s, lambda index=index: self._add(index))  # type: ignore[misc]
         for loss in self._story.losses:
             if loss.moment == AT_ONCE:
-                _later(loss.at_s, lambda loss=loss: self._lose(loss))  # type: ignore[misc]
+                later(loss.at_s, lambda loss=loss: self._lose(loss))  # type: ignore[misc]
         for number, copy in enumerate(self._story.copies):
-            _later(copy.at_s, lambda copy=copy, number=number: self._add_copy(copy, number))  # type: ignore[misc]
+            later(copy.at_s, lambda copy=copy, number=number: self._add_copy(copy, number))  # type: ignore[misc]
         await asyncio.sleep(ACTS_S + SLOWEST_LOAD_S + LONGEST_AWAY_S + QUIET_S)
         self._judge(ending)
         await self._swarm.close()
@@ -237,7 +236,7 @@ class StoryPlay:
         for loss in due:
             if not self._is_gone(loss.peer):
                 self._waiting.remove(loss)
-                _later(0.0, lambda loss=loss: self._lose(loss))  # type: ignore[misc]
+                later(0.0, lambda loss=loss: self._lose(loss))  # type: ignore[misc]
 
     def _is_gone(self, index: int) -> bool:
         return _name(index) not in self._swarm.peers or self._swarm.peers[_name(index)].is_gone
@@ -255,7 +254,7 @@ class StoryPlay:
         else:
             self._swarm.internet.kill(name)
         if loss.away_s is not None:
-            _later(loss.away_s + 1.0, lambda: self._come_back(loss.peer))
+            later(loss.away_s + 1.0, lambda: self._come_back(loss.peer))
 
     async def _leave(self, peer: SimulatedPeer) -> None:
         await peer.session.close()
@@ -331,8 +330,3 @@ def play_story(seed: int) -> Ending:
         return run_virtual(main(), limit_s=LIMIT_S)
     except LocalError as error:  # a deadlock, or no end
         return Ending(Story.drawn(seed), errors=[f"{type(error).__name__}: {error}"])
-
-
-def _later(seconds: float, action: Callable[[], object]) -> None:
-    """Do something that belongs to no simulated peer after some virtual seconds."""
-    asyncio.get_running_loop().call_later(seconds, action, context=contextvars.Context())

@@ -152,15 +152,15 @@ class Play:
         one_way = partition.shape == "one-way"
         for a, b, at_s in partition.cut_at_s:
             one, other = self._names[a], self._names[b]
-            _later(at_s, lambda one=one, other=other: net.cut(one, other, one_way=one_way))  # type: ignore[misc]
+            later(at_s, lambda one=one, other=other: net.cut(one, other, one_way=one_way))  # type: ignore[misc]
         if partition.killed is not None:
             name, at_s = self._names[partition.killed[0]], partition.killed[1]
-            _later(at_s, lambda: net.kill(name))
+            later(at_s, lambda: net.kill(name))
         if partition.newcomer_s is not None:
-            _later(partition.newcomer_s, self._add)
+            later(partition.newcomer_s, self._add)
         if partition.copied is not None:
             whose, at_s, through = partition.copied
-            _later(max(0.0, at_s), lambda: self._add(key_of=self._names[whose], through=through))
+            later(max(0.0, at_s), lambda: self._add(key_of=self._names[whose], through=through))
 
     def _judge(self, verdict: Verdict, healed_s: float) -> None:
         apart = sorted(step for step, states in self._states.items() if len(states) > 1)
@@ -204,6 +204,6 @@ def play(seed: int) -> Verdict:
         return Verdict(Partition.drawn(seed), errors=[f"{type(error).__name__}: {error}"])
 
 
-def _later(seconds: float, action: Callable[[], object]) -> None:
+def later(seconds: float, action: Callable[[], object]) -> None:
     """Do something that belongs to no simulated peer after some virtual seconds."""
     asyncio.get_running_loop().call_later(seconds, action, context=contextvars.Context())

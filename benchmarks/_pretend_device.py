@@ -8,8 +8,7 @@ in the memory of the host nothing arrives, and no event is over, before the host
 So whoever reads too early reads what was there before, and whoever overwrites too early spoils the copy: mistakes that
 a real device punishes now and then, this one always does.
 
-Streams and events are those of `PretendModule`, which stands where `torch.cuda` stands for `cuda`. All transfers are
-noted in `transfers`.
+Streams and events are those of `PretendModule`, which stands where `torch.cuda` stands for `cuda`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,14 +29,6 @@ DEVICE = torch.device("lazy", 0)
 _LOCK = threading.RLock()
 _HERE = threading.local()
 _ATEN = torch.ops.aten
-
-
-class Transfer(NamedTuple):
-    """Elements that were copied to RAM (`to_host`) or from there, and whether the host waited for them."""
-
-    numel: int
-    to_host: bool
-    waits: bool
 
 
 class PretendStream:
@@ -119,10 +110,6 @@ class PretendModule:
 
     Stream, Event = PretendStream, PretendEvent
     room_bytes = 1 << 62
-    transfers: list[Transfer]
-
-    def __init__(self) -> None:
-        self.transfers = []
 
     @staticmethod
     def current_stream(device: Any = None) -> PretendStream:  # noqa: ARG004
@@ -174,7 +161,7 @@ class PretendTensor(torch.Tensor):
         module: PretendModule = torch.lazy  # type: ignore[attr-defined]
         stream = module.current_stream()
         if func is _ATEN.copy_.default:
-            return _copy(module, stream, *args, **kwargs)
+            return _copy(stream, *args, **kwargs)
         if func._schema.name.endswith("_") and not kwargs.keys() & {"device"}:  # it changes numbers, and no shapes
 
             def change() -> None:
@@ -194,10 +181,6 @@ class PretendTensor(torch.Tensor):
         to_host = False
         if func is _ATEN._to_copy.default and "device" in kwargs:
             to_host = kwargs["device"].type == "cpu"
-            if to_host or not isinstance(args[0], PretendTensor):
-                module.transfers.append(Transfer(args[0].numel(), to_host, waits=True))
-        if func is _ATEN._local_scalar_dense.default:
-            module.transfers.append(Transfer(1, to_host=True, waits=True))
         if kwargs.get("device") is not None:
             kwargs["device"] = torch.device("cpu")
         with _LOCK:
@@ -208,7 +191,7 @@ class PretendTensor(torch.Tensor):
 
 
 def _copy(
-    module: PretendModule, stream: PretendStream, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
+    stream: PretendStream, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
 ) -> torch.Tensor:
     crosses = isinstance(target, PretendTensor) != isinstance(source, PretendTensor)
     to, of = _real(target), _real(source)
@@ -221,8 +204,6 @@ def _copy(
         return lambda: to.copy_(read)
 
     stream.ask(copy)
-    if crosses:
-        module.transfers.append(Transfer(source.numel(), isinstance(source, PretendTensor), waits=not non_blocking))
     if not (crosses and non_blocking):
         stream.finish(stream.asked)
     return target

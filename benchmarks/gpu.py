@@ -9,13 +9,13 @@ transfers    by strategy, counted by a dispatch mode (without a card on a preten
 alone        by workload (GPT-2 of 124 M with 512 tokens, ALBERT-large, ResNet-50 with SwAV; bfloat16 by autocast), a
              peer that trains alone beside the same loop in bare PyTorch, in one process and in turns: `slowdown` by
              micro-batches alone, `round_s` what the end of a step takes beyond the update of bare PyTorch, by
-             vector bytes / `pinned_gb_per_s` as `round_by_bus`; `micro_batch_s`; and `extra_memory_mb` on the card
+             vector bytes / `pinned_gb_per_s` as `round_by_bus`; `micro_batch_s`; `extra_memory_mb` on the card; and
+             `state`, seconds that the trainer stands for a digest and for a checkpoint
 pinned_gb_per_s    what a vector in page-locked memory takes to cross
-pairs        by strategy, two peers on the card over loopback: samples/s of both together by those of one alone in bare
-             PyTorch, steps, and `held_s`, seconds that the trainer stands when a step ends [median, least, most]
+pairs        by strategy, two peers on the card over loopback: samples_per_s of both together, steps, and `held_s`,
+             seconds that the trainer stands when a step ends [median, least, most]
 updates      seconds of a step of torch's AdamW (fused on a card) and of minga.optim, by optimizer [median, least, most]
 launches     by optimizer, operations for each of 96 tensors in a step
-state        seconds that the trainer stands for a digest and for a checkpoint
 device       what was measured
 
 ok: no full vector crosses for a micro-batch, the host reads at most one number for it with synchronous and delayed, and

@@ -2,7 +2,7 @@
 
     python -m benchmarks.scaling --json                       # plans of 10 to 2,000 peers
     python -m benchmarks.scaling --swarm 10,30,100 --json     # and swarms of so many in virtual time; minutes for 100
-    python -m benchmarks.scaling --gossip 2,10,100 --json     # and what their gossip takes
+    python -m benchmarks.scaling --gossip 2,10,25,50 --json   # and what their gossip takes
 
 A line for each size, of home lines drawn from a distribution (median 30 Mb/s up), a fifth of them behind NAT, and a
 vector of 36 MB (ALBERT-large in float16):

@@ -29,7 +29,6 @@ import minga
 from tests.worlds import forked
 from tests.worlds.cli_run import run
 from tests.worlds.forked_command import forked_commands
-from tools import words
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -324,10 +323,6 @@ def test_the_code_uses_each_term_of_the_glossary() -> None:
 def prose(page: Path) -> str:
     """The page without its blocks, each line at its number."""
     return FENCE.sub(lambda part: "\n" * part.group().count("\n"), page.read_text("utf-8"))
-
-
-def test_pages_and_help_use_the_terms_of_the_field(capsys: pytest.CaptureFixture[str]) -> None:
-    assert words.main() == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)

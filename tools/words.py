@@ -31,7 +31,7 @@ WORDS: Final = (
     "who is banned",
     "whoever",
 )
-QUOTED: Final = re.compile(r"“[^”]*”|`[^`]*`|^```.*?^```", re.MULTILINE | re.DOTALL)
+QUOTED: Final = re.compile(r"^```.*?^```|“[^”]*”|`[^`]*`", re.MULTILINE | re.DOTALL)
 """Words of messages and names in code, which keep theirs."""
 
 

@@ -126,6 +126,21 @@ def test_what_never_gave_a_row_is_not_tried_again(broken: Callable[[int], Line])
     assert line.pauses == []
 
 
+def test_what_is_set_up_wrongly_is_not_tried_again() -> None:
+    class Wrong:
+        def __iter__(self) -> Iterator[int]:
+            yield 1
+            raise ConfigurationError("no such column")
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+    pauses: list[float] = []
+    with pytest.raises(ConfigurationError, match="no such column"):
+        list(resumed_rows(Wrong(), "x", pauses.append))
+    assert pauses == []
+
+
 @pytest.mark.parametrize("source", ["datasets", "mixture"])
 def test_text_goes_on_after_a_break_and_reads_no_earlier_file_again(
     source: str, broken: Callable[[int], Line], monkeypatch: pytest.MonkeyPatch

@@ -150,7 +150,9 @@ class SwarmView(Protocol):
         """Whether at least half of those alive are at a later step, so that `step` is over."""
 
     def syncing(self, step: int = 0) -> Mapping[PeerId, float]:
-        """Living newcomers that are fetching state, and for how many seconds each has done so by now."""
+        """Living newcomers that are fetching state, and for how many seconds each has done so by now; also those whose
+        state came just now, and too late for `step`.
+        """
 
     def address(self, peer: PeerId) -> Address | None:
         """Where a peer can be dialled, if known."""

@@ -94,6 +94,8 @@ class PausingLoader:
         return len(self._loader)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # a copy has no loader yet
+            raise AttributeError(name)
         return getattr(self._loader, name)
 
 

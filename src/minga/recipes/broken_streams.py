@@ -14,7 +14,7 @@ from inspect import signature
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from minga.core.errors import LocalError
+from minga.core.errors import ConfigurationError, LocalError
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ def resumed_rows(rows: Any, source: str, pause: Callable[[float], None] = time.s
     behind the last row: files that were read are not read again, and of the one under way only what its format cannot
     skip.
 
-    Raises the `LocalError` of the last attempt, which names the `source`.
+    Raises the `LocalError` of the last attempt, which names the `source`, and at once a `ConfigurationError`.
     """
     state: dict[str, Any] | None = None
     failures = 0
@@ -39,6 +39,8 @@ def resumed_rows(rows: Any, source: str, pause: Callable[[float], None] = time.s
                 state, failures = rows.state_dict(), 0
                 yield row
             return
+        except ConfigurationError:  # another attempt would not help
+            raise
         except Exception as error:  # each of the formats and transports underneath has errors of its own
             failures += 1
             if state is None or failures > ATTEMPTS:

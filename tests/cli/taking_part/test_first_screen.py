@@ -163,9 +163,10 @@ def test_a_micro_batch_without_room_in_memory_is_said_before_it_agrees(monkeypat
         show_and_ask(prospect(), minga.PeerOptions(), work, Output(json_output=False), yes=True, max_files=2**31)
 
     ask()
-    monkeypatch.setattr(first_screen, "total_memory", lambda _: 18_000_000)
-    with pytest.raises(ConfigurationError, match=r"--micro-batch 64: .* of memory, and here are 18 MB; choose at most"):
-        ask()
+    for here, advice in ((20_500_000, "20.5 MB; choose at most [1-9]"), (18_000_000, "18 MB; that is too little")):
+        monkeypatch.setattr(first_screen, "total_memory", lambda _, here=here: here)
+        with pytest.raises(ConfigurationError, match=rf"--micro-batch 64: .* of memory, and here are {advice}"):
+            ask()
 
 
 @pytest.mark.parametrize(("answer", "yes", "taken"), [(True, False, True), (False, False, False), (None, True, True)])

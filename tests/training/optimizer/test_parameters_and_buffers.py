@@ -163,7 +163,7 @@ def test_gradients_are_fetched_in_few_pieces(monkeypatch: pytest.MonkeyPatch) ->
     model = small_model()
     vector = ParameterVector(torch.optim.SGD(model.parameters(), lr=0.1), SharedBuffers(None), "float32")
     values = [torch.arange(float(n)) for n in (5, 4, 7, 2)]
-    monkeypatch.setattr("minga.training.replica.flat_vector.STAGED_ELEMENTS", 9)
+    monkeypatch.setattr("minga.training.replica.flat_vector.COPIED_ELEMENTS", 9)
     pieces = [(start, piece.clone()) for start, piece in vector._fetch(list(zip([0, 5, 20, 27], values, strict=True)))]
     assert [start for start, _ in pieces] == [0, 20]
     assert torch.equal(pieces[0][1], torch.cat(values[:2]))

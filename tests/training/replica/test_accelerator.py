@@ -20,7 +20,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.optim import LAMB
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_bridge import WAIT, ThreadTask
-from minga.training.replica.accelerator import LateVerdict
+from minga.training.replica.accelerator import LateVerdict, verdict_of
 from minga.training.replica.gradient_sum import DeviceSum
 from minga.training.replica.replica import Replica
 from minga.training.strategy.interface import ContributionFate, Strategy
@@ -169,7 +169,7 @@ def test_without_room_on_the_device_sums_are_made_in_ram_and_that_is_said_once(
             assert each.replica.collect(4) == 4
             taken = total.add(0.25)
             assert isinstance(taken, LateVerdict) is (each is trainer and number < 3 and lacks != "at the start")
-            assert taken if isinstance(taken, bool) else taken.wait()
+            assert verdict_of(taken)
             each.replica.zero_grad()
     assert torch.equal(sums[0].vector(), sums[1].vector())
     assert trainer.replica.accelerator is None

@@ -57,7 +57,7 @@ def run_demo(options: DemoOptions, output: Output, interruption: Interruption) -
     stage = Stage(directory, output)
     interruption.on_interrupt(stage.abandon)
     try:
-        if spec.split.variant != "none":
+        if spec.split.is_on:
             outcome = play_cut_model(stage, spec, options.minutes)
         else:
             outcome = _Together(stage, options, recipe, spec).play()

@@ -46,18 +46,18 @@ def keep_results(facts: DemoFacts, directory: Path) -> Results:
     except OSError as error:
         raise StorageError(f"the results cannot be moved to {directory}: {error}") from error
     files = [plot.name] if plot.is_file() else []
-    shown = None
-    with contextlib.suppress(ConfigurationError):  # too short for a checkpoint
-        shown = _shown(directory / RUN_FOLDER)
-    if shown is not None:
+    if (shown := _shown(directory / RUN_FOLDER)) is not None:
         files = [*shown.draw(directory), *files]
     return Results(files, shown)
 
 
-def _shown(run: Path) -> BeforeAfter:
+def _shown(run: Path) -> BeforeAfter | None:
     from minga.recipes.initial import new_model
     from minga.recipes.running.trained_model import from_run_folder
 
-    trained = from_run_folder(run)
+    try:
+        trained = from_run_folder(run)
+    except ConfigurationError:  # too short for a checkpoint
+        return None
     recipe, files = trained.recipe, trained.files
     return BeforeAfter(recipe.show(new_model(recipe), files), recipe.show(trained.model, files))

@@ -297,9 +297,11 @@ def _check_micro_batch(
     passes = counted_passes(spec, model, dtype=dtype, checkpoints_activations=work.checkpoint_activations)
     needs = device_memory(model, spec.optimizer, largest_strategy(spec), passes, offload=work.offload)
     if here is not None and needs.device(size) > here:
+        most = needs.largest_micro_batch(here)
+        advice = f"choose at most {most}, or leave it out" if most else "that is too little for a single sample"
         raise ConfigurationError(
             f"--micro-batch {size}: that takes {format_size(needs.device(size))} of memory, and here are "
-            f"{format_size(here)}; choose at most {needs.largest_micro_batch(here)}, or leave it out"
+            f"{format_size(here)}; {advice}"
         )
 
 

@@ -21,7 +21,6 @@ from minga.recipes.causal_lm.sampling import continuations
 from minga.recipes.causal_lm.settings import CausalLmSettings
 from minga.recipes.causal_lm.sizes import FAMILY, SIZES
 from minga.recipes.causal_lm.token_losses import token_losses
-from minga.recipes.exported import Provenance
 from minga.recipes.interface import (
     Batch,
     DemoGoal,
@@ -37,7 +36,8 @@ from minga.recipes.interface import (
     StreamPosition,
 )
 from minga.recipes.language.any_architecture import AnyArchitecture
-from minga.recipes.language.export import CAUSAL, export_model
+from minga.recipes.language.export import CAUSAL
+from minga.recipes.language.recipe import file_of
 from minga.recipes.text.corpus import HELDOUT_FILE, unpack_documents
 from minga.recipes.text.packing import Packing
 from minga.recipes.text.special_tokens import CAUSAL_TOKENS, find_special_tokens
@@ -135,24 +135,16 @@ class CausalLmRecipe(AnyArchitecture[CausalLmSettings]):
 
     def show(self, model: nn.Module, files: Files) -> Showing:
         """How the model goes on from the first words of held-out texts."""
-        documents = list(islice(unpack_documents(files[HELDOUT_FILE]), SHOWN_TEXTS))
+        documents = list(islice(unpack_documents(file_of(files, HELDOUT_FILE)), SHOWN_TEXTS))
         prompts = [" ".join(document.split()[:SHOWN_WORDS]) for document in documents]
         samples = self.sample(model, files, prompts, SampleOptions(temperature=0.7, top_k=40, length=SHOWN_TOKENS))
         rows = [Shown(Exhibit(each.prompt), Exhibit(each.text.removeprefix(each.prompt).strip())) for each in samples]
         return Showing(self.settings.data.in_words(), rows)
 
-    def export(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
-        """A directory for `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained`, with a README."""
-        export_model(
-            model,
-            self.tokenizer(files),
-            directory,
-            provenance,
-            title=self.context.run_name,
-            figures=self.evaluate(model, files),
-            text=self.settings.data.in_words(),
-            auto=CAUSAL,
-        )
+    @property
+    def auto_class(self) -> str:
+        """See `LanguageRecipe`."""
+        return CAUSAL
 
     def _end(self, files: Files) -> int:
         return find_special_tokens(self.tokenizer(files))["end"]

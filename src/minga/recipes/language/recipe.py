@@ -18,7 +18,9 @@ from torch import nn
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically
 from minga.recipes.counting import count
+from minga.recipes.exported import Provenance
 from minga.recipes.interface import Files, Recipe, RecipeContext, RecipeFacts, StreamPosition
+from minga.recipes.language.export import export_model
 from minga.recipes.language.settings import TextSettings
 from minga.recipes.mixture.mixed_stream import MixedStream
 from minga.recipes.mixture.open_sources import local_inputs, mixed_sources
@@ -86,6 +88,11 @@ class LanguageRecipe(Recipe[T]):
     @abstractmethod
     def row_length(self) -> int:
         """Tokens of a row as it is cut from the documents."""
+
+    @property
+    @abstractmethod
+    def auto_class(self) -> str:
+        """The Auto class of transformers that loads an exported model."""
 
     @abstractmethod
     def check_text(self, documents: list[str], tokenizer: Tokenizer, what: str) -> None:
@@ -255,7 +262,20 @@ class LanguageRecipe(Recipe[T]):
                 "max_length"
             )
 
-    # ---- figures
+    # ---- a trained model
+
+    def export(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
+        """A directory for `auto_class` and for `AutoTokenizer.from_pretrained`, with a README."""
+        export_model(
+            model,
+            self.tokenizer(files),
+            directory,
+            provenance,
+            title=self.context.run_name,
+            figures=self.evaluate(model, files),
+            text=self.settings.data.in_words(),
+            auto=self.auto_class,
+        )
 
     @classmethod
     def judge(cls, model: str, options: TaskOptions, say: Say) -> TaskReport:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -35,11 +35,14 @@ def find_gaps(documents: Iterable[str], split: Callable[[str], list[str]], token
     Common words are what a model learns first, so a short training is seen there if anywhere.
     """
     sentences = [each for document in documents for each in split(document) if _is_short(each)]
-    counts = Counter(word for sentence in sentences for word in _WORD.findall(sentence))
+    places = defaultdict[str, list[tuple[str, re.Match[str]]]](list)
+    for sentence in sentences:
+        for match in _WORD.finditer(sentence):
+            places[match.group()].append((sentence, match))
     found: list[WordGap] = []
-    for word, _ in counts.most_common():
+    for word in sorted(places, key=lambda word: -len(places[word])):
         used = {gap.sentence for gap in found}
-        gap = next((gap for gap in _gaps_of(word, sentences, tokenizer) if gap.sentence not in used), None)
+        gap = next((gap for gap in _gaps_of(places[word], tokenizer) if gap.sentence not in used), None)
         if gap is not None:
             found.append(gap)
         if len(found) == GAPS:
@@ -51,14 +54,13 @@ def _is_short(sentence: str) -> bool:
     return FEWEST_WORDS <= len(sentence.split()) <= MOST_WORDS
 
 
-def _gaps_of(word: str, sentences: list[str], tokenizer: Tokenizer) -> Iterator[WordGap]:
-    for sentence in sentences:
-        match = next((each for each in _WORD.finditer(sentence) if each.group() == word), None)
-        if match is None or not 0.25 < match.start() / len(sentence) < 0.75:
+def _gaps_of(places: list[tuple[str, re.Match[str]]], tokenizer: Tokenizer) -> Iterator[WordGap]:
+    for sentence, match in places:
+        if not 0.25 < match.start() / len(sentence) < 0.75:
             continue
         (encoding,) = encoded_texts(tokenizer, [sentence], with_places=True)
         for place, (start, end) in enumerate(encoding.offsets):
             # Some tokenizers count the blank before a word as a part of it.
-            if end == match.end() and sentence[start:end].strip() == word:
+            if end == match.end() and sentence[start:end].strip() == match.group():
                 shown = f"{sentence[: match.start()]}{GAP}{sentence[match.end() :]}"
-                yield WordGap(tuple(encoding.ids), place, shown, word)
+                yield WordGap(tuple(encoding.ids), place, shown, match.group())

@@ -19,7 +19,6 @@ from torch.nn import functional
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Section
-from minga.recipes.exported import Provenance
 from minga.recipes.interface import (
     Batch,
     Beside,
@@ -34,7 +33,6 @@ from minga.recipes.interface import (
     StreamPosition,
 )
 from minga.recipes.language.any_architecture import AnyArchitecture
-from minga.recipes.language.export import export_model
 from minga.recipes.language.recipe import file_of
 from minga.recipes.language.settings import TextSettings
 from minga.recipes.language.shape import ModelFamily
@@ -273,16 +271,7 @@ class MaskedLmRecipe(AnyArchitecture[M]):
             lambda pairs, random: self._pairs_batch(pairs, random, special),
         )
 
-    def export(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
-        """A directory for the Auto classes of transformers and for `AutoTokenizer.from_pretrained`, with a README."""
-        auto = "AutoModelForPreTraining" if self.has_order else "AutoModelForMaskedLM"
-        export_model(
-            model,
-            self.tokenizer(files),
-            directory,
-            provenance,
-            title=self.context.run_name,
-            figures=self.evaluate(model, files),
-            text=self.settings.data.in_words(),
-            auto=auto,
-        )
+    @property
+    def auto_class(self) -> str:
+        """See `LanguageRecipe`."""
+        return "AutoModelForPreTraining" if self.has_order else "AutoModelForMaskedLM"

@@ -50,7 +50,12 @@ class SourceStream:
         for _ in range(2):
             if self._documents is None:
                 self._documents = islice(self._opened(), self._state.documents, None)
-            for document in self._documents:
+            try:
+                document = next(self._documents, None)
+            except BaseException:
+                self._documents = None  # a generator that raised would be taken for one that is at its end
+                raise
+            if document is not None:
                 self._state = SourceState(self._state.passes, self._state.documents + 1)
                 return document
             self._documents, self._state = None, SourceState(self._state.passes + 1)

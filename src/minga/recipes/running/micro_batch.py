@@ -41,15 +41,14 @@ TryOut = Callable[[int], float]
 """Computes a micro-batch of so many samples; returns the seconds that it took."""
 
 
-def size_of_all(spec: RunSpec, recipe: Recipe[Any]) -> int | None:
+def size_of_all(recipe: Recipe[Any]) -> int | None:
     """The size that the run says for all peers; None if each peer chooses its own."""
-    is_public = spec.security.verification == "byzantine"
-    return spec.security.micro_batch_size if is_public else recipe.fixed_micro_batch_size
+    return recipe.context.micro_batch_size or recipe.fixed_micro_batch_size
 
 
 def check_wished(size: int, spec: RunSpec, recipe: Recipe[Any]) -> None:
     """Raise `ConfigurationError` unless the run takes micro-batches of the size that the owner of a machine wishes."""
-    of_run = size_of_all(spec, recipe)
+    of_run = size_of_all(recipe)
     if of_run not in (None, size):
         raise ConfigurationError(f"--micro-batch {size}: in this run all compute {of_run} samples at once")
     most, _ = round_batch_range(spec)

@@ -96,7 +96,7 @@ class RecipeRun:
         check_published(spec)
         self.files: Files = dict(peer.files)
         self.recipe: Recipe[Any] = load_recipe(spec)
-        self._is_public = spec.security.verification == "byzantine"
+        self._is_public = self.recipe.context.is_public
         if data and self._is_public:
             raise ConfigurationError(
                 "--data: in this run all train on the same data, so that each can check the others"
@@ -112,7 +112,7 @@ class RecipeRun:
             self.recipe.checkpoint_activations(self.model)
         if compiled:
             self._compile()
-        self._of_run = size_of_all(spec, self.recipe)
+        self._of_run = size_of_all(self.recipe)
         self._is_fixed = self._of_run is not None or micro_batch_size is not None
         self._remembered = RememberedSizes(peer.directory)
         self._halvings = 0  # after each the data comes in another order, so that no sample counts twice
@@ -186,7 +186,7 @@ class RecipeRun:
         )
         return self.recipe.batches(self.files, position, self.micro_batch_size)
 
-    def _choose_micro_batch(self, wished: int | None, *, offload: bool = False) -> int:
+    def _choose_micro_batch(self, wished: int | None, *, offload: bool) -> int:
         if wished is not None:
             check_wished(wished, self.peer.spec, self.recipe)
         if (chosen := self._of_run or wished) is not None:

@@ -40,7 +40,7 @@ def with_state(spec: RunSpec, files: Mapping[str, Path], state: Callable[[Replic
 
     Raises `ConfigurationError` if the model is cut, so that nobody has a state of all of it.
     """
-    if spec.split.variant != "none":
+    if spec.split.is_on:
         raise ConfigurationError(
             "the model of this run is cut: each side has its part alone, written into its folder of the run "
             "(bottom.safetensors, top.safetensors, head.safetensors)"

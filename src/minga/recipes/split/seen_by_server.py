@@ -67,7 +67,7 @@ class SeenByServer:
         rows = torch.stack([(own.labels == label).nonzero()[0, 0] for label in labels])
         most = float(pairs.activations.abs().quantile(0.99).clamp_min(1e-6))
         return cls(
-            [f"a {label}" for label in labels],
+            [str(label) for label in labels],
             [_grey(each[0]) for each in pairs.inputs[rows]],
             [_grey(_square(each.flatten() / most)) for each in pairs.activations[rows]],
             [_grey(each[0]) for each in rebuilt[rows].reshape(-1, *own.inputs.shape[1:])],

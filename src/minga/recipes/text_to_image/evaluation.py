@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from minga.core.errors import ConfigurationError, StorageError
 from minga.recipes.interface import SampleOptions
 from minga.recipes.text_to_image.decoder.model import TextToImageDecoder
-from minga.recipes.text_to_image.judging import judge
+from minga.recipes.text_to_image.judging import can_judge, judge
 from minga.recipes.text_to_image.loss import part_losses
 from minga.recipes.text_to_image.pairs import Pairs
 from minga.recipes.text_to_image.sampling import draw_pictures
@@ -47,9 +47,12 @@ def heldout_losses(model: TextToImageDecoder, pairs: Pairs) -> dict[str, float]:
 def sample_figures(
     model: TextToImageDecoder, tokenizer: Tokenizer, image_tokenizer: ImageTokenizer, captions: Sequence[str]
 ) -> dict[str, float]:
-    """`sample_background_accuracy`, `sample_position_accuracy`, `sample_size_accuracy` of pictures drawn for captions,
-    one each, always from the same seed; empty if the captions do not say such things.
+    """`sample_background_accuracy`, `sample_position_accuracy`, `sample_size_accuracy`, and of shapes
+    `sample_drawing_accuracy`, of pictures drawn for captions, one each, always from the same seed; empty, and nothing
+    is drawn, if the captions do not say such things.
     """
+    if not can_judge(captions):
+        return {}
     pictures = draw_pictures(model, tokenizer, image_tokenizer, captions, SampleOptions(seed=_SEED))
     return {f"sample_{name}_accuracy": share for name, share in judge(pictures, captions).items()}
 

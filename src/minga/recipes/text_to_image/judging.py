@@ -19,6 +19,7 @@ from minga.recipes.text_to_image.data.compositions import (
     drawing_of,
     labels_of,
 )
+from minga.recipes.text_to_image.data.openmoji import Drawing
 from minga.recipes.text_to_image.data.shapes import shape_drawings
 from minga.recipes.text_to_image.tokens.fsq import Pictures
 
@@ -44,14 +45,22 @@ def judge(pictures: Pictures, captions: Sequence[str]) -> dict[str, float]:
     Background: the named colour nearest to the median of the border's pixels. Position: where the middle of all pixels
     far from that is. Size: how many these are. Drawing: the shape, painted so, that is nearest to the picture.
     """
-    right, are_shapes = [], all(drawing_of(caption) in _shapes().names for caption in captions)
+    if not can_judge(captions):
+        return {}
+    right, are_shapes = [], all(drawing_of(caption) in _shapes() for caption in captions)
     for picture, caption in zip(pictures, captions, strict=True):
-        if (labels := labels_of(caption)) is None:
-            return {}
+        labels = labels_of(caption)
+        if labels is None:
+            raise ValueError("a caption without labels")
         seen = seen_in(picture)
         found = [seen[0] == labels[0], seen[2] == labels[2], seen[1] == labels[1]]  # labels: colour, size, place
         right.append([*found, shape_in(picture, *labels) == drawing_of(caption)] if are_shapes else found)
     return {name: float(share) for name, share in zip(FIGURES, np.mean(right, axis=0), strict=False)} if right else {}
+
+
+def can_judge(captions: Sequence[str]) -> bool:
+    """Whether all captions say what a picture should show."""
+    return all(labels_of(caption) is not None for caption in captions)
 
 
 def words_of(picture: npt.NDArray[np.uint8]) -> str:
@@ -63,30 +72,23 @@ def words_of(picture: npt.NDArray[np.uint8]) -> str:
 
 def shape_in(picture: npt.NDArray[np.uint8], colour: str, size: str, place: str) -> str:
     """The shape that a picture uint8 [side, side, 3] shows, painted as the labels say; empty if none is near."""
-    known = _shapes()
-    painted = known.painted(len(picture), colour, size, place)
+    painted = _painted(len(picture), colour, size, place).astype(np.float32)
     apart = (((painted - picture.astype(np.float32)) / 255.0) ** 2).mean(axis=(1, 2, 3))
-    return known.names[int(apart.argmin())] if apart.min() < UNLIKE else ""
-
-
-class _Shapes:
-    """All shapes, as pictures to compare with."""
-
-    def __init__(self) -> None:
-        self._drawings = shape_drawings(len(COLOURS))
-        self.names = [each.name for each in self._drawings]
-        self._composers: dict[int, Composer] = {}
-
-    def painted(self, side: int, colour: str, size: str, place: str) -> npt.NDArray[np.float32]:
-        """Each shape as these labels say, [n, side, side, 3]."""
-        composer = self._composers.setdefault(side, Composer(self._drawings, side))
-        one = (Composition(number, colour, size, place) for number in range(len(self.names)))
-        return np.stack([composer.paint(each) for each in one]).astype(np.float32)
+    return list(_shapes())[int(apart.argmin())] if apart.min() < UNLIKE else ""
 
 
 @cache
-def _shapes() -> _Shapes:
-    return _Shapes()
+def _shapes() -> dict[str, Drawing]:
+    """All shapes by their names."""
+    return {each.name: each for each in shape_drawings(len(COLOURS))}
+
+
+@cache
+def _painted(side: int, colour: str, size: str, place: str) -> npt.NDArray[np.uint8]:
+    """Each shape as these labels say, [n, side, side, 3]: at most 70 of these stacks of a few hundred kilobytes."""
+    drawings = list(_shapes().values())
+    composer = Composer(drawings, side)
+    return np.stack([composer.paint(Composition(number, colour, size, place)) for number in range(len(drawings))])
 
 
 def seen_in(picture: npt.NDArray[np.uint8]) -> tuple[str, str, str]:

@@ -61,7 +61,7 @@ def prepare_files(settings: TextToImageSettings, seed: int) -> dict[str, bytes]:
         training, heldout = _coded(settings, shape)
         files: dict[str, bytes] = {}
         if settings.image_tokenizer not in ("codes", "fsq", "shapes"):
-            files = image_tokenizer_files(_published(settings, shape))
+            files = image_tokenizer_files(_made_before(settings, shape))
     else:
         tokenizer, training, heldout = _encoded(settings, shape, seed)
         files = image_tokenizer_files(tokenizer)
@@ -165,10 +165,8 @@ def _image_tokenizer(
         raise ConfigurationError(
             f'image_tokenizer = "codes", but data.source = "{settings.data.source}" has pictures: take "fsq"'
         )
-    if settings.image_tokenizer == "shapes":
-        return read_image_tokenizer({name: SHAPE_TOKENIZER / name for name in (DESCRIPTION_FILE, PARAMETERS_FILE)})
     if settings.image_tokenizer != "fsq":
-        return _published(settings, shape)
+        return _made_before(settings, shape)
     levels = settings.levels or SIZES[settings.size].levels
     halvings = (settings.side // shape.grid).bit_length() - 1
     if halvings not in HALVINGS or settings.side != shape.grid << halvings:
@@ -183,8 +181,12 @@ def _image_tokenizer(
     return train_fsq(training.some(numbers), levels, halvings, settings.tokenizer_steps, seed)
 
 
-def _published(settings: TextToImageSettings, shape: DecoderShape) -> ImageTokenizer:
-    tokenizer = published_tokenizer(settings.image_tokenizer.partition(":")[2])
+def _made_before(settings: TextToImageSettings, shape: DecoderShape) -> ImageTokenizer:
+    """The tokenizer of shapes, or a published one. Raises `ConfigurationError` if the model has fewer codes."""
+    if settings.image_tokenizer == "shapes":
+        tokenizer = read_image_tokenizer({name: SHAPE_TOKENIZER / name for name in (DESCRIPTION_FILE, PARAMETERS_FILE)})
+    else:
+        tokenizer = published_tokenizer(settings.image_tokenizer.partition(":")[2])
     if tokenizer.codes > shape.codes:
         raise ConfigurationError(
             f"image_tokenizer: {tokenizer.codes} codes; the model of this size has {shape.codes} of them"

@@ -25,6 +25,7 @@ from minga.core.errors import ConfigurationError
 from minga.security.randomness.public_batch import PublicBatch
 from minga.training.bridge.micro_batch_times import MovingAverage
 from minga.training.bridge.thread_bridge import WAIT, ThreadTask, TrainingThread, Wait
+from minga.training.replica.accelerator import verdict_of
 from minga.training.replica.gradient_sum import GradientSum
 
 
@@ -110,8 +111,7 @@ class AssignedPort(TrainingThread):
             raise ConfigurationError(
                 f"the micro-batch has {self._size} samples, and step(samples={samples}) was called"
             )
-        taken = current.sum.add(samples / self.unit)
-        is_taken = taken if isinstance(taken, bool) else taken.wait()
+        is_taken = verdict_of(current.sum.add(samples / self.unit))
         self.on_micro_batch(samples, None if loss is None else float(loss), is_taken)
         current.task.after()
         self._is_given = False

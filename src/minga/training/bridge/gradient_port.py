@@ -44,7 +44,7 @@ from minga.core.aio import offload
 from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.training.bridge.micro_batch_times import MicroBatchTimes
 from minga.training.bridge.thread_bridge import WAIT, ThreadTask, TrainingThread, Wait
-from minga.training.replica.accelerator import LateVerdict
+from minga.training.replica.accelerator import LateVerdict, verdict_of
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
@@ -571,7 +571,7 @@ class _MicroBatch:
 
     def wait(self) -> bool:
         """Wait until it is known whether it counts; whether it does."""
-        return self.taken if isinstance(self.taken, bool) else self.taken.wait()
+        return verdict_of(self.taken)
 
     def known_loss(self) -> float | None:
         """Its loss, after `wait`."""

@@ -175,7 +175,9 @@ class BoardView:
         return [peer for peer in self.eligible(step) if self._reachable(peer)]
 
     def syncing(self, step: int = 0) -> dict[PeerId, float]:
-        """Living newcomers that are fetching state, and for how many seconds each has done so by now."""
+        """Living newcomers that are fetching state, and for how many seconds each has done so by now; also those whose
+        state came just now, and too late for `step`.
+        """
         return self._newcomers.syncing(self._progress(), step)
 
     def newest(self) -> Standing | None:

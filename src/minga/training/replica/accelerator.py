@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 import torch
 
 COPIED_ELEMENTS: Final = 1 << 24
-"""A vector crosses to or from a device in pieces of at most so many elements."""
+"""A vector crosses to or from a device in pieces of at most so many elements, or of one tensor."""
 
 
 class DeviceEvent(Protocol):
@@ -138,6 +138,11 @@ class LateVerdict:
     def loss(self) -> float | None:
         """The loss, after `wait`; None if there was none."""
         return float(self._numbers[1]) if self._numbers.numel() > 1 else None
+
+
+def verdict_of(taken: bool | LateVerdict) -> bool:
+    """Whether a micro-batch counts; waits for the device that has yet to say it."""
+    return taken if isinstance(taken, bool) else taken.wait()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

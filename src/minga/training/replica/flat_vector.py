@@ -31,10 +31,6 @@ from minga.training.state.sketch import Sketch, length, sketch_of
 QUICK_ELEMENTS = 1 << 16
 JOINED_ELEMENTS = 1 << 13
 """Neighbours of at most so many elements are joined: to copy one costs less than to look at it and to add it alone."""
-STAGED_ELEMENTS = COPIED_ELEMENTS
-"""Gradients on an accelerator that are added up in RAM come there in pieces of at most this many elements, or of one
-tensor.
-"""
 SAMPLED = 256
 """A sample of the gradients has so many tensors, and so many elements of each, at most."""
 _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -348,7 +344,7 @@ class ParameterVector:
         run: list[torch.Tensor] = []
         start = stop = 0
         for offset, value in values:
-            full = stop - start + value.numel() > STAGED_ELEMENTS
+            full = stop - start + value.numel() > COPIED_ELEMENTS
             if run and (offset != stop or value.device != run[0].device or full):
                 yield start, self._stage(run)
                 run = []

@@ -32,6 +32,7 @@ from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.core.spec.fields import Real, Section, choice, described, real, whole
 from minga.core.spec.sections import MAX_BATCH
 from minga.optim.arithmetic import rounded
+from minga.training.replica.accelerator import verdict_of
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.strategy.centred import own_moments, shared_model
 from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
@@ -355,8 +356,7 @@ class InnerSteps:
         """
         if self.gradients is None:
             return 1 if self._replica.inner_step() else None
-        taken = self.gradients.add(float(samples))
-        if not (taken if isinstance(taken, bool) else taken.wait()):
+        if not verdict_of(self.gradients.add(float(samples))):
             return None
         self.pending += samples
         if self.pending < self._least:
