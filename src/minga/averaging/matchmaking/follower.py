@@ -40,6 +40,8 @@ LATE_S = 30.0
 """Seconds after which a plan that is due is overdue, and twice the time of the step so far, or of a usual one if that
 is longer: a leader may hold a full step for newcomers as long as the step took, before and after it waited for the
 permission to close. A peer that came late stops after one micro-batch, and the others may need minutes for theirs."""
+ASK_S = 1.5
+"""Seconds in which who lives answers a newcomer's question; the dead take several, and steps pass meanwhile."""
 LEFT_BEHIND_S = 5.0
 """Who sees twice, so many seconds apart, that the swarm is past the step has been forgotten by its leader."""
 
@@ -53,9 +55,9 @@ class FollowedPlan(NamedTuple):
 
 
 async def ask_around(node: Node, peers: Sequence[PeerId], join: Join) -> Address | None:
-    """Whom `peers` follow, asked by a newcomer; None if they do not know either, or follow it.
+    """Whom `peers` follow, asked by a newcomer; None if within `ASK_S` nobody knows, or they follow it.
 
-    All are asked at once: some may just have died, and that takes seconds to find out.
+    All are asked at once, and none is waited for long: some may just have died, and that takes seconds to find out.
     """
 
     async def ask(peer: PeerId) -> Address | None:
@@ -64,10 +66,11 @@ async def ask_around(node: Node, peers: Sequence[PeerId], join: Join) -> Address
             return found.leader if found.leader.peer_id != node.peer_id else None
         return None
 
-    async with racing(map(ask, peers)) as answers:
-        for answer in answers:
-            if (leader := await answer) is not None:
-                return leader
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ASK_S), racing(map(ask, peers)) as answers:
+            for answer in answers:
+                if (leader := await answer) is not None:
+                    return leader
     return None
 
 
