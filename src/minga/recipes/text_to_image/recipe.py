@@ -230,7 +230,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
                 "warmup_steps": 10,
                 "schedule": "constant",
             },
-            "training": {"target_batch_size": 64},
+            "training": {"target_batch_size": 32},
         }
 
     def show(self, models: Sequence[nn.Module], files: Files) -> Showing:
