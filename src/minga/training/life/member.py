@@ -224,7 +224,7 @@ class Member:
             while not await self._is_over():
                 if (regroup := self.amended.regroup(self.epoch)) is not None:
                     await self._follow_regroup(regroup)
-                if self._catching_up.is_due(self.step):
+                elif self._catching_up.is_due(self.step):
                     await self._synchronise()
                 elif self.amended.is_paused(self.step):
                     self.ready.set()
@@ -241,7 +241,7 @@ class Member:
             await self.receipts.flush(FLUSH_S)
             self._port.close(RunFinishedError(f"the run is complete after {counted(self.step, 'step')}"))
             self.ready.set()
-            await asyncio.Event().wait()
+            await self._serve_last_state()
         except Exception as error:
             self._port.close(closing(error))
             self.ready.set()
@@ -308,7 +308,7 @@ class Member:
         """Go on with the members that the organisers named, or come to what they have."""
         present = [PeerId(peer) for peer in regroup.present]
         has_state = self.ready.is_set() and not self._catching_up.needs_state
-        is_one = has_state and self._node.peer_id in present and self.step >= regroup.step
+        is_one = has_state and self._goes_on_by(regroup)
         self._formation.regroup(regroup.epoch, sorted(present), is_one=is_one)
         self._take_up(self.lineage.in_epoch(regroup.epoch))
         self._lost = ()
@@ -319,6 +319,17 @@ class Member:
         else:
             await self._write_lineage("regroup", self.lineage)
         self._node.events.emit(RunRegrouped(step=regroup.step, members=len(present), present=is_one))
+
+    def _goes_on_by(self, regroup: Regroup) -> bool:
+        """Whether this peer is one of those with which the run goes on, and has what they go on with."""
+        return self._node.peer_id in regroup.present and self.step >= regroup.step
+
+    async def _serve_last_state(self) -> None:
+        """Until cancelled: who is through stays with those that follow a later regroup, and may need its state."""
+        while True:
+            if (regroup := self.amended.regroup(self.epoch)) is not None and self._goes_on_by(regroup):
+                self._take_up(self.lineage.in_epoch(regroup.epoch))
+            await asyncio.sleep(REGROUP_LOOK_S)
 
     def _ends_by_regroup(self, waiting: asyncio.Timeout) -> bool:
         """End the waiting if the organisers regrouped the run."""
@@ -565,8 +576,8 @@ class Member:
         return step == self.amended.last_step(self.step)
 
     def _is_finished(self) -> bool:
-        last = self.amended.last_step(self.step)
-        return last is not None and self.step >= last and not self._catching_up.needs_state
+        last, is_regrouped = self.amended.last_step(self.step), self.amended.regroup(self.epoch) is not None
+        return last is not None and self.step >= last and not self._catching_up.needs_state and not is_regrouped
 
 
 def fate_of(vector: torch.Tensor | None, outcome: RoundOutcome) -> ContributionFate:
