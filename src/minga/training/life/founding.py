@@ -40,7 +40,7 @@ from minga.core.errors import RemoteError, StorageError
 from minga.core.events.security import SecureFounded, SecureWaiting
 from minga.core.files import write_atomically
 from minga.core.spec.run_spec import RunSpec
-from minga.core.thread_guard import loop_bound
+from minga.core.thread_guard import any_thread, loop_bound
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
 from minga.network.bounded_dict import BoundedDict
 from minga.network.interface import PeerId
@@ -189,6 +189,7 @@ class Founding:
         node.serve(METHOD, self._serve)
 
     @property
+    @any_thread
     def genesis(self) -> Genesis | None:
         """The genesis, once it is known here."""
         return self._genesis

@@ -131,7 +131,6 @@ class Member:
         """Called on the loop with the state after the run's last step."""
         self.lineage = replica.lineage
         """Where this peer's state comes from; one that is not founded is no state of the run."""
-        self._run_founding = ""
         self.on_replaced: Callable[[], None] = lambda: None
         """Called on the loop when the state was fetched, so that what was served before is not what this peer has."""
         self.on_step_ended = Observers[[]]()
@@ -225,7 +224,7 @@ class Member:
             while not await self._is_over():
                 if (regroup := self.amended.regroup(self.epoch)) is not None:
                     await self._follow_regroup(regroup)
-                if self._catching_up.is_due(self.step):
+                elif self._catching_up.is_due(self.step):
                     await self._synchronise()
                 elif self.amended.is_paused(self.step):
                     self.ready.set()
@@ -242,7 +241,7 @@ class Member:
             await self.receipts.flush(FLUSH_S)
             self._port.close(RunFinishedError(f"the run is complete after {counted(self.step, 'step')}"))
             self.ready.set()
-            await asyncio.Event().wait()
+            await self._serve_last_state()
         except Exception as error:
             self._port.close(closing(error))
             self.ready.set()
@@ -309,7 +308,7 @@ class Member:
         """Go on with the members that the organisers named, or come to what they have."""
         present = [PeerId(peer) for peer in regroup.present]
         has_state = self.ready.is_set() and not self._catching_up.needs_state
-        is_one = has_state and self._node.peer_id in present and self.step >= regroup.step
+        is_one = has_state and self._goes_on_by(regroup)
         self._formation.regroup(regroup.epoch, sorted(present), is_one=is_one)
         self._take_up(self.lineage.in_epoch(regroup.epoch))
         self._lost = ()
@@ -320,6 +319,17 @@ class Member:
         else:
             await self._write_lineage("regroup", self.lineage)
         self._node.events.emit(RunRegrouped(step=regroup.step, members=len(present), present=is_one))
+
+    def _goes_on_by(self, regroup: Regroup) -> bool:
+        """Whether this peer is one of those with which the run goes on, and has what they go on with."""
+        return self._node.peer_id in regroup.present and self.step >= regroup.step
+
+    async def _serve_last_state(self) -> None:
+        """Until cancelled: who is through stays with those that follow a later regroup, and may need its state."""
+        while True:
+            if (regroup := self.amended.regroup(self.epoch)) is not None and self._goes_on_by(regroup):
+                self._take_up(self.lineage.in_epoch(regroup.epoch))
+            await asyncio.sleep(REGROUP_LOOK_S)
 
     def _ends_by_regroup(self, waiting: asyncio.Timeout) -> bool:
         """End the waiting if the organisers regrouped the run."""
@@ -463,45 +473,32 @@ class Member:
         What this peer has counts only if it is a state of the run: the first one, founded with this peer, or one that
         descends from it.
         """
-        me, lineage = self._node.peer_id, self.lineage
-        if lineage.is_founded and self._founding.genesis is None:
-            self._run_founding = lineage.founding  # who is alone goes on without what the file would have told
-            self._node.spawn(self._verify_founding())
-        else:
-            rules = self._founding.rules
-            may_found = not lineage.is_founded and (me == self._organiser or rules.alike or not rules.by_organiser)
-            state = await self._port.request("digest", self._replica.digest) if may_found else ""
-            beginning = await self._wait.for_founding(state)
-            genesis = beginning.genesis
-            self._run_founding = genesis.id
-            begins = me in genesis.founders or (not genesis.founders and not beginning.has_begun)
-            if state == genesis.state and begins:
-                lineage = Lineage.founded(genesis.id)
-                await self._write_lineage(FOUNDED, lineage)
-                self._node.events.emit(StateFounded(digest=state))
-        self._take_up(lineage)
-        self._drop_foreign_state()
-
-    async def _verify_founding(self) -> None:
-        self._run_founding = (await self._founding.find()).genesis.id
-        self._drop_foreign_state()
-
-    def _drop_foreign_state(self) -> None:
-        """A peer that has no state of the run needs one, whatever else it has."""
-        if self.lineage.founding != self._run_founding:
-            if self.lineage.is_founded:
+        me, lineage, rules = self._node.peer_id, self.lineage, self._founding.rules
+        may_found = not lineage.is_founded and (me == self._organiser or rules.alike or not rules.by_organiser)
+        state = await self._port.request("digest", self._replica.digest) if may_found else ""
+        if lineage.is_founded:
+            self._founding.step = max(self._founding.step, self.step)
+        beginning = await self._wait.for_founding(state)
+        genesis = beginning.genesis
+        begins = me in genesis.founders or (not genesis.founders and not beginning.has_begun)
+        if state == genesis.state and begins:
+            lineage = Lineage.founded(genesis.id)
+            await self._write_lineage(FOUNDED, lineage)
+            self._node.events.emit(StateFounded(digest=state))
+        if lineage.founding != genesis.id:  # who has no state of the run needs one, whatever else it has
+            if lineage.is_founded:
                 logger.warning("the state that is kept here descends from another founding of this run: it is dropped")
             self._catching_up.require()
             self._catching_up.discards_state = True
-            self._take_up(Lineage(epoch=self.epoch))
+            lineage = Lineage(epoch=self.epoch)
+        self._take_up(lineage)
 
     def _take_up(self, lineage: Lineage) -> None:
         """This peer's state is of this lineage now; without one it looks for states of the run's founding."""
         self.lineage = lineage
         self._formation.epoch, self._formation.history = lineage.epoch, lineage.rounds
-        self.swarm_view.lineage = (
-            lineage if lineage.is_founded else msgspec.structs.replace(lineage, founding=self._run_founding)
-        )
+        founding = "" if self._founding.genesis is None else self._founding.genesis.id
+        self.swarm_view.lineage = lineage if lineage.is_founded else msgspec.structs.replace(lineage, founding=founding)
         self._founding.step = max(self._founding.step, self.step)
 
     async def _write_lineage(self, why: str, lineage: Lineage) -> None:
@@ -579,8 +576,8 @@ class Member:
         return step == self.amended.last_step(self.step)
 
     def _is_finished(self) -> bool:
-        last = self.amended.last_step(self.step)
-        return last is not None and self.step >= last and not self._catching_up.needs_state
+        last, is_regrouped = self.amended.last_step(self.step), self.amended.regroup(self.epoch) is not None
+        return last is not None and self.step >= last and not self._catching_up.needs_state and not is_regrouped
 
 
 def fate_of(vector: torch.Tensor | None, outcome: RoundOutcome) -> ContributionFate:
