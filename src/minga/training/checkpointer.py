@@ -50,8 +50,8 @@ class Checkpointer:
     All methods are for the training thread, which is the one that calls `take_up`, unless they say something else.
     """
 
-    def __init__(self, session: Session, spec: RunSpec, directory: Path, note: Callable[[EventData], None]) -> None:
-        self._session, self._spec, self._directory, self._note = session, spec, directory, note
+    def __init__(self, session: Session, directory: Path, note: Callable[[EventData], None]) -> None:
+        self._session, self._directory, self._note = session, directory, note
         self._own: OwnStateKeeper | None = None
         self._archiver: Archiver | None = None
         self._judged = (-1, False)  # the last step about which the rule was asked, and what it said
@@ -91,7 +91,7 @@ class Checkpointer:
         """Put back into `port` and `replica` what an earlier process of this peer alone had at the step of the replica;
         returns it, for `begin`.
         """
-        self._own = OwnStateKeeper(self._directory, self._session.peer_id, self._spec, replica, port)
+        self._own = OwnStateKeeper(self._directory, self._session.peer_id, self._session.run.spec, replica, port)
         return self._own.take_up()
 
     def begin(self, member: Member, before: OwnState | None) -> None:
@@ -105,7 +105,7 @@ class Checkpointer:
     @property
     def last_step(self) -> int | None:
         """The step after which the run ends, as the organisers amended it; None if no end is set. On any thread."""
-        return self._amended.training.stop_after_steps
+        return self._session.spec.training.stop_after_steps
 
     def note_step(self, step: int) -> None:
         """A round has led the replica to `step`, and the next one has not begun."""
@@ -162,15 +162,11 @@ class Checkpointer:
 
     @cached_property
     def _store(self) -> CheckpointStore:
-        return CheckpointStore(self._directory / "checkpoints", keep=self._spec.checkpoints.keep)
-
-    @property
-    def _amended(self) -> RunSpec:
-        return self._session.spec or self._spec
+        return CheckpointStore(self._directory / "checkpoints", keep=self._session.run.spec.checkpoints.keep)
 
     def _judge(self, step: int) -> bool:
         """The rule. It is asked once about each step: what is copied at one moment is written at another."""
-        every = self._amended.checkpoints.every_steps
+        every = self._session.spec.checkpoints.every_steps
         is_free = self._saving is None or not self._saving.is_alive()
         is_due = self._is_over(step) or self._is_for_good(step) or (every > 0 and step % every == 0 and is_free)
         self._judged = step, is_due
@@ -186,7 +182,7 @@ class Checkpointer:
         """What lies beside the state: the run spec, and the organisers' orders that changed it."""
         ledger = self._session.admission.ledger
         amendments = [] if ledger is None else list(ledger.amendments)
-        files = {"run-spec.toml": self._spec.to_toml().encode()}
+        files = {"run-spec.toml": self._session.run.spec.to_toml().encode()}
         if amendments:
             said = [{"number": a.number, "from_step": a.from_step, "changes": dict(a.changes)} for a in amendments]
             files["amendments.json"] = json.dumps(said, indent=1).encode()
@@ -197,7 +193,7 @@ class Checkpointer:
     def _write(self, snapshot: StateSnapshot, files: Mapping[str, bytes], own: OwnState | None, *, tells: bool) -> None:
         step, manifest = snapshot.step, build_manifest(snapshot)
         try:
-            self._store.keep = self._amended.checkpoints.keep
+            self._store.keep = self._session.spec.checkpoints.keep
             path = self._store.save(snapshot, manifest, files=files)
         except (StorageError, OSError) as error:
             newest: int | None = None
@@ -231,7 +227,13 @@ class Checkpointer:
             loss = self._archived_status.look().status.loss
         session = self._session
         record = ArchiveRecord(
-            session.node.run_id, self._spec.name, manifest.step, manifest.digest, loss, time.time(), session.peer_id
+            session.node.run_id,
+            session.run.spec.name,
+            manifest.step,
+            manifest.digest,
+            loss,
+            time.time(),
+            session.peer_id,
         )
         try:
             archiver.add(path, record)

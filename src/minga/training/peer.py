@@ -72,7 +72,7 @@ class Peer:
         self._closed = False
         self._unsettle: Callable[[], None] = lambda: None
         self._status, self._streams = StatusReader(self), list[EventStream]()
-        self.checkpointer = Checkpointer(session, spec, directory, self.note)
+        self.checkpointer = Checkpointer(session, directory, self.note)
         """For the optimizer: keeps checkpoints, and what this peer alone has."""
         thread.ask(lambda: RunFileServer(session.node, signed_spec, spec.files, self.files))
         organiser, path, known = signed_spec.organiser, None, None
@@ -273,10 +273,7 @@ class Peer:
                 micro_batches=self.spec.micro_batches_per_member,
                 size=security.micro_batch_size,
             )
-            organiser = self._signed_spec.organiser
-            self._hold_no_free_memory(
-                self._session.attach_secure(self.spec, replica, public, organiser, self.directory), replica
-            )
+            self._hold_no_free_memory(self._session.attach_secure(replica, public, self.directory), replica)
             return public
 
         self.on_loop(check)
@@ -291,7 +288,7 @@ class Peer:
         receipts_file = BookFile(self.directory, self._session.peer_id, self._session.disk)
 
         def start() -> None:
-            member = self._session.attach(self.spec, replica, port, self._signed_spec.organiser, receipts_file)
+            member = self._session.attach(replica, port, receipts_file)
             self.checkpointer.begin(member, before)
             ReceiptFileServer(self._session.node, member.receipts.book, self._signed_spec)
             self._hold_no_free_memory(member, replica)

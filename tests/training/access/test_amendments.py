@@ -244,12 +244,11 @@ async def test_what_is_due_is_what_no_higher_number_overrules() -> None:
 async def test_a_plan_by_fewer_orders_than_are_due_here_is_what_a_newcomer_goes_by_in_all_it_does() -> None:
     spec = make_spec(8)
     orders = standing(spec, amendment(spec, 1, 2, training__stop_after_steps="4"))
-    amends, told = Amended(orders, small_replica(spec)), list[int | None]()
-    amends.on_change = lambda changed: told.append(changed.training.stop_after_steps)
+    amends = Amended(orders, small_replica(spec))
     amends.stand_at(3)
-    assert (told, amends.last_step(3)) == ([4], 4)
+    assert amends.now.training.stop_after_steps == amends.last_step(3) == 4
     amends.enter(())  # its leader has not heard of the order yet
-    assert (told, amends.last_step(4)) == ([4, None], None)
+    assert amends.now.training.stop_after_steps is amends.last_step(4) is None
 
 
 def test_a_peer_that_comes_back_and_one_that_looks_on_go_by_the_batch_that_is_due() -> None:

@@ -23,12 +23,12 @@ from minga.training.life.founding import (
     AskFounders,
     Bootstrap,
     Founding,
-    FoundingRules,
     Genesis,
     GenesisAnswer,
+    Participation,
 )
 from tests.worlds.node_world import RUN_ID, World, identity_of
-from tests.worlds.swarm_tools import virtually
+from tests.worlds.swarm_tools import make_spec, virtually
 
 STATE = "5" * 64
 
@@ -42,10 +42,13 @@ class Foundation(World):
 
     def founding(self, node: Node) -> Founding:
         path = self.folder / node.peer_id[:10]
-        rules = FoundingRules(self.founders, by_organiser=False)
+        many = {"verification": "byzantine", "founders": self.founders}
+        sections = {"security": many} if self.founders > 1 else {"state": {"founder": "first"}}
         organiser = self.nodes[0].peer_id
         known = Genesis.from_file(path, node.run_id, organiser)
-        return Founding(node, identity_of(node), organiser, rules, path, known)
+        return Founding(
+            node, identity_of(node), Participation(make_spec(8, **sections), organiser, "trainer"), path, known
+        )
 
 
 def answer_with(answer: Callable[[], GenesisAnswer]) -> Callable[[PeerId, MessageStream], object]:

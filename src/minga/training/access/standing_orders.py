@@ -372,8 +372,8 @@ class Amended:
     def __init__(self, orders: StandingOrders, replica: Amendable) -> None:
         self.in_force: tuple[str, ...] = ()
         """Those of the last plan."""
-        self.on_change: Callable[[RunSpec], None] = lambda _: None
-        """Told the amended run spec when another set comes into force."""
+        self.now = orders.spec(())
+        """The run spec as it holds here at present; any thread may read it."""
         self._orders, self._replica = orders, replica
         self._has_taken_step = False
         self._due: dict[str, Any] | None = None  # what the training thread still has to tell the replica
@@ -406,7 +406,7 @@ class Amended:
     def stand_at(self, step: int) -> None:
         """This peer has the state of `step`, from its disk or from others: by which plan it came about is not known."""
         self._has_taken_step = False
-        self.on_change(self._spec(step))
+        self.now = self._spec(step)
 
     def enter(self, plan_orders: Sequence[str]) -> str:
         """The round of a plan with these orders counts. Returns what they change, in words, if they are another set, or
@@ -417,9 +417,8 @@ class Amended:
         if ids == self.in_force and not first:
             return ""
         self.in_force = ids
-        changes, spec = self._orders.changes(ids), self._orders.spec(ids)
+        changes, self.now = self._orders.changes(ids), self._orders.spec(ids)
         self._due = {key: value for key, value in changes.items() if key.startswith(OPTIMIZER)}
-        self.on_change(spec)
         return ", ".join(f"{key} = {value}" for key, value in sorted(changes.items()) if key != PAUSED)
 
     def apply(self) -> None:
