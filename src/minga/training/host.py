@@ -26,6 +26,7 @@ from minga.training.plugins_of_run import check_plugins, spelled_out, with_origi
 from minga.training.run_folder.known_runs import OwnSettings, known_run
 from minga.training.run_folder.rejoin import HostLock, check_organiser
 from minga.training.session import Session
+from minga.training.status.status_reader import StatusReader
 from minga.training.transfer.run_files import describe_file, whole_digest
 
 logger = logging.getLogger("minga.training")
@@ -182,7 +183,7 @@ def _enter(
     try:
         claim.tell(peer.link)
         if archive is not None:
-            peer.keep_archive(archive)
+            peer.checkpointer.archive(archive, StatusReader(peer, from_start=True))
     except BaseException:  # the peer has the key and the lock now, and ends with them
         peer.close()
         raise

@@ -6,7 +6,6 @@ enters the run as a monitor that the key vouches for. Every member verifies its 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import math
@@ -361,7 +360,7 @@ class Organiser:
         else:
             session = peer.session
             peer.on_loop(lambda: session.admission.take([order]))
-            asyncio.run_coroutine_threadsafe(session.spread_orders(), peer.on_loop(asyncio.get_running_loop)).result()
+            peer.call(session.spread_orders())
         self._files.keep_orders(list(self.ledger.orders()))
 
 

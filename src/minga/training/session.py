@@ -192,6 +192,12 @@ class Session:
         return self.member.amended.now if isinstance(self.member, Member) else self.run.spec
 
     @property
+    @any_thread
+    def is_ready(self) -> bool:
+        """Whether this peer has the swarm's state and takes part in steps."""
+        return self.member is not None and self.member.ready.is_set()
+
+    @property
     def ledger(self) -> AccessLedger | None:
         """The organisers' orders; None while the run is not known."""
         return self.admission.ledger
@@ -261,7 +267,7 @@ class Session:
             files,
             known,
             self.disk,
-            in_step=lambda: self.member is not None and self.member.ready.is_set(),
+            in_step=lambda: self.is_ready,
             on_own_end=self._lose_access,
         )
         if self._started:
@@ -385,6 +391,7 @@ class Session:
             )
         self.node.spawn(LinkReporter(self.node, self.board).run())
 
+    @any_thread
     def _founded(self) -> Founding:
         if self.founding is None:
             raise ConfigurationError("this session does not know the spec of its run yet")

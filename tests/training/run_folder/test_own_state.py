@@ -318,7 +318,7 @@ def test_a_checkpoint_that_is_written_for_long_has_what_belongs_to_its_own_step(
         train(optimizer, model, 2 * CHECKPOINT_EVERY + 1)
         goes_on.set()
         peer.checkpointer.wait()
-        assert peer.checkpoint_step() == CHECKPOINT_EVERY
+        assert peer.checkpointer.newest_step() == CHECKPOINT_EVERY
         checkpoint, own = peer.newest_checkpoint(), peer.checkpointer._own
         assert checkpoint is not None
         assert own is not None
