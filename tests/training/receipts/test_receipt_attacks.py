@@ -15,10 +15,7 @@ from minga.simulation.swarm.swarm import Swarm
 from minga.training.receipts import book as book_module
 from minga.training.receipts.attestation import (
     MAX_PASSED_ON,
-    Attestation,
     Claim,
-    Compact,
-    CompactEntry,
     Count,
     JoinNote,
     JudgedCount,
@@ -158,13 +155,11 @@ async def test_forged_attestations_and_replays_say_nothing() -> None:
             return honest(step)
         sent[0] += 1
         old = genuine[0]
-        named_other = Attestation(
-            next(peer for peer in evil.book.counts[0].ids if peer != old.attester), 0, old.entries, old.signature
-        )
-        vouched = Attestation(
-            old.attester, 0, tuple(entry._replace(doubts=b"") for entry in old.entries), old.signature[::-1]
-        )
-        choices = [old.compact, named_other.compact, vouched.compact, b"\xff" * 200, b""]
+        other = next(key for key in evil.book.counts[0].members if key != old.key)
+        named_other = msgspec.structs.replace(old, key=other)
+        entries = tuple(msgspec.structs.replace(entry, doubts=b"") for entry in old.entries)
+        vouched = msgspec.structs.replace(old, entries=entries, signature=old.signature[::-1])
+        choices = [old.travelling, named_other.travelling, vouched.travelling, b"\xff" * 200, b""]
         return msgspec.msgpack.encode(JoinNote(note.claim, choices[sent[0] % len(choices)]))
 
     evil.for_leader = forge  # type: ignore[method-assign]
@@ -223,8 +218,7 @@ def test_a_count_is_bound_to_its_run_and_its_claims() -> None:
     attestation = sign(KEYS[0], count)
     assert attestation.is_genuine("ab" * 32)
     assert not attestation.is_genuine("cd" * 32)
-    entries = (attestation.entries[0]._replace(digest=other.digest),)
-    assert not Attestation(attestation.attester, 0, entries, attestation.signature).is_genuine("ab" * 32)
+    assert not msgspec.structs.replace(attestation, digests=(other.digest,)).is_genuine("ab" * 32)
     assert isinstance(other, Count)
 
 
@@ -241,8 +235,8 @@ async def test_steps_that_no_run_reaches_make_nobody_accuse_those_who_ask_about_
         def with_plan(plan: Plan, notes: Mapping[PeerId, bytes]) -> bytes:
             note = PlanNote.decode(honest(plan, notes))
             known = receipts.book.counts[0].step if len(receipts.book) else 0
-            entries = (CompactEntry(2 * known), *(CompactEntry(1 << 50) for _ in range(8)))
-            forged = msgspec.msgpack.encode(Compact(victim, 0, entries, bytes(64)))
+            entries = [(2 * known, b""), *((1 << 50, b"") for _ in range(8))]
+            forged = msgspec.msgpack.encode((victim, 0, entries, bytes(64), ()))
             return msgspec.msgpack.encode(PlanNote(note.claims, (forged, *note.attestations[:7])))
 
         receipts.with_plan = with_plan  # type: ignore[method-assign]
@@ -256,7 +250,7 @@ async def test_steps_that_no_run_reaches_make_nobody_accuse_those_who_ask_about_
 
 def test_members_that_always_send_an_attestation_keep_nobody_from_being_heard() -> None:
     notes = [
-        (peer, JoinNote(None, sign(key, make_count(4, [None])).compact)) for peer, key in zip(IDS, KEYS, strict=True)
+        (peer, JoinNote(None, sign(key, make_count(4, [None])).travelling)) for peer, key in zip(IDS, KEYS, strict=True)
     ]
     heard = {note for step in range(3) for note in passed_on(step, notes)}
     assert heard == {note.attestation for _, note in notes}

@@ -71,10 +71,10 @@ def test_a_peer_killed_when_it_signs_goes_on_with_its_book(moment: str) -> None:
         assert "peer-1" in attesters(swarm, "peer-0")
         book = receipts_of(swarm.peers["peer-0"]).book
         signed = {
-            entry.step
+            step
             for each in book.attestations(count.place for count in book.counts)
             if swarm.name_of(each.attester) == "peer-1"
-            for entry in each.entries
+            for _, step in each.places
         }
         assert {count.step for count in before} <= signed, "of the time before it died, too"
         assert totals_at(swarm, "peer-0")["peer-1"].samples <= given(swarm)["peer-1"]

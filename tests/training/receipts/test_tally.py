@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from minga.training.receipts import book
 from minga.training.receipts.attestation import (
-    MAX_COMPACT_BYTES,
     MAX_ENTRIES,
+    MAX_TRAVELLING_BYTES,
     Attestation,
     Claim,
-    Compact,
     Count,
     JudgedCount,
     pack,
@@ -124,17 +123,19 @@ def test_doubts_travel(members: set[int]) -> None:
 def test_an_attestation_travels_without_the_digests(steps: list[int]) -> None:
     counts = [make_count(step, [CLAIM, None]) for step in steps]
     attestation = sign(KEYS[0], *counts, doubts=[1])
-    compact = Compact.decode(attestation.compact)
-    assert compact is not None
-    assert compact.expand({count.place: count.digest for count in counts}) == attestation
+    digests = {count.place: count.digest for count in counts}
+    received = Attestation.decode(attestation.travelling)
+    assert received is not None
+    assert received == attestation.without_digests(digests)
+    assert received.with_digests(digests) == attestation
     assert attestation.is_genuine(RUN)
-    assert compact.expand({}) is None
-    assert len(attestation.compact) < MAX_COMPACT_BYTES
+    assert received.with_digests({}) is None
+    assert len(attestation.travelling) < MAX_TRAVELLING_BYTES
 
 
 @given(st.binary(max_size=1000))
 def test_nonsense_is_no_attestation(data: bytes) -> None:
-    assert Compact.decode(data) is None
+    assert Attestation.decode(data) is None
 
 
 def test_of_counts_that_are_dropped_the_totals_remain(monkeypatch: pytest.MonkeyPatch) -> None:

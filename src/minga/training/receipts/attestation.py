@@ -6,7 +6,6 @@ An attestation is one member's signature of counts that it took part in, with it
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import Annotated, NamedTuple
@@ -100,7 +99,7 @@ Place = tuple[int, int]
 CONTEXT = b"receipts/1"
 MAX_ENTRIES = 32
 """Counts that one signature covers at most."""
-MAX_COMPACT_BYTES = 900
+MAX_TRAVELLING_BYTES = 900
 """It goes into the note of a registration beside a claim."""
 
 Doubts = Annotated[bytes, msgspec.Meta(max_length=-(-MAX_MEMBERS // 8))]
@@ -117,32 +116,64 @@ class SignedCount(NamedTuple):
     is_witness: bool
 
 
-@dataclass(frozen=True)
-class JudgedCount:
+class JudgedCount(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A count, and what one member has to say of it, see `SignedCount`."""
 
     count: Count
-    doubts: bytes
+    doubts: Doubts
     is_witness: bool
 
 
-class CompactEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An entry as it travels, without the digest, since the others have the same counts.
-
-    `step` is twice the number of steps since the entry before, and one more for a witness.
+class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What an attestation has of one count. `step` is twice the number of steps since the entry before, and one more
+    for a witness.
     """
 
     step: Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
     doubts: Doubts = b""
 
 
-class Compact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An attestation as it travels."""
+class Attestation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What one member signed of counts of one `epoch`, ascending: in a book, on the wire, and in a file.
+
+    `digests` are those of the counts, each empty where its reader has the count, and none where it has all of them.
+    Nothing is verified by reading one.
+    """
 
     key: Key
     epoch: Epoch
-    entries: Annotated[tuple[CompactEntry, ...], msgspec.Meta(min_length=1, max_length=MAX_ENTRIES)]
+    entries: Annotated[tuple[Entry, ...], msgspec.Meta(min_length=1, max_length=MAX_ENTRIES)]
     signature: Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+    digests: Annotated[
+        tuple[Annotated[bytes, msgspec.Meta(max_length=DIGEST_BYTES)], ...], msgspec.Meta(max_length=MAX_ENTRIES)
+    ] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.digests) not in (0, len(self.entries)) or self.signed[-1].step > MAX_STEP:
+            raise ValueError("an attestation has a digest for each count or none, and steps that a run can reach")
+
+    @classmethod
+    def sign(cls, run_id: str, identity: Identity, judged: Collection[JudgedCount]) -> Attestation:
+        """Sign counts of one epoch, each with this peer's judgement."""
+        ordered = sorted(judged, key=lambda each: each.count.step)
+        before, entries = 0, []
+        for each in ordered:
+            entries.append(Entry(2 * (each.count.step - before) + each.is_witness, each.doubts))
+            before = each.count.step
+        digests = tuple(each.count.digest for each in ordered)
+        key, epoch = bytes.fromhex(identity.peer_id), ordered[0].count.epoch
+        unsigned = cls(key, epoch, tuple(entries), bytes(SIGNATURE_BYTES), digests)
+        return msgspec.structs.replace(unsigned, signature=identity.sign(unsigned._statement(run_id), context=CONTEXT))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Attestation | None:
+        """Read one that travelled; None for anything else."""
+        if len(data) > MAX_TRAVELLING_BYTES:
+            return None
+        try:
+            return decode_msgpack(data, cls)
+        except DECODING_ERRORS:
+            return None
 
     @property
     def attester(self) -> PeerId:
@@ -150,68 +181,43 @@ class Compact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         return PeerId(self.key.hex())
 
     @property
-    def steps(self) -> tuple[int, ...]:
-        """The steps of its counts, ascending."""
-        found, step = [], 0
-        for entry in self.entries:
+    def signed(self) -> tuple[SignedCount, ...]:
+        """What it says of each count."""
+        step, found = 0, []
+        for entry, digest in zip(self.entries, self.digests or (b"",) * len(self.entries), strict=True):
             step += entry.step >> 1
-            found.append(step)
+            found.append(SignedCount(step, digest, entry.doubts, bool(entry.step & 1)))
         return tuple(found)
 
-    @classmethod
-    def decode(cls, data: bytes) -> Compact | None:
-        """Read it; None for anything else, such as steps that no run reaches. No signature is verified yet."""
-        if len(data) > MAX_COMPACT_BYTES:
-            return None
-        try:
-            found = decode_msgpack(data, cls)
-        except DECODING_ERRORS:
-            return None
-        return found if found.steps[-1] <= MAX_STEP else None
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Those of its counts."""
+        return tuple((self.epoch, each.step) for each in self.signed)
 
-    def expand(self, digests: Mapping[Place, bytes]) -> Attestation | None:
-        """With the digests of its counts; None if one of them is missing."""
-        steps = self.steps
-        if any((self.epoch, step) not in digests for step in steps):
-            return None
-        entries = (
-            SignedCount(step, digests[self.epoch, step], entry.doubts, bool(entry.step & 1))
-            for step, entry in zip(steps, self.entries, strict=True)
-        )
-        return Attestation(self.attester, self.epoch, tuple(entries), self.signature)
+    @property
+    def travelling(self) -> bytes:
+        """How it travels: without digests, since the others have the same counts."""
+        return msgspec.msgpack.encode(msgspec.structs.replace(self, digests=()))
 
+    def with_digests(self, known: Mapping[Place, bytes]) -> Attestation | None:
+        """With the digests of all its counts; None if one of them is missing."""
+        digests = tuple(each.digest or known.get((self.epoch, each.step), b"") for each in self.signed)
+        return msgspec.structs.replace(self, digests=digests) if all(digests) else None
 
-class Attestation(msgspec.Struct, frozen=True, dict=True):
-    """What `attester` signed: the entries, ascending, of one epoch."""
-
-    attester: PeerId
-    epoch: int
-    entries: tuple[SignedCount, ...]
-    signature: bytes
-
-    @classmethod
-    def sign(cls, run_id: str, identity: Identity, judged: Collection[JudgedCount]) -> Attestation:
-        """Sign counts of one epoch, each with this peer's judgement."""
-        ordered = sorted(judged, key=lambda each: each.count.step)
-        epoch = ordered[0].count.epoch
-        entries = tuple(SignedCount(j.count.step, j.count.digest, j.doubts, j.is_witness) for j in ordered)
-        signature = identity.sign(_statement(run_id, epoch, entries), context=CONTEXT)
-        return cls(PeerId(identity.peer_id), epoch, entries, signature)
+    def without_digests(self, known: Mapping[Place, bytes]) -> Attestation:
+        """Without the digests of the counts that its reader has."""
+        pairs = zip(self.places, self.digests, strict=True)
+        digests = tuple(b"" if known.get(place) == digest else digest for place, digest in pairs)
+        return msgspec.structs.replace(self, digests=digests if any(digests) else ())
 
     def is_genuine(self, run_id: str) -> bool:
-        """Whether the attester's key signed it for this run, and its steps ascend."""
-        ascends = all(before.step < after.step for before, after in zip(self.entries, self.entries[1:], strict=False))
-        statement = _statement(run_id, self.epoch, self.entries)
-        return ascends and verify(self.attester, self.signature, statement, context=CONTEXT)
+        """Whether the attester's key signed it for this run, and its steps ascend. It has to have all digests."""
+        return all(entry.step >> 1 for entry in self.entries[1:]) and verify(
+            self.attester, self.signature, self._statement(run_id), context=CONTEXT
+        )
 
-    @cached_property
-    def compact(self) -> bytes:
-        """How it travels."""
-        before, entries = 0, []
-        for entry in self.entries:
-            entries.append(CompactEntry(2 * (entry.step - before) + entry.is_witness, entry.doubts))
-            before = entry.step
-        return msgspec.msgpack.encode(Compact(bytes.fromhex(self.attester), self.epoch, tuple(entries), self.signature))
+    def _statement(self, run_id: str) -> bytes:
+        return msgspec.msgpack.encode((bytes.fromhex(run_id), self.epoch, [tuple(each) for each in self.signed]))
 
 
 def pack(members: Collection[int]) -> bytes:
@@ -226,10 +232,6 @@ def unpack(doubts: bytes) -> frozenset[int]:
     return frozenset(index for index in range(bits.bit_length()) if bits >> index & 1)
 
 
-def _statement(run_id: str, epoch: int, entries: tuple[SignedCount, ...]) -> bytes:
-    return msgspec.msgpack.encode((bytes.fromhex(run_id), epoch, [tuple(entry) for entry in entries]))
-
-
 # ---- Messages: the notes that travel with group formation, and the rare calls beside them.
 
 
@@ -237,7 +239,7 @@ DIGESTS, LAST = "receipts.digests", "receipts.last"
 MAX_PASSED_ON = 8
 """Attestations that a leader passes on with one plan: it sends them to all members."""
 
-AttestationBytes = Annotated[bytes, msgspec.Meta(max_length=MAX_COMPACT_BYTES)]
+AttestationBytes = Annotated[bytes, msgspec.Meta(max_length=MAX_TRAVELLING_BYTES)]
 
 
 class JoinNote(msgspec.Struct, frozen=True, array_like=True):
@@ -280,7 +282,7 @@ def passed_on(step: int, notes: Sequence[tuple[PeerId, JoinNote]]) -> list[bytes
     own = (
         note.attestation
         for peer, note in in_turn
-        if (compact := Compact.decode(note.attestation)) is not None and compact.attester == peer
+        if (signed := Attestation.decode(note.attestation)) is not None and signed.attester == peer
     )
     return list(islice(own, MAX_PASSED_ON))
 

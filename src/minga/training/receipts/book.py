@@ -10,12 +10,13 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.messages import Plan
+from minga.identity.access.token import MAX_TOKEN_BYTES
 from minga.network.interface import PeerId
 from minga.training.receipts.attestation import (
     MAX_ENTRIES,
@@ -25,6 +26,7 @@ from minga.training.receipts.attestation import (
     Claim,
     Count,
     JudgedCount,
+    Key,
     Place,
     SignedCount,
     pack,
@@ -145,6 +147,16 @@ MAX_CLAIMS = 300_000
 the totals remain."""
 
 
+class BookEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One thing in a book, the others None: a count with the judgement of the peer whose book it is, an attestation of
+    any member, or the access token that a peer showed in a run for members.
+    """
+
+    count: JudgedCount | None = None
+    attestation: Attestation | None = None
+    token: tuple[Key, Annotated[bytes, msgspec.Meta(max_length=MAX_TOKEN_BYTES)]] | None = None
+
+
 class ReceiptBook:
     """Counts by their place, and attestations by their attester."""
 
@@ -176,11 +188,31 @@ class ReceiptBook:
         """The digest of each count."""
         return self._digests
 
+    def entries(self, subject: PeerId | None = None) -> Iterator[BookEntry]:
+        """What there is of `subject`, or of all peers: the counts, what was signed of them, and access tokens."""
+        judged = [each for each in self._judged.values() if subject is None or each.count.claim_of(subject) is not None]
+        yield from (BookEntry(count=each) for each in judged)
+        digests = {each.count.place: each.count.digest for each in judged}
+        attestations = list(self.attestations(digests))
+        yield from (BookEntry(attestation=each.without_digests(digests)) for each in attestations)
+        for peer in sorted({each.attester for each in attestations} & self.tokens.keys()):
+            yield BookEntry(token=(bytes.fromhex(peer), self.tokens[peer]))
+
+    def enter(self, entry: BookEntry) -> None:
+        """Take up what an earlier process of this peer kept; no signature is verified again."""
+        if entry.count is not None and entry.count.count.is_sound:
+            self.add_count(entry.count)
+        if entry.attestation is not None and (attestation := entry.attestation.with_digests(self._digests)) is not None:
+            self.add(attestation)
+        if entry.token is not None:
+            key, token = entry.token
+            self.tokens[PeerId(key.hex())] = token
+
     def attestations(self, places: Iterable[Place]) -> Iterator[Attestation]:
         """Those that say something of one of these counts."""
         wanted = set(places)
         for attestation in self._attestations:
-            if any((attestation.epoch, entry.step) in wanted for entry in attestation.entries):
+            if not wanted.isdisjoint(attestation.places):
                 yield attestation
 
     def own_newest(self, peer: PeerId) -> Attestation | None:
@@ -210,8 +242,7 @@ class ReceiptBook:
         entries = self._entries[peer] + len(attestation.entries)
         if entries > 2 * (self._named[bytes.fromhex(peer)] + MAX_ENTRIES):
             return False
-        for entry in attestation.entries:
-            place = attestation.epoch, entry.step
+        for place, entry in zip(attestation.places, attestation.signed, strict=True):
             known = self._judged.get(place)
             if known is None or self._digests[place] != entry.digest or peer not in known.count.ids:
                 continue
@@ -264,7 +295,7 @@ class ReceiptBook:
 
     def _is_about_any(self, attestation: Attestation) -> bool:
         """Whether it says something of a count that is here; what else it names may be made up."""
-        return any((attestation.epoch, entry.step) in self._judged for entry in attestation.entries)
+        return any(place in self._judged for place in attestation.places)
 
 
 class ReceiptTotals:

@@ -1,8 +1,8 @@
 """The book of one peer on disk: a file to which entries are added, and of which a kill leaves all but the last.
 
-Each entry is its length (4 bytes, big-endian) and a msgpack: a count with the peer's own doubts, an attestation, or the
-access token that a member showed. An entry that was cut off is dropped when the file is loaded. A file that has grown
-large loses its older half then.
+Each entry is its length (4 bytes, big-endian) and a msgpack (`BookEntry`). Attestations keep their digests, since the
+counts that they are about may be gone first. An entry that was cut off is dropped when the file is loaded. A file that
+has grown large loses its older half then.
 """
 
 from __future__ import annotations
@@ -10,65 +10,22 @@ from __future__ import annotations
 import logging
 import struct
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
-from minga.averaging.messages import Epoch, Step
 from minga.core.aio import DiskWrites
 from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
-from minga.identity.access.token import MAX_TOKEN_BYTES
 from minga.network.interface import PeerId
-from minga.training.receipts.attestation import MAX_ENTRIES, Attestation, Count, Doubts, JudgedCount, Key, SignedCount
-from minga.training.receipts.book import ReceiptBook
+from minga.training.receipts.attestation import Attestation, JudgedCount
+from minga.training.receipts.book import BookEntry, ReceiptBook
 
 MAX_FILE_BYTES = 256 << 20
 MAX_ENTRY_BYTES = 1 << 20
 _LENGTH = struct.Struct(">I")
 
 logger = logging.getLogger("minga.training")
-
-
-class KeptCount(msgspec.Struct, frozen=True, array_like=True, tag="count"):
-    """A count that the peer took part in, and its judgement."""
-
-    count: Count
-    doubts: Doubts
-    is_witness: bool
-
-
-class KeptAttestation(msgspec.Struct, frozen=True, array_like=True, tag="attestation"):
-    """An attestation of any member; for its entries see `SignedCount`."""
-
-    attester: Key
-    epoch: Epoch
-    entries: Annotated[
-        tuple[tuple[Step, Annotated[bytes, msgspec.Meta(max_length=32)], Doubts, bool], ...],
-        msgspec.Meta(max_length=MAX_ENTRIES),
-    ]
-    signature: Annotated[bytes, msgspec.Meta(max_length=64)]
-
-    @classmethod
-    def of(cls, attestation: Attestation) -> KeptAttestation:
-        """As it is kept."""
-        return cls(bytes.fromhex(attestation.attester), attestation.epoch, attestation.entries, attestation.signature)
-
-    def restored(self) -> Attestation:
-        """As it was; its signature is not verified again."""
-        entries = tuple(SignedCount(*entry) for entry in self.entries)
-        return Attestation(PeerId(self.attester.hex()), self.epoch, entries, self.signature)
-
-
-class KeptToken(msgspec.Struct, frozen=True, array_like=True, tag="token"):
-    """The access token that a member showed in a run for members."""
-
-    peer: Key
-    token: Annotated[bytes, msgspec.Meta(max_length=MAX_TOKEN_BYTES)]
-
-
-Kept = KeptCount | KeptAttestation | KeptToken
 
 
 class BookFile:
@@ -99,17 +56,17 @@ class BookFile:
 
     def add_count(self, judged: JudgedCount) -> None:
         """Keep a count."""
-        self._disk.do(self._append, KeptCount(judged.count, judged.doubts, judged.is_witness))
+        self._disk.do(self._append, BookEntry(count=judged))
 
     def add(self, attestation: Attestation) -> None:
         """Keep an attestation."""
-        self._disk.do(self._append, KeptAttestation.of(attestation))
+        self._disk.do(self._append, BookEntry(attestation=attestation))
 
     def add_token(self, peer: PeerId, token: bytes) -> None:
         """Keep the token of a member."""
-        self._disk.do(self._append, KeptToken(bytes.fromhex(peer), token))
+        self._disk.do(self._append, BookEntry(token=(bytes.fromhex(peer), token)))
 
-    def _append(self, entry: Kept) -> None:
+    def _append(self, entry: BookEntry) -> None:
         if self._is_broken:
             return
         encoded = msgspec.msgpack.encode(entry)
@@ -160,21 +117,11 @@ def _restore(data: bytes, book: ReceiptBook) -> int:
         if size > MAX_ENTRY_BYTES or stop > len(data):
             break
         try:
-            _enter(decode_msgpack(data[start + _LENGTH.size : stop], Kept), book)
+            book.enter(decode_msgpack(data[start + _LENGTH.size : stop], BookEntry))
         except DECODING_ERRORS:
             break
         start = stop
     return start
-
-
-def _enter(entry: Kept, book: ReceiptBook) -> None:
-    if isinstance(entry, KeptCount):
-        if entry.count.is_sound:
-            book.add_count(JudgedCount(entry.count, entry.doubts, entry.is_witness))
-    elif isinstance(entry, KeptAttestation):
-        book.add(entry.restored())
-    else:
-        book.tokens[PeerId(entry.peer.hex())] = entry.token
 
 
 def _newer_half(data: bytes) -> bytes:
@@ -185,7 +132,7 @@ def _newer_half(data: bytes) -> bytes:
         stop = start + _LENGTH.size + size
         if start >= len(data) // 2:
             newer += data[start:stop]
-        elif isinstance(decode_msgpack(data[start + _LENGTH.size : stop], Kept), KeptToken):
+        elif decode_msgpack(data[start + _LENGTH.size : stop], BookEntry).token is not None:
             tokens += data[start:stop]
         start = stop
     return bytes(tokens + newer)

@@ -30,16 +30,16 @@ from minga.network.rpc.node import Node
 from minga.training.receipts.attestation import (
     DIGESTS,
     LAST,
-    MAX_COMPACT_BYTES,
+    MAX_TRAVELLING_BYTES,
     AskDigests,
     Attestation,
     Claim,
-    Compact,
     Count,
     Digests,
     JoinNote,
     JudgedCount,
     LastAttestation,
+    Place,
     PlanNote,
     Taken,
     passed_on,
@@ -94,7 +94,7 @@ class Receipts:
         self._claimed: Claim | None = None
         self._pending: JudgedCount | None = None
         last = self.book.own_newest(node.peer_id)  # an earlier process may have died before a leader passed it on
-        self._outbox: OrderedDict[bytes, None] = OrderedDict({last.compact: None} if last else {})
+        self._outbox: OrderedDict[bytes, None] = OrderedDict({last.travelling: None} if last else {})
         self._asking: set[PeerId] = set()
         node.serve(DIGESTS, self._serve_digests)
         node.serve(LAST, self._serve_last)
@@ -176,13 +176,13 @@ class Receipts:
             attestation = self._attest(counts)
             if not self._keep(attestation):
                 return
-            self._outbox[attestation.compact] = None
+            self._outbox[attestation.travelling] = None
 
     def _attest(self, counts: list[JudgedCount]) -> Attestation:
         """As many of them as fit into a note."""
         while True:
             attestation = Attestation.sign(self._node.run_id, self._identity, counts)
-            if len(attestation.compact) <= MAX_COMPACT_BYTES or len(counts) == 1:
+            if len(attestation.travelling) <= MAX_TRAVELLING_BYTES or len(counts) == 1:
                 return attestation
             counts = counts[: len(counts) // 2]
 
@@ -210,17 +210,21 @@ class Receipts:
     # ---- attestations of others
 
     def _receive(self, data: bytes, members: tuple[PeerId, ...]) -> None:
-        compact = Compact.decode(data)
-        if compact is None or compact.attester not in members:
+        attestation = Attestation.decode(data)
+        if attestation is None or attestation.attester not in members:
             return
-        if compact.attester == self._node.peer_id:
+        if attestation.attester == self._node.peer_id:
             self._outbox.pop(data, None)
-            return
-        attestation = compact.expand(self.book.digests)
-        if attestation is not None and attestation.is_genuine(self._node.run_id):
-            self._keep(attestation)
-        elif any((compact.epoch, step) in self.book.digests for step in compact.steps):
-            self._ask_digests(compact)
+        elif not self._keep_if_genuine(attestation) and any(each in self.book.digests for each in attestation.places):
+            self._ask_digests(attestation)
+
+    def _keep_if_genuine(self, attestation: Attestation, digests: Mapping[Place, bytes] | None = None) -> bool:
+        """Keep an attestation of counts with these `digests`, by default those of the book; False if it is none."""
+        whole = attestation.with_digests(self.book.digests if digests is None else digests)
+        is_genuine = whole is not None and whole.is_genuine(self._node.run_id)
+        if whole is not None and is_genuine:
+            self._keep(whole)
+        return is_genuine
 
     def _keep(self, attestation: Attestation) -> bool:
         is_new = self.book.add(attestation)
@@ -228,25 +232,22 @@ class Receipts:
             self._file.add(attestation)
         return is_new
 
-    def _ask_digests(self, compact: Compact) -> None:
+    def _ask_digests(self, attestation: Attestation) -> None:
         """It covers a count that this peer has not, or has another of: ask its attester what it signed."""
-        if compact.attester not in self._asking and len(self._asking) < MAX_ASKING:
-            self._asking.add(compact.attester)
-            self._node.spawn(self._fetch_digests(compact))
+        if attestation.attester not in self._asking and len(self._asking) < MAX_ASKING:
+            self._asking.add(attestation.attester)
+            self._node.spawn(self._fetch_digests(attestation))
 
-    async def _fetch_digests(self, compact: Compact) -> None:
+    async def _fetch_digests(self, attestation: Attestation) -> None:
+        ask = AskDigests(attestation.epoch, tuple(each.step for each in attestation.signed))
         try:
-            ask = AskDigests(compact.epoch, compact.steps)
-            found = (await self._node.call(compact.attester, DIGESTS, ask, Digests)).digests
+            found = (await self._node.call(attestation.attester, DIGESTS, ask, Digests)).digests
         except RemoteError:
             return
         finally:
-            self._asking.discard(compact.attester)
-        if len(found) == len(compact.steps):
-            places = {(compact.epoch, step): digest for step, digest in zip(compact.steps, found, strict=True)}
-            attestation = compact.expand(places)
-            if attestation is not None and attestation.is_genuine(self._node.run_id):
-                self._keep(attestation)
+            self._asking.discard(attestation.attester)
+        if len(found) == len(ask.steps):
+            self._keep_if_genuine(attestation, dict(zip(attestation.places, found, strict=True)))
 
     # ---- serving
 
