@@ -24,10 +24,10 @@ from typing import Annotated, Any
 import msgspec
 
 from minga.core.aio import Backoff
-from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError
 from minga.core.events.bus import EventData
 from minga.core.events.training import CheckpointArchived, CheckpointNotUploaded, CheckpointUploaded
+from minga.core.files import read_struct
 from minga.identity.keys.keys import Identity, verify
 
 # ---- The record: what an archived checkpoint says of itself, signed by the peer that archived it.
@@ -77,9 +77,8 @@ def read_record(folder: Path) -> ArchiveRecord:
     """
     path = folder / RECORD_FILE
     try:
-        with path.open("rb") as file:
-            signed = decode_json(file.read(MAX_RECORD_BYTES), _Signed)
-    except (OSError, *DECODING_ERRORS) as error:
+        signed: _Signed = read_struct(path, _Signed, MAX_RECORD_BYTES)
+    except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from error
     record = signed.record
     if not verify(record.peer, bytes.fromhex(signed.signature), record.encode(), context=SIGNATURE_CONTEXT):

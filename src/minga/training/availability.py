@@ -29,9 +29,8 @@ from typing import Annotated, Literal, NamedTuple, get_args
 import msgspec
 import psutil
 
-from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError, StorageError
-from minga.core.files import write_atomically
+from minga.core.files import keep, read_kept
 from minga.core.units import format_size, parse_size
 from minga.identity.keys.key_file import FileLock
 
@@ -284,9 +283,9 @@ class TrafficBudget:
         if there is not None and there.ends == self._kept.ends:  # another peer of this machine may have added to it
             self._kept.used_bytes = max(self._kept.used_bytes, there.used_bytes + self._unwritten)
         try:
-            write_atomically(self._path, msgspec.json.encode(self._kept))
-        except OSError as error:
-            logger.warning("the traffic of this run cannot be kept in %s: %s", self._path, error)
+            keep(self._path, self._kept)
+        except StorageError as error:
+            logger.warning("the traffic of this run is not kept: %s", error)
             return
         self._unwritten = 0.0
 
@@ -302,10 +301,8 @@ class TrafficBudget:
 
     def _read(self) -> _Kept | None:
         """What was kept, unless it is of another kind of period."""
-        try:
-            with self._path.open("rb") as file:
-                kept = decode_json(file.read(_MAX_FILE_BYTES), _Kept)
-        except (OSError, *DECODING_ERRORS):
+        kept = read_kept(self._path, None, _MAX_FILE_BYTES, _Kept)
+        if kept is None:
             return None
         return kept if kept.period == self.limit.period and kept.since < kept.ends < math.inf else None
 

@@ -12,7 +12,7 @@ from minga.core.errors import ProtocolError
 from minga.core.spec.sections import MAX_ORGANISERS
 from minga.identity.access.orders import MAX_BARRED, MAX_TERMS, Barred, Transfer
 from minga.network.interface import PeerId
-from minga.training.access.standing_orders import MAX_ORDERS, OrderExchange, OrderPage
+from minga.training.access.standing_orders import MAX_ORDERS, OrderExchange, Orders
 
 PAGES = 40
 
@@ -24,7 +24,7 @@ class Stream:
         key = bytes(32)
         barred = tuple(Barred(i.to_bytes(32, "big"), 1) for i in range(MAX_BARRED * MAX_ORGANISERS))
         transfer = Transfer(key, 1, 1, (), organisers=(key,), needed=1, barred=barred)
-        self.page = msgspec.msgpack.encode(OrderPage((transfer,), (), True))
+        self.page = msgspec.msgpack.encode(Orders((transfer,), more=True))
         self.sent = 0
 
     async def receive(self, kind: type[Any]) -> Any:

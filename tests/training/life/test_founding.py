@@ -14,7 +14,6 @@ from minga.core.events.network import PeerOffence
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
-from minga.training.life import founding as founding_module
 from minga.training.life.founding import (
     CALL_S,
     MAX_READY,
@@ -145,7 +144,7 @@ def test_the_organiser_tells_nobody_of_a_genesis_that_is_not_on_its_disk(
     async def main() -> None:
         world = Foundation(tmp_path, founders=1)
         organiser, other = await world.node(), await world.node()
-        monkeypatch.setattr(founding_module, "write_atomically", refuse)
+        monkeypatch.setattr("minga.core.files.write_atomically", refuse)
         with pytest.raises(StorageError):
             await world.founding(organiser).find(STATE)
         assert await other.call(organiser.peer_id, METHOD, AskFounders(STATE), GenesisAnswer) == GenesisAnswer(None, 0)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Protocol
 
 import msgspec
@@ -220,7 +220,7 @@ class StandingOrders:
 
 # ---- The exchange of orders: how they reach every member.
 #
-#     access.orders   OrdersHeld -> OrdersCompared; unless they are the same also OrderPages, and OrderPages back
+#     access.orders   OrdersHeld -> OrdersCompared; unless they are the same also pages of Orders, and pages back
 #
 # The caller tells a digest of the orders that it holds. If the other side holds others, both send what they have, and
 # each enters what is new to it. That happens on every new connection, with one random neighbour every `EXCHANGE_S`
@@ -247,17 +247,37 @@ class OrdersCompared(msgspec.Struct, frozen=True, array_like=True):
     same: bool
 
 
-class OrderPage(msgspec.Struct, frozen=True, array_like=True):
-    """Some of the orders that the sender holds: one transfer, or revocations; `more` pages follow, the last with
-    all range bans, amendments and regroups (less than a MiB).
+class Orders(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Those of a ledger, as they are kept on disk; or a page of them, as they travel, after which `more` pages follow.
+
+    They can be taken in this order.
     """
 
-    transfers: Annotated[tuple[Transfer, ...], msgspec.Meta(max_length=1)]
-    revocations: Annotated[tuple[Revocation, ...], msgspec.Meta(max_length=ORDERS_A_PAGE)]
-    more: bool
+    transfers: Annotated[tuple[Transfer, ...], msgspec.Meta(max_length=MAX_TERMS)] = ()
+    revocations: Annotated[tuple[Revocation, ...], msgspec.Meta(max_length=MAX_BARRED * MAX_ORGANISERS)] = ()
     ranges: Annotated[tuple[RangeBan, ...], msgspec.Meta(max_length=MAX_RANGES * MAX_ORGANISERS)] = ()
     amendments: Annotated[tuple[Amendment, ...], msgspec.Meta(max_length=MAX_AMENDMENTS)] = ()
     regroups: Annotated[tuple[Regroup, ...], msgspec.Meta(max_length=MAX_REGROUPS)] = ()
+    more: bool = False
+
+    @classmethod
+    def of(cls, orders: Iterable[PublicOrder]) -> Orders:
+        """The orders of a ledger."""
+        kinds = Transfer, Revocation, RangeBan, Amendment, Regroup
+        listed = list(orders)
+        return cls(*(tuple(order for order in listed if isinstance(order, kind)) for kind in kinds))
+
+    def all(self) -> list[PublicOrder]:
+        """All kinds."""
+        return [*self.transfers, *self.revocations, *self.ranges, *self.amendments, *self.regroups]
+
+    def pages(self) -> Iterator[Orders]:
+        """One transfer each, then revocations, and at last all range bans, amendments and regroups: less than a MiB."""
+        for transfer in self.transfers:
+            yield Orders((transfer,), more=True)
+        for start in range(0, len(self.revocations), ORDERS_A_PAGE):
+            yield Orders(revocations=self.revocations[start : start + ORDERS_A_PAGE], more=True)
+        yield msgspec.structs.replace(self, transfers=(), revocations=())
 
 
 @loop_bound
@@ -307,29 +327,15 @@ class OrderExchange:
             self._take(await self._receive(stream), peer)
 
     async def _send(self, stream: MessageStream) -> None:
-        orders = list(self._ledger.orders())
-        pages = [OrderPage((order,), (), True) for order in orders if isinstance(order, Transfer)]
-        barred = tuple(order for order in orders if isinstance(order, Revocation))
-        pages += [OrderPage((), barred[i : i + ORDERS_A_PAGE], True) for i in range(0, len(barred), ORDERS_A_PAGE)]
-        for page in pages:
+        for page in Orders.of(self._ledger.orders()).pages():
             await stream.send(page)
-        ranges = tuple(order for order in orders if isinstance(order, RangeBan))
-        await stream.send(
-            OrderPage((), (), False, ranges, tuple(self._ledger.amendments), tuple(self._ledger.regroups))
-        )
 
     async def _receive(self, stream: MessageStream) -> list[PublicOrder]:
         orders: list[PublicOrder] = []
         changes = transfers = 0
         while True:
-            page = await stream.receive(OrderPage)
-            found: list[PublicOrder] = [
-                *page.transfers,
-                *page.revocations,
-                *page.ranges,
-                *page.amendments,
-                *page.regroups,
-            ]
+            page = await stream.receive(Orders)
+            found = page.all()
             orders += found
             transfers += len(page.transfers)
             changes += len(page.amendments) + len(page.regroups)

@@ -23,7 +23,6 @@ that it does not remember.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -35,10 +34,9 @@ import msgspec
 from blake3 import blake3
 
 from minga.core.aio import racing
-from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import RemoteError, StorageError
 from minga.core.events.security import SecureFounded, SecureWaiting
-from minga.core.files import write_atomically
+from minga.core.files import keep, read_struct
 from minga.core.spec.run_spec import RunSpec
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
@@ -62,6 +60,7 @@ READY_S = 12.0
 because a peer that waits for the answer of another one is still there.
 """
 MAX_READY = 4 * MAX_MEMBERS
+MAX_GENESIS_BYTES = 1 << 20
 
 
 class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -83,15 +82,12 @@ class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     def from_file(cls, path: Path, run_id: str, organiser: str) -> Genesis | None:
         """The genesis kept there; None if it is missing, damaged, or of another run. Raises `StorageError`."""
         try:
-            data = path.read_bytes()
-        except FileNotFoundError:
+            genesis: Genesis = read_struct(path, cls, MAX_GENESIS_BYTES)
+        except (FileNotFoundError, ValueError):
             return None
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error}") from error
-        with contextlib.suppress(*DECODING_ERRORS):
-            genesis = decode_msgpack(data, cls)
-            return genesis if genesis.holds(run_id, organiser) else None
-        return None
+        return genesis if genesis.holds(run_id, organiser) else None
 
     def holds(self, run_id: str, organiser: str) -> bool:
         """Whether the organiser of that run signed it."""
@@ -363,7 +359,4 @@ class _Ready(NamedTuple):
 def _keep(path: Path | None, genesis: Genesis) -> None:
     if path is None:
         return
-    try:
-        write_atomically(path, msgspec.msgpack.encode(genesis))
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error}") from error
+    keep(path, genesis)

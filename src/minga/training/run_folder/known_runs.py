@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 import shutil
 import stat
@@ -16,9 +15,8 @@ from typing import Annotated, TypeVar
 import msgspec
 import platformdirs
 
-from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError, StorageError
-from minga.core.files import write_atomically
+from minga.core.files import keep, read_kept
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_duration
 from minga.identity.links.signed_spec import SignedRunSpec
@@ -183,9 +181,7 @@ def _size_bytes(path: Path) -> int:
 
 
 CHOSEN_STRATEGY_FILE = "chosen-strategy.json"
-_MAX_BYTES = 1 << 14
-
-logger = logging.getLogger("minga.training")
+_MAX_BYTES = 1 << 16
 
 
 class ChosenStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -197,23 +193,11 @@ class ChosenStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def read(cls, folder: Path) -> ChosenStrategy | None:
         """What was kept; None where nothing was chosen, or where the file is damaged, which is logged."""
-        path = folder / CHOSEN_STRATEGY_FILE
-        try:
-            with path.open("rb") as file:
-                return decode_json(file.read(_MAX_BYTES), cls)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, *DECODING_ERRORS) as error:
-            logger.warning("%s is left out, since it cannot be read: %s", path, error)
-            return None
+        return read_kept(folder / CHOSEN_STRATEGY_FILE, None, _MAX_BYTES, cls)
 
     def write(self, folder: Path) -> None:
         """Keep it. Raises `StorageError` if the disk refuses."""
-        path = folder / CHOSEN_STRATEGY_FILE
-        try:
-            write_atomically(path, msgspec.json.format(msgspec.json.encode(self), indent=1))
-        except OSError as error:
-            raise StorageError(f"{path} cannot be written: {error}") from error
+        keep(folder / CHOSEN_STRATEGY_FILE, self)
 
 
 # ---- Own settings: what an organiser set for their own machine, kept in the run's folder and not published.
@@ -223,7 +207,6 @@ class ChosenStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 OWN_SETTINGS_FILE = "own-settings.json"
-_OWN_SETTINGS_MAX_BYTES = 1 << 16
 
 
 class OwnSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -241,22 +224,11 @@ class OwnSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     @classmethod
     def read(cls, folder: Path) -> OwnSettings:
         """Those that were kept; without the file, or with a damaged one, none are set."""
-        path = folder / OWN_SETTINGS_FILE
-        try:
-            with path.open("rb") as file:
-                return decode_json(file.read(_OWN_SETTINGS_MAX_BYTES), cls)
-        except FileNotFoundError:
-            return cls()
-        except (OSError, *DECODING_ERRORS) as error:
-            logger.warning("%s is left out, since it cannot be read: %s", path, error)
-            return cls()
+        return read_kept(folder / OWN_SETTINGS_FILE, cls(), _MAX_BYTES)
 
     def write(self, folder: Path) -> None:
         """Keep them. Raises `StorageError` if the disk refuses."""
-        try:
-            write_atomically(folder / OWN_SETTINGS_FILE, msgspec.json.format(msgspec.json.encode(self), indent=1))
-        except OSError as error:
-            raise StorageError(f"{folder / OWN_SETTINGS_FILE} cannot be written: {error}") from error
+        keep(folder / OWN_SETTINGS_FILE, self)
 
     def updated(self, newer: OwnSettings) -> OwnSettings:
         """These, but for what `newer` sets. Raises `ConfigurationError` if the two do not go together."""

@@ -17,9 +17,8 @@ from typing import Annotated
 
 import msgspec
 
-from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import ConfigurationError, LinkError, ProtocolError, StorageError
-from minga.core.files import write_atomically
+from minga.core.files import keep, read_kept, write_atomically
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.key_file import FileLock
 from minga.identity.keys.keys import Identity
@@ -60,7 +59,8 @@ class RejoinFile:
 
     def keep_spec(self, signed: SignedRunSpec) -> None:
         """Remember the signed run spec; a disk that refuses is no reason not to take part."""
-        self._write(SPEC_FILE, signed.encode())
+        with contextlib.suppress(OSError):
+            write_atomically(self._directory / SPEC_FILE, signed.encode())
 
     def places(self) -> KnownAddresses:
         """The addresses that an earlier process knew last; read once."""
@@ -92,21 +92,16 @@ class RejoinFile:
         while True:
             before = self._kept
             if (places := self.now(look())) != before:
-                body = msgspec.msgpack.encode(places)
-                await asyncio.get_running_loop().run_in_executor(None, self._write, self._places_file, body)
+                await asyncio.get_running_loop().run_in_executor(None, self._keep_places, places)
             await asyncio.sleep(KEEP_PERIOD_S)
 
-    def _write(self, name: str, body: bytes) -> None:
-        with contextlib.suppress(OSError):
-            write_atomically(self._directory / name, body)
+    def _keep_places(self, places: KnownAddresses) -> None:
+        with contextlib.suppress(StorageError):
+            keep(self._directory / self._places_file, places)
 
 
 def _read_places(path: Path) -> KnownAddresses:
-    try:
-        with path.open("rb") as file:
-            return decode_msgpack(file.read(MAX_PLACES_BYTES), KnownAddresses)
-    except (OSError, *DECODING_ERRORS):
-        return KnownAddresses()
+    return read_kept(path, KnownAddresses(), MAX_PLACES_BYTES)
 
 
 def signed_spec(folder: Path) -> tuple[SignedRunSpec, RunSpec]:
