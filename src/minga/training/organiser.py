@@ -220,7 +220,7 @@ class Organiser:
             return {
                 peer: progress.step
                 for peer, progress in known.items()
-                if progress.lineage.epoch == epoch and progress.status not in ("syncing", "finished")
+                if progress.lineage.epoch == epoch and progress.is_active
             }
 
         steps = self._peer.on_loop(look)

@@ -340,7 +340,7 @@ class Session:
         self.founding = founding = Founding(self.node, self.identity, run, path, known)
 
         def note(_: PeerId, __: Change) -> None:
-            known = [p.step for p in self.board.payloads(Progress).values() if p.status != "syncing"]
+            known = [p.step for p in self.board.payloads(Progress).values() if p.is_settled]
             founding.step = max([founding.step, *known])
 
         async def find() -> None:
