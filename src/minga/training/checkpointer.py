@@ -6,7 +6,7 @@
 One rule says when a checkpoint is due, by the run spec as it is amended (`Checkpointer.is_due`). What this peer alone
 has is copied on the training thread, when the replica has come to a step that is due and no round runs, and once more
 at a polite end, if the checkpoint of the last step was written. All of one step is written by one thread, in order.
-Copies to other places have a thread of their own (`archive.py`): a line may be slow for hours.
+Copies to other places have a thread of their own (`keeping/archive.py`): a line may be slow for hours.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from minga.core.errors import ClosedError, StorageError
 from minga.core.events.bus import EventData
 from minga.core.events.training import CheckpointFailed, CheckpointSaved
 from minga.core.spec.run_spec import RunSpec
+from minga.keeping.archive import Archive, Archiver, ArchiveRecord, cause_of
 from minga.network.interface import PeerId
-from minga.training.archive import Archive, Archiver, ArchiveRecord, cause_of
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.life.member import Member
 from minga.training.replica.replica import Replica
-from minga.training.run_folder.own_state import OwnState, OwnStateFile
 from minga.training.session import Session
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.manifest import Manifest, build_manifest
+from minga.training.state.own_state import OwnState, OwnStateFile
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.status.status_reader import StatusReader
 
@@ -259,7 +259,7 @@ class Checkpointer:
 
 
 class OwnStateKeeper:
-    """What one peer alone has, from file and to file (`run_folder/own_state.py`).
+    """What one peer alone has, from file and to file (`state/own_state.py`).
 
     Made on the training thread, as the replica, which is at the step of its checkpoint, if there is one.
     """

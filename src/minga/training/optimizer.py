@@ -20,6 +20,8 @@ from minga.core.events.training import MicroBatchDropped
 from minga.core.free_memory import give_back_free_memory
 from minga.core.spec.run_spec import RunSpec
 from minga.optim.arithmetic import forbid_rounded_products
+from minga.receipts.book_file import BookFile
+from minga.receipts.document import ReceiptFileServer
 from minga.security.randomness.public_batch import PublicBatch
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
@@ -32,8 +34,6 @@ from minga.training.ranks.process_group import ProcessGroup
 from minga.training.ranks.rank_replicas import FollowerReplica, LeaderReplica
 from minga.training.ranks.replica_choice import make_replica, trains_shards
 from minga.training.ranks.sharded_replicas import ShardedFollower, ShardedReplica
-from minga.training.receipts.book_file import BookFile
-from minga.training.receipts.document import ReceiptFileServer
 from minga.training.replica.buffers import averaged_buffers
 from minga.training.replica.trained_record import SAMPLES
 from minga.training.replica.update_rules import UpdateRules

@@ -16,14 +16,14 @@ from minga.core.events.catalogue import CATALOGUE
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import EntryPoint, Link
 from minga.identity.links.signed_spec import SignedRunSpec
+from minga.receipts.book import PeerTotals
+from minga.receipts.document import fetch_receipts
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.loop_thread import LoopThread
 from minga.training.checkpointer import Checkpointer
 from minga.training.life.founding import Genesis
 from minga.training.life.member import Member
 from minga.training.life.verified_member import genesis_file
-from minga.training.receipts.book import PeerTotals
-from minga.training.receipts.document import fetch_receipts
 from minga.training.record_kinds import Progress
 from minga.training.replica.replica import Replica
 from minga.training.session import Session

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from minga.access.standing_orders import spec_due
 from minga.averaging.planning.contributor_choice import StepWork
 from minga.core.spec.run_spec import RunSpec
-from minga.training.access.standing_orders import spec_due
 from minga.training.bridge.loop_thread import LoopThread
 from minga.training.record_kinds import Progress
 from minga.training.session import Session

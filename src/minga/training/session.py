@@ -15,6 +15,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from minga.access.access_files import AccessFiles, AccessWatch, KnownAccess
+from minga.access.admission import Admission, Entrance
+from minga.access.standing_orders import StandingOrders
 from minga.averaging.links import LinkReporter
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
@@ -50,18 +53,15 @@ from minga.network.rpc.handshake import Incarnation, Role, key_in_use
 from minga.network.rpc.node import Node
 from minga.network.rpc.own_address import OwnAddress
 from minga.network.rpc.run_clock import RunClock
+from minga.receipts.book_file import BookFile
+from minga.receipts.receipts import Receipts
 from minga.security.protocol.behaviour import Behaviour
-from minga.training.access.access_files import AccessFiles, AccessWatch, KnownAccess
-from minga.training.access.admission import Admission, Entrance
-from minga.training.access.standing_orders import StandingOrders
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.life.catching_up import Download
 from minga.training.life.founding import Founding, Genesis, Participation
 from minga.training.life.member import Member
 from minga.training.life.verified_member import VerifiedMember, VerifiedOptions
-from minga.training.receipts.book_file import BookFile
-from minga.training.receipts.receipts import Receipts
 from minga.training.record_kinds import MAX_WHY_CHARACTERS, RUN_KINDS, UNFIT, Progress, Unfit
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot

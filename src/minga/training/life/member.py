@@ -17,6 +17,7 @@ from collections.abc import Callable
 import msgspec
 import torch
 
+from minga.access.standing_orders import Amended, StandingOrders
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.codecs.residual import LossySettings, RoundVectors
@@ -48,7 +49,7 @@ from minga.identity.keys.keys import Identity
 from minga.network.gossip.board import Board
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
-from minga.training.access.standing_orders import Amended, StandingOrders
+from minga.receipts.receipts import Receipts
 from minga.training.agreement.comparison import AveragingInterval, StateComparison
 from minga.training.agreement.replica_step import ParameterAverage, ReplicaStep, StrategySwitch
 from minga.training.bridge.gradient_port import GradientPort
@@ -60,7 +61,6 @@ from minga.training.life.leaving import FAREWELL_S, Companions, closing
 from minga.training.life.progress_publisher import ProgressPublisher
 from minga.training.life.worth import WorthNotice
 from minga.training.lineage import Lineage
-from minga.training.receipts.receipts import Receipts
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import ContributionFate

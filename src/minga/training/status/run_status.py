@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median_low
 from typing import Any, Final
 
+from minga.access.standing_orders import spec_due
 from minga.averaging.apportionment import NoAggregatorError
 from minga.averaging.links import Links
 from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
@@ -23,7 +24,6 @@ from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
-from minga.training.access.standing_orders import spec_due
 from minga.training.agreement.comparison import is_same
 from minga.training.record_kinds import Metrics, Progress, SplitServing, StateInfo
 from minga.training.status.last_problem import Trouble
