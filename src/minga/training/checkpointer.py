@@ -6,7 +6,7 @@
 One rule says when a checkpoint is due, by the run spec as it is amended (`Checkpointer.is_due`). What this peer alone
 has is copied on the training thread, when the replica has come to a step that is due and no round runs, and once more
 at a polite end, if the checkpoint of the last step was written. All of one step is written by one thread, in order.
-Copies to other places have a thread of their own (`archive.py`): a line may be slow for hours.
+Copies to other places have a thread of their own (`keeping/archive.py`): a line may be slow for hours.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from minga.core.errors import ClosedError, StorageError
 from minga.core.events.bus import EventData
 from minga.core.events.training import CheckpointFailed, CheckpointSaved
 from minga.core.spec.run_spec import RunSpec
+from minga.keeping.archive import Archive, Archiver, ArchiveRecord, cause_of
+from minga.keeping.complete_checkpoints import complete_checkpoints
 from minga.network.interface import PeerId
-from minga.training.archive import Archive, Archiver, ArchiveRecord, cause_of
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.life.founding import Genesis
 from minga.training.life.member import Member
 from minga.training.replica.replica import Replica
-from minga.training.run_folder.own_state import OwnState, OwnStateFile
 from minga.training.session import Session
 from minga.training.state.checkpoints import CheckpointStore
-from minga.training.state.complete_checkpoints import complete_checkpoints
 from minga.training.state.manifest import Manifest, build_manifest
+from minga.training.state.own_state import OwnState, OwnStateFile
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.status.status_reader import StatusReader
 
@@ -55,8 +55,8 @@ class Checkpointer:
     All methods are for the training thread, which is the one that calls `take_up`, unless they say something else.
     """
 
-    def __init__(self, session: Session, spec: RunSpec, directory: Path, note: Callable[[EventData], None]) -> None:
-        self._session, self._spec, self._directory, self._note = session, spec, directory, note
+    def __init__(self, session: Session, directory: Path, note: Callable[[EventData], None]) -> None:
+        self._session, self._directory, self._note = session, directory, note
         self._own: OwnStateKeeper | None = None
         self._archiver: Archiver | None = None
         self._judged = (-1, False)  # the last step about which the rule was asked, and what it said
@@ -103,7 +103,7 @@ class Checkpointer:
         """Put back into `port` and `replica` what an earlier process of this peer alone had at the step of the replica;
         returns it, for `begin`.
         """
-        self._own = OwnStateKeeper(self._directory, self._session.peer_id, self._spec, replica, port)
+        self._own = OwnStateKeeper(self._directory, self._session.peer_id, self._session.run.spec, replica, port)
         return self._own.take_up()
 
     def begin(self, member: Member, before: OwnState | None) -> None:
@@ -117,7 +117,7 @@ class Checkpointer:
     @property
     def last_step(self) -> int | None:
         """The step after which the run ends, as the organisers amended it; None if no end is set. On any thread."""
-        return self._amended.training.stop_after_steps
+        return self._session.spec.training.stop_after_steps
 
     def note_step(self, step: int) -> None:
         """A round has led the replica to `step`, and the next one has not begun."""
@@ -174,15 +174,11 @@ class Checkpointer:
 
     @cached_property
     def _store(self) -> CheckpointStore:
-        return CheckpointStore(self._directory / "checkpoints", keep=self._spec.checkpoints.keep)
-
-    @property
-    def _amended(self) -> RunSpec:
-        return self._session.spec or self._spec
+        return CheckpointStore(self._directory / "checkpoints", keep=self._session.run.spec.checkpoints.keep)
 
     def _judge(self, step: int) -> bool:
         """The rule. It is asked once about each step: what is copied at one moment is written at another."""
-        every = self._amended.checkpoints.every_steps
+        every = self._session.spec.checkpoints.every_steps
         is_free = self._saving is None or not self._saving.is_alive()
         is_due = self._is_over(step) or self._is_for_good(step) or (every > 0 and step % every == 0 and is_free)
         self._judged = step, is_due
@@ -200,7 +196,7 @@ class Checkpointer:
         """
         ledger = self._session.admission.ledger
         amendments = [] if ledger is None else list(ledger.amendments)
-        files = {"run-spec.toml": self._spec.to_toml().encode()}
+        files = {"run-spec.toml": self._session.run.spec.to_toml().encode()}
         if (founding := self._session.founding) is not None and founding.genesis is not None:
             files[GENESIS_FILE] = msgspec.msgpack.encode(founding.genesis)
         if amendments:
@@ -213,7 +209,7 @@ class Checkpointer:
     def _write(self, snapshot: StateSnapshot, files: Mapping[str, bytes], own: OwnState | None, *, tells: bool) -> None:
         step, manifest = snapshot.step, build_manifest(snapshot)
         try:
-            self._store.keep = self._amended.checkpoints.keep
+            self._store.keep = self._session.spec.checkpoints.keep
             path = self._store.save(snapshot, manifest, files=files)
         except (StorageError, OSError) as error:
             newest: int | None = None
@@ -247,7 +243,13 @@ class Checkpointer:
             loss = self._archived_status.look().status.loss
         session = self._session
         record = ArchiveRecord(
-            session.node.run_id, self._spec.name, manifest.step, manifest.digest, loss, time.time(), session.peer_id
+            session.node.run_id,
+            session.run.spec.name,
+            manifest.step,
+            manifest.digest,
+            loss,
+            time.time(),
+            session.peer_id,
         )
         try:
             archiver.add(path, record)
@@ -273,7 +275,7 @@ class Checkpointer:
 
 
 class OwnStateKeeper:
-    """What one peer alone has, from file and to file (`run_folder/own_state.py`).
+    """What one peer alone has, from file and to file (`state/own_state.py`).
 
     Made on the training thread, as the replica, which is at the step of its checkpoint, if there is one.
     """

@@ -6,7 +6,6 @@ enters the run as a monitor that the key vouches for. Every member verifies its 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import math
@@ -16,6 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from minga.access.access_files import AccessFiles
+from minga.access.standing_orders import (
+    OPTIMIZER,
+    STRATEGY,
+    StandingOrders,
+    amended_spec,
+    check_changes,
+    spec_due,
+)
 from minga.core.errors import ConfigurationError, IdentityError, RemoteError, UnreachableError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import (
@@ -39,23 +47,14 @@ from minga.identity.access.orders import (
 from minga.identity.access.token import IpNetwork, parse_range
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import Link, LinkAccess
+from minga.keeping.rejoin import RejoinFile
 from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo
-from minga.training.access.access_files import AccessFiles
-from minga.training.access.standing_orders import (
-    OPTIMIZER,
-    STRATEGY,
-    StandingOrders,
-    amended_spec,
-    check_changes,
-    spec_due,
-)
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins
 from minga.training.prospect import completed_step
 from minga.training.record_kinds import Progress
-from minga.training.run_folder.rejoin import RejoinFile
 from minga.training.status.run_status import RunStatus, newest_step
 
 LEAD_S, LEAST_LEAD = 30.0, 3
@@ -347,7 +346,7 @@ class Organiser:
         else:
             session = peer.session
             peer.on_loop(lambda: session.admission.take([order]))
-            asyncio.run_coroutine_threadsafe(session.spread_orders(), peer.on_loop(asyncio.get_running_loop)).result()
+            peer.call(session.spread_orders())
         self._files.keep_orders(list(self.ledger.orders()))
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from minga.access.standing_orders import PAUSED, STOP, check_changes
 from minga.core.errors import ConfigurationError
 from minga.identity.access.ledger import AccessLedger, PublicOrder, draft_amendment, draft_range_ban, draft_revocation
 from minga.identity.keys.keys import Identity
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm
-from minga.training.access.standing_orders import PAUSED, STOP, check_changes
 from minga.training.organiser import draft_regroup
 from minga.training.state.snapshot import StateSnapshot
 

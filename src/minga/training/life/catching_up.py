@@ -118,11 +118,11 @@ logger = logging.getLogger("minga.training")
 class StateWait:
     """The wait of a peer that has no state of the run: it says for what it waits, and gives up in the end.
 
-    Such a peer never trains. `organiser` is the peer that founds the run.
+    Such a peer never trains.
     """
 
-    def __init__(self, node: Node, organiser: PeerId, founding: Founding) -> None:
-        self.organiser = organiser
+    def __init__(self, node: Node, founding: Founding) -> None:
+        self.organiser = founding.run.organiser
         self._node, self._founding = node, founding
         self._begun_s: float | None = None
         self._hopeless_s: float | None = None  # since when no peer is in sight that could help

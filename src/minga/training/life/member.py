@@ -13,11 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import msgspec
 import torch
 
+from minga.access.standing_orders import Amended, StandingOrders
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.codecs.residual import LossySettings, RoundVectors
@@ -49,7 +49,7 @@ from minga.identity.keys.keys import Identity
 from minga.network.gossip.board import Board
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
-from minga.training.access.standing_orders import Amended, StandingOrders
+from minga.receipts.receipts import Receipts
 from minga.training.agreement.comparison import AveragingInterval, StateComparison
 from minga.training.agreement.replica_step import ParameterAverage, ReplicaStep, StrategySwitch
 from minga.training.bridge.gradient_port import GradientPort
@@ -61,7 +61,6 @@ from minga.training.life.leaving import FAREWELL_S, Companions, closing
 from minga.training.life.progress_publisher import ProgressPublisher
 from minga.training.life.worth import WorthNotice
 from minga.training.lineage import Lineage
-from minga.training.receipts.receipts import Receipts
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import ContributionFate
@@ -82,46 +81,25 @@ class RegroupedError(RemoteError):
     """The organisers regrouped the run: the step that was formed is another one now."""
 
 
-@dataclass(frozen=True)
-class MemberSettings:
-    """How one peer takes part.
-
-    Whether it can be dialled by all and so `aggregates` for them, and whether it `computes` gradients. Of the run: the
-    smallest and the largest target batch size (equal where that is fixed; else it is chosen so that communication takes
-    no more than the share `most_communication`). `lossy` is for codecs that leave most out. `average_parameters_every`
-    so many steps; 0 is as needed. `divide` says who reduces what in the groups that it leads. Where half of a round's
-    members are left, those with the `organiser` go on, whose peer also founds the run.
-    """
-
-    target_batch_sizes: tuple[int, int]
-    aggregates: bool
-    organiser: PeerId
-    computes: bool = True
-    lossy: LossySettings = field(default_factory=LossySettings)
-    most_communication: float = 0.1
-    wait_in_minority: bool = True
-    digest_every: int = 10
-    average_parameters_every: int = 0
-    divide: Divide = divide
-
-
 @loop_bound
 class Member:
-    """Drives the steps of one peer; for `download` see `Synchroniser`."""
+    """Drives the steps of one peer, which leads with plans by `divide`; for `download` see `Synchroniser`."""
 
     def __init__(
         self,
         node: Node,
         identity: Identity,
         board: Board,
-        settings: MemberSettings,
         replica: ReplicaInterface,
         port: GradientPort,
         download: Download,
         founding: Founding,
         orders: StandingOrders,
         receipts: Receipts | None = None,
+        divide: Divide = divide,
     ) -> None:
+        run = founding.run
+        spec, organiser = run.spec, run.organiser
         self.receipts = Receipts(node, identity) if receipts is None else receipts
         """What members attest of each other's contributions."""
         self.step = 0
@@ -135,36 +113,40 @@ class Member:
         """Called on the loop when the state was fetched, so that what was served before is not what this peer has."""
         self.on_step_ended = Observers[[]]()
         """Told when this peer has applied a step, or given a round up."""
-        self.swarm_view = BoardView(board, node, settings.organiser)
-        self._node, self._board, self._settings, self._organiser = node, board, settings, settings.organiser
+        self.swarm_view = BoardView(board, node, organiser)
+        self._node, self._board = node, board
         self._port, self._replica, self._founding = port, replica, founding
         self._synchroniser = Synchroniser(replica, port, download)
         interval = AveragingInterval(
-            settings.average_parameters_every,
-            settings.digest_every,
+            spec.averaging.average_parameters_every,
+            spec.state.digest_every,
             is_useful=lambda: port.facts.shares_optimizer and not replica.rounds_alike,
         )
-        self._states = StateComparison(board, replica, settings.digest_every, interval, settings.organiser)
+        self._states = StateComparison(board, replica, spec.state.digest_every, interval, organiser)
         self.vectors = RoundVectors(
-            replica.layout_of, replica.vector.new, settings.lossy, keeps_uncounted=port.facts.keeps_uncounted
+            replica.layout_of,
+            replica.vector.new,
+            LossySettings(spec.averaging.residual_decay, spec.averaging.warmup_rounds),
+            keeps_uncounted=port.facts.keeps_uncounted,
         )
+        least_batch, largest_batch = round_batch_range(spec)
         group = GroupSettings(
-            settings.target_batch_sizes[0],
+            least_batch,
             self.vectors.described,
-            settings.aggregates,
-            computes=settings.computes,
-            wait_in_minority=settings.wait_in_minority,
+            run.aggregates,
+            computes=run.computes,
+            wait_in_minority=spec.network.minority == "wait",
             overlapped=lambda: port.facts.max_in_flight > 0,
             counts_late=lambda: port.facts.counts_late,
-            largest_batch_size=settings.target_batch_sizes[1],
-            most_communication=settings.most_communication,
-            organiser=settings.organiser,
+            largest_batch_size=largest_batch,
+            most_communication=spec.training.most_communication,
+            organiser=organiser,
             orders=orders,
             averages_every=lambda step: self._states.choose_interval(step + 1, self._others()),
             contributors=self._contributors,
             notes=self.receipts,
         )
-        self._formation = GroupFormation(node, identity, group, self.swarm_view, port, settings.divide)
+        self._formation = GroupFormation(node, identity, group, self.swarm_view, port, divide)
         self.receipts.epoch = lambda: self.epoch
         self.receipts.last_step = lambda: self.amended.last_step(self.step)
         self._all_reduce = AllReduce(node)
@@ -173,7 +155,7 @@ class Member:
             node,
             port,
             lambda: (self.step, self._formation.batch.present),
-            client=not settings.aggregates,
+            client=not run.aggregates,
             vector_bytes=self.vectors.encoded_bytes,
             lineage=lambda: self.lineage,
         )
@@ -185,7 +167,7 @@ class Member:
         self._switch = StrategySwitch(replica, port, self.vectors)
         self.replica_step = ReplicaStep(replica, port, self._states, average, self.amended, self._switch, node.events)
         """Applies the mean of each round."""
-        self._wait = StateWait(node, settings.organiser, founding)
+        self._wait = StateWait(node, founding)
         self._catching_up = CatchingUp(
             self._synchroniser, self.swarm_view, self._states, node.events, self._others, self._is_last, self._wait
         )
@@ -474,7 +456,8 @@ class Member:
         descends from it.
         """
         me, lineage, rules = self._node.peer_id, self.lineage, self._founding.rules
-        may_found = not lineage.is_founded and (me == self._organiser or rules.alike or not rules.by_organiser)
+        is_organiser = me == self._founding.run.organiser
+        may_found = not lineage.is_founded and (is_organiser or rules.alike or not rules.by_organiser)
         state = await self._port.request("digest", self._replica.digest) if may_found else ""
         if lineage.is_founded:
             self._founding.step = max(self._founding.step, self.step)

@@ -35,8 +35,8 @@ from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.units import format_size
 from minga.identity.keys.key_file import FileLock
+from minga.keeping.complete_checkpoints import MANIFEST_NAME, complete_checkpoints, folder_name
 from minga.training.lineage import Lineage
-from minga.training.state.complete_checkpoints import MANIFEST_NAME, complete_checkpoints, folder_name
 from minga.training.state.manifest import FORMAT, MAX_MANIFEST_BYTES, Manifest, build_manifest
 from minga.training.state.scalars import Json, canonical_json
 from minga.training.state.snapshot import (
