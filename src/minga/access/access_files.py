@@ -69,11 +69,11 @@ class AccessFiles:
 
     def known(self) -> KnownAccess:
         """What lies on the disk."""
-        return KnownAccess(self.orders(), read_kept(self._directory / GUESTS_FILE, {}, MAX_FILE_BYTES, Guests))
+        return KnownAccess(self.orders(), read_kept(self._directory / GUESTS_FILE, Guests, MAX_FILE_BYTES) or {})
 
     def orders(self) -> list[PublicOrder]:
         """The orders on disk."""
-        return read_kept(self._directory / ORDERS_FILE, Orders(), MAX_FILE_BYTES).all()
+        return (read_kept(self._directory / ORDERS_FILE, Orders, MAX_FILE_BYTES) or Orders()).all()
 
     def keep_orders(self, orders: list[PublicOrder]) -> None:
         """Write all orders that are known."""
@@ -98,7 +98,7 @@ Passed = TypeVar("Passed", Transfer, Amendment, Regroup)
 def read_order(path: Path, kind: type[Passed]) -> Passed:
     """An order that organisers pass around to sign. Raises `ConfigurationError` for any other file."""
     try:
-        order: Passed = read_struct(path, kind, MAX_FILE_BYTES)
+        order = read_struct(path, kind, MAX_FILE_BYTES)
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:

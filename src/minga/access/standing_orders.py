@@ -263,9 +263,14 @@ class Orders(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     @classmethod
     def of(cls, orders: Iterable[PublicOrder]) -> Orders:
         """The orders of a ledger."""
-        kinds = Transfer, Revocation, RangeBan, Amendment, Regroup
         listed = list(orders)
-        return cls(*(tuple(order for order in listed if isinstance(order, kind)) for kind in kinds))
+        return cls(
+            tuple(order for order in listed if isinstance(order, Transfer)),
+            tuple(order for order in listed if isinstance(order, Revocation)),
+            tuple(order for order in listed if isinstance(order, RangeBan)),
+            tuple(order for order in listed if isinstance(order, Amendment)),
+            tuple(order for order in listed if isinstance(order, Regroup)),
+        )
 
     def all(self) -> list[PublicOrder]:
         """All kinds."""

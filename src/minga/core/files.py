@@ -61,7 +61,7 @@ def write_atomically(path: Path, content: Content) -> None:
         write(partial, content)
 
 
-def read_struct(path: Path, kind: Any, most_bytes: int) -> Any:
+def read_struct(path: Path, kind: type[T], most_bytes: int) -> T:
     """The `kind`, a type, that lies in a small file: in JSON if it is called so, else in MessagePack.
 
     Raises `OSError` if it cannot be read, and `ValueError` if it is something else or larger.
@@ -71,23 +71,20 @@ def read_struct(path: Path, kind: Any, most_bytes: int) -> Any:
     if len(data) > most_bytes:
         raise ValueError(f"more than {most_bytes} bytes")
     try:
-        return (decode_json if path.suffix == ".json" else decode_msgpack)(data, kind)
+        return decode_json(data, kind) if path.suffix == ".json" else decode_msgpack(data, kind)
     except DECODING_ERRORS as error:
         raise ValueError(str(error)) from error
 
 
-def read_kept(path: Path, missing: T, most_bytes: int, kind: Any = None) -> T:
-    """What `keep` wrote, of the type of `missing` or of this `kind`; `missing` if there is nothing, or if it is
-    damaged, which is told.
-    """
+def read_kept(path: Path, kind: type[T], most_bytes: int) -> T | None:
+    """What `keep` wrote; None if there is nothing, or if it is damaged, which is told."""
     try:
-        found: T = read_struct(path, kind or type(missing), most_bytes)
+        return read_struct(path, kind, most_bytes)
     except (FileNotFoundError, NotADirectoryError):
-        return missing
+        return None
     except (OSError, ValueError) as error:
         logger.warning("%s is left out, since it cannot be read: %s", path, error)
-        return missing
-    return found
+        return None
 
 
 def keep(path: Path, value: Any) -> None:

@@ -77,7 +77,7 @@ def read_record(folder: Path) -> ArchiveRecord:
     """
     path = folder / RECORD_FILE
     try:
-        signed: _Signed = read_struct(path, _Signed, MAX_RECORD_BYTES)
+        signed = read_struct(path, _Signed, MAX_RECORD_BYTES)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from error
     record = signed.record

@@ -301,7 +301,7 @@ class TrafficBudget:
 
     def _read(self) -> _Kept | None:
         """What was kept, unless it is of another kind of period."""
-        kept = read_kept(self._path, None, _MAX_FILE_BYTES, _Kept)
+        kept = read_kept(self._path, _Kept, _MAX_FILE_BYTES)
         if kept is None:
             return None
         return kept if kept.period == self.limit.period and kept.since < kept.ends < math.inf else None

@@ -193,7 +193,7 @@ class ChosenStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def read(cls, folder: Path) -> ChosenStrategy | None:
         """What was kept; None where nothing was chosen, or where the file is damaged, which is logged."""
-        return read_kept(folder / CHOSEN_STRATEGY_FILE, None, _MAX_BYTES, cls)
+        return read_kept(folder / CHOSEN_STRATEGY_FILE, cls, _MAX_BYTES)
 
     def write(self, folder: Path) -> None:
         """Keep it. Raises `StorageError` if the disk refuses."""
@@ -224,7 +224,7 @@ class OwnSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     @classmethod
     def read(cls, folder: Path) -> OwnSettings:
         """Those that were kept; without the file, or with a damaged one, none are set."""
-        return read_kept(folder / OWN_SETTINGS_FILE, cls(), _MAX_BYTES)
+        return read_kept(folder / OWN_SETTINGS_FILE, cls, _MAX_BYTES) or cls()
 
     def write(self, folder: Path) -> None:
         """Keep them. Raises `StorageError` if the disk refuses."""

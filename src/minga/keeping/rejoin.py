@@ -101,7 +101,7 @@ class RejoinFile:
 
 
 def _read_places(path: Path) -> KnownAddresses:
-    return read_kept(path, KnownAddresses(), MAX_PLACES_BYTES)
+    return read_kept(path, KnownAddresses, MAX_PLACES_BYTES) or KnownAddresses()
 
 
 def signed_spec(folder: Path) -> tuple[SignedRunSpec, RunSpec]:

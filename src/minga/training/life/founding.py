@@ -82,7 +82,7 @@ class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     def from_file(cls, path: Path, run_id: str, organiser: str) -> Genesis | None:
         """The genesis kept there; None if it is missing, damaged, or of another run. Raises `StorageError`."""
         try:
-            genesis: Genesis = read_struct(path, cls, MAX_GENESIS_BYTES)
+            genesis = read_struct(path, cls, MAX_GENESIS_BYTES)
         except (FileNotFoundError, ValueError):
             return None
         except OSError as error:
