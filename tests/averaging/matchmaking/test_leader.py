@@ -17,6 +17,7 @@ from minga.averaging.matchmaking.attempt import GroupAttempt, OutOfSyncError
 from minga.averaging.matchmaking.leader import JOIN_GRACE_S, LEAST_S, GroupLeader, hold_s, waited_for
 from minga.averaging.matchmaking.votes import Position, Vote
 from minga.averaging.messages import FromLeader, Join, Limit, Redirect, Report, Update
+from minga.averaging.strategy_choice import StrategyFacts
 from minga.core.aio import Signal
 from minga.core.errors import RejectedError, SilentError, UnreachableError
 from minga.core.refusal_code import RefusalCode
@@ -34,6 +35,8 @@ class Trainer:
         self.changed = Signal()
         self.now = report
         self.limits: list[int | None] = []
+
+    facts = StrategyFacts(0, False, 1)
 
     def report(self) -> Report:
         return self.now

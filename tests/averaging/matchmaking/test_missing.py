@@ -16,6 +16,7 @@ from minga.averaging.matchmaking.former import serve_here
 from minga.averaging.matchmaking.leader import GroupLeader
 from minga.averaging.matchmaking.votes import Position
 from minga.averaging.messages import Join, Report
+from minga.averaging.strategy_choice import StrategyFacts
 from minga.network.interface import PeerId
 from tests.worlds.reduce_world import Party, World, one_vector
 from tests.worlds.swarm_tools import virtually
@@ -26,7 +27,10 @@ SILENT_S = 2.25
 
 def leading(party: Party, expected: Collection[PeerId]) -> GroupLeader:
     """A party leads a group at step 0 that these should join."""
-    settings, trainer = GroupSettings(1, one_vector(1), aggregates=True), SimpleNamespace()
+    settings, trainer = (
+        GroupSettings(1, one_vector(1), aggregates=True),
+        SimpleNamespace(facts=StrategyFacts(0, False, 1)),
+    )
     sight: Any = SimpleNamespace(alive=lambda: expected, at=lambda step: expected)
     sizes, standby = BatchSize(settings), Standby(party.node, trainer)  # type: ignore[arg-type]
     position = Position(party.peer_id, step=0)

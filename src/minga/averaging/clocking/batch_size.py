@@ -149,8 +149,17 @@ class BatchSize:
         if votes:
             self._known = max(votes, key=lambda batch: (votes[batch], -batch))
 
-    def after(self, step: int, registrations: Collection[Registration], orders: Sequence[str] = ()) -> int:
-        """The target batch size of the step after `step`, whose group this is and which goes by `orders`."""
+    def after(
+        self,
+        step: int,
+        registrations: Collection[Registration],
+        orders: Sequence[str] = (),
+        *,
+        overlapped: bool = False,
+    ) -> int:
+        """The target batch size of the step after `step`, whose group this is and which goes by `orders`; `overlapped`
+        if rounds go on beside the next step's computing.
+        """
         least, most = self.allowed(orders, step + 1)
         present = min(most, max(least, self.of(step)))
         speed = sum(registration.report.rate for registration in registrations if registration.report.samples)
@@ -159,10 +168,8 @@ class BatchSize:
         seconds = median(self._rounds_s) + max(
             (registration.round_trip_s for registration in registrations), default=0.0
         )
-        settings = self._settings
-        wish = smallest_batch(
-            speed, seconds, settings.most_communication, (least, most), overlapped=settings.overlapped()
-        )
+        share = self._settings.most_communication
+        wish = smallest_batch(speed, seconds, share, (least, most), overlapped=overlapped)
         if present / STEADY <= wish <= present * STEADY:
             return present
         return min(most, max(least, min(wish, present * STRIDE), present // STRIDE))

@@ -212,7 +212,7 @@ class GroupFormation:
     async def _lead(self, attempt: GroupAttempt) -> Plan | Address:
         loop = asyncio.get_running_loop()
         own = Registration(attempt.join(attempt.me), self._contributor.report(), loop.time())
-        group = GroupLeader(attempt, own, int(self._settings.counts_late()))
+        group = GroupLeader(attempt, own)
         self._led_group, attempt.merge_into = group, None
         self._changed.fire()
         aside = [loop.create_task(self._look_around(group))]
@@ -253,7 +253,8 @@ class GroupFormation:
             raise RejectedError("a member came back or left while the plan was made", code=RefusalCode.STAND_BY)
         if newest is not None:
             plan = adopting(plan, newest, votes, await group.makers_of(newest, plan, votes))
-        batch = self.batch.after(step, registrations.values(), plan.orders)
+        overlapped = self._contributor.facts.max_in_flight > 0
+        batch = self.batch.after(step, registrations.values(), plan.orders, overlapped=overlapped)
         limits = group.limits_of_the_next(plan.ids, registrations, batch)
         return msgspec.structs.replace(plan, limits=limits, next_batch=batch), registrations
 
@@ -278,7 +279,8 @@ class GroupFormation:
         step = group.attempt.step
         while True:
             await asyncio.sleep(PREPARE_PERIOD_S)
-            await self._plan_maker.prepare(step, group.attempt.target_batch, group.everyone())
+            overlapped = self._contributor.facts.max_in_flight > 0
+            await self._plan_maker.prepare(step, group.attempt.target_batch, group.everyone(), overlapped=overlapped)
             if not any(
                 registration.goes_on or registration.report.samples for registration in group.registrations.values()
             ):

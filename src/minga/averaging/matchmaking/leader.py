@@ -125,15 +125,10 @@ class Here(msgspec.Struct, frozen=True):
 @loop_bound
 @dataclass(eq=False)
 class GroupLeader:
-    """One group in the making, in an `attempt` of the peer that leads it, whose `own` registration is the first.
-
-    `least_limit` is how many samples any member may compute: 1 where a micro-batch that is too late for a step counts
-    in another.
-    """
+    """One group in the making, in an `attempt` of the peer that leads it, whose `own` registration is the first."""
 
     attempt: GroupAttempt
     own: Registration
-    least_limit: int = 0
     registrations: dict[PeerId, Registration] = field(default_factory=dict)
     changed: Signal = field(default_factory=Signal)
     closed: bool = False
@@ -145,7 +140,7 @@ class GroupLeader:
     _limits: Limits = field(init=False)
 
     def __post_init__(self) -> None:
-        self._limits = Limits(self.least_limit)
+        self._limits = Limits(self._least_limit)
 
     # ---- members
 
@@ -236,10 +231,15 @@ class GroupLeader:
         of one, after its first micro-batch. `registrations` are those of the closed group: some may have left since.
         """
         paces = [registrations[peer].pace_of_the_next() for peer in members]
-        best = [min(max(each, self.least_limit), MAX_SAMPLES) for each in share_out(batch, paces).samples]
+        best = [min(max(each, self._least_limit), MAX_SAMPLES) for each in share_out(batch, paces).samples]
         return tuple(limit if registrations[peer].report.rate else 1 for peer, limit in zip(members, best, strict=True))
 
     # ---- inner workings
+
+    @property
+    def _least_limit(self) -> int:
+        """The samples that any member may compute: 1 where a micro-batch that comes too late counts in another step."""
+        return int(self.attempt.contributor.facts.counts_late)
 
     async def _wait_for_news(self) -> None:
         """Until the samples that were reported may be enough, a member came or left, or limits are compared again.

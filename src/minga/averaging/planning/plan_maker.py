@@ -119,8 +119,12 @@ class PlanMaker:
             twins=_twins([registrations[peer].report.first for peer in order]),
         )
 
-    async def prepare(self, step: int, batch: int, registrations: Mapping[PeerId, Registration]) -> None:
-        """Have what `plan` needs at hand for the peers that are registered now; the step has `batch` samples."""
+    async def prepare(
+        self, step: int, batch: int, registrations: Mapping[PeerId, Registration], *, overlapped: bool = False
+    ) -> None:
+        """Have what `plan` needs at hand for the peers that are registered now; the step has `batch` samples, and is
+        `overlapped` if its round goes on beside the next one's computing.
+        """
         solved = await self._solve(step, registrations)
         age_s = asyncio.get_running_loop().time() - self._rested_s
         if self._takes_best(step):
@@ -129,7 +133,7 @@ class PlanMaker:
         if age_s > RESTING_PERIOD_S or (order != self._asked.order and age_s > REGROUPED_S):
             rates = await self._rates(step, order, registrations, able=True)
             self._rested_s = asyncio.get_running_loop().time()
-            work = StepWork(solved.vector_bytes, batch, self._settings.overlapped())
+            work = StepWork(solved.vector_bytes, batch, overlapped)
             self._node.spawn(self._ask_who_rests(order, rates, work))  # it goes on if the group closes meanwhile
 
     async def _ask_who_rests(self, order: tuple[PeerId, ...], rates: SwarmRates, work: StepWork) -> None:

@@ -155,8 +155,6 @@ class Member:
             settings.aggregates,
             computes=settings.computes,
             wait_in_minority=settings.wait_in_minority,
-            overlapped=lambda: port.facts.max_in_flight > 0,
-            counts_late=lambda: port.facts.counts_late,
             largest_batch_size=settings.target_batch_sizes[1],
             most_communication=settings.most_communication,
             organiser=settings.organiser,
