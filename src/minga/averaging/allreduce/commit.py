@@ -16,7 +16,7 @@ instance for each step, and these parts:
 
     acceptors   the members of the last committed round, without those that said goodbye: the *electorate*
     ballot      (number of the attempt, its leader, term of its last repair), compared in this order
-    promise     to join a leader (`averaging/matchmaking/succession.py`); within a round, to answer a `Freeze` of a term
+    promise     to join a leader (`averaging/matchmaking/votes.py`); within a round, to answer a `Freeze` of a term
     accept      to hold a result, said by `Hold`
     value       the vector, and with it the members of the round that made it: the next step's electorate
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, NoReturn
 
-from minga.averaging.matchmaking.leader import OutOfSyncError
+from minga.averaging.matchmaking.attempt import OutOfSyncError
 from minga.core.aio import end, racing
 from minga.core.errors import NoStateError, RemoteError
 from minga.core.events.bus import EventBus

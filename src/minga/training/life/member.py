@@ -22,8 +22,8 @@ from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.codecs.residual import LossySettings, RoundVectors
 from minga.averaging.group import GroupSettings
+from minga.averaging.matchmaking.attempt import OutOfSyncError
 from minga.averaging.matchmaking.former import GroupFormation
-from minga.averaging.matchmaking.leader import OutOfSyncError
 from minga.averaging.messages import Plan
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
@@ -136,8 +136,6 @@ class Member:
             run.aggregates,
             computes=run.computes,
             wait_in_minority=spec.network.minority == "wait",
-            overlapped=lambda: port.facts.max_in_flight > 0,
-            counts_late=lambda: port.facts.counts_late,
             largest_batch_size=largest_batch,
             most_communication=spec.training.most_communication,
             organiser=organiser,
@@ -154,7 +152,7 @@ class Member:
             board,
             node,
             port,
-            lambda: (self.step, self._formation.batch.present),
+            lambda: (self.step, self._formation.batch.of(self.step)),
             client=not run.aggregates,
             vector_bytes=self.vectors.encoded_bytes,
             lineage=lambda: self.lineage,
@@ -179,7 +177,7 @@ class Member:
     @property
     def view(self) -> tuple[PeerId, ...]:
         """Members of the last round, its leader first."""
-        return self._formation.view
+        return self._formation.position.view
 
     def close(self, error: BaseException) -> None:
         """Let the trainer go; its next boundary raises `error`."""
@@ -365,7 +363,7 @@ class Member:
         )
         self._formation.commit(plan)
         given = weight if outcome.is_counted else 0
-        self.receipts.commit(outcome, given, self._formation.batch.present)
+        self.receipts.commit(outcome, given, self._formation.batch.of(self.step))
         self._publisher.set_status("training")  # the training thread may be long in coming to a boundary
         if outcome.is_late and not outcome.lost:
             self._node.access_link.doubt()
@@ -412,7 +410,7 @@ class Member:
         plan, step, report = outcome.plan, self.step + 1, self._port.report()
         self.replica_step.follow(plan)
         hashing = asyncio.get_running_loop().create_task(self._hash_result(plan.result_id))
-        batch = self._formation.batch.present
+        batch = self._formation.batch.of(self.step)
         if said := self.amended.enter(plan.orders):
             self._node.events.emit(RunAmended(step=self.step, changes=said))
         limit, goes_on = self._limit_by(plan), self.amended.at(step)
@@ -424,10 +422,10 @@ class Member:
             state = await self.replica_step.take(
                 outcome, self._result, fate, limit, strategy, lineage, compares=compares
             )
-        self._formation.previous = await hashing
+        fingerprint = await hashing
         self._worth.note(plan, report, batch)
         self.step, self.in_doubt = step, False
-        self._take_up(lineage)
+        self._take_up(lineage, fingerprint)
         members = len(plan.members) - len(outcome.lost)
         held_s = round(self._port.held_s(), 6)
         self._node.events.emit(StepApplied(step=step, samples=samples, members=members, batch=batch, held_s=held_s))
@@ -476,10 +474,12 @@ class Member:
             lineage = Lineage(epoch=self.epoch)
         self._take_up(lineage)
 
-    def _take_up(self, lineage: Lineage) -> None:
-        """This peer's state is of this lineage now; without one it looks for states of the run's founding."""
+    def _take_up(self, lineage: Lineage, previous: str = "") -> None:
+        """This peer's state is of this lineage now, and a result with the fingerprint `previous` led to it, if one did;
+        without a lineage this peer looks for states of the run's founding.
+        """
         self.lineage = lineage
-        self._formation.epoch, self._formation.history = lineage.epoch, lineage.rounds
+        self._formation.take_up(lineage.epoch, lineage.rounds, previous)
         founding = "" if self._founding.genesis is None else self._founding.genesis.id
         self.swarm_view.lineage = lineage if lineage.is_founded else msgspec.structs.replace(lineage, founding=founding)
         self._founding.step = max(self._founding.step, self.step)
