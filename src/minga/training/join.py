@@ -18,8 +18,7 @@ from minga.identity.keys.keys import Identity
 from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.interface import Address, PeerId
-from minga.network.iroh.network import IrohNetwork
-from minga.network.iroh.settings import NetworkSettings
+from minga.network.iroh.network import IrohNetwork, NetworkSettings
 from minga.network.rpc.handshake import Role
 from minga.network.rpc.run_clock import RunClock
 from minga.training.access.access_files import AccessFiles

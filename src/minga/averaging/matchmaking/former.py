@@ -47,8 +47,8 @@ from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import Identity
 from minga.network.interface import Address, PeerId
-from minga.network.rpc.framing import MAX_MESSAGE_BYTES, MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MAX_MESSAGE_BYTES, MessageStream
 
 # ---- Members of the last round that have not joined this step: are they late, or silent?
 #

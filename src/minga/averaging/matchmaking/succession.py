@@ -39,8 +39,8 @@ from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.gossip.changes import Change, Presence
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 
 # ---- What this peer promised and held in the attempts at one step, so that it never lends its vote to two results.
 #

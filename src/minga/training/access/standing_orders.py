@@ -48,8 +48,8 @@ from minga.identity.access.orders import (
     Transfer,
 )
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.training.access.admission import Admission
 
 PAUSED: Final = "paused"

@@ -29,8 +29,8 @@ from minga.identity.access.token import MAX_TOKEN_BYTES, Token
 from minga.identity.keys.keys import SIGNATURE_BYTES
 from minga.identity.links.signed_spec import MAX_SIGNED_SPEC_BYTES, SignedRunSpec
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.training.receipts.attestation import MAX_ENTRIES, Attestation, Claim, Count, Doubts, Key, Place, SignedCount
 from minga.training.receipts.book import MAX_CLAIMS, MAX_COUNTS, AttestedPeers, PeerTotals, ReceiptBook, merged, tally
 
