@@ -24,7 +24,7 @@ from minga.identity.access.orders import MAX_AMENDMENTS, Amendment
 from minga.identity.keys.keys import Identity
 from minga.network.gossip.board import Item
 from minga.network.interface import PeerId
-from minga.network.virtual.host import EPOCH_S
+from minga.network.virtual.internet import EPOCH_S
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm, small_replica
 from minga.training.life.member import Member

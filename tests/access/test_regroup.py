@@ -14,7 +14,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import AccessLedger, InvalidOrderError
 from minga.identity.access.orders import MAX_REGROUPS, Regroup
 from minga.identity.keys.keys import Identity
-from minga.network.virtual.host import EPOCH_S
+from minga.network.virtual.internet import EPOCH_S
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm
 from minga.training.life.member import Member

@@ -20,8 +20,6 @@ from minga.core.errors import ProtocolError, RejectedError, SilentError, Unreach
 from minga.core.refusal_code import RefusalCode
 from minga.network.bandwidth.access_link import AccessLink
 from minga.network.interface import Address, Buffer, PeerId, Stream
-from minga.network.rpc.dial_back import DialMe
-from minga.network.rpc.framing import BULK, MAX_MESSAGE_BYTES, MessageStream, Refusal
 from minga.network.rpc.handshake import Call, Hello
 from minga.network.rpc.keepalive import (
     LEAST_TICKS,
@@ -32,6 +30,8 @@ from minga.network.rpc.keepalive import (
     LastHeard,
     silence_limit,
 )
+from minga.network.rpc.reachability import DialMe
+from minga.network.rpc.stream import BULK, MAX_MESSAGE_BYTES, MessageStream, Refusal
 from tests.worlds.swarm_tools import virtually
 
 PEER = PeerId("ab" * 32)

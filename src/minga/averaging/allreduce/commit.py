@@ -81,7 +81,7 @@ from minga.core.aio import end, racing
 from minga.core.errors import ClosedError, ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 
 HOLD = "round.hold"
 LOOK_S, LOOK_SHARE = 1.0, 0.05

@@ -42,9 +42,9 @@ from minga.core.thread_guard import any_thread, loop_bound
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
 from minga.network.bounded_dict import BoundedDict
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.handshake import Role
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.security.protocol.statements import MAX_MEMBERS, Peer
 from minga.training.lineage import DIGEST_BYTES
 from minga.training.state.manifest import Digest
