@@ -32,7 +32,7 @@ import msgspec
 import minga
 from minga.core.events.bus import Event
 from minga.core.spec.run_spec import RunSpec
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import HostSettings
 from minga.network.virtual.process import CURRENT_PROCESS
 from minga.simulation.swarm.simulated_peer import TrainerSettings

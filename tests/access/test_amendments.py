@@ -24,7 +24,7 @@ from minga.identity.access.orders import MAX_AMENDMENTS, Amendment
 from minga.identity.keys.keys import Identity
 from minga.network.gossip.board import Item
 from minga.network.interface import PeerId
-from minga.network.virtual.host import EPOCH_S
+from minga.network.virtual.internet import EPOCH_S
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm, small_replica
 from minga.training.life.member import Member
@@ -213,8 +213,8 @@ async def test_a_result_that_is_adopted_brings_the_amendments_of_the_attempt_tha
     assert isinstance(member, Member)
     formation = member._formation
     held = Accepted(1, peers[0].network.peer_id, 0, "ab" * 16, "cd" * 16, (old.id,))
-    formation._acceptor.hold(held, (peers[0].network.peer_id,))
-    assert formation._join_message().accepted == held
+    formation.position = formation.position.holding(held, (peers[0].network.peer_id,))
+    assert formation._attempt.join().accepted == held
     await swarm.close()
 
 
@@ -258,8 +258,7 @@ def test_a_peer_that_comes_back_and_one_that_looks_on_go_by_the_batch_that_is_du
     board: Any = SimpleNamespace(items=lambda kind: told if kind is Progress else [], get=lambda *_: None)
     assert live_work(board, spec, ledger)[1].batch == 64
     batch = BatchSize(GroupSettings(8, one_vector(1), True, orders=StandingOrders(spec, ledger)))
-    for batch.step, present in ((4, 8), (6, 64)):
-        assert batch.present == present
+    assert [batch.of(step) for step in (4, 6)] == [8, 64]
 
 
 def test_orders_are_signed_counted_and_of_this_run() -> None:

@@ -14,7 +14,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import AccessLedger, InvalidOrderError
 from minga.identity.access.orders import MAX_REGROUPS, Regroup
 from minga.identity.keys.keys import Identity
-from minga.network.virtual.host import EPOCH_S
+from minga.network.virtual.internet import EPOCH_S
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm
 from minga.training.life.member import Member
@@ -37,8 +37,11 @@ def newest(peers: Sequence[SimulatedPeer]) -> int:
     return max(peer.replica.step for peer in peers)
 
 
-async def begin(count: int, seed: int, steps: int = 3) -> tuple[Swarm, list[SimulatedPeer]]:
-    swarm = Swarm(make_spec(48), organiser=ORGANISER)
+async def begin(
+    count: int, seed: int, steps: int = 3, last_step: int | None = None
+) -> tuple[Swarm, list[SimulatedPeer]]:
+    training = {} if last_step is None else {"stop_after_steps": last_step}
+    swarm = Swarm(make_spec(48, training=training), organiser=ORGANISER)
     grow(swarm, count, random.Random(seed))
     await swarm.run_until_step(steps)
     return swarm, list(swarm.peers.values())
@@ -79,6 +82,19 @@ async def test_those_present_go_on_after_the_majority_died_and_one_that_comes_ba
     assert [fields["members"] for fields in told] == [2, 2]
     assert any(fields["present"] for fields in told)
     assert offences(swarm) == []
+    await swarm.close()
+
+
+@virtually
+async def test_who_comes_when_the_run_is_complete_and_was_regrouped_gets_its_last_state() -> None:
+    """The order comes as the others are through: newcomers follow it, and so have to look for it where they are."""
+    swarm, peers = await begin(3, 7, steps=3, last_step=3)
+    await asyncio.sleep(LONG_S)
+    assert peers[0].session.admission.take([regroup(swarm.spec, 1, 3, peers)]) == []
+    late = swarm.add(peers[0].network.settings)
+    await swarm.run_until_step(3, limit_s=60.0)
+    assert len(set(swarm.digests().values())) == 1
+    assert len(epochs([*peers, late])) == 1
     await swarm.close()
 
 

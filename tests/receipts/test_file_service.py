@@ -15,7 +15,7 @@ import minga
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 from minga.receipts import document as file_service
 from minga.receipts import receipts
 from minga.receipts.attestation import Claim, JudgedCount

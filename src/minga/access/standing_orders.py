@@ -49,8 +49,8 @@ from minga.identity.access.orders import (
     Transfer,
 )
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 
 PAUSED: Final = "paused"
 STOP: Final = "training.stop_after_steps"

@@ -28,8 +28,8 @@ from minga.identity.access.ledger import AccessLedger, NoAccessError
 from minga.identity.access.token import Token
 from minga.identity.links.signed_spec import MAX_SIGNED_SPEC_BYTES, SignedRunSpec
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.receipts.attestation import Count, Key, Place, SignedCount
 from minga.receipts.book import (
     MAX_CLAIMS,

@@ -25,8 +25,8 @@ from minga.core.errors import RemoteError
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.receipts.attestation import (
     DIGESTS,
     LAST,

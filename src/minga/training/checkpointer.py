@@ -21,13 +21,17 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+import msgspec
+
 from minga.core.errors import ClosedError, StorageError
 from minga.core.events.bus import EventData
 from minga.core.events.training import CheckpointFailed, CheckpointSaved
 from minga.core.spec.run_spec import RunSpec
 from minga.keeping.archive import Archive, Archiver, ArchiveRecord, cause_of
+from minga.keeping.complete_checkpoints import complete_checkpoints
 from minga.network.interface import PeerId
 from minga.training.bridge.gradient_port import GradientPort
+from minga.training.life.founding import Genesis
 from minga.training.life.member import Member
 from minga.training.replica.replica import Replica
 from minga.training.session import Session
@@ -37,6 +41,7 @@ from minga.training.state.own_state import OwnState, OwnStateFile
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.status.status_reader import StatusReader
 
+GENESIS_FILE = "genesis.bin"
 BYTES_PER_PARAMETER_BYTE = 16
 """A file with more bytes of tensors for each byte of the model is none of this peer's: residual, sketch, and what a
 strategy and an optimizer keep are a few vectors each."""
@@ -77,6 +82,13 @@ class Checkpointer:
             return None
         self._kept = self._written = checkpoint.snapshot.step
         return checkpoint.snapshot
+
+    def genesis(self, organiser: str) -> Genesis | None:
+        """How the run was founded, as the newest checkpoint has it that says so. Raises `StorageError`."""
+        checkpoints, run_id = self._directory / "checkpoints", self._session.node.run_id
+        found = complete_checkpoints(checkpoints) if checkpoints.is_dir() else []
+        said = (Genesis.from_file(folder / GENESIS_FILE, run_id, organiser) for _, folder in reversed(found))
+        return next(filter(None, said), None)
 
     def newest_step(self) -> int | None:
         """The step of the newest checkpoint of the run on this machine, None if there is none; on any thread."""
@@ -179,10 +191,14 @@ class Checkpointer:
         return self._archiver is not None and (step % self._archiver.every_steps == 0 or self._is_over(step))
 
     def _files(self) -> dict[str, bytes]:
-        """What lies beside the state: the run spec, and the organisers' orders that changed it."""
+        """What lies beside the state: the run spec, the organisers' orders that changed it, and the genesis, without
+        which nobody could tell a newcomer that the state is one of the run.
+        """
         ledger = self._session.admission.ledger
         amendments = [] if ledger is None else list(ledger.amendments)
         files = {"run-spec.toml": self._session.run.spec.to_toml().encode()}
+        if (founding := self._session.founding) is not None and founding.genesis is not None:
+            files[GENESIS_FILE] = msgspec.msgpack.encode(founding.genesis)
         if amendments:
             said = [{"number": a.number, "from_step": a.from_step, "changes": dict(a.changes)} for a in amendments]
             files["amendments.json"] = json.dumps(said, indent=1).encode()

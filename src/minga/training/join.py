@@ -22,8 +22,7 @@ from minga.identity.links.signed_spec import SignedRunSpec
 from minga.keeping.known_runs import FOLDER_DIGITS, TEMPORARY, runs_folder
 from minga.keeping.rejoin import MAX_PLACES, HostLock, KnownAddresses, RejoinFile, merged, own_port
 from minga.network.interface import Address, PeerId
-from minga.network.iroh.network import IrohNetwork
-from minga.network.iroh.settings import NetworkSettings
+from minga.network.iroh.network import IrohNetwork, NetworkSettings
 from minga.network.rpc.handshake import Role
 from minga.network.rpc.run_clock import RunClock
 from minga.training.bridge.loop_thread import LoopThread

@@ -48,6 +48,7 @@ from minga.identity.access.token import IpNetwork, parse_range
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import Link, LinkAccess
 from minga.keeping.rejoin import RejoinFile
+from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
@@ -212,23 +213,8 @@ class Organiser:
         if self._peer is None:
             raise ConfigurationError("no member of the run answers, so none can go on")
         self.hear()
-        session, newest = self._peer.session, self.ledger.regroups.newest
-        epoch = 0 if newest is None else newest.epoch
-
-        def look() -> dict[str, int]:
-            known = session.board.payloads(Progress)
-            return {
-                peer: progress.step
-                for peer, progress in known.items()
-                if progress.lineage.epoch == epoch and progress.is_active
-            }
-
-        steps = self._peer.on_loop(look)
-        if not steps:
-            raise ConfigurationError("no member that has the run's state is in sight, so none can go on")
-        members = tuple(bytes.fromhex(peer) for peer in sorted(steps)[:MAX_PRESENT])
-        run, number, step = bytes.fromhex(self.ledger.run_id), (epoch >> 32) + 1, newest_step([*steps.values()])
-        unsigned = Regroup(run, self.ledger.term, int(time.time()), (), number, step, members)
+        session, now = self._peer.session, int(time.time())
+        unsigned = self._peer.on_loop(lambda: draft_regroup(session.board, self.ledger, now))
         return unsigned.signed_by(self._key)
 
     def put_in_force(self, order: Changing) -> tuple[Changing, bool]:
@@ -407,6 +393,25 @@ def desk_in(peer: Peer, identity: Path | None) -> Organiser:
         raise UnreachableError("no peer that answers could say what run this is", phase="run spec")
     key = own if own.peer_id in ledger.organisers.keys else _key_of(ledger, identity)
     return Organiser(peer.link, peer.spec, ledger, key, AccessFiles(peer.directory), peer)
+
+
+def draft_regroup(board: Board, ledger: AccessLedger, now: int) -> Regroup:
+    """The run goes on with the members on `board`, as a regroup that nobody has signed; `now` in Unix seconds.
+
+    Raises `ConfigurationError` if there is none. On the loop of the board.
+    """
+    newest = ledger.regroups.newest
+    epoch = 0 if newest is None else newest.epoch
+    steps = {
+        peer: progress.step
+        for peer, progress in board.payloads(Progress).items()
+        if progress.lineage.epoch == epoch and progress.status not in ("syncing", "finished")
+    }
+    if not steps:
+        raise ConfigurationError("no member that has the run's state is in sight, so none can go on")
+    members = tuple(bytes.fromhex(peer) for peer in sorted(steps)[:MAX_PRESENT])
+    run, number, step = bytes.fromhex(ledger.run_id), (epoch >> 32) + 1, newest_step([*steps.values()])
+    return Regroup(run, ledger.term, now, (), number, step, members)
 
 
 def _take_kept(ledger: AccessLedger, files: AccessFiles, peer: Peer | None) -> None:

@@ -74,7 +74,7 @@ class Peer:
         organiser, path, known = signed_spec.organiser, None, None
         if self.role != "monitor" or self.peer_id == organiser:  # who only looks on leaves nothing behind
             path = genesis_file(directory, session.peer_id)
-            known = Genesis.from_file(path, self.run_id, organiser)
+            known = Genesis.from_file(path, self.run_id, organiser) or self.checkpointer.genesis(organiser)
         thread.ask(lambda: session.begin_founding(spec, organiser, path, known))
         self.held = held.pop_all()
         """What is let go when this peer is closed."""

@@ -48,10 +48,9 @@ from minga.network.gossip.gossip import Gossip
 from minga.network.gossip.record_kinds import AddressInfo, Credential, RecordKinds
 from minga.network.interface import Address, Network, PeerId
 from minga.network.probing.prober import Prober
-from minga.network.rpc.dial_back import Reachability
 from minga.network.rpc.handshake import Incarnation, Role, key_in_use
 from minga.network.rpc.node import Node
-from minga.network.rpc.own_address import OwnAddress
+from minga.network.rpc.reachability import OwnAddress, Reachability
 from minga.network.rpc.run_clock import RunClock
 from minga.receipts.book_file import BookFile
 from minga.receipts.receipts import Receipts

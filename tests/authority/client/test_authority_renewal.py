@@ -18,8 +18,7 @@ from minga.identity.access.ledger import CLOCK_SKEW_S
 from minga.identity.access.token import Login, Token
 from minga.identity.keys.keys import Identity
 from minga.network.rpc.run_clock import RunClock
-from minga.network.virtual.host import EPOCH_S
-from minga.network.virtual.internet import HostSettings
+from minga.network.virtual.internet import EPOCH_S, HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 from minga.training.session import Session, SessionSettings

@@ -26,8 +26,7 @@ from minga.network.gossip.record_kinds import AddressInfo, Credential, Payload
 from minga.network.gossip.records import Verdict, make_record
 from minga.network.interface import PeerId
 from minga.network.rpc.run_clock import RunClock
-from minga.network.virtual.host import EPOCH_S
-from minga.network.virtual.internet import HostSettings
+from minga.network.virtual.internet import EPOCH_S, HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 from minga.training.own_access import RunAccess

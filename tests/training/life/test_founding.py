@@ -12,8 +12,8 @@ from minga.core.errors import StorageError
 from minga.core.events.bus import Event
 from minga.core.events.network import PeerOffence
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.training.life.founding import (
     CALL_S,
     MAX_READY,

@@ -18,8 +18,8 @@ from minga.core.spec.sections import FileEntry
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.interface import Address, PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import HostSettings, VirtualInternet
 from minga.simulation import run_virtual
 from minga.training.state.manifest import CHUNK_BYTES

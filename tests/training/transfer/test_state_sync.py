@@ -26,8 +26,8 @@ from minga.core.errors import (
 )
 from minga.core.events.bus import Event, EventBus
 from minga.network.interface import Address, PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
 from minga.simulation import run_virtual
 from minga.training.state.manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES, Manifest, build_manifest

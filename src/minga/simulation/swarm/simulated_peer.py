@@ -102,6 +102,8 @@ class SimulatedPeer:
     def keep_of(self, former: SimulatedPeer) -> None:
         """Begin with what lies in the folder of its former self, but for the checkpoint."""
         self._kept_genesis = former.genesis
+        if former.session.ledger is not None:
+            self.session.admission.take(former.session.ledger.orders())
 
     @property
     def is_gone(self) -> bool:

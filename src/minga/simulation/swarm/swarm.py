@@ -31,8 +31,7 @@ from minga.network.gossip.record_kinds import RecordKinds
 from minga.network.interface import Address
 from minga.network.rpc.run_clock import RunClock
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
-from minga.network.virtual.link import TURN_S
-from minga.network.virtual.relay import relay_url
+from minga.network.virtual.paths import TURN_S, relay_url
 from minga.optim.sgd import SGD
 from minga.security.protocol.behaviour import Behaviour
 from minga.security.randomness.public_batch import PublicBatch

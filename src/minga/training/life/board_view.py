@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from minga.averaging.links import Links, links_of
+from minga.averaging.matchmaking.follower import ASK_S
 from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.board import Board
@@ -26,12 +27,19 @@ FORGIVEN_S = 600.0
 """Seconds after which a peer's earlier attempts count no more, and the swarm waits for it again."""
 
 
-BEGINS_ANEW_S = 2.0
-"""Seconds in which a peer whose state came too late for its step finds that out, and fetches the next one."""
+BEGINS_ANEW_S = ASK_S + 0.5
+"""Seconds in which a peer whose state came too late for its step asks around, hears at its first join that the step is
+over, and is heard to fetch the next state. An attempt counts for so long at least: for one of a moment a step waits as
+long for the peer to join, and one that says in each step that it fetches would hold up all of them.
+"""
 
 
 @dataclass
 class _Effort:
+    """One peer's attempts since `first_s`, which count `spent_s`; and `since_s` a further one, None if that ended at
+    `ended_s`.
+    """
+
     first_s: float
     since_s: float | None
     spent_s: float = 0.0
@@ -52,8 +60,8 @@ class Newcomers:
         syncing = {peer for peer, each in progress.items() if not each.is_settled}
         for peer, effort in list(self._efforts.items()):
             if peer not in syncing and effort.since_s is not None:
-                effort.spent_s, effort.since_s = effort.spent_s + now - effort.since_s, None
-                effort.ended_s = now
+                effort.spent_s += max(now - effort.since_s, BEGINS_ANEW_S)
+                effort.since_s, effort.ended_s = None, now
             if effort.since_s is None and now - effort.first_s > FORGIVEN_S:
                 del self._efforts[peer]
         for peer in syncing:

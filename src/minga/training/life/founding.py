@@ -38,13 +38,13 @@ from minga.core.errors import RemoteError, StorageError
 from minga.core.events.security import SecureFounded, SecureWaiting
 from minga.core.files import keep, read_struct
 from minga.core.spec.run_spec import RunSpec
-from minga.core.thread_guard import loop_bound
+from minga.core.thread_guard import any_thread, loop_bound
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
 from minga.network.bounded_dict import BoundedDict
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.handshake import Role
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.security.protocol.statements import MAX_MEMBERS, Peer
 from minga.training.lineage import DIGEST_BYTES
 from minga.training.state.manifest import Digest
@@ -207,6 +207,7 @@ class Founding:
         node.serve(METHOD, self._serve)
 
     @property
+    @any_thread
     def genesis(self) -> Genesis | None:
         """The genesis, once it is known here."""
         return self._genesis

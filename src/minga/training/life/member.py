@@ -22,8 +22,8 @@ from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.codecs.residual import LossySettings, RoundVectors
 from minga.averaging.group import GroupSettings
+from minga.averaging.matchmaking.attempt import OutOfSyncError
 from minga.averaging.matchmaking.former import GroupFormation
-from minga.averaging.matchmaking.leader import OutOfSyncError
 from minga.averaging.messages import Plan
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
@@ -109,7 +109,6 @@ class Member:
         """Called on the loop with the state after the run's last step."""
         self.lineage = replica.lineage
         """Where this peer's state comes from; one that is not founded is no state of the run."""
-        self._run_founding = ""
         self.on_replaced: Callable[[], None] = lambda: None
         """Called on the loop when the state was fetched, so that what was served before is not what this peer has."""
         self.on_step_ended = Observers[[]]()
@@ -137,8 +136,6 @@ class Member:
             run.aggregates,
             computes=run.computes,
             wait_in_minority=spec.network.minority == "wait",
-            overlapped=lambda: port.facts.max_in_flight > 0,
-            counts_late=lambda: port.facts.counts_late,
             largest_batch_size=largest_batch,
             most_communication=spec.training.most_communication,
             organiser=organiser,
@@ -155,7 +152,7 @@ class Member:
             board,
             node,
             port,
-            lambda: (self.step, self._formation.batch.present),
+            lambda: (self.step, self._formation.batch.of(self.step)),
             client=not run.aggregates,
             vector_bytes=self.vectors.encoded_bytes,
             lineage=lambda: self.lineage,
@@ -180,7 +177,7 @@ class Member:
     @property
     def view(self) -> tuple[PeerId, ...]:
         """Members of the last round, its leader first."""
-        return self._formation.view
+        return self._formation.position.view
 
     def close(self, error: BaseException) -> None:
         """Let the trainer go; its next boundary raises `error`."""
@@ -207,7 +204,7 @@ class Member:
             while not await self._is_over():
                 if (regroup := self.amended.regroup(self.epoch)) is not None:
                     await self._follow_regroup(regroup)
-                if self._catching_up.is_due(self.step):
+                elif self._catching_up.is_due(self.step):
                     await self._synchronise()
                 elif self.amended.is_paused(self.step):
                     self.ready.set()
@@ -224,7 +221,7 @@ class Member:
             await self.receipts.flush(FLUSH_S)
             self._port.close(RunFinishedError(f"the run is complete after {counted(self.step, 'step')}"))
             self.ready.set()
-            await asyncio.Event().wait()
+            await self._serve_last_state()
         except Exception as error:
             self._port.close(closing(error))
             self.ready.set()
@@ -291,7 +288,7 @@ class Member:
         """Go on with the members that the organisers named, or come to what they have."""
         present = [PeerId(peer) for peer in regroup.present]
         has_state = self.ready.is_set() and not self._catching_up.needs_state
-        is_one = has_state and self._node.peer_id in present and self.step >= regroup.step
+        is_one = has_state and self._goes_on_by(regroup)
         self._formation.regroup(regroup.epoch, sorted(present), is_one=is_one)
         self._take_up(self.lineage.in_epoch(regroup.epoch))
         self._lost = ()
@@ -302,6 +299,17 @@ class Member:
         else:
             await self._write_lineage("regroup", self.lineage)
         self._node.events.emit(RunRegrouped(step=regroup.step, members=len(present), present=is_one))
+
+    def _goes_on_by(self, regroup: Regroup) -> bool:
+        """Whether this peer is one of those with which the run goes on, and has what they go on with."""
+        return self._node.peer_id in regroup.present and self.step >= regroup.step
+
+    async def _serve_last_state(self) -> None:
+        """Until cancelled: who is through stays with those that follow a later regroup, and may need its state."""
+        while True:
+            if (regroup := self.amended.regroup(self.epoch)) is not None and self._goes_on_by(regroup):
+                self._take_up(self.lineage.in_epoch(regroup.epoch))
+            await asyncio.sleep(REGROUP_LOOK_S)
 
     def _ends_by_regroup(self, waiting: asyncio.Timeout) -> bool:
         """End the waiting if the organisers regrouped the run."""
@@ -355,7 +363,7 @@ class Member:
         )
         self._formation.commit(plan)
         given = weight if outcome.is_counted else 0
-        self.receipts.commit(outcome, given, self._formation.batch.present)
+        self.receipts.commit(outcome, given, self._formation.batch.of(self.step))
         self._publisher.set_status("training")  # the training thread may be long in coming to a boundary
         if outcome.is_late and not outcome.lost:
             self._node.access_link.doubt()
@@ -402,7 +410,7 @@ class Member:
         plan, step, report = outcome.plan, self.step + 1, self._port.report()
         self.replica_step.follow(plan)
         hashing = asyncio.get_running_loop().create_task(self._hash_result(plan.result_id))
-        batch = self._formation.batch.present
+        batch = self._formation.batch.of(self.step)
         if said := self.amended.enter(plan.orders):
             self._node.events.emit(RunAmended(step=self.step, changes=said))
         limit, goes_on = self._limit_by(plan), self.amended.at(step)
@@ -414,10 +422,10 @@ class Member:
             state = await self.replica_step.take(
                 outcome, self._result, fate, limit, strategy, lineage, compares=compares
             )
-        self._formation.previous = await hashing
+        fingerprint = await hashing
         self._worth.note(plan, report, batch)
         self.step, self.in_doubt = step, False
-        self._take_up(lineage)
+        self._take_up(lineage, fingerprint)
         members = len(plan.members) - len(outcome.lost)
         held_s = round(self._port.held_s(), 6)
         self._node.events.emit(StepApplied(step=step, samples=samples, members=members, batch=batch, held_s=held_s))
@@ -445,47 +453,35 @@ class Member:
         What this peer has counts only if it is a state of the run: the first one, founded with this peer, or one that
         descends from it.
         """
-        me, lineage = self._node.peer_id, self.lineage
-        if lineage.is_founded and self._founding.genesis is None:
-            self._run_founding = lineage.founding  # who is alone goes on without what the file would have told
-            self._node.spawn(self._verify_founding())
-        else:
-            rules = self._founding.rules
-            may_found = not lineage.is_founded and (
-                me == self._founding.run.organiser or rules.alike or not rules.by_organiser
-            )
-            state = await self._port.request("digest", self._replica.digest) if may_found else ""
-            beginning = await self._wait.for_founding(state)
-            genesis = beginning.genesis
-            self._run_founding = genesis.id
-            begins = me in genesis.founders or (not genesis.founders and not beginning.has_begun)
-            if state == genesis.state and begins:
-                lineage = Lineage.founded(genesis.id)
-                await self._write_lineage(FOUNDED, lineage)
-                self._node.events.emit(StateFounded(digest=state))
-        self._take_up(lineage)
-        self._drop_foreign_state()
-
-    async def _verify_founding(self) -> None:
-        self._run_founding = (await self._founding.find()).genesis.id
-        self._drop_foreign_state()
-
-    def _drop_foreign_state(self) -> None:
-        """A peer that has no state of the run needs one, whatever else it has."""
-        if self.lineage.founding != self._run_founding:
-            if self.lineage.is_founded:
+        me, lineage, rules = self._node.peer_id, self.lineage, self._founding.rules
+        is_organiser = me == self._founding.run.organiser
+        may_found = not lineage.is_founded and (is_organiser or rules.alike or not rules.by_organiser)
+        state = await self._port.request("digest", self._replica.digest) if may_found else ""
+        if lineage.is_founded:
+            self._founding.step = max(self._founding.step, self.step)
+        beginning = await self._wait.for_founding(state)
+        genesis = beginning.genesis
+        begins = me in genesis.founders or (not genesis.founders and not beginning.has_begun)
+        if state == genesis.state and begins:
+            lineage = Lineage.founded(genesis.id)
+            await self._write_lineage(FOUNDED, lineage)
+            self._node.events.emit(StateFounded(digest=state))
+        if lineage.founding != genesis.id:  # who has no state of the run needs one, whatever else it has
+            if lineage.is_founded:
                 logger.warning("the state that is kept here descends from another founding of this run: it is dropped")
             self._catching_up.require()
             self._catching_up.discards_state = True
-            self._take_up(Lineage(epoch=self.epoch))
+            lineage = Lineage(epoch=self.epoch)
+        self._take_up(lineage)
 
-    def _take_up(self, lineage: Lineage) -> None:
-        """This peer's state is of this lineage now; without one it looks for states of the run's founding."""
+    def _take_up(self, lineage: Lineage, previous: str = "") -> None:
+        """This peer's state is of this lineage now, and a result with the fingerprint `previous` led to it, if one did;
+        without a lineage this peer looks for states of the run's founding.
+        """
         self.lineage = lineage
-        self._formation.epoch, self._formation.history = lineage.epoch, lineage.rounds
-        self.swarm_view.lineage = (
-            lineage if lineage.is_founded else msgspec.structs.replace(lineage, founding=self._run_founding)
-        )
+        self._formation.take_up(lineage.epoch, lineage.rounds, previous)
+        founding = "" if self._founding.genesis is None else self._founding.genesis.id
+        self.swarm_view.lineage = lineage if lineage.is_founded else msgspec.structs.replace(lineage, founding=founding)
         self._founding.step = max(self._founding.step, self.step)
 
     async def _write_lineage(self, why: str, lineage: Lineage) -> None:
@@ -563,8 +559,8 @@ class Member:
         return step == self.amended.last_step(self.step)
 
     def _is_finished(self) -> bool:
-        last = self.amended.last_step(self.step)
-        return last is not None and self.step >= last and not self._catching_up.needs_state
+        last, is_regrouped = self.amended.last_step(self.step), self.amended.regroup(self.epoch) is not None
+        return last is not None and self.step >= last and not self._catching_up.needs_state and not is_regrouped
 
 
 def fate_of(vector: torch.Tensor | None, outcome: RoundOutcome) -> ContributionFate:

@@ -31,8 +31,8 @@ from minga.core.events.training import StateDonorDropped, StateDownloaded
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.meta_bytes import fill
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.training.lineage import Lineage, Standing
 from minga.training.state.manifest import CHUNK_BYTES, Manifest, build_manifest
 from minga.training.state.snapshot import StateMemory, StateSnapshot

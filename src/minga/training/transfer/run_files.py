@@ -39,8 +39,8 @@ from minga.core.spec.sections import FileEntry, check_file_names
 from minga.core.thread_guard import loop_bound
 from minga.identity.links.signed_spec import MAX_SIGNED_SPEC_BYTES, SignedRunSpec
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.training.state.manifest import CHUNK_BYTES, HASH_BYTES, hash_chunks
 from minga.training.transfer.download import ChunkFetch, ChunkSource, receive_manifest
 from minga.training.transfer.messages import CHUNK_TIMEOUT_S, ManifestRequest, OpenDownload

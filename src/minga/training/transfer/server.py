@@ -31,8 +31,8 @@ from minga.core.events.training import StateCacheFailed, StatePublished
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import any_thread, loop_bound
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.training.state.manifest import CHUNK_BYTES, Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.transfer.messages import (

@@ -9,9 +9,8 @@ import pytest
 
 from minga.network.backlog import Backlog
 from minga.network.interface import PeerId
-from minga.network.multiplexing.frames import CREDIT, DATA, pack
-from minga.network.multiplexing.multiplexer import READ_BYTES, Multiplexer
-from minga.network.multiplexing.substream import Substream
+from minga.network.rpc.keepalive import KeepaliveTicker, LastHeard
+from minga.network.rpc.multiplexer import CREDIT, DATA, READ_BYTES, Multiplexer, Substream, pack
 
 
 class Carrier:
@@ -36,12 +35,6 @@ class Carrier:
         pass
 
 
-class Watcher:
-    def wrote(self) -> None: ...
-    def heard(self) -> None: ...
-    def pulsed(self, ticks: int) -> None: ...
-
-
 def tiny_frames() -> list[bytes]:
     frame = pack(DATA, 2, 1) + b"x"
     return [frame * (READ_BYTES // len(frame))] * 16  # 58,000 bytes of the window
@@ -60,12 +53,13 @@ def test_unread_bytes_of_a_stream_cost_about_their_number(make: object) -> None:
         arrived: list[Substream] = []
         carrier = Carrier(reads)
         multiplexer = Multiplexer(
-            carrier,
+            carrier,  # type: ignore[arg-type]
             PeerId("a" * 64),
+            KeepaliveTicker(),
+            LastHeard(),
+            Backlog(),
+            arrived.append,
             opened_here=False,
-            watcher=Watcher(),
-            backlog=Backlog(),
-            arrived=arrived.append,  # type: ignore[arg-type]
         )
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]

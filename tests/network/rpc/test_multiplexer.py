@@ -11,20 +11,20 @@ import pytest
 from minga.core.errors import ProtocolError, UnreachableError
 from minga.network.backlog import Backlog
 from minga.network.interface import Address, Buffer, Connection, Network, PeerId, Stream
-from minga.network.multiplexing.frames import (
+from minga.network.rpc.keepalive import LEAST_TICKS, MOST_TICKS, PULSE_S, KeepaliveTicker, LastHeard
+from minga.network.rpc.multiplexer import (
     CREDIT,
     DATA,
     LAST,
+    LAZY_S,
     PIECE_BYTES,
     PULSE,
     RESET,
     WINDOW_BYTES,
     FrameParser,
+    Multiplexer,
     pack,
 )
-from minga.network.multiplexing.multiplexer import Multiplexer
-from minga.network.multiplexing.outbox import LAZY_S
-from minga.network.rpc.keepalive import LEAST_TICKS, MOST_TICKS, PULSE_S, CarrierSigns, KeepaliveTicker, LastHeard
 from minga.network.virtual.internet import HostSettings, VirtualInternet
 from minga.simulation import run_virtual
 from minga.testing import MakeNetwork
@@ -33,14 +33,6 @@ from minga.testing.suite import Check
 from tests.worlds.swarm_tools import virtually
 
 PEER = PeerId("ab" * 32)
-
-
-class Ignorant:
-    """Nobody looks after the signs of life."""
-
-    def wrote(self) -> None: ...
-    def heard(self) -> None: ...
-    def pulsed(self, ticks: int) -> None: ...
 
 
 class MultiplexedConnection:
@@ -52,10 +44,11 @@ class MultiplexedConnection:
         self.multiplexer = Multiplexer(
             first,
             inner.peer_id,
+            KeepaliveTicker(),
+            LastHeard(),
+            Backlog(),
+            self.arrived.put_nowait,
             opened_here=dialled,
-            watcher=Ignorant(),
-            backlog=Backlog(),
-            arrived=self.arrived.put_nowait,
         )
         self.task = asyncio.ensure_future(self.multiplexer.run())
         self.task.add_done_callback(lambda _: self.arrived.put_nowait(None))
@@ -138,11 +131,11 @@ class Wire(Stream):
     async def reset(self) -> None: ...
 
 
-def multiplexer_on(wire: Wire, arrived: list[Stream] | None = None, watcher: Any = None) -> Multiplexer:
-    found = [] if arrived is None else arrived
-    return Multiplexer(
-        wire, PEER, opened_here=True, watcher=watcher or Ignorant(), backlog=Backlog(), arrived=found.append
-    )
+def multiplexer_on(
+    wire: Wire, arrived: list[Stream] | None = None, clockwork: KeepaliveTicker | None = None
+) -> Multiplexer:
+    found, ticks = [] if arrived is None else arrived, clockwork or KeepaliveTicker()
+    return Multiplexer(wire, PEER, ticks, LastHeard(), Backlog(), found.append, opened_here=True)
 
 
 @virtually
@@ -233,82 +226,94 @@ async def test_late_words_about_streams_that_ended_are_no_offence() -> None:
     running.cancel()
 
 
-class Pulses:
-    """A carrier that only pulses, unless it has something else to write."""
-
-    def __init__(self, pulse: Callable[[int], None]) -> None:
-        self._pulse, self.is_writing = pulse, False
-
-    def pulse(self, ticks: int) -> bool:
-        if not self.is_writing:
-            self._pulse(ticks)
-        return not self.is_writing
-
-    def give_up(self) -> None: ...
+def crowd_on(clockwork: KeepaliveTicker, size: int) -> list[Multiplexer]:
+    """Many carriers that each have a stream; none of them runs."""
+    crowd = [multiplexer_on(Wire(), clockwork=clockwork) for _ in range(size)]
+    for multiplexer in crowd:
+        multiplexer.begin_speaking()
+    return crowd
 
 
-def signs_on(clockwork: KeepaliveTicker, pulse: Callable[[int], None], carrier: Pulses | None = None) -> CarrierSigns:
-    signs = CarrierSigns(clockwork, LastHeard())
-    signs.watch(carrier or Pulses(pulse))
-    return signs
+def pulses_on(wire: Wire) -> list[int]:
+    return [frame.number for write in wire.writes for frame in FrameParser().feed(write) if frame.kind == PULSE]
 
 
 @virtually
 async def test_a_longer_pause_is_made_only_once_the_other_side_was_told_of_it() -> None:
     """It gave up a peer that got many streams while something was on its way to it: no pulse had told it."""
-    clockwork, pulses = KeepaliveTicker(), list[int]()
-    carrier = Pulses(pulses.append)
-    signs = signs_on(clockwork, pulses.append, carrier)
-    signs.begin()
-    for _ in range(79):
-        signs_on(clockwork, lambda _: None).begin()
-    carrier.is_writing = True
-    signs.on_tick(2)
-    assert not pulses
-    assert signs.pause_ticks == LEAST_TICKS
-    carrier.is_writing = False
-    signs.on_tick(3)
-    assert pulses == [10]
-    assert signs.pause_ticks == 10
+    clockwork, wire = KeepaliveTicker(), Wire()
+    multiplexer = multiplexer_on(wire, clockwork=clockwork)
+    running = asyncio.ensure_future(multiplexer.run())
+    multiplexer.begin_speaking()
+    crowd_on(clockwork, 79)
+    wire.is_open.clear()
+    await multiplexer.open().write(b"on its way")
+    await asyncio.sleep(0.001)
+    multiplexer.on_tick(2)
+    assert multiplexer.pause_ticks == LEAST_TICKS
+    wire.is_open.set()
+    await asyncio.sleep(0.001)
+    assert not pulses_on(wire)
+    multiplexer.on_tick(3)
+    await asyncio.sleep(0.001)
+    assert pulses_on(wire) == [10]
+    assert multiplexer.pause_ticks == 10
+    running.cancel()
 
 
 @virtually
 async def test_the_streams_of_a_carrier_share_its_pulses() -> None:
-    clockwork, pulses = KeepaliveTicker(), list[int]()
-    signs = signs_on(clockwork, pulses.append)
+    clockwork, wire = KeepaliveTicker(), Wire()
+    multiplexer = multiplexer_on(wire, clockwork=clockwork)
+    running = asyncio.ensure_future(multiplexer.run())
     clockwork.start()
     for _ in range(30):
-        signs.begin()
+        multiplexer.begin_speaking()
     await asyncio.sleep(10 * PULSE_S + 0.01)
-    assert len(pulses) == 9  # nothing that is written stops them here
-    signs.wrote()
+    assert len(pulses_on(wire)) == 5
     await asyncio.sleep(PULSE_S)
-    assert len(pulses) == 9
+    await multiplexer.open().write(b"x")
+    await asyncio.sleep(PULSE_S)
+    assert len(pulses_on(wire)) == 5, "what is written says as much"
     for _ in range(30):
-        signs.end()
+        multiplexer.end_speaking()
     await asyncio.sleep(10 * PULSE_S)
-    assert len(pulses) == 9
+    assert len(pulses_on(wire)) == 5
     clockwork.close()
+    running.cancel()
 
 
 @virtually
 async def test_pauses_on_a_carrier_grow_at_once_and_shrink_by_and_by() -> None:
-    clockwork, pulses = KeepaliveTicker(), list[int]()
-    signs = signs_on(clockwork, pulses.append)
-    signs.begin()
-    crowd = [signs_on(clockwork, lambda _: None) for _ in range(79)]
+    clockwork, wire = KeepaliveTicker(), Wire()
+    multiplexer = multiplexer_on(wire, clockwork=clockwork)
+    running = asyncio.ensure_future(multiplexer.run())
+    multiplexer.begin_speaking()
+    crowd = crowd_on(clockwork, 79)
+    multiplexer.on_tick(2)
+    await asyncio.sleep(0.001)
+    assert pulses_on(wire) == [10]
+    wire.fed.put_nowait(pack(PULSE, 12))
+    await asyncio.sleep(0.001)
+    assert multiplexer.pause_ticks == 12
     for other in crowd:
-        other.begin()
-    signs.on_tick(2)
-    assert pulses == [10]
-    signs.pulsed(12)
-    assert signs.pause_ticks == 12
-    for other in crowd:
-        other.end()
-    signs.pulsed(LEAST_TICKS)
+        other.end_speaking()
+    wire.fed.put_nowait(pack(PULSE, LEAST_TICKS))
     for tick in range(12, 200, 12):
-        signs.on_tick(tick)
-    assert pulses[:10] == [10, 9, 8, 7, 6, 5, 4, 3, 2, 2]
-    for ticks in (LEAST_TICKS - 1, MOST_TICKS + 1):
-        with pytest.raises(ValueError, match="ticks"):
-            signs.pulsed(ticks)
+        await asyncio.sleep(0.001)
+        multiplexer.on_tick(tick)
+    await asyncio.sleep(0.001)
+    assert pulses_on(wire)[:10] == [10, 9, 8, 7, 6, 5, 4, 3, 2, 2]
+    running.cancel()
+
+
+@pytest.mark.parametrize("ticks", [LEAST_TICKS - 1, MOST_TICKS + 1])
+def test_odd_pulses_on_a_carrier_are_an_offence(ticks: int) -> None:
+    @virtually
+    async def main() -> None:
+        wire = Wire()
+        wire.fed.put_nowait(pack(PULSE, ticks))
+        with pytest.raises(ProtocolError, match="ticks"):
+            await multiplexer_on(wire).run()
+
+    main()

@@ -5,9 +5,8 @@ A frame is one byte of kind, four bytes of length (big-endian) and that many byt
     MESSAGE   msgpack of one `msgspec` struct, at most MAX_MESSAGE_BYTES
     BULK      raw bytes (tensor chunks), whose exact length the receiver knows beforehand
     REFUSAL   msgpack of a `Refusal`: the other side understood and says no
-    PULSE     still alive, nothing to say; instead of a length, ticks until the next one, see
-    `minga.network.rpc.keepalive` RECEIPT   how many bulk bytes came and when, see
-    `minga.network.bandwidth.delivery_reports`
+    PULSE     still alive, nothing to say; instead of a length, ticks until the next one (`network/rpc/keepalive.py`)
+    RECEIPT   how many bulk bytes came and when (`network/bandwidth/delivery_reports.py`)
 
 Memory is allocated only after the length was checked. Arriving bytes are used only after they were decoded into the
 type that the protocol expects at this point; other bytes raise a `ProtocolError` that names the sender.
@@ -17,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import UnionType
 from typing import Annotated, Any, TypeVar, cast
 
@@ -36,12 +35,48 @@ from minga.network.rpc.keepalive import (
     LEAST_TICKS,
     MOST_TICKS,
     PULSE_S,
-    CarrierSigns,
     KeepaliveTicker,
     LastHeard,
     silence_limit,
 )
-from minga.network.rpc.receipt_queue import ReceiptQueue
+from minga.network.rpc.multiplexer import Substream
+
+# ---- Receipts on their way: they wait for the write before them, and no reader waits for them.
+
+
+MAX_RECEIPT_BYTES = 1 << 12
+"""Bytes that may wait; later reports are dropped."""
+
+
+class ReceiptQueue:
+    """Frames that are sent one after the other, those that wait together."""
+
+    def __init__(self) -> None:
+        self._waiting = bytearray()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits or is being written."""
+        return self._task is None or self._task.done()
+
+    def add(self, frame: bytes, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Send a frame soon, by `write`."""
+        if len(self._waiting) < MAX_RECEIPT_BYTES:
+            self._waiting += frame
+            if self.is_empty:
+                self._task = asyncio.get_running_loop().create_task(self._empty(write))
+
+    def close(self) -> None:
+        """Send nothing more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _empty(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        while self._waiting:
+            frames, self._waiting = bytes(self._waiting), bytearray()
+            await write(frames)
+
 
 MAX_MESSAGE_BYTES = 1 << 20
 """Largest control message. A plan of 2,000 peers takes about 300 KB."""
@@ -67,7 +102,7 @@ class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MessageStream:
-    """Frames over one `Stream`, with signs of life in both directions, or those of the `carrier` on which it is.
+    """Frames over one `Stream`, with signs of life in both directions, or those of the carrier on which it is.
     `access_link` is measured and held to its caps; `last_heard` belongs to all streams with this peer, `backlog` to all
     peers. Without `pulses` it sends none until `begin_pulses`.
 
@@ -86,13 +121,13 @@ class MessageStream:
         round_trip_s: Callable[[], float | None],
         access_link: AccessLink,
         last_heard: LastHeard | None = None,
-        carrier: CarrierSigns | None = None,
         backlog: Backlog | None = None,
         *,
         pulses: bool = True,
     ) -> None:
         self.peer = peer
-        self._anywhere, self._carrier, self._pulses = last_heard or LastHeard(), carrier, pulses
+        self._anywhere, self._pulses = last_heard or LastHeard(), pulses
+        self._carrier = stream.carrier if isinstance(stream, Substream) else None
         self.counter = StreamCounter(peer, access_link, lambda: clockwork.pause_ticks / LEAST_TICKS)
         self._backlog = backlog or Backlog()
         self._access_link, self._paced = access_link, ShapedStream(stream, access_link)
@@ -106,9 +141,9 @@ class MessageStream:
         self._pulse_task: asyncio.Task[None] | None = None
         self._reset_task: asyncio.Task[None] | None = None
         self._receipt_queue: ReceiptQueue | None = None
-        clockwork.add(self, pulses=carrier is None)
-        if carrier is not None:
-            carrier.begin()
+        clockwork.add(self, pulses=self._carrier is None)
+        if self._carrier is not None:
+            self._carrier.begin_speaking()
 
     @property
     def round_trip_s(self) -> float:
@@ -285,18 +320,19 @@ class MessageStream:
             self._silent = True
             self._clockwork.remove(self)
             if self._carrier is not None:
-                self._carrier.silent()
+                self._carrier.give_up()
             self._reset_task = asyncio.get_running_loop().create_task(self._stream.reset())
 
     def _is_silent(self, tick: int) -> bool:
         """Whether the peer is to be given up, because of what this stream heard or what all streams with it did."""
         heard, pause = self._heard_tick, self._far_pause
         quiet = tick - heard
-        if quiet > silence_limit(None, pause) and quiet > silence_limit(self._round_trip_s(), pause):
+        if quiet >= silence_limit(None, pause) and quiet >= silence_limit(self._round_trip_s(), pause):
             if self._anywhere.frame_tick <= heard:
                 self._anywhere.silent_tick = tick
             return True
-        return quiet > pause and self._anywhere.silent_tick > heard
+        # A stream that was opened in the tick in which another one gave the peer up heard nothing in that tick.
+        return quiet > pause and self._anywhere.silent_tick >= max(heard, self._anywhere.frame_tick + 1)
 
     @property
     def _heard_tick(self) -> int:
@@ -309,7 +345,7 @@ class MessageStream:
     def _leave_carrier(self) -> None:
         if self._carrier is not None and not self._left:
             self._left = True
-            self._carrier.end()
+            self._carrier.end_speaking()
 
     def _write_now(self, frame: bytes) -> bool:
         """Write a small frame without a task of its own, if that takes no waiting; whether it did."""
