@@ -23,7 +23,7 @@ PATIENCE: Final = timedelta(days=7)
 """How long a rank waits for the others; only a rank that hangs without dying ever takes that long."""
 
 
-class Command(msgspec.Struct, frozen=True, array_like=True):
+class RankCommand(msgspec.Struct, frozen=True, array_like=True):
     """What rank 0 has all ranks do: a `method` of their replicas, its arguments but for vectors, which follow, and how
     many bytes of a state follow.
     """
@@ -96,10 +96,10 @@ class ProcessGroup:
         with _together():
             dist.reduce(vector, dst=0, group=self._group)
 
-    def command(self, command: Command | None = None) -> Command:
+    def command(self, command: RankCommand | None = None) -> RankCommand:
         """Rank 0 gives a command; every rank returns rank 0's."""
         data = self.share_bytes(b"" if command is None else msgspec.msgpack.encode(command))
-        return decode_msgpack(data, Command) if command is None else command
+        return decode_msgpack(data, RankCommand) if command is None else command
 
     def share(self, tensor: torch.Tensor) -> None:
         """Fill `tensor` (CPU) with rank 0's."""

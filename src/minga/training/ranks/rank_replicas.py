@@ -15,7 +15,7 @@ its replica because the swarm says so, it has the others do as well, before all 
       ── release finished ────────────▶    back to the program
       ── fail reason ─────────────────▶    raise ClosedError
 
-Each message is a `Command`, then the tensor that it announces. Ranks that start from the same bytes and apply the same
+Each message is a `RankCommand`, then the tensor that it announces. Ranks that start from the same bytes and apply the same
 bytes stay equal to the last bit.
 """
 
@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from minga.core.decoding import decode_json
 from minga.core.errors import ClosedError, MingaError
 from minga.core.spec.run_spec import RunSpec
-from minga.training.ranks.process_group import Command, ProcessGroup
+from minga.training.ranks.process_group import ProcessGroup, RankCommand
 from minga.training.replica.replica import Replica
 from minga.training.state.scalars import Json
 from minga.training.state.snapshot import StateSnapshot, TensorEntry
@@ -95,7 +95,7 @@ class LeaderReplica(RankReplica):
 
     def amend(self, changes: Mapping[str, Any]) -> None:
         """Go by other settings of the optimizer in all ranks."""
-        self._ranks.command(Command("amend", data=msgspec.json.encode(dict(changes))))
+        self._ranks.command(RankCommand("amend", data=msgspec.json.encode(dict(changes))))
         super().amend(changes)
 
     def inner_step(self) -> bool:
@@ -136,7 +136,7 @@ class LeaderReplica(RankReplica):
 
     def release(self, *, finished: bool) -> None:
         """Let all ranks go on."""
-        self._ranks.command(Command("release", (int(finished),)))
+        self._ranks.command(RankCommand("release", (int(finished),)))
         if finished:
             self._end()
 
@@ -145,11 +145,11 @@ class LeaderReplica(RankReplica):
         if isinstance(error, Exception):  # an interrupted process is in no state to talk; the others see it go
             reason = str(error).encode("utf-8")[:4096]
             with contextlib.suppress(MingaError):
-                self._ranks.command(Command("fail", data=reason))
+                self._ranks.command(RankCommand("fail", data=reason))
 
     def _tell(self, method: str, vector: torch.Tensor, *numbers: int) -> None:
         """Have the other ranks call a method with a vector and some numbers."""
-        self._ranks.command(Command(method, numbers))
+        self._ranks.command(RankCommand(method, numbers))
         self._share_vector(vector)
 
     def _share_vector(self, vector: torch.Tensor) -> None:
@@ -163,7 +163,7 @@ class LeaderReplica(RankReplica):
     def _announce_state(self, snapshot: StateSnapshot) -> None:
         """Say which state the other ranks are to become; its bytes follow."""
         head = _StateHead(snapshot.step, snapshot.tensors, snapshot.scalars)
-        self._ranks.command(Command("restore", data=msgspec.json.encode(head), size=snapshot.buffer.numel()))
+        self._ranks.command(RankCommand("restore", data=msgspec.json.encode(head), size=snapshot.buffer.numel()))
 
 
 class FollowerReplica(RankReplica):
@@ -203,7 +203,7 @@ class FollowerReplica(RankReplica):
         self._ranks.share(vector)
         return vector
 
-    def _receive(self, command: Command) -> StateSnapshot:
+    def _receive(self, command: RankCommand) -> StateSnapshot:
         head = decode_json(command.data, _StateHead)
         scalars: dict[str, Json] = head.scalars
         return StateSnapshot(head.step, head.tensors, scalars, self._receive_bytes(command.size))

@@ -33,7 +33,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import AveragingSection
 from minga.optim.shards import is_sharded, local
-from minga.training.ranks.process_group import Command, ProcessGroup
+from minga.training.ranks.process_group import ProcessGroup, RankCommand
 from minga.training.ranks.rank_replicas import Combiner, FollowerReplica, LeaderReplica, RankReplica
 from minga.training.ranks.shard_map import Placed, ShardMap, ShardStream, count_shards
 from minga.training.replica.buffers import SharedBuffers
@@ -322,7 +322,7 @@ class ShardedLeader(ShardedReplica, LeaderReplica):
 
     def read_values(self) -> torch.Tensor:
         """The parameters of all ranks as a vector."""
-        self._ranks.command(Command("read_values"))
+        self._ranks.command(RankCommand("read_values"))
         return super().read_values()
 
     def sketch(self) -> Sketch:
@@ -333,7 +333,7 @@ class ShardedLeader(ShardedReplica, LeaderReplica):
     def capture(self) -> StateSnapshot:
         """A copy of the state of all ranks, in rank 0's CPU memory or in a file."""
         check_kept(self.optimizer)
-        self._ranks.command(Command("capture"))
+        self._ranks.command(RankCommand("capture"))
         return super().capture()
 
     def capture_all(self) -> StateSnapshot:
@@ -343,7 +343,7 @@ class ShardedLeader(ShardedReplica, LeaderReplica):
     def digest(self) -> str:
         """The digest of the state of all ranks, which all then know."""
         check_kept(self.optimizer)
-        self._ranks.command(Command("digest"))
+        self._ranks.command(RankCommand("digest"))
         digest = super().digest()
         self._ranks.share_bytes(digest.encode())
         return digest
@@ -427,7 +427,7 @@ class _ShardedCombiner:
         """See `Combiner`."""
         if not self._is_finite:
             return False
-        self._ranks.command(Command("accumulate"))
+        self._ranks.command(RankCommand("accumulate"))
         return self._vector.accumulate(vector, weight)
 
 
