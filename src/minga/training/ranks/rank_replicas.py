@@ -15,8 +15,8 @@ its replica because the swarm says so, it has the others do as well, before all 
       ── release finished ────────────▶    back to the program
       ── fail reason ─────────────────▶    raise ClosedError
 
-Each message is a `RankCommand`, then the tensor that it announces. Ranks that start from the same bytes and apply the same
-bytes stay equal to the last bit.
+Each message is a `RankCommand`, then the tensor that it announces. Ranks that start from the same bytes and apply the
+same bytes stay equal to the last bit.
 """
 
 from __future__ import annotations
