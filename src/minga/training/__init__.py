@@ -7,9 +7,9 @@
 Read: optimizer (`minga.Optimizer`), peer (`minga.Peer`), join (`minga.join`), prospect (what a peer sees before it
 downloads), host (`minga.host`), session (assembles what lies below), checkpointer (when a checkpoint is due, and what
 is written with it), own_access (a peer's own credentials), organiser (invite, admit, revoke), lineage (which states
-descend from the run's founding), plugins_of_run (packages that a run names), combinations (which settings go
-together), record_kinds (records about training), backup (a run in one encrypted file). Then the folders: state,
-replica, ranks, bridge, strategy, transfer, agreement, life, status.
+descend from the run's founding), plugins_of_run (packages that a run names), record_kinds (records about training),
+backup (a run in one encrypted file). Then the folders: state, replica, ranks, bridge, strategy, transfer, agreement,
+life, status.
 
 Called by programs, recipes, split, integrations, monitor, dashboard, simulation, authority and cli. It knows any torch
 model, and no recipe.

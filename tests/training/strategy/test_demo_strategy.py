@@ -14,6 +14,7 @@ from minga.averaging.allreduce.round import Round
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import Encoder, Fate, LossySettings, RoundVectors
 from minga.averaging.codecs.tensor_bytes import as_bytes
+from minga.combinations import check_combinations
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.network.rpc.stream import MessageStream
@@ -21,7 +22,6 @@ from minga.network.virtual.internet import HostSettings
 from minga.optim import LAMB, SGD, AdamW
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
-from minga.training.combinations import check_combinations
 from minga.training.replica.replica import Replica
 from minga.training.strategy.demo import Demo
 from minga.training.strategy.interface import ContributionFate

@@ -1,18 +1,19 @@
 """The end of a round at one member: the training thread brings the replica to the next step by the round's mean.
 
 Where states are compared, the training thread also measures the step. Where parameters are averaged, the trainer waits
-for that before it goes on. A strategy that the organisers set takes over here, too.
+for that before it goes on. What the organisers amended takes effect here, too, a strategy among it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import torch
 from blake3 import blake3
 
-from minga.access.standing_orders import Amended
+from minga.access.standing_orders import OPTIMIZER, PAUSED, StandingOrders
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
@@ -21,6 +22,7 @@ from minga.averaging.messages import Plan
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.events.bus import EventBus
 from minga.core.events.training import ParametersDrift, ParametersNotAveraged, StrategyChanged
+from minga.core.spec.run_spec import RunSpec
 from minga.core.thread_guard import loop_bound
 from minga.training.agreement.comparison import StateComparison
 from minga.training.bridge.gradient_port import GradientPort
@@ -28,6 +30,58 @@ from minga.training.lineage import Lineage
 from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import LOOP_RATES, ReplicaInterface
 from minga.training.strategy.interface import ContributionFate
+
+# ---- Amendments put into effect at one member: those of the last plan, from the round that had them first.
+
+
+class Amended:
+    """Puts amendments into effect on `replica`, and knows the run spec as it holds now."""
+
+    def __init__(self, orders: StandingOrders, replica: ReplicaInterface) -> None:
+        self.in_force: tuple[str, ...] = ()
+        """Those of the last plan."""
+        self.now = orders.spec(())
+        """The run spec as it holds here at present; any thread may read it."""
+        self._orders, self._replica = orders, replica
+        self._has_taken_step = False
+        self._due: dict[str, Any] | None = None  # what the training thread still has to tell the replica
+
+    def last_step(self, step: int) -> int | None:
+        """After which step the run ends; `step` is where this peer is."""
+        return self._spec(step).training.stop_after_steps
+
+    def at(self, step: int) -> RunSpec:
+        """The run spec as it holds in the round of `step`, which this peer has come to, with one strategy."""
+        return self._spec(step).at(step)
+
+    def _spec(self, step: int) -> RunSpec:
+        """A peer goes by the last plan that it followed; one that followed none, by what is due at its step."""
+        return self._orders.spec(self.in_force if self._has_taken_step else self._orders.due(step))
+
+    def stand_at(self, step: int) -> None:
+        """This peer has the state of `step`, from its disk or from others: by which plan it came about is not known."""
+        self._has_taken_step = False
+        self.now = self._spec(step)
+
+    def enter(self, plan_orders: Sequence[str]) -> str:
+        """The round of a plan with these orders counts. Returns what they change, in words, if they are another set, or
+        this peer's first since it came to stand where it does: what was due there its leader may not have known.
+        """
+        first, self._has_taken_step = not self._has_taken_step, True
+        ids = tuple(plan_orders)
+        if ids == self.in_force and not first:
+            return ""
+        self.in_force = ids
+        changes, self.now = self._orders.changes(ids), self._orders.spec(ids)
+        self._due = {key: value for key, value in changes.items() if key.startswith(OPTIMIZER)}
+        return ", ".join(f"{key} = {value}" for key, value in sorted(changes.items()) if key != PAUSED)
+
+    def apply(self) -> None:
+        """Tell the replica, before the round that is first to go by them changes it. On the training thread."""
+        due, self._due = self._due, None
+        if due:
+            self._replica.amend(due)
+
 
 # ---- Averaging the parameters themselves now and then: devices of different kinds drift apart in the last bits.
 

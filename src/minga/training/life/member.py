@@ -17,7 +17,7 @@ from collections.abc import Callable
 import msgspec
 import torch
 
-from minga.access.standing_orders import Amended, StandingOrders
+from minga.access.standing_orders import StandingOrders
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.codecs.residual import LossySettings, RoundVectors
@@ -51,7 +51,7 @@ from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.receipts.receipts import Receipts
 from minga.training.agreement.comparison import AveragingInterval, StateComparison
-from minga.training.agreement.replica_step import ParameterAverage, ReplicaStep, StrategySwitch
+from minga.training.agreement.replica_step import Amended, ParameterAverage, ReplicaStep, StrategySwitch
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.trainer_hold import TrainerHold
 from minga.training.life.board_view import BoardView
@@ -159,7 +159,7 @@ class Member:
         )
         self._worth = WorthNotice(node)
         self._hold = TrainerHold(port)
-        self.amended = Amended(orders, replica)
+        self._orders, self.amended = orders, Amended(orders, replica)
         """The organisers' amendments, as this member goes by them."""
         average = ParameterAverage(self._all_reduce, replica, port)
         self._switch = StrategySwitch(replica, port, self.vectors)
@@ -202,11 +202,11 @@ class Member:
         try:
             await self._learn_founding()
             while not await self._is_over():
-                if (regroup := self.amended.regroup(self.epoch)) is not None:
+                if (regroup := self._orders.regroup(self.epoch)) is not None:
                     await self._follow_regroup(regroup)
                 elif self._catching_up.is_due(self.step):
                     await self._synchronise()
-                elif self.amended.is_paused(self.step):
+                elif self._orders.is_paused(self.step):
                     self.ready.set()
                     await self._rest()
                 else:
@@ -242,9 +242,9 @@ class Member:
         self._hold.end()
         self._publisher.set_status("paused")
         self._node.events.emit(RunPaused(step=self.step, paused=True))
-        while self.amended.is_paused(self.step) and not self.swarm_view.is_behind(self.step):
+        while self._orders.is_paused(self.step) and not self.swarm_view.is_behind(self.step):
             await asyncio.sleep(PAUSE_LOOK_S)
-            if (regroup := self.amended.regroup(self.epoch)) is not None:
+            if (regroup := self._orders.regroup(self.epoch)) is not None:
                 await self._follow_regroup(regroup)
                 return
         self._catching_up.needs_state = self.swarm_view.is_behind(self.step)
@@ -266,7 +266,7 @@ class Member:
     async def _form(self) -> Plan:
         """The plan of the present step. Raises `RegroupedError` if the organisers regroup the run meanwhile."""
         forming = self._formation.form(self.step, self._lost)
-        if not self.amended.can_be:
+        if not self._orders.can_be:
             return await forming
         try:
             async with asyncio.timeout(None) as waiting:
@@ -307,13 +307,13 @@ class Member:
     async def _serve_last_state(self) -> None:
         """Until cancelled: who is through stays with those that follow a later regroup, and may need its state."""
         while True:
-            if (regroup := self.amended.regroup(self.epoch)) is not None and self._goes_on_by(regroup):
+            if (regroup := self._orders.regroup(self.epoch)) is not None and self._goes_on_by(regroup):
                 self._take_up(self.lineage.in_epoch(regroup.epoch))
             await asyncio.sleep(REGROUP_LOOK_S)
 
     def _ends_by_regroup(self, waiting: asyncio.Timeout) -> bool:
         """End the waiting if the organisers regrouped the run."""
-        if self.amended.regroup(self.epoch) is None:
+        if self._orders.regroup(self.epoch) is None:
             return False
         waiting.reschedule(asyncio.get_running_loop().time())
         return True
@@ -401,7 +401,7 @@ class Member:
 
     def _gives_up_overtaken(self, plan: Plan) -> bool:
         """Give a round up whose other members are done with the next one: they gave this peer up in this one."""
-        if not self._formation.others_are_past(plan.step + 1) and self.amended.regroup(self.epoch) is None:
+        if not self._formation.others_are_past(plan.step + 1) and self._orders.regroup(self.epoch) is None:
             return False
         self._all_reduce.give_up(plan, "its other members went on without us")
         return True
@@ -559,7 +559,7 @@ class Member:
         return step == self.amended.last_step(self.step)
 
     def _is_finished(self) -> bool:
-        last, is_regrouped = self.amended.last_step(self.step), self.amended.regroup(self.epoch) is not None
+        last, is_regrouped = self.amended.last_step(self.step), self._orders.regroup(self.epoch) is not None
         return last is not None and self.step >= last and not self._catching_up.needs_state and not is_regrouped
 
 
