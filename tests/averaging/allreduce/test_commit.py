@@ -16,6 +16,7 @@ from minga.averaging.allreduce.messages import Committed, Hold
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.messages import Plan
 from minga.core.errors import RemoteError
 from minga.network.rpc.framing import MessageStream
@@ -110,7 +111,8 @@ def test_a_round_that_adopts_a_result_brings_it_to_all(holders: tuple[int, ...])
         assert all(torch.equal(result, expected) for result in results)
         assert plan.result_id == first.round_id
         # The last one gave nothing to the first attempt: what it gives to the second one is not in the result.
-        assert [isinstance(each, RoundOutcome) and each.is_counted for each in outcomes] == [True] * 4 + [False]
+        fates = [each.fate for each in outcomes if isinstance(each, RoundOutcome)]
+        assert fates == [ContributionFate.COUNTED] * 4 + [ContributionFate.UNCOUNTED]
         assert plan.succession == tuple(party.peer_id for party in world.parties)
         await world.close()
 

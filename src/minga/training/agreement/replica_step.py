@@ -15,7 +15,7 @@ from blake3 import blake3
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.residual import RoundVectors
+from minga.averaging.codecs.residual import ContributionFate, RoundVectors
 from minga.averaging.messages import Plan
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.events.bus import EventBus
@@ -27,7 +27,6 @@ from minga.training.bridge.gradient_port import GradientPort
 from minga.training.lineage import Lineage
 from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import LOOP_RATES, ReplicaInterface
-from minga.training.strategy.interface import ContributionFate
 
 # ---- Averaging the parameters themselves now and then: devices of different kinds drift apart in the last bits.
 
@@ -100,8 +99,8 @@ class StrategySwitch:
 
     def _note(self, samples: int) -> None:
         """On the training thread: another strategy goes on, also where a state was fetched that is of another."""
-        residuals = self._vectors.begin_anew(keeps_uncounted=self._port.facts.keeps_uncounted)
-        self._replica.forget_left_out()
+        residuals = self._vectors.left_out.begin_anew(keeps_uncounted=self._port.facts.keeps_uncounted)
+        self._replica.left_out.forget()
         self._changed = StrategyChanged(
             step=self._replica.step,
             strategy=self._port.strategy,
@@ -149,7 +148,6 @@ class ReplicaStep:
         self,
         outcome: RoundOutcome,
         mean: torch.Tensor,
-        fate: ContributionFate,
         limit: int | None,
         strategy: StrategyChoice,
         lineage: Lineage,
@@ -163,7 +161,7 @@ class ReplicaStep:
         parameters.
         """
         plan, step = outcome.plan, outcome.plan.step + 1
-        absorb = self._absorption(outcome, mean, fate, strategy, lineage)
+        absorb = self._absorption(outcome, mean, strategy, lineage)
         averages = self._states.interval.is_due(step, plan.averages_every)
         measures = averages or compares
         port, measure = self._port, self._states.measure()
@@ -190,7 +188,6 @@ class ReplicaStep:
         self,
         outcome: RoundOutcome,
         mean: torch.Tensor,
-        fate: ContributionFate,
         strategy: StrategyChoice,
         lineage: Lineage,
     ) -> Callable[[], None]:
@@ -198,6 +195,7 @@ class ReplicaStep:
         replica, port, amended, on_absorbed = self._replica, self._port, self._amended, self.on_absorbed
         switch = self._switch
         step = outcome.plan.step + 1
+        fate = outcome.fate
         counted_in = outcome.plan.result_id if fate is ContributionFate.COUNTED else None
         known = counted_in in self._attempts
         earlier = len(self._attempts) - 1 - self._attempts.index(str(counted_in)) if known else 0
