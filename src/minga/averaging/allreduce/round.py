@@ -67,8 +67,9 @@ trips and arithmetic out."""
 class RoundOutcome:
     """What came of a round: `lost` names the members that were given up, with the reason (those that this member as an
     aggregator did not hear to the end, too), `seconds` its duration, `bytes_sent` / `bytes_received` the encoded tensor
-    bytes that this member moved, and `fate` whether a contribution of this member is in the result. `heard` are the
-    samples of those that this member, as an aggregator, heard to the end, itself or through the relay of a site.
+    bytes that this member moved, and `fate` whether a contribution of this member is in the result: the one that it
+    gave so many attempts at the step `earlier`. `heard` are the samples of those that this member, as an aggregator,
+    heard to the end, itself or through the relay of a site.
     """
 
     plan: Plan
@@ -78,6 +79,7 @@ class RoundOutcome:
     bytes_received: int
     fate: ContributionFate
     heard: Mapping[PeerId, int] = field(default_factory=dict)
+    earlier: int = 0
 
     @property
     def contributors(self) -> int:

@@ -130,14 +130,6 @@ class ReplicaStep:
         """Called on the training thread when the replica has come to a step, while no round runs."""
         self._replica, self._port, self._amended, self._events = replica, port, amended, events
         self._states, self._parameter_average, self._switch = states, parameter_average, switch
-        self._step = 0
-        self._attempts: list[str] = []  # rounds of the step for which this peer was asked what it gives
-
-    def begin(self, plan: Plan) -> None:
-        """This peer is about to be asked what it gives to the round of `plan`."""
-        if plan.step != self._step:
-            self._step, self._attempts = plan.step, []
-        self._attempts.append(plan.round_id)
 
     def follow(self, plan: Plan) -> None:
         """Average parameters as often as the leader of this round says."""
@@ -195,11 +187,8 @@ class ReplicaStep:
         replica, port, amended, on_absorbed = self._replica, self._port, self._amended, self.on_absorbed
         switch = self._switch
         step = outcome.plan.step + 1
-        fate = outcome.fate
-        counted_in = outcome.plan.result_id if fate is ContributionFate.COUNTED else None
-        known = counted_in in self._attempts
-        earlier = len(self._attempts) - 1 - self._attempts.index(str(counted_in)) if known else 0
-        contributors, rates = outcome.contributors, outcome.plan.rates
+        counted_in = outcome.plan.result_id if outcome.fate is ContributionFate.COUNTED else None
+        rates = outcome.plan.rates
 
         def absorb() -> None:
             amended.apply()
@@ -207,7 +196,8 @@ class ReplicaStep:
                 replica.amend({LOOP_RATES: list(rates)})
             if replica.step != step - 1:
                 raise RuntimeError(f"the replica is at step {replica.step}, and the round led to step {step}")
-            port.absorb(step, replica.expand(mean, step - 1, counted_in=counted_in), fate, contributors, earlier)
+            vector = replica.expand(mean, step - 1, counted_in=counted_in)
+            port.absorb(step, vector, outcome.fate, outcome.contributors, outcome.earlier)
             replica.lineage = lineage
             switch.to(strategy)
             if on_absorbed is not None:

@@ -384,7 +384,6 @@ class Member:
 
         What a sketch leaves out of it is kept by what it counts, and not by its samples, if these are two things.
         """
-        self.replica_step.begin(plan)
         vector, samples = await self._port.seal()
         self._hold.end()
         if plan.scores and plan.rank_of(self._node.peer_id) not in plan.contributors:
