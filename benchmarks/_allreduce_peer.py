@@ -24,7 +24,7 @@ from minga.averaging.strategy_choice import StrategyFacts
 from minga.core.aio import Signal
 from minga.core.rate_cap import RateCap
 from minga.identity.keys.keys import Identity
-from minga.network.iroh.settings import NetworkSettings
+from minga.network.iroh.network import NetworkSettings
 from minga.training.life.board_view import BoardView
 from minga.training.record_kinds import Progress
 from minga.training.session import Session, SessionSettings

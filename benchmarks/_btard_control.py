@@ -12,8 +12,8 @@ from blake3 import blake3
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.security.messaging.spread import FetchPart, Found, FoundStatements, PartDelivery
 from minga.security.protocol.statements import EquivocationProof, Told
 from minga.simulation import run_virtual

@@ -18,7 +18,7 @@ from benchmarks._worker import Channel
 from minga.averaging.codecs.layout import VectorLayout
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
-from minga.network.iroh.settings import NetworkSettings
+from minga.network.iroh.network import NetworkSettings
 from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.step.member import MemberSetup, SecureMember
 from minga.training.session import Session, SessionSettings

@@ -14,7 +14,7 @@ from minga.identity.keys import keys
 from minga.network.gossip.board import Board
 from minga.network.gossip.records import Verdict
 from minga.network.iroh.connection import IrohConnection
-from minga.network.rpc import framing
+from minga.network.rpc import stream as framing
 from minga.network.rpc.node import Node
 from minga.network.virtual.connection import VirtualConnection
 from minga.simulation.virtual_time import VirtualTimeLoop

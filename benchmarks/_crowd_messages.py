@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable
 from minga.core.errors import RemoteError
 from minga.network.interface import Connection, Stream
 from minga.network.iroh.connection import IrohConnection
-from minga.network.iroh.network import IrohNetwork
-from minga.network.iroh.settings import NetworkSettings
+from minga.network.iroh.network import IrohNetwork, NetworkSettings
 
 CALLS, REQUESTS, STREAMS = 10_000, 2_000, 500
 MESSAGE = bytes(100)

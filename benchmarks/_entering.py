@@ -7,8 +7,7 @@ from typing import Any
 from benchmarks._worker import Channel
 from minga.identity.keys.keys import Identity
 from minga.network.interface import Address, PeerId
-from minga.network.iroh.network import IrohNetwork
-from minga.network.iroh.settings import NetworkSettings
+from minga.network.iroh.network import IrohNetwork, NetworkSettings
 from minga.training.session import Session, SessionSettings
 
 RUN_ID = "0" * 64

@@ -35,7 +35,7 @@ from minga.identity.keys.keys import Identity
 from minga.network.gossip import gossip
 from minga.network.interface import PeerId
 from minga.network.probing.prober import Prober
-from minga.network.rpc import framing, keepalive
+from minga.network.rpc import keepalive, stream
 from minga.network.tcp import bulk_lane
 from minga.training.life.board_view import BoardView
 from minga.training.record_kinds import Progress
@@ -49,7 +49,7 @@ CROWDED: Final[dict[ModuleType, dict[str, float]]] = {
     gossip: {"BEATS_PER_SECOND": 1.0, "EXCHANGE_S": 5.0},
     link_reporter: {"FIRST_PERIOD_S": 10.0, "PERIOD_S": 10.0},
     keepalive: {"PULSE_S": 1.0, "SILENCE_S": 8.0},
-    framing: {"PULSE_S": 1.0},
+    stream: {"PULSE_S": 1.0},
     waiting: {"APPEAR_S": 10.0},
     bulk_lane: {"PATIENCE_S": 5.0},
 }

@@ -16,7 +16,7 @@ from benchmarks._entering import enter, tell_address
 from benchmarks._links_averager import Averager, Company, crowded, describe
 from benchmarks._worker import Channel
 from minga.averaging.codecs.layout import VectorLayout
-from minga.network.iroh.settings import NetworkSettings
+from minga.network.iroh.network import NetworkSettings
 from minga.network.rpc.handshake import Role
 from minga.training.session import SessionSettings
 from tests import netlab

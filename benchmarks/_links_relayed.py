@@ -5,7 +5,7 @@ person would pass it on, holds a relay and the address that the relay sees. For 
 
     nat                what its router lets in
     paths              how many of its connections are "direct", and how many "relayed"
-    expected           the same, by what is known of pairs of NATs (`minga.network.virtual.nat`)
+    expected           the same, by what is known of pairs of NATs (`minga.network.virtual.paths`)
     steps_contributed  steps in which its samples counted
     upload_bit         what the planner believes of its upload, bits per second; None if nothing was measured
 """
@@ -22,8 +22,7 @@ from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link
 from minga.network.interface import Address, PeerId
 from minga.network.virtual.internet import HostSettings, Nat
-from minga.network.virtual.nat import punches
-from minga.network.virtual.relay import relay_url
+from minga.network.virtual.paths import punches, relay_url
 from minga.simulation import run_virtual
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplica, no_gradient

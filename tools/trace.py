@@ -32,7 +32,7 @@ import msgspec
 import minga
 from minga.core.events.bus import Event
 from minga.core.spec.run_spec import RunSpec
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import HostSettings
 from minga.network.virtual.process import CURRENT_PROCESS
 from minga.simulation.swarm.simulated_peer import TrainerSettings
@@ -69,12 +69,10 @@ ASKED = (
     "averaging/planning/signed_plan.py chunk_bytes_of",
     "averaging/sketches/",
     "averaging/strategy_choice.py",
-    "training/access/standing_orders.py",
     "training/agreement/",
     "training/bridge/gradient_port.py GradientPort.cap",
     "training/bridge/gradient_port.py GradientPort.report",
     "training/life/board_view.py",
-    "training/receipts/",
     "training/replica/flat_vector.py",
     "training/replica/replica.py Replica.layout_of",
     "training/replica/replica.py Replica.rounds_alike",

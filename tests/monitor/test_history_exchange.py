@@ -31,7 +31,7 @@ from minga.monitor.history import (
     thinned,
 )
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 from minga.simulation.virtual_time import run_virtual
 from tests.worlds.node_world import World
 

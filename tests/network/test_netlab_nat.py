@@ -121,10 +121,10 @@ import asyncio, json, sys
 from minga.core.events.bus import EventBus
 from minga.network.interface import Address, PeerId
 from minga.network.iroh.network import IrohNetwork
-from minga.network.iroh.settings import NetworkSettings
-from minga.network.rpc.dial_back import Reachability
+from minga.network.iroh.network import NetworkSettings
+from minga.network.rpc.reachability import Reachability
 from minga.network.rpc.node import Node
-from minga.network.rpc.own_address import OwnAddress
+from minga.network.rpc.reachability import OwnAddress
 
 async def main(seed, bind, port, announce, target):
     settings = NetworkSettings(host=bind, port=port, announce=tuple(announce))

@@ -6,7 +6,7 @@ import itertools
 
 from minga.core.spec.run_spec import RunSpec
 from minga.network.virtual.internet import HostSettings, Nat
-from minga.network.virtual.relay import relay_url
+from minga.network.virtual.paths import relay_url
 from minga.simulation.runner import Simulation
 from minga.simulation.scenario.scenario import Scenario, changed, read_scenario
 from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplica, no_gradient

@@ -14,8 +14,8 @@ from torch import nn
 
 from minga.core.errors import ConfigurationError, NonFiniteError, ProtocolError, RejectedError
 from minga.core.refusal_code import RefusalCode
-from minga.network.rpc.framing import MessageStream
-from minga.network.rpc.misbehaviour import MAX_OFFENCES
+from minga.network.rpc.connections import MAX_OFFENCES
+from minga.network.rpc.stream import MessageStream
 from minga.simulation.virtual_time import run_virtual
 from minga.split.computing.halves import Answer, Question, converse
 from minga.split.server.service import MAX_STREAMS

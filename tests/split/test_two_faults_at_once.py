@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from minga.core.errors import RejectedError, RemoteError, SilentError
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 from minga.simulation.virtual_time import run_virtual
 from minga.split.computing import one_top
 from minga.split.computing.applying import BatchWork

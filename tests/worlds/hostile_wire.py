@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from minga.network.interface import PeerId
-from minga.network.tcp.dial import DIALLER_OPENS, WELCOME, LaneOffer, dial
+from minga.network.tcp.bulk_lane import DIALLER_OPENS, WELCOME, LaneOffer, dial
 from minga.network.tcp.greeting import TcpGreeting
 from minga.network.tcp.listener import TcpListener
 from minga.network.tcp.sealed_channel import SealedChannel

@@ -12,8 +12,8 @@ from minga.core.rate_cap import RateCap
 from minga.network.bandwidth.access_link import AccessLink, AccessRates
 from minga.network.interface import Address, PeerId
 from minga.network.probing.prober import Prober
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
 
 FRAME_BYTES = 32 << 10

@@ -20,8 +20,8 @@ from minga.core.events.bus import Event, EventBus
 from minga.core.refusal_code import RefusalCode
 from minga.identity.keys.keys import Identity
 from minga.network.interface import Address, PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
 from minga.security.messaging.voting import OutvotedError
 from minga.security.protocol.behaviour import Behaviour, MakeBehaviour, TrainingBackend

@@ -13,7 +13,7 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 from minga.security.messaging.spread import FETCH, FetchPart
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.statements import Claims

@@ -1,6 +1,6 @@
 """Why a peer refuses a connection or a call, for programs; the sentence that comes with it is for people.
 
-The values travel in `minga.network.rpc.framing.Refusal`, so they never change. A code that a later version adds counts
+The values travel in `minga.network.rpc.stream.Refusal`, so they never change. A code that a later version adds counts
 as `REFUSED` here.
 """
 

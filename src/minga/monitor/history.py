@@ -28,9 +28,9 @@ import msgspec
 from minga.core.errors import ConfigurationError, ProtocolError, RejectedError, RemoteError, StorageError
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.handshake import UnixTime
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 
 if TYPE_CHECKING:
     from minga.training.peer import Peer
@@ -240,8 +240,7 @@ def told_since(peer: Peer, since_s: float) -> list[Entry]:
                     return found
         return []
 
-    loop = peer.on_loop(asyncio.get_running_loop)
-    return asyncio.run_coroutine_threadsafe(ask(), loop).result()
+    return peer.call(ask())
 
 
 def packed(paths: Sequence[Path], since: float, until: float) -> bytes:

@@ -1,12 +1,15 @@
-"""What breaks off the waiting calls of a stream or connection, in whichever transport they wait."""
+"""What transports wait for: what may come to nothing because a stream or connection ends meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
+
+from minga.core.errors import MingaError
 
 T = TypeVar("T")
+MakeError = Callable[[], MingaError]
 
 
 class Interrupt:
@@ -52,3 +55,55 @@ class Interrupt:
         finally:
             self._waiting.discard(future)
             self._broken_off.discard(future)
+
+
+class AcceptQueue(Generic[T]):
+    """What came and waits to be accepted: connections of a network, streams of a connection. When it fails its waiting
+    takers do. A taker that is cancelled loses nothing.
+    """
+
+    def __init__(self) -> None:
+        self._items: list[T] = []
+        self._waiters: list[asyncio.Future[None]] = []
+        self._error: MakeError | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: T) -> None:
+        """Add an item; it is forgotten if the queue has failed."""
+        if self._error is None:
+            self._items.append(item)
+            self._wake()
+
+    def fail(self, error: MakeError) -> None:
+        """Make pending and later calls raise `error()`, and drop what nobody took."""
+        if self._error is None:
+            self._error = error
+            self._items.clear()
+            while self._waiters:
+                self._wake()
+
+    async def take(self) -> T:
+        """Wait for the next item."""
+        while not self._items:
+            if self._error is not None:
+                raise self._error()
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+                elif self._items:
+                    self._wake()  # this waiter had been chosen for an item that it will not take
+                raise
+        return self._items.pop(0)
+
+    def _wake(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.pop(0)
+            if not waiter.done():
+                waiter.set_result(None)
+                return

@@ -17,8 +17,7 @@ import torch
 from minga.averaging.codecs.layout import VectorLayout
 from minga.core.errors import ConfigurationError
 from minga.network.interface import PeerId
-from minga.network.virtual.host import MAX_LATENCY_S
-from minga.network.virtual.internet import HostSettings, Nat
+from minga.network.virtual.internet import MAX_LATENCY_S, HostSettings, Nat
 from minga.security.protocol.behaviour import Behaviour, TrainingBackend
 from minga.simulation.attacks.gradient_attacks import LabelFlip
 from minga.simulation.attacks.interface import attack

@@ -20,8 +20,8 @@ from minga.core.refusal_code import RefusalCause, RefusalCode
 from minga.core.spec.sections import SplitSection
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.split.computing.halves import Answer, BatchFate, Question, check_reply
 from minga.split.wire.bodies import receive_bodies, send_bodies
 from minga.split.wire.messages import BATCH, BEGIN, BatchReply, BatchRequest, BeginReply, BeginRequest

@@ -21,8 +21,8 @@ from minga.averaging.codecs.registry import CODECS as REGISTRY
 from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.messages import Plan
 from minga.core.errors import RejectedError, RemoteError
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.handshake import Call
+from minga.network.rpc.stream import MessageStream
 from tests.worlds.nonzero_codec import ENTRY
 from tests.worlds.reduce_world import ROUND, Party, World
 from tests.worlds.swarm_tools import virtually
@@ -507,10 +507,10 @@ def test_garbage_on_every_method_of_the_service() -> None:
         await world.start()
         await world.reduce(world.plan(layout), layout, list(vectors_of(layout, 2)), [1, 1])
         liar, victim = world.parties[1], world.parties[0]
-        methods = [name for name in sorted(victim.node._server.handlers) if name.startswith("round.")]
+        methods = [name for name in sorted(victim.node._handlers) if name.startswith("round.")]
         for method in methods:
             connection = await liar.node.connection(victim.peer_id)
-            stream = liar.node._wrap(await connection.open_stream(), connection)
+            stream = liar.node.wrap(await connection.open_stream(), connection)
             await stream.send(Call(method))
             await stream._send_frame(0, b"\x93\x01\x02\x03")
             with pytest.raises(RemoteError):

@@ -19,7 +19,7 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.messages import Plan
 from minga.core.errors import RemoteError
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 from tests.worlds.reduce_world import ROUND, World
 from tests.worlds.swarm_tools import later, virtually
 

@@ -18,7 +18,7 @@ from minga.averaging.allreduce.round import Round, RoundOutcome
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.solver.division import Division, PartShare, PeerRates, SwarmRates
 from minga.averaging.solver.planner import divide
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 from tests.averaging.allreduce.test_two_level import connect_all
 from tests.worlds.reduce_world import World
 from tests.worlds.seeds import soaked

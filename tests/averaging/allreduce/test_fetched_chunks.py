@@ -11,7 +11,7 @@ from minga.averaging.allreduce.messages import FetchChunks
 from minga.averaging.allreduce.round import Round, RoundOutcome
 from minga.averaging.codecs.dense import CastCodec
 from minga.averaging.codecs.layout import VectorLayout
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 from tests.averaging.allreduce.test_two_level import connect_all
 from tests.worlds.reduce_world import World
 from tests.worlds.swarm_tools import later, virtually

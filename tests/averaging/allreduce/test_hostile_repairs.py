@@ -13,7 +13,7 @@ from minga.averaging.allreduce.round import RoundOutcome
 from minga.core.errors import RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 from tests.averaging.allreduce.test_repair import LAYOUT, RATE, vectors_of
 from tests.worlds.reduce_world import ROUND, World
 from tests.worlds.swarm_tools import virtually

@@ -31,7 +31,7 @@ from minga.core.refusal_code import RefusalCode
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.changes import Change, Observer, Presence
 from minga.network.interface import Address, PeerId
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import HostSettings
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_bridge import WAIT

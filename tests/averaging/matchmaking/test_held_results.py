@@ -20,7 +20,7 @@ from minga.averaging.messages import Accepted, AskView, FromLeader, Plan, Redire
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 from tests.averaging.matchmaking.test_formation import Camp, Member, Party, join_of
 from tests.worlds.seeds import seeds
 from tests.worlds.swarm_tools import later, virtually

@@ -20,7 +20,7 @@ from minga.averaging.messages import FromLeader, Join, Redirect, Report, SignedP
 from minga.core.aio import end
 from minga.core.errors import RemoteError
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 from tests.averaging.matchmaking.test_formation import Camp, Member, Party, join_of
 from tests.worlds.swarm_tools import virtually
 

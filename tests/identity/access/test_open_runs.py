@@ -15,7 +15,7 @@ from minga.identity.access.orders import MAX_RANGES, RangeBan
 from minga.identity.access.token import parse_range
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import LinkAccess
-from minga.network.virtual.host import EPOCH_S
+from minga.network.virtual.internet import EPOCH_S
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm
 from tests.identity.access.test_members import ended, grow, invitation, is_unknown, order, revocation, train_on

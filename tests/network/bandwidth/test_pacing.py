@@ -151,7 +151,7 @@ async def two_way(caps: list[tuple[str | None, str | None]], size: int) -> tuple
 @virtually
 async def test_an_upload_cap_holds_over_all_streams() -> None:
     world, seconds = await two_way([("8Mbit", None), (None, None), (None, None), (None, None)], 2_000_000)
-    moved = world.peers[0].network.state.ends
+    moved = world.peers[0].network.ends
     sent = sum(end.bytes_sent for end in moved)
     assert sent / seconds == pytest.approx(1e6, rel=0.05)
     await asyncio.sleep(SETTLE_S)

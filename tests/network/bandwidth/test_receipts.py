@@ -15,7 +15,7 @@ from minga.network.bandwidth.delivery_reports import (
     DeliveryReports,
     Span,
 )
-from minga.network.rpc.framing import RECEIPT
+from minga.network.rpc.stream import RECEIPT
 from tests.worlds.link_world import LinkWorld
 from tests.worlds.swarm_tools import virtually
 

@@ -19,8 +19,8 @@ from minga.network.gossip.peer_records import MAX_DROPPED, PeerRecords
 from minga.network.gossip.record_kinds import AddressInfo, Kind, Payload, RecordKinds
 from minga.network.gossip.records import Record, Verdict
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MESSAGE, MessageStream
 from minga.network.rpc.run_clock import RunClock
+from minga.network.rpc.stream import MESSAGE, MessageStream
 from minga.network.virtual.internet import HostSettings
 from minga.simulation import run_virtual
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings

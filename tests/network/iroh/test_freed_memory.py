@@ -19,14 +19,12 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.core.errors import RemoteError
 from minga.core.events.bus import EventBus
 from minga.network.interface import Address, PeerId
-from minga.network.iroh.connection import IrohConnection
-from minga.network.iroh.network import IrohNetwork
-from minga.network.iroh.settings import NetworkSettings
-from minga.network.iroh.stream import IrohStream
-from minga.network.rpc.framing import MessageStream
+from minga.network.iroh.connection import IrohConnection, IrohStream
+from minga.network.iroh.network import IrohNetwork, NetworkSettings
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
+from minga.network.tcp.bulk_lane import TcpStream
 from minga.network.tcp.sealed_channel import SealedChannel
-from minga.network.tcp.stream import TcpStream
 from tests.worlds.reduce_world import World
 from tests.worlds.swarm_tools import virtually
 

@@ -22,9 +22,8 @@ from minga.core.errors import ClosedError, ConfigurationError, UnreachableError
 from minga.network.interface import Address, Connection, LinkFacts, PeerId
 from minga.network.iroh import ffi_bytes
 from minga.network.iroh import network as network_module
-from minga.network.iroh.network import ALPN, IrohNetwork
-from minga.network.iroh.settings import NetworkSettings
-from minga.network.iroh.stream import ABORT, ANSWER, HEADER, OPEN, IrohStream
+from minga.network.iroh.connection import ABORT, ANSWER, HEADER, OPEN, IrohStream
+from minga.network.iroh.network import ALPN, IrohNetwork, NetworkSettings
 from minga.testing.network_suite import NETWORK_CHECKS
 from minga.testing.suite import Check, join, read_all, stream_pair
 

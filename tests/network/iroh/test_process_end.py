@@ -14,10 +14,10 @@ import pytest
 from minga.core.errors import UnreachableError
 from minga.network.interface import Address, PeerId
 from minga.network.iroh import connection as connection_module
-from minga.network.iroh import process_end
-from minga.network.iroh.process_end import ASKED, PAUSE_S, SETTLE_S, has_ended
+from minga.network.iroh import connection as process_end
+from minga.network.iroh.connection import ASKED, PAUSE_S, SETTLE_S, has_ended
 from minga.network.tcp import bulk_lane
-from minga.network.virtual import host
+from minga.network.virtual import internet as host
 from minga.simulation import run_virtual
 from minga.testing.suite import join
 from tests.network.iroh.test_iroh_network import networks, run

@@ -34,7 +34,7 @@ from minga.network.probing.prober import (
     SOURCE,
 )
 from minga.network.probing.streams import MAX_PHASE_BYTES, PHASE_S, Batch, ProbeRequest, Ready, Reserve
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
@@ -67,7 +67,7 @@ async def probe(world: LinkWorld, index: int) -> bool:
 
 
 def moved(world: LinkWorld) -> int:
-    return sum(end.bytes_received for peer in world.peers for end in peer.network.state.ends)
+    return sum(end.bytes_received for peer in world.peers for end in peer.network.ends)
 
 
 @virtually
@@ -210,7 +210,7 @@ async def test_caps_hold_for_probes_of_either_side() -> None:
     await asyncio.sleep(PEER_PERIOD_S)
     begun = now()
     assert await probe(world, 1)
-    for end in world.peers[2].network.state.ends:
+    for end in world.peers[2].network.ends:
         assert end.bytes_sent < 0.5 * MB * (now() - begun + 3.0)
     await world.close()
 

@@ -12,8 +12,8 @@ import pytest
 from minga.core.errors import RemoteError
 from minga.network.backlog import Backlog
 from minga.network.interface import PeerId
-from minga.network.multiplexing.frames import WINDOW_BYTES
-from minga.network.rpc.framing import MAX_MESSAGE_BYTES, MESSAGE, MessageStream
+from minga.network.rpc.multiplexer import WINDOW_BYTES
+from minga.network.rpc.stream import MAX_MESSAGE_BYTES, MESSAGE, MessageStream
 from tests.worlds.reduce_world import Party, World
 from tests.worlds.swarm_tools import virtually
 

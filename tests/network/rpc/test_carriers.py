@@ -12,10 +12,10 @@ import pytest
 
 from minga.core.errors import RemoteError, SilentError
 from minga.network.interface import Connection, PeerId, Stream
-from minga.network.rpc import carriers
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc import node as carriers
 from minga.network.rpc.handshake import MULTIPLEX, Call
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.connection import VirtualStream
 from tests.worlds.node_world import World
 from tests.worlds.swarm_tools import virtually
@@ -107,7 +107,7 @@ async def test_a_carrier_that_is_lost_is_replaced_by_who_dialled() -> None:
         await asyncio.sleep(0.1)
         opened = Opened(other, one.peer_id)
         for node, peer in ((one, other), (other, one)):
-            (multiplexer, _) = node._carriers._of[connection_of(node, peer.peer_id)].present[0]
+            multiplexer = node._carriers[connection_of(node, peer.peer_id)].present[0]
             multiplexer.give_up()
             await asyncio.sleep(carriers.FIRST_PAUSE_S * 3)
         assert len(opened.streams) == 2
@@ -126,7 +126,7 @@ async def test_a_stream_in_which_nothing_comes_takes_its_carrier_along() -> None
 
         one.serve("never", never)
         await asyncio.sleep(0.1)
-        (multiplexer, _) = one._carriers._of[connection_of(one, other.peer_id)].present[0]
+        multiplexer = one._carriers[connection_of(one, other.peer_id)].present[0]
         multiplexer.outbox.put = lambda *frames, lazily=False: None  # type: ignore[method-assign]
         opened = Opened(other, one.peer_id)
         with pytest.raises(SilentError):
@@ -141,7 +141,7 @@ async def test_a_carrier_on_a_detour_moves_once_the_better_way_is_open() -> None
     async with two() as (one, other):
         await asyncio.sleep(0.1)
         opened = Opened(other, one.peer_id, detours=2)
-        (multiplexer, _) = other._carriers._of[connection_of(other, one.peer_id)].present[0]
+        multiplexer = other._carriers[connection_of(other, one.peer_id)].present[0]
         multiplexer.give_up()
         await asyncio.sleep(carriers.FIRST_PAUSE_S * 2)
         async with one.open(other.peer_id, "echo") as before:
@@ -152,7 +152,7 @@ async def test_a_carrier_on_a_detour_moves_once_the_better_way_is_open() -> None
         assert await echoed(one, other, "on the better way") == "on the better way"
         await asyncio.sleep(3 * carriers.LAST_WORDS_S)
         for node, peer in ((one, other), (other, one)):
-            assert len(node._carriers._of[connection_of(node, peer.peer_id)].present) == 1
+            assert len(node._carriers[connection_of(node, peer.peer_id)].present) == 1
         assert await echoed(other, one, "on the better way") == "on the better way"
         assert len(opened.streams) == 3
 
@@ -188,11 +188,10 @@ async def test_who_did_not_dial_opens_no_carrier_and_nobody_many() -> None:
         offences: list[str] = []
         for node in (one, other):
             node.offend = lambda _, what: offences.append(what)  # type: ignore[method-assign]
-            node._server._offend = node.offend
 
         async def ask(node: Node, peer: Node) -> Any:
             connection = connection_of(node, peer.peer_id)
-            stream = node._wrap(await connection.open_stream(), connection)
+            stream = node.wrap(await connection.open_stream(), connection)
             await stream.send(Call(MULTIPLEX))
             return stream
 

@@ -11,7 +11,7 @@ import pytest
 from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import Address, PeerId
-from minga.network.rpc.dial_back import Dialled, DialMe, Reachability
+from minga.network.rpc.reachability import Dialled, DialMe, Reachability
 
 ME = PeerId("1f" * 32)
 

@@ -10,12 +10,12 @@ import pytest
 from minga.core.errors import ClosedError, ProtocolError, RejectedError, RemoteError, SilentError, UnreachableError
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import Address, PeerId
-from minga.network.rpc import accept_loop, connections, misbehaviour
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc import connections
+from minga.network.rpc import node as nodes
+from minga.network.rpc.connections import MAX_OFFENCES, MAX_OFFENDERS, OFFENCE_MEMORY_S
 from minga.network.rpc.handshake import Call
-from minga.network.rpc.misbehaviour import MAX_OFFENCES, OFFENCE_MEMORY_S
-from minga.network.rpc.node import BRIEF_DIAL_S
-from minga.network.rpc.server import MAX_STREAMS_PER_PEER
+from minga.network.rpc.node import BRIEF_DIAL_S, HELLO_TIMEOUT_S, MAX_STREAMS_PER_PEER
+from minga.network.rpc.stream import MessageStream
 from tests.worlds.reduce_world import Party, World
 from tests.worlds.swarm_tools import virtually
 
@@ -294,7 +294,7 @@ def test_signs_of_life_do_not_replace_an_answer_for_ever(bound: dict[str, float]
             await first.node.call(second.peer_id, "never", Number(1), Number, **bound)
         assert caught.value.peer == second.peer_id
         assert asyncio.get_running_loop().time() - begun == pytest.approx(bound.get("timeout_s", 30.0), abs=0.5)
-        assert second.node._server.open_streams  # the other side learns of it next
+        assert second.node._served  # the other side learns of it next
         await asyncio.sleep(1.0)
         assert await first.node.call(second.peer_id, "double", Number(1), Number) == Number(2)
         await world.close()
@@ -358,7 +358,7 @@ def test_who_finds_no_room_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_strangers_that_never_say_hello_are_few_and_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accept_loop, "MAX_WAITING", 4)
+    monkeypatch.setattr(nodes, "MAX_WAITING", 4)
 
     @virtually
     async def main() -> None:
@@ -368,12 +368,12 @@ def test_strangers_that_never_say_hello_are_few_and_do_not_stay(monkeypatch: pyt
         for stranger in strangers:
             made.append(await stranger.connect(second.network.address))
             await asyncio.sleep(0.1)
-            assert len(second.node._accept_loop.waiting) <= 4
+            assert len(second.node._waiting) <= 4
         assert [connection.is_closed for connection in made] == [True] * 6 + [False] * 4
         assert await first.node.call(second.peer_id, "double", Number(1), Number) == Number(2)
-        await asyncio.sleep(accept_loop.HELLO_TIMEOUT_S)
+        await asyncio.sleep(HELLO_TIMEOUT_S)
         assert all(connection.is_closed for connection in made)
-        assert not second.node._accept_loop.waiting
+        assert not second.node._waiting
         assert second.node.connected() == [first.peer_id]
         await world.close()
 
@@ -384,12 +384,12 @@ def test_strangers_that_never_say_hello_are_few_and_do_not_stay(monkeypatch: pyt
 async def test_signs_of_life_are_no_hello() -> None:
     world, first, second = await two()
     connection = await first.network.connect(second.network.address)
-    stream = first.node._wrap(await connection.open_stream(), connection)
+    stream = first.node.wrap(await connection.open_stream(), connection)
     await stream.send_bulk(b"")  # opens the stream
     mute = await first.network.connect(second.network.address)
-    pulsing = first.node._wrap(await mute.open_stream(), mute)
+    pulsing = first.node.wrap(await mute.open_stream(), mute)
     await pulsing._write(b"\x03\0\0\0\x02")
-    await asyncio.sleep(accept_loop.HELLO_TIMEOUT_S - 1.0)
+    await asyncio.sleep(HELLO_TIMEOUT_S - 1.0)
     assert connection.is_closed
     assert not mute.is_closed
     await asyncio.sleep(2.0)
@@ -401,9 +401,9 @@ async def test_signs_of_life_are_no_hello() -> None:
 @virtually
 async def test_nothing_grows_with_the_number_of_strangers() -> None:
     world, first, second = await two()
-    for number in range(misbehaviour.MAX_OFFENDERS + 100):
+    for number in range(MAX_OFFENDERS + 100):
         second.node.offend(PeerId(f"{number:064x}"), "nonsense")
-    assert len(second.node._misbehaviour) == misbehaviour.MAX_OFFENDERS
+    assert len(second.node._misbehaviour) == MAX_OFFENDERS
     for _ in range(MAX_OFFENCES):
         second.node.offend(first.peer_id, "nonsense")
     with pytest.raises(RejectedError, match="cut off"):
@@ -421,8 +421,8 @@ async def test_guests_leave_no_trace_but_their_clocks() -> None:
         await guest.node.close()
     await asyncio.sleep(1.0)
     assert len(second.node._connections) == 0
-    assert second.node._server.open_streams == {}
-    assert not second.node._accept_loop.waiting
+    assert second.node._served == {}
+    assert not second.node._waiting
     await world.close()
 
 
@@ -460,17 +460,17 @@ async def test_streams_at_once_are_limited() -> None:
     await asyncio.sleep(1.0)  # the carrier of small messages is there
     streams = []
     for _ in range(MAX_STREAMS_PER_PEER + 3):
-        stream = first.node._wrap(await connection.open_stream(), connection)
+        stream = first.node.wrap(await connection.open_stream(), connection)
         await stream.send(Call("hold"))
         streams.append(stream)
     await asyncio.sleep(1.0)
     assert [what for _, what in second.offences()] == ["too many streams at once"] * 3
-    assert second.node._server.open_streams[first.peer_id] == MAX_STREAMS_PER_PEER
+    assert second.node._served[first.peer_id] == MAX_STREAMS_PER_PEER
     release.set()
     for stream in streams:
         await stream.close()
     await asyncio.sleep(3.0)
-    assert second.node._server.open_streams == {}
+    assert second.node._served == {}
     assert await first.node.call(second.peer_id, "double", Number(1), Number) == Number(2)
     await world.close()
 

@@ -12,12 +12,10 @@ from minga.core.errors import RejectedError
 from minga.core.events.bus import Event, EventBus
 from minga.core.events.network import AddressSeen
 from minga.network.interface import PeerId
-from minga.network.rpc import own_address
-from minga.network.rpc.dial_back import METHOD as DIAL_BACK
-from minga.network.rpc.dial_back import Dialled, DialMe, Reachability
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc import reachability
 from minga.network.rpc.node import Node
-from minga.network.rpc.own_address import OwnAddress, SeenAt, WhereAmI
+from minga.network.rpc.reachability import DIAL_ME, Dialled, DialMe, OwnAddress, Reachability, SeenAt, WhereAmI
+from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import HostSettings, Nat, VirtualInternet, VirtualNetwork
 from tests.worlds.swarm_tools import virtually
 
@@ -55,9 +53,9 @@ class Peer:
             await stream.receive(DialMe)
             await stream.send(Dialled(bool(reached)))
 
-        self.node.serve(own_address.METHOD, claim)
+        self.node.serve(reachability.WHERE_AM_I, claim)
         if reached is not None:
-            self.node.serve(DIAL_BACK, dialled)
+            self.node.serve(DIAL_ME, dialled)
 
 
 async def world(nat: Nat, others: int) -> tuple[Peer, list[Peer]]:
@@ -96,7 +94,7 @@ async def test_a_peer_finds_out_before_it_takes_its_role() -> None:
 async def test_at_a_symmetric_nat_no_two_peers_agree_and_nothing_is_taken_in() -> None:
     peer, met = await world(Nat.SYMMETRIC, 3)
     for other in met:
-        other.node.serve(DIAL_BACK, _busy)
+        other.node.serve(DIAL_ME, _busy)
     await peer.own_address.learn()
     assert len(peer.seen) == 3
     assert {reached for _, reached in peer.seen} == {None}
@@ -108,7 +106,7 @@ async def test_where_nobody_can_try_two_peers_that_agree_are_believed_and_one_is
     for count in (1, 2):
         peer, met = await world(Nat.FULL_CONE, count)
         for other in met:
-            other.node.serve(DIAL_BACK, _busy)
+            other.node.serve(DIAL_ME, _busy)
         await peer.own_address.learn()
         assert (peer.network.state.public in peer.network.address.direct) is (count == 2)
 
@@ -141,8 +139,8 @@ def test_addresses_that_can_be_nobodys_are_not_even_tried(nonsense: str) -> None
 @virtually
 async def test_peers_that_do_not_know_the_question_or_never_answer_hold_nothing_up() -> None:
     peer, met = await world(Nat.FULL_CONE, 3)
-    met[0].node._server.handlers.pop(own_address.METHOD)
-    met[1].node.serve(own_address.METHOD, _silent)
+    met[0].node._handlers.pop(reachability.WHERE_AM_I)
+    met[1].node.serve(reachability.WHERE_AM_I, _silent)
     began_s = asyncio.get_running_loop().time()
     await peer.own_address.learn()
     assert asyncio.get_running_loop().time() - began_s < 4.0
@@ -156,7 +154,7 @@ async def test_a_peer_is_asked_for_a_while_and_then_once_a_minute() -> None:
     asked: list[float] = []
     for _ in range(20):
         other = Peer(peer.network._internet.host())  # type: ignore[attr-defined]
-        other.node.serve(own_address.METHOD, _counting(asked))
+        other.node.serve(reachability.WHERE_AM_I, _counting(asked))
         await other.node.dial(peer.network.address)
         await asyncio.sleep(10.0)
     assert 3 <= len(asked) <= 7

@@ -12,10 +12,9 @@ import pytest
 from minga.network.interface import PeerId
 from minga.network.interrupt import Interrupt
 from minga.network.tcp import listener as listener_module
-from minga.network.tcp.certificate import Certificate, check_owner
-from minga.network.tcp.dial import WELCOME
+from minga.network.tcp.bulk_lane import WELCOME
 from minga.network.tcp.greeting import TcpGreeting
-from minga.network.tcp.listener import TcpListener
+from minga.network.tcp.listener import Certificate, TcpListener, check_owner
 from minga.network.tcp.sealed_channel import SealedChannel
 from minga.network.tcp.sealed_records import RecordSealer
 from tests.network.iroh.test_iroh_network import run

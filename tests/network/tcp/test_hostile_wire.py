@@ -11,9 +11,9 @@ import pytest
 from minga.core.errors import MingaError, UnreachableError
 from minga.network.interface import PeerId
 from minga.network.interrupt import Interrupt
+from minga.network.tcp.bulk_lane import TcpStream
 from minga.network.tcp.sealed_channel import SealedChannel
 from minga.network.tcp.sealed_records import MOST_CONTENT_BYTES
-from minga.network.tcp.stream import TcpStream
 from tests.network.iroh.test_iroh_network import run
 from tests.worlds.hostile_wire import BACK, THERE, Attack, attacked
 

@@ -7,8 +7,8 @@ import ssl
 import pytest
 
 from minga.network.interface import PeerId
-from minga.network.tcp.certificate import Certificate
-from minga.network.tcp.key_exchange import KeyExchange
+from minga.network.tcp.greeting import KeyExchange
+from minga.network.tcp.listener import Certificate
 from minga.network.tcp.sealed_records import ForgedRecordError, RecordOpener
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from test_tcp_network import exchange, joined, run
 
-from minga.network.tcp import low_water
-from minga.network.tcp.low_water import LowWater
-from minga.network.tcp.stream import TcpStream
+from minga.network.tcp import sealed_channel as low_water
+from minga.network.tcp.bulk_lane import TcpStream
+from minga.network.tcp.sealed_channel import LowWater
 
 PACKET_BYTES = 1400
 

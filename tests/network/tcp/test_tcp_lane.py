@@ -12,9 +12,8 @@ import pytest
 
 from minga.network.interface import PeerId, Stream
 from minga.network.tcp import bulk_lane
-from minga.network.tcp.bulk_lane import TcpLane
-from minga.network.tcp.certificate import Certificate
-from minga.network.tcp.dial import DIALLED_OPENS, DialRequest, LaneOffer, decode, encode
+from minga.network.tcp.bulk_lane import DIALLED_OPENS, DialRequest, LaneOffer, TcpLane, decode, encode
+from minga.network.tcp.listener import Certificate
 
 PEER = PeerId("b" * 64)
 CERTIFICATE = Certificate(PEER).der

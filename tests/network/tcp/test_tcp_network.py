@@ -16,18 +16,22 @@ import pytest
 from minga.core.errors import UnreachableError
 from minga.network.interface import PeerId, Stream
 from minga.network.iroh import network as network_module
-from minga.network.iroh.connection import IrohConnection
-from minga.network.iroh.network import IrohNetwork
-from minga.network.iroh.settings import NetworkSettings
-from minga.network.iroh.stream import IrohStream
+from minga.network.iroh.connection import IrohConnection, IrohStream
+from minga.network.iroh.network import IrohNetwork, NetworkSettings
 from minga.network.tcp import bulk_lane
-from minga.network.tcp import dial as dial_module
+from minga.network.tcp import bulk_lane as dial_module
 from minga.network.tcp import listener as listener_module
-from minga.network.tcp.bulk_lane import MAX_CHANNELS, TcpLane
-from minga.network.tcp.certificate import Certificate
-from minga.network.tcp.dial import MAX_CONTROL_BYTES, DialRequest, LaneOffer, encode
-from minga.network.tcp.read_buffer import ReadBuffer
-from minga.network.tcp.stream import TcpStream
+from minga.network.tcp.bulk_lane import (
+    MAX_CHANNELS,
+    MAX_CONTROL_BYTES,
+    DialRequest,
+    LaneOffer,
+    TcpLane,
+    TcpStream,
+    encode,
+)
+from minga.network.tcp.listener import Certificate
+from minga.network.tcp.sealed_channel import ReadBuffer
 from minga.testing.bulk_suite import bulk_only
 from minga.testing.network_suite import NETWORK_CHECKS
 from minga.testing.suite import Check, Joined, join, pattern, read_all

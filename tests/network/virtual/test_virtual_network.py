@@ -14,7 +14,7 @@ import pytest
 from minga.core.errors import ClosedError, ConfigurationError, UnreachableError
 from minga.network.interface import Address, Connection, Network, Stream
 from minga.network.virtual.internet import Delivery, HostSettings, VirtualInternet, VirtualNetwork
-from minga.network.virtual.nat import Nat
+from minga.network.virtual.paths import Nat
 from minga.simulation import run_virtual
 from minga.testing import NETWORK_CHECKS, MakeNetwork
 from minga.testing.suite import Check, join, read_all, stream_pair

@@ -11,8 +11,8 @@ from blake3 import blake3
 from minga.core.aio import Signal
 from minga.core.events.bus import EventBus
 from minga.network.interface import Address, PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import HostSettings, VirtualInternet
 from minga.security.messaging.spread import FETCH, Deliveries, FetchPart, Found
 from minga.security.parts import transfer_limits

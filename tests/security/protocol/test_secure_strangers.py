@@ -12,8 +12,8 @@ from minga.averaging.allreduce.messages import Done
 from minga.core.errors import ProtocolError, RejectedError, UnreachableError
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.security.messaging.past_steps import TAKE, WATCH, AwaitStep, GetAggregate, PastStep, PastSteps, Seen, take
 from minga.security.messaging.spread import PROVE, TELL
 from minga.security.parts.transfer_limits import transfer_limit_s

@@ -13,7 +13,7 @@ from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 from minga.security.accountability.log import verify_log
 from minga.security.messaging.spread import ASK, TELL, Deliveries
 from minga.security.protocol.behaviour import Behaviour

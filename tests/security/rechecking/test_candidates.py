@@ -14,7 +14,7 @@ import torch
 from minga.averaging.allreduce.messages import Done
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 from minga.security.accountability.log import verify_log
 from minga.security.accountability.proofs import Admitted, Evidence, EvidenceError
 from minga.security.accountability.verify import verify

@@ -14,7 +14,7 @@ import torch
 
 from minga.core.errors import RejectedError, UnreachableError
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 from minga.security.messaging.gradient_samples import (
     MAX_PIECES,
     MAX_SERVED_EACH,

@@ -9,8 +9,8 @@ import pytest
 
 from minga.core.errors import SilentError
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.security.messaging.past_steps import LOOK, WATCH, AwaitStep, GetState, PastStep, PastSteps, Seen
 from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.protocol.statements import Phase, Slot, StateClaim, Statement, state

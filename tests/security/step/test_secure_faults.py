@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import VirtualNetwork
 from minga.security.accountability.log import verify_log
 from minga.security.accountability.rulings import open_complaints, who_withheld

@@ -10,7 +10,7 @@ import torch
 
 from minga.core.errors import ProtocolError, SilentError
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 from minga.simulation.virtual_time import run_virtual
 from minga.split.standby.checkpoint import TopCheckpoint
 from minga.split.standby.transfer import CHECKPOINT, CheckpointHeader, CheckpointRequest, CheckpointServer, fetch

@@ -16,7 +16,7 @@ from minga.averaging.codecs.residual import ContributionFate, Encoder, LossySett
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import HostSettings
 from minga.optim import LAMB, SGD, AdamW
 from minga.simulation.swarm.simulated_peer import TrainerSettings

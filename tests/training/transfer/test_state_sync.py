@@ -26,8 +26,8 @@ from minga.core.errors import (
 )
 from minga.core.events.bus import Event, EventBus
 from minga.network.interface import Address, PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
 from minga.simulation import run_virtual
 from minga.training.state.manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES, Manifest, build_manifest
@@ -465,7 +465,7 @@ async def test_a_donor_killed_with_the_only_chunk_costs_about_a_second(swarm: Sw
     donors = await swarm.donors(snapshot, snapshot, snapshot)
     newcomer = swarm.peer()
     task = asyncio.ensure_future(fetch(newcomer, donors))
-    while not (asked := [donor for donor in donors if any(donor.server._downloads.values())]):
+    while not (asked := [donor for donor in donors if donor.server._places._taken]):
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)
     for donor in asked[:1]:

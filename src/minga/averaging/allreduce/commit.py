@@ -81,7 +81,7 @@ from minga.core.aio import end, racing
 from minga.core.errors import ClosedError, ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 
 HOLD = "round.hold"
 LOOK_S, LOOK_SHARE = 1.0, 0.05
@@ -230,10 +230,13 @@ class QuorumCommit:
         self._round.changed.fire()
 
     async def _gather_quorum(self) -> None:
-        """Wait until a quorum holds the result, and find out now and then whether there still is one."""
+        """Wait until a quorum holds the result, and find out now and then whether there still is one.
+
+        Who takes over from the leader asks at once: the others may be past the round, and have nothing to tell.
+        """
         round, term, loop = self._round, self._round.term, asyncio.get_running_loop()
         period_s = max(LOOK_S, LOOK_SHARE * round.expected_s)
-        look_s = loop.time() + period_s
+        look_s = loop.time() + (period_s if round.me == 0 else 0.0)
         while self._is_due(round.me, term):
             await round.changed.wait(max(0.0, look_s - loop.time()))
             if self._is_due(round.me, term) and loop.time() >= look_s:

@@ -32,7 +32,7 @@ from minga.core.events.averaging import RoundSenderDropped
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import Buffer
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 
 LOOK_S, LOOK_SHARE, LONGEST_LOOK_S = 0.1, 0.02, 0.5
 """Whom to give up is asked every `LOOK_S`, or this share of the round, if that is longer."""

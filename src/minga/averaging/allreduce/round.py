@@ -48,9 +48,9 @@ from minga.core.events.averaging import RoundMemberLost, RoundWorkTakenOver
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.meta_bytes import meta_buffer
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.keepalive import PULSE_S
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 
 IDLE_S = 300.0
 """A 1 Mbit/s link with 64 aggregators takes that long for the first chunk to each of them, if all get on alike."""

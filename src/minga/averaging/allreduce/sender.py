@@ -17,7 +17,7 @@ from minga.core.aio import end, racing
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import Buffer
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 
 PART, FETCH = "round.part", "round.fetch"
 

@@ -32,8 +32,8 @@ from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 
 EXPECT_S = 5.0
 """Seconds that a message about a round waits for the plan of that round, which comes over another stream."""

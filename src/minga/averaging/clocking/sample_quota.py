@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from minga.averaging.messages import MAX_SAMPLES, Join, PeerScore, Report
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.keepalive import LEAST_TICKS, PULSE_S
+from minga.network.rpc.stream import MessageStream
 
 SURPLUS: Final = 0.1
 """By what fraction of B the batch may be larger so that nobody's only micro-batch is in vain."""

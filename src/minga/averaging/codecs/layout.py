@@ -25,7 +25,7 @@ from minga.averaging.codecs.dense import Codec, CodecPair, codec
 from minga.averaging.codecs.registry import ADAPTIVE, AdaptiveSettings, adaptive_settings, canonical_codec
 from minga.core.errors import ConfigurationError
 from minga.core.spec.choices import parse_choice, spelled
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 
 ADAPTIVE_INT8_MIN_ELEMENTS: Final = AdaptiveSettings().from_elements
 FINGERPRINT_BYTES: Final = 16

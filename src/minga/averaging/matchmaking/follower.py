@@ -26,8 +26,8 @@ from minga.core.aio import end, racing
 from minga.core.errors import RejectedError, RemoteError, SilentError
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import Address, PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.keepalive import LEAST_TICKS, PULSE_S
+from minga.network.rpc.stream import MessageStream
 
 LEAST_PAUSE_S = LEAST_TICKS * PULSE_S
 WATCH_PERIOD_S = 1.0

@@ -45,8 +45,8 @@ from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import Identity
 from minga.network.gossip.changes import Change, Presence
 from minga.network.interface import Address, PeerId
-from minga.network.rpc.framing import MAX_MESSAGE_BYTES, MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MAX_MESSAGE_BYTES, MessageStream
 
 AHEAD_PATIENCE_S = 5.0
 """Seconds that a join for a later step waits for this peer to get there before it is refused."""

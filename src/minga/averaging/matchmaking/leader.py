@@ -51,7 +51,7 @@ from minga.core.errors import RejectedError, RemoteError, SilentError
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import Address, PeerId
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 
 # ---- How long a full step waits for newcomers that are fetching its state.
 #

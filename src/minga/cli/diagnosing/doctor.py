@@ -24,8 +24,7 @@ from minga.identity.keys import key_file
 from minga.identity.keys.keys import Identity, default_path
 from minga.identity.links.links import Link
 from minga.network.interface import Address
-from minga.network.iroh.network import IrohNetwork
-from minga.network.iroh.settings import NetworkSettings
+from minga.network.iroh.network import IrohNetwork, NetworkSettings
 
 LOW_DISK_BYTES = 2 << 30
 

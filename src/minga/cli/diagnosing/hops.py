@@ -19,8 +19,7 @@ from minga.identity.access.ledger import AccessLedger
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link
 from minga.network.interface import Address, PeerId
-from minga.network.iroh.network import IrohNetwork
-from minga.network.iroh.settings import NetworkSettings
+from minga.network.iroh.network import IrohNetwork, NetworkSettings
 from minga.network.rpc.node import Node
 from minga.network.rpc.run_clock import MAX_CORRECTION_S, RunClock
 from minga.recipes.registry import check_installed

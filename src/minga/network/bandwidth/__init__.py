@@ -8,6 +8,6 @@ delivery_reports (what has really arrived), meter (spans to rates), time_buckets
 (one rate from samples of which some are wrong), token_bucket (a cap), shaped_stream (a stream that keeps to the
 caps).
 
-Called by rpc/framing, probing and training/session; gossip/link_record publishes the rates. It knows nothing of
+Called by rpc/stream, probing and training/session; averaging/links publishes the rates. It knows nothing of
 plans.
 """

@@ -44,8 +44,8 @@ from minga.network.gossip.records import Verdict
 from minga.network.gossip.rumours import METHOD as PUSH_METHOD
 from minga.network.gossip.rumours import RumourSpreader
 from minga.network.interface import Address, PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 
 EXCHANGE_METHOD = "board.exchange"
 EXCHANGE_S = 1.0

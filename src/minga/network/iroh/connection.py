@@ -6,40 +6,235 @@ peers that send to each other at once fall to a fifth of the speed that each has
 which only one side sends data, where this cannot happen. The dialler dials two lanes. A preface on each gives its
 number, and a token that both share. From then on all bytes that a peer writes leave by its own lane.
 
-A stream is a pair of one-way QUIC streams, one on each lane, that know each other by number; see `stream.py`.
-If either lane is lost or closed, the connection is; and if the other side's process has ended, see `process_end.py`.
+A stream is a pair of one-way QUIC streams, one on each lane, that know each other by number. If either lane is lost or
+closed, the connection is; and so if the other side's process has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
-from typing import Any, Literal
+import re
+import struct
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any, Final, Literal
 from weakref import WeakValueDictionary
 
+from iroh import iroh_ffi
 from msgspec.structs import replace
 
 from minga.core.aio import end
-from minga.core.errors import MingaError, UnreachableError
-from minga.network.interface import Connection, LinkFacts, PeerId, Stream
-from minga.network.interrupt import Interrupt
+from minga.core.errors import MingaError, ProtocolError, UnreachableError
+from minga.network.interface import Buffer, Connection, LinkFacts, PeerId, Stream
+from minga.network.interrupt import AcceptQueue, Interrupt
 from minga.network.iroh import ffi_bytes
-from minga.network.iroh.accept_queue import AcceptQueue
-from minga.network.iroh.process_end import has_ended
-from minga.network.iroh.stream import (
-    ABORT,
-    BINDING_ERRORS,
-    CONTROL,
-    HEADER,
-    OPEN,
-    IrohStream,
-    describe,
-    read_exactly,
-)
-from minga.network.tcp.bulk_lane import TcpLane
-from minga.network.tcp.dial import MAX_CONTROL_BYTES
+from minga.network.tcp.bulk_lane import MAX_CONTROL_BYTES, TcpLane
 from minga.network.tcp.listener import TcpListener
+
+# ---- Streams of the iroh network: one one-way QUIC stream for each direction.
+#
+# Every one-way stream begins with a header: its kind and the number that its opener gave to the pair. OPEN comes from
+# the side that opened the pair, ANSWER from the other one as soon as it has something to say. ABORT says that the
+# answer to this number will not come, or no further. A QUIC reset may overtake the header of the stream that it
+# resets; without ABORT the opener would then wait for an answer for ever. CONTROL belongs to no stream: a message to
+# the TCP lane at the other end, whose length stands in the place of the number.
+
+
+HEADER = struct.Struct(">BQ")
+OPEN, ANSWER, ABORT, CONTROL = range(4)
+
+BINDING_ERRORS = (iroh_ffi.IrohError, iroh_ffi.InternalError)
+"""The exceptions of the bindings: errors of the transport, and panics inside the foreign library."""
+
+
+class IrohStream(Stream):
+    """A bidirectional stream. A cancelled write may have sent a part: such a stream is good for `reset` only."""
+
+    def __init__(self, connection: IrohConnection, number: int, *, opened_here: bool) -> None:
+        self.interrupt = Interrupt()
+        self._connection, self._number, self._opened_here = connection, number, opened_here
+        self._sender: Any = None
+        self._receiver: Any = None
+        self._receiver_arrived: asyncio.Future[None] | None = None
+        self._opening = asyncio.Lock()
+        self._finished = self._ended = self._broken = False
+
+    def attach(self, receiver: Any) -> bool:
+        """Take the one-way stream that carries the other side's bytes; False if there is one, or no use for it."""
+        if self._receiver is not None or self.interrupt.fired:
+            return False
+        self._receiver = receiver
+        if self._receiver_arrived is not None and not self._receiver_arrived.done():
+            self._receiver_arrived.set_result(None)
+        return True
+
+    async def write(self, data: Buffer) -> None:
+        """Send all of `data`; see the interface."""
+        with self._explained():
+            view = memoryview(data).cast("B")
+            if self._sender is None and view.nbytes:
+                # The header travels with the first bytes: a packet and a foreign call less for each stream.
+                first = view[: 4096 - HEADER.size]
+                await self._open_sender(bytes(first))
+                view = view[first.nbytes :]
+            await ffi_bytes.write_all(self._sender, view, self.interrupt)
+
+    async def finish(self) -> None:
+        """Say that nothing more will be written; see the interface."""
+        with self._explained():
+            if not self._finished:
+                self.interrupt.check()
+                if self._sender is None:
+                    await self._open_sender(b"")
+                self._finished = True
+                await self._sender.finish()
+
+    async def read(self, max_bytes: int) -> bytes:
+        """Return what is there; see the interface."""
+        target = bytearray(min(max_bytes, ffi_bytes.PIECE_BYTES))
+        got = await self._read_some(memoryview(target))
+        del target[got:]
+        return bytes(target)
+
+    async def read_into(
+        self,
+        target: memoryview,
+        progress: Callable[[int], None] | None = None,
+        filled: Callable[[int], None] | None = None,
+    ) -> None:
+        """Fill `target` completely; see the interface."""
+        view = target.cast("B")
+        while view.nbytes:
+            got = await self._read_some(view)
+            if not got:
+                raise ProtocolError("the stream ended early", peer=self._connection.peer_id)
+            view = view[got:]
+            if progress is not None:
+                progress(got)
+            if filled is not None:
+                filled(got)
+            await asyncio.sleep(0)
+
+    async def reset(self) -> None:
+        """Abort both directions; see the interface."""
+        if self.interrupt.fired:
+            return
+        connection = self._connection  # the interrupt, which is a part of this stream, must not hold the stream
+        self.interrupt.fire(lambda: connection.explain("the stream was reset"))
+        if self._finished and self._ended:
+            return
+        if not self._opened_here and not self._broken:
+            self._connection.abort_answer(self._number)
+        # The interrupt makes waiting calls let go of the foreign locks, in the next turn of the loop.
+        ends = [self._sender.reset] if self._sender is not None else []
+        if self._receiver is not None and not self._ended:
+            ends.append(self._receiver.stop)
+        await self._connection.break_off(*ends)
+
+    async def _open_sender(self, first: bytes) -> None:
+        async with self._opening:
+            self.interrupt.check()
+            kind = OPEN if self._opened_here else ANSWER
+            sender = await self._connection.open_sender(HEADER.pack(kind, self._number) + first, self.interrupt)
+            self._sender = sender
+            if self.interrupt.fired:  # in this very turn, and the reset did not know of this sender yet
+                await self._connection.break_off(sender.reset)
+                self.interrupt.check()
+
+    async def _read_some(self, target: memoryview) -> int:
+        with self._explained():
+            self.interrupt.check()
+            if self._ended or not target.nbytes:
+                return 0
+            if self._receiver is None:
+                self._receiver_arrived = asyncio.get_running_loop().create_future()
+                await self.interrupt.wait(self._receiver_arrived)
+            try:
+                got = await ffi_bytes.read_into(self._receiver, target, self.interrupt)
+            except BINDING_ERRORS:
+                # A reset ends both directions, but that it stopped reading is told on the other lane, perhaps later.
+                connection = self._connection
+                self.interrupt.fire(lambda: connection.explain("the other side reset the stream"))
+                raise
+            self._ended = not got
+            return got
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except BINDING_ERRORS as error:
+            self._broken = True
+            raise self._connection.explain(describe(error)) from None
+
+
+def describe(error: BaseException) -> str:
+    """The bindings' text about an error, on one line of bounded length."""
+    text = error.message() if isinstance(error, iroh_ffi.IrohError) else str(error)
+    text = re.sub(r" \([^()]*\.rs:\d+:\d+\)", "", text)  # where in iroh's source is of no interest to the reader
+    return " ".join(text.split())[:300] or type(error).__name__
+
+
+async def read_exactly(receiver: Any, size: int, interrupt: Interrupt) -> bytes:
+    """Read `size` bytes from an iroh `RecvStream`. Raises `UnreachableError` if it ends first."""
+    body = bytearray(size)
+    view = memoryview(body)
+    while view.nbytes:
+        got = await ffi_bytes.read_into(receiver, view, interrupt)
+        if not got:
+            raise UnreachableError("a stream ended within its header")
+        view = view[got:]
+    return bytes(body)
+
+
+# ---- Whether the process at the other end of a connection has ended, found out long before its silence shows it.
+#
+# Theory of operation. When a process ends, however it does, its system closes all its TCP connections. It does not
+# close them while the process is stopped or busy, and they outlive a cut. That alone proves nothing: a living peer
+# aborts the connection of a stream that it resets, which may be the only one, and routers end connections, too. So
+# this side then asks over iroh, whose threads at the other end acknowledge each packet whatever Python does there. If
+# no TCP connection is left, and nothing at all comes over UDP although it was asked for, the process is gone. On a
+# link of no length that takes `SETTLE_S + ASKED * PAUSE_S`.
+#
+# A pause counts only if this process slept through it on time: one that was stopped or starved hears nothing either.
+
+
+SETTLE_S: Final = 0.05
+"""Seconds, besides a round trip, in which what was sent before the end arrives."""
+
+PAUSE_S: Final = 0.05
+"""Seconds, besides a round trip, that an answer may take."""
+
+ASKED: Final = 5
+"""How often it is asked in vain until its process counts as ended."""
+
+MOST_ASKED: Final = 20
+LATE: Final = 2.0
+"""A pause that took so many times as long does not count."""
+
+
+async def has_ended(
+    ask: Callable[[], Awaitable[None]], received: Callable[[], int], round_trip_s: Callable[[], float | None]
+) -> bool:
+    """Whether the other side's process has ended, after its TCP connections did.
+
+    `ask` sends a packet that has to be acknowledged, `received` counts the bytes that came over UDP so far, and
+    `round_trip_s` is in seconds (None: unknown).
+    """
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(SETTLE_S + (round_trip_s() or 0.0))
+    before, in_vain = received(), 0
+    for _ in range(MOST_ASKED):
+        await ask()
+        pause_s, asked_s = PAUSE_S + (round_trip_s() or 0.0), loop.time()
+        await asyncio.sleep(pause_s)
+        if received() != before:
+            return False
+        in_vain += loop.time() - asked_s < LATE * pause_s
+        if in_vain == ASKED:
+            return True
+    return False
+
 
 MAX_STREAMS = 512
 """How many one-way streams the other side may have open at once. Each holds at most 1.25 MB that were not read."""
@@ -71,7 +266,7 @@ class IrohConnection(Connection):
         self._interrupt = Interrupt()
         self._streams: WeakValueDictionary[tuple[bool, int], IrohStream] = WeakValueDictionary()
         self._opened = 0
-        self._arrived: AcceptQueue[Stream] = AcceptQueue(self._interrupt)
+        self._arrived: AcceptQueue[Stream] = AcceptQueue()
         self._tcp = TcpLane(self, listener) if listener else None
         self._asked_s = float("-inf")
         self._wondering: asyncio.Task[None] | None = None
@@ -239,7 +434,7 @@ class IrohConnection(Connection):
         self._interrupt.fire(error)
         for stream in list(self._streams.values()):
             stream.interrupt.fire(error)
-        self._arrived.clear()
+        self._arrived.fail(error)
         if self._wondering is not None and self._wondering is not asyncio.current_task():
             self._wondering.cancel()
         self._wondering = None

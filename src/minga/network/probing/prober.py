@@ -40,8 +40,8 @@ from minga.network.interface import PeerId
 from minga.network.probing.barrier import PathOutcome, ProbeSession
 from minga.network.probing.streams import MAX_PHASE_BYTES, PHASE_S, ProbeRequest, Ready, Reserve, fill, take_in
 from minga.network.rpc.connections import MAX_PEERS
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 
 RESERVE, SINK, SOURCE = "links.probe", "links.sink", "links.source"
 MAX_PARTNERS = 16

@@ -19,7 +19,7 @@ import msgspec
 
 from minga.core.aio import end
 from minga.core.errors import ProtocolError
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 
 PHASE_S = 0.8
 """Seconds for which each direction is filled."""

@@ -1,14 +1,13 @@
 """Authenticated connections and typed calls between two peers, with bounds on all that strangers could exhaust.
 
-    dial ───────────────▶ handshake ─▶ connections ─▶ node ── open(peer, method) ─▶ framing ─▶ stream
-    accept_loop ─────────▶    │                        └── server: finds the handler ◀─ framing ◀─ stream
-       misbehaviour: too many offences cut a peer off          keepalive: silence is noticed
+    dial, accept ─▶ handshake ─▶ node ─▶ connections
+    node.open(peer, method) ─▶ stream ─▶ multiplexer (small messages) ─▶ carrier ┐
+                                  └────▶ bulk ───────────────────────────────────┴─▶ transport
 
-Read: node (entry: all connections and methods of one peer), connections (how many, from which peers), accept_loop
-(connections that others open), handshake (versions, run, role, credential), carriers (one stream for all small messages
-of a connection), server (answers calls), framing (typed messages and bulk bytes), receipt_queue (delivery reports on
-their way), keepalive (silence is noticed), misbehaviour (how often each peer broke the protocol), dial_back (can others
-dial this peer?), own_address (where do they see it?).
+Read: node (entry: dials, accepts, calls, serves), handshake (versions, run, role, credential), stream (typed messages
+and bulk bytes), multiplexer (many streams of small messages on one, the carrier), keepalive (silence is noticed),
+connections (how many, from which peers, and who broke the protocol), reachability (can others dial this peer, and where
+do they see it?), run_clock (the wall clock that all peers agree on).
 
 Called by gossip, probing, averaging, security and training. It knows nothing of what the methods do.
 """

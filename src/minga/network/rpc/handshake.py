@@ -21,13 +21,13 @@ from minga.core.refusal_code import RefusalCode
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
 from minga.network.authorizer import MAX_CREDENTIAL_BYTES
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MAX_PROOF_BYTES, MessageStream
+from minga.network.rpc.stream import MAX_PROOF_BYTES, MessageStream
 
 WIRE_VERSIONS = (2, 2)
 """Oldest and newest wire version that this code speaks."""
 
 MULTIPLEX = "rpc.multiplex"
-"""The method of a stream that is to carry others; see `minga.network.rpc.carriers`."""
+"""The method of a stream that is to carry others; see `minga.network.rpc.node`."""
 
 ALIVE, RIVAL = "node.alive", "node.rival"
 """The methods that ask a process whether it lives, and tell one that an older one with its key does."""
@@ -58,7 +58,7 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     """First message of each side of a connection. `wall_time` is in Unix seconds by the sender's clock, `run_time` by
     the run's, if the sender knows that (`minga.network.rpc.run_clock`). `credential` is the one that the run's
     authorizer asks for, see `minga.network.authorizer`. `multiplexes` says that small messages may share a stream
-    (`minga.network.rpc.carriers`).
+    (`minga.network.rpc.node`).
     """
 
     versions: tuple[Version, Version]

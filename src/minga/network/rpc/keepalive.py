@@ -11,9 +11,8 @@ Silence is a peer's, not a stream's. When one stream gives a peer up from which 
 all streams on which a pulse of that peer is overdue give it up as well (`LastHeard`). Otherwise a peer that dies just
 before others turn to it would be waited for twice: the new streams know nothing of the silence before them.
 
-The streams on a carrier (`minga.network.multiplexing`) share their pulses: whatever is written to it or comes over it
-is a sign of life of them all (`CarrierSigns`). One that gives the other side up resets the carrier: another way may
-work.
+The streams on a carrier (`minga.network.rpc.multiplexer`) share their pulses: whatever is written to it or comes over
+it is a sign of life of them all. One that gives the other side up resets the carrier: another way may work.
 
 Time is counted in ticks of this peer's own clockwork, not in seconds. If this process was stopped or starved, its ticks
 stop too, so upon waking it does not accuse all other peers of silence.
@@ -39,7 +38,8 @@ STREAMS_PER_TICK: Final = 8
 """A peer with more streams for each tick makes longer pauses."""
 
 SILENCE_S: Final = 1.5
-"""Seconds of complete silence on an idle link of no length after which a peer counts as gone."""
+"""Seconds of complete silence on an idle link of no length after which a peer counts as gone, or a tick less: a frame
+comes at some moment of its tick."""
 
 
 def silence_limit(round_trip_s: float | None, pause_ticks: int = LEAST_TICKS) -> int:
@@ -135,83 +135,6 @@ class KeepaliveTicker:
         self.tick += 1
         for pulsed in list(self._pulsed):
             pulsed.on_tick(self.tick)
-
-
-class SharedCarrier(Protocol):
-    """What is told of the signs of life on a carrier."""
-
-    def pulse(self, ticks: int) -> bool:
-        """Say that this side lives, and that it may be quiet for so many ticks; False if that has to wait."""
-
-    def give_up(self) -> None:
-        """Nothing gets through any more."""
-
-
-class CarrierSigns:
-    """The signs of life on a carrier, in both directions, for all streams on it.
-
-    A pulse says which pause its sender needs, and both make the longer of the two. What a peer needs shrinks by a tick
-    with each pulse at most, so that the other side, which follows, is never taken for silent.
-    """
-
-    def __init__(self, clockwork: KeepaliveTicker, last_heard: LastHeard) -> None:
-        self.heard_tick = clockwork.tick
-        self._clockwork, self._last_heard = clockwork, last_heard
-        self._carrier: SharedCarrier | None = None
-        self._need_ticks = self._far_need_ticks = LEAST_TICKS
-        self._written_tick, self._streams = clockwork.tick, 0
-
-    @property
-    def pause_ticks(self) -> int:
-        """How many ticks either side may be quiet."""
-        return max(self._need_ticks, self._far_need_ticks)
-
-    def watch(self, carrier: SharedCarrier) -> None:
-        """Pulse on `carrier` from now on."""
-        self._carrier = carrier
-
-    def begin(self) -> None:
-        """A stream is open in this direction: pulses are due while there is one."""
-        self._streams += 1
-        if self._streams == 1:
-            self._clockwork.add(self)
-
-    def end(self) -> None:
-        """One less is."""
-        self._streams -= 1
-        if not self._streams:
-            self._clockwork.remove(self)
-
-    def close(self) -> None:
-        """The carrier is gone, and should not have to wait for the garbage collector."""
-        self._clockwork.remove(self)
-        self._carrier = None
-
-    def wrote(self) -> None:
-        """Something was written to the carrier."""
-        self._written_tick = self._clockwork.tick
-
-    def heard(self) -> None:
-        """Something came over it."""
-        self.heard_tick = self._last_heard.frame_tick = self._clockwork.tick
-
-    def pulsed(self, ticks: int) -> None:
-        """The other side needs pauses of so many ticks. Raises `ValueError` for an odd number."""
-        if not LEAST_TICKS <= ticks <= MOST_TICKS:
-            raise ValueError(f"pulses every {ticks} ticks")
-        self._far_need_ticks = ticks
-
-    def silent(self) -> None:
-        """A stream that waits has given the other side up."""
-        if self._carrier is not None:
-            self._carrier.give_up()
-
-    def on_tick(self, tick: int) -> None:
-        """Called by the clockwork: pulse if nothing was written for a while."""
-        if self._carrier is not None and tick - self._written_tick >= self.pause_ticks:
-            need_ticks = max(self._clockwork.pause_ticks, self._need_ticks - 1)
-            if self._carrier.pulse(need_ticks):  # else the other side would not know of a longer pause
-                self._need_ticks = need_ticks
 
 
 def _report(task: asyncio.Task[None]) -> None:

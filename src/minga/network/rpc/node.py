@@ -10,9 +10,18 @@ what is left of the older is closed, as after a kill. An older one takes the pla
 as well. Two that enter at different peers find each other by gossip, see `minga.network.gossip.board`. A newcomer,
 which does not know the run's time, counts as the youngest.
 
-Nothing here grows with the number of strangers: connections are limited in all and for each peer
-(`minga.network.rpc.connections`), and so are those without a hello (`minga.network.rpc.accept_loop`) and the bytes that
-wait to be read (`minga.network.backlog`). Peers that break the protocol are cut off for a while.
+Small messages share a *carrier*, a long-lived stream: to open a stream costs more than all that a small message needs,
+some eighty foreign calls at both ends. Where both hellos say that they multiplex, the side that dialled opens a stream
+for bulk, which goes over TCP where that works, and it is kept: a message there costs a seventh of what it costs over
+iroh. A carrier that is lost takes the streams on it along, as a reset does; the dialler opens another one. While there
+is none, streams are opened on the connection itself. A carrier that had to take the way of all other streams, because
+TCP was late or off, is replaced once TCP works.
+
+Nothing here grows with the number of strangers. Connections are limited in all and for each peer
+(`minga.network.rpc.connections`), and so are the bytes that wait to be read (`minga.network.backlog`). A connection is
+kept once its handshake is complete; until then `MAX_WAITING` may wait, each for `HELLO_TIMEOUT_S`. When there are more,
+the one that has waited longest makes room, since an honest peer says hello within a round trip. Peers that break the
+protocol are cut off for a while.
 """
 
 from __future__ import annotations
@@ -23,12 +32,12 @@ import functools
 import logging
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
 
-from minga.core.aio import Observers, end
+from minga.core.aio import Backoff, Observers, end
 from minga.core.errors import (
     ClosedError,
     MingaError,
@@ -39,7 +48,14 @@ from minga.core.errors import (
     UnreachableError,
 )
 from minga.core.events.bus import EventBus
-from minga.core.events.network import PeerConnected, PeerCutOff, PeerDisconnected, PeerOffence, PeerRefused
+from minga.core.events.network import (
+    PeerConnected,
+    PeerCutOff,
+    PeerDisconnected,
+    PeerOffence,
+    PeerRefused,
+    PeerTurnedAway,
+)
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import any_thread, loop_bound
 from minga.identity.keys.keys import Identity
@@ -49,12 +65,10 @@ from minga.network.bandwidth.access_link import AccessLink
 from minga.network.bounded_dict import BoundedDict
 from minga.network.interface import Address, Connection, LinkFacts, Network, PeerId, Stream
 from minga.network.rpc import handshake
-from minga.network.rpc.accept_loop import AcceptLoop
-from minga.network.rpc.carriers import Carriers
-from minga.network.rpc.connections import MAX_PEERS, Connections
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.connections import MAX_PEERS, OFFENCE_MEMORY_S, Connections, MisbehaviourScore
 from minga.network.rpc.handshake import (
     ALIVE,
+    MULTIPLEX,
     NONCE_BYTES,
     RIVAL,
     WIRE_VERSIONS,
@@ -66,10 +80,10 @@ from minga.network.rpc.handshake import (
     Rival,
     Role,
 )
-from minga.network.rpc.keepalive import CarrierSigns, KeepaliveTicker, LastHeard
-from minga.network.rpc.misbehaviour import OFFENCE_MEMORY_S, MisbehaviourScore
+from minga.network.rpc.keepalive import KeepaliveTicker, LastHeard
+from minga.network.rpc.multiplexer import Multiplexer, Substream
 from minga.network.rpc.run_clock import RunClock
-from minga.network.rpc.server import Handler, Server
+from minga.network.rpc.stream import MessageStream
 
 DIAL_TIMEOUT_S = 10.0
 """Seconds after which a dial counts as failed: hole punching over a relay takes up to a few seconds."""
@@ -83,6 +97,29 @@ CALL_TIMEOUT_S = 30.0
 ALIVE_S = 5.0
 """Seconds in which a process has to answer that it lives, before another one gets its place; silence on its connection
 is noticed sooner."""
+
+HELLO_TIMEOUT_S = 10.0
+MAX_WAITING = 128
+"""How many connections may wait for a hello."""
+
+MAX_STREAMS_PER_PEER = 256
+REFUSAL_S = 5.0
+"""Seconds that a refused caller has to take note of it."""
+
+MAX_CARRIERS = 3
+"""How many a connection may have at once: the present one, one that is about to end, and one that is not known to."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 60.0
+"""Seconds until a carrier that was lost is replaced."""
+
+FIRST_DETOUR_S, LONGEST_DETOUR_S = 10.0, 1920.0
+"""Seconds until a way over TCP is looked for again."""
+
+LAST_WORDS_S = 5.0
+"""Seconds for which a carrier that was replaced is kept at least: streams may be opened on it until the news is there.
+"""
+
+Handler = Callable[[PeerId, MessageStream], Awaitable[None]]
 
 T = TypeVar("T")
 
@@ -129,12 +166,10 @@ class Node:
         self._introduced: BoundedDict[PeerId, Address] = BoundedDict(MAX_PEERS)
         self.backlog = Backlog()
         self.backlog.on_overflow.add(lambda peer: self.offend(peer, "it let more wait to be read than anybody else"))
-        self._carriers = Carriers(
-            self.clockwork, self.backlog, self._wrap_quiet, self._serve_on_carrier, self.spawn, self.offend
-        )
-        permits = self._authorizer.permits
-        self._server = Server(self._wrap_quiet, self.spawn, self.offend, permits, self._carriers.take)
-        self._accept_loop = AcceptLoop(network, events, self._greet, self._adopt, self.spawn)
+        self._carriers: dict[Connection, Carriers] = {}
+        self._handlers: dict[str, Handler] = {}
+        self._served: dict[PeerId, int] = {}  # how many streams each peer has open here
+        self._waiting: dict[Connection, None] = {}  # connections without a hello so far, oldest first
         self._connections, self._misbehaviour = Connections(), MisbehaviourScore()
         self._dialling: dict[PeerId, asyncio.Task[Connection]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -167,7 +202,7 @@ class Node:
     def start(self) -> None:
         """Begin to accept connections on the running loop."""
         self.clockwork.start()
-        self.spawn(self._accept_loop.run())
+        self.spawn(self._accept())
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a task for as long as the node lives; its errors are logged, remote ones quietly."""
@@ -185,7 +220,7 @@ class Node:
 
         A `RejectedError` raised by the handler is sent to the caller as a refusal.
         """
-        self._server.handlers[method] = handler
+        self._handlers[method] = handler
 
     # ---- calling others
 
@@ -200,9 +235,9 @@ class Node:
         Raises `UnreachableError` if there is no way to the peer.
         """
         connection = over or await self.connection(peer)
-        shared = None if bulk else self._carriers.open(connection)
-        inner, signs = shared or (await connection.open_stream(bulk=bulk), None)
-        stream = self._wrap(inner, connection, signs)
+        carriers = None if bulk else self._carriers.get(connection)
+        shared = carriers.open() if carriers is not None else None
+        stream = self.wrap(shared or await connection.open_stream(bulk=bulk), connection)
         try:
             with self.blaming(peer):
                 stream.announce(Call(method))
@@ -446,23 +481,22 @@ class Node:
         if rival is not None and (not self.clock.is_settled or rival < self.incarnation):
             self.on_rival.tell(rival)
 
-    def _wrap(
-        self, stream: Stream, connection: Connection, carrier: CarrierSigns | None = None, *, pulses: bool = True
-    ) -> MessageStream:
-        peer, link = connection.peer_id, self.access_link
-        last_heard, round_trip_s = self._heard_of(peer), lambda: connection.round_trip_s
+    def wrap(self, stream: Stream, connection: Connection, *, pulses: bool = True) -> MessageStream:
+        """The message stream of a stream of a connection, or of its carrier."""
+        peer = connection.peer_id
         return MessageStream(
-            stream, peer, self.clockwork, round_trip_s, link, last_heard, carrier, self.backlog, pulses=pulses
+            stream,
+            peer,
+            self.clockwork,
+            lambda: connection.round_trip_s,
+            self.access_link,
+            self.heard_of(peer),
+            self.backlog,
+            pulses=pulses,
         )
 
-    def _wrap_quiet(self, stream: Stream, connection: Connection, carrier: CarrierSigns | None = None) -> MessageStream:
-        """The message stream of one that may be for another protocol."""
-        return self._wrap(stream, connection, carrier, pulses=False)
-
-    def _serve_on_carrier(self, stream: Stream, connection: Connection, carrier: CarrierSigns) -> None:
-        self._server.take(stream, connection, carrier)
-
-    def _heard_of(self, peer: PeerId) -> LastHeard:
+    def heard_of(self, peer: PeerId) -> LastHeard:
+        """What all streams with a peer know of its signs of life."""
         if (last_heard := self._last_heard.get(peer)) is None:
             last_heard = self._last_heard[peer] = LastHeard()
         return last_heard
@@ -475,7 +509,7 @@ class Node:
             async with asyncio.timeout(BRIEF_DIAL_S if brief else DIAL_TIMEOUT_S) as limit:
                 connection = await self.network.connect(address)
                 limit.reschedule(now() + DIAL_TIMEOUT_S)  # as much for the hellos
-                stream, own, sent_s = self._wrap(await connection.open_stream(), connection), self._hello(), now()
+                stream, own, sent_s = self.wrap(await connection.open_stream(), connection), self._hello(), now()
                 hello = await handshake.introduce(
                     stream, own, lambda hello: self._check_host(hello, peer, (now() - sent_s) / 2.0)
                 )
@@ -503,7 +537,9 @@ class Node:
     ) -> None:
         peer = connection.peer_id
         if hello.multiplexes:
-            self._carriers.begin(connection, self._heard_of(peer), dialled=dialled)
+            carriers = self._carriers[connection] = Carriers(self, connection, dialled=dialled)
+            if dialled:
+                self.spawn(carriers.keep())
         known, incarnation = self._incarnations.get(peer), hello.incarnation
         if incarnation is not None and hello.run_time is None:
             since = max(0.0, incarnation.since + self.clock.now() - hello.wall_time)
@@ -519,20 +555,98 @@ class Node:
         self.spawn(self._serve(connection))
         self.on_connected.tell(peer)
 
-    async def _greet(self, connection: Connection) -> Hello:
-        peer, stream = connection.peer_id, self._wrap(await connection.accept_stream(), connection)
-        return await handshake.welcome(stream, self._hello, lambda hello: self._check_guest(hello, peer))
+    # ---- being dialled
+
+    async def _accept(self) -> None:
+        """Accept connections until the network is closed."""
+        while True:
+            connection = await self.network.accept()
+            if len(self._waiting) >= MAX_WAITING:
+                oldest = next(iter(self._waiting))
+                del self._waiting[oldest]
+                self.spawn(oldest.close())  # which ends its greeting
+            self._waiting[connection] = None
+            self.spawn(self._welcome(connection))
+
+    async def _welcome(self, connection: Connection) -> None:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                peer, stream = connection.peer_id, self.wrap(await connection.accept_stream(), connection)
+                hello = await handshake.welcome(stream, self._hello, lambda hello: self._check_guest(hello, peer))
+        except (RemoteError, TimeoutError) as error:
+            self.events.emit(PeerTurnedAway(peer=connection.peer_id, reason=str(error) or "no hello"))
+            await connection.close()
+            return
+        finally:
+            self._waiting.pop(connection, None)
+        self._adopt(connection, hello)
+
+    # ---- being called
 
     async def _serve(self, connection: Connection) -> None:
+        """Serve every stream that comes over a connection, until it is lost."""
         try:
-            await self._server.serve_connection(connection)
+            with contextlib.suppress(UnreachableError):
+                while True:
+                    self.take(await connection.accept_stream(), connection)
         finally:
-            self._carriers.end(connection)
+            self._carriers.pop(connection, None)
             await connection.close()
             if self._connections.live(connection.peer_id) is None:
                 self.clock.part(connection.peer_id)
                 self.events.emit(PeerDisconnected(peer=connection.peer_id))
                 self.on_disconnected.tell(connection.peer_id)
+
+    def take(self, stream: Stream, connection: Connection) -> None:
+        """Serve a stream that came over a connection, or over its carrier."""
+        peer = connection.peer_id
+        if self._served.get(peer, 0) >= MAX_STREAMS_PER_PEER:
+            self.offend(peer, "too many streams at once")
+            self.spawn(stream.reset())
+            return
+        self._count(peer, 1)
+        self.spawn(self._serve_stream(self.wrap(stream, connection, pulses=False), connection))
+
+    async def _serve_stream(self, stream: MessageStream, connection: Connection) -> None:
+        try:
+            call = await stream.receive(Call)
+            if call.method == MULTIPLEX:
+                self._count(stream.peer, -1)  # what it carries is counted
+                try:
+                    await self._take_carrier(stream, connection)
+                finally:
+                    self._count(stream.peer, 1)
+                return
+            stream.begin_pulses()
+            handler = self._handlers.get(call.method)
+            if handler is None:
+                raise RejectedError(f"no such method: {call.method[:40]}", code=RefusalCode.METHOD)
+            if not self._authorizer.permits(stream.peer, call.method):
+                raise RejectedError(f"not admitted to {call.method[:40]}", code=RefusalCode.ACCESS)
+            await handler(stream.peer, stream)
+            await stream.finish()
+            await stream.receive_end()
+        except RejectedError as error:
+            with contextlib.suppress(RemoteError, TimeoutError):
+                await stream.refuse(error.code, error.message)
+                async with asyncio.timeout(REFUSAL_S):
+                    await stream.drain()
+        except ProtocolError as error:
+            self.offend(stream.peer, str(error))
+        finally:
+            self._count(stream.peer, -1)
+            await stream.close()
+
+    async def _take_carrier(self, stream: MessageStream, connection: Connection) -> None:
+        carriers = self._carriers.get(connection)
+        if carriers is None:
+            raise ProtocolError("it has no carrier to open", peer=connection.peer_id)
+        await carriers.take(stream)
+
+    def _count(self, peer: PeerId, more: int) -> None:
+        self._served[peer] = self._served.get(peer, 0) + more
+        if not self._served[peer]:
+            del self._served[peer]
 
     async def _guard(self, coroutine: Coroutine[Any, Any, None]) -> None:
         try:
@@ -543,3 +657,95 @@ class Node:
             raise
         except Exception:
             logger.exception("a background task failed")
+
+
+class Carriers:
+    """The carriers of one connection of `node`, whose two sides multiplex; the last one is for new streams."""
+
+    def __init__(self, node: Node, connection: Connection, *, dialled: bool) -> None:
+        self.present: list[Multiplexer] = []
+        self._node, self._connection, self._dialled = node, connection, dialled
+
+    def open(self) -> Substream | None:
+        """A new stream for small messages; None while there is no carrier."""
+        for multiplexer in reversed(self.present):
+            if not multiplexer.is_lost:
+                return multiplexer.open()
+        return None
+
+    async def take(self, stream: MessageStream) -> None:
+        """Go on with a stream as a carrier, as the other side asked; returns when it is lost."""
+        if self._dialled:
+            raise ProtocolError("it has no carrier to open", peer=self._connection.peer_id)
+        if len(self.present) >= MAX_CARRIERS:
+            raise RejectedError("there are carriers enough", code=RefusalCode.BUSY)
+        await self._carry(stream.hand_over())
+
+    async def keep(self) -> None:
+        """Replace the carrier whenever it is lost, for as long as the connection lasts."""
+        connection, now = self._connection, asyncio.get_running_loop().time
+        pauses, detours = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), Backoff(FIRST_DETOUR_S, LONGEST_DETOUR_S)
+        while not connection.is_closed:
+            with contextlib.suppress(RemoteError):
+                carrier = await connection.open_stream(bulk=True)
+                running = await self._begin(carrier)
+                if carrier.is_detour:
+                    running = await self._improve(running, detours)
+                begun_s = now()
+                await asyncio.wait({running})
+                if now() - begun_s > LONGEST_PAUSE_S:
+                    pauses.overcome()
+            await asyncio.sleep(pauses.next_s())
+
+    async def _begin(self, carrier: Stream) -> asyncio.Task[None]:
+        stream = self._node.wrap(carrier, self._connection, pulses=False)
+        try:
+            await stream.send(Call(MULTIPLEX))
+        except BaseException:
+            await stream.close()
+            raise
+        return self._node.spawn(self._carry(stream.hand_over()))
+
+    async def _improve(self, running: asyncio.Task[None], detours: Backoff) -> asyncio.Task[None]:
+        """Look for a better way for the carrier now and then; returns the task of the one to which it was found, or of
+        the old one once that is lost.
+        """
+        while not running.done():
+            await asyncio.wait({running}, timeout=detours.next_s())
+            if not running.done():
+                carrier = await self._connection.open_stream(bulk=True)
+                if not carrier.is_detour:
+                    replaced = list(self.present)
+                    successor = await self._begin(carrier)
+                    for multiplexer in replaced:
+                        self._node.spawn(self._retire(multiplexer))
+                    return successor
+                await carrier.reset()
+        return running
+
+    async def _retire(self, multiplexer: Multiplexer) -> None:
+        """End a carrier when the other side knows of its successor and no stream is on it any more."""
+        await asyncio.sleep(LAST_WORDS_S)
+        while not multiplexer.is_idle:
+            await asyncio.sleep(LAST_WORDS_S)
+        multiplexer.give_up()
+
+    async def _carry(self, carrier: Stream) -> None:
+        node, connection = self._node, self._connection
+        peer = connection.peer_id
+        multiplexer = Multiplexer(
+            carrier,
+            peer,
+            node.clockwork,
+            node.heard_of(peer),
+            node.backlog,
+            lambda stream: node.take(stream, connection),
+            opened_here=self._dialled,
+        )
+        self.present.append(multiplexer)
+        try:
+            await multiplexer.run()
+        except ProtocolError as error:
+            node.offend(peer, error.message)
+        finally:
+            self.present.remove(multiplexer)

@@ -2,7 +2,7 @@
 
 Theory of operation. TLS has records of 16 KiB and copies each of its bytes five times on the way through the buffers of
 a TLS object. That and the turns of Python for each record took two thirds of the time of an all-reduce. So TLS is used
-for what it is good at: two peers prove who they are and agree on secrets (`key_exchange.py`). What follows is sealed by
+for what it is good at: two peers prove who they are and agree on secrets (`greeting.py`). What follows is sealed by
 AES-256-GCM straight from the sender's memory and opened straight into the reader's.
 
     record   length of the content (4 bytes, big-endian) · the encrypted content · tag (16 bytes)

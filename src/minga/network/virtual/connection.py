@@ -9,32 +9,30 @@ from typing import Literal
 
 from minga.core.errors import ClosedError, ProtocolError, UnreachableError
 from minga.network.interface import Buffer, Connection, LinkFacts, PeerId, Stream
+from minga.network.interrupt import AcceptQueue, MakeError
 from minga.network.meta_bytes import byte_view, is_meta
-from minga.network.virtual.mailbox import Mailbox, MakeError
-from minga.network.virtual.paths import Host, NetworkPaths
-from minga.network.virtual.pipe import SEND_BUFFER_BYTES, Pipe
-from minga.network.virtual.relay import Relay
+from minga.network.virtual.paths import SEND_BUFFER_BYTES, Host, LineEnd, NetworkPaths, Pipe, Relay
 
 SWEEP_STREAMS = 2
 """Streams that have ended are forgotten when there are so many more than twice those that went on last time."""
 
 
-class VirtualConnection(Connection):
-    """One end of a connection between two simulated hosts."""
+class VirtualConnection(Connection, LineEnd):
+    """One end of a connection between two simulated hosts; `ends` are those of this host that are open."""
 
     far: VirtualConnection
 
-    def __init__(self, host: Host, far_peer: PeerId, paths: NetworkPaths) -> None:
-        self.host, self.paths = host, paths
-        self.bytes_sent = self.bytes_received = 0
-        self._far_peer = far_peer
+    def __init__(self, host: Host, far_peer: PeerId, paths: NetworkPaths, ends: dict[VirtualConnection, None]) -> None:
+        super().__init__(host)
+        self.paths = paths
+        self._far_peer, self._ends = far_peer, ends
         self._streams: dict[VirtualStream, None] = {}
         self._sweep_at = SWEEP_STREAMS
-        self._incoming: Mailbox[VirtualStream] = Mailbox()
+        self._incoming: AcceptQueue[VirtualStream] = AcceptQueue()
         self._lost: MakeError | None = None
         self._process_ended = False
         self._watch: asyncio.TimerHandle | None = None
-        host.ends[self] = None
+        ends[self] = None
 
     @property
     def peer_id(self) -> PeerId:
@@ -48,8 +46,8 @@ class VirtualConnection(Connection):
         if self._lost is not None:
             raise self._lost()
         near, far = VirtualStream(self), VirtualStream(self.far)
-        forth = Pipe(self, self.far, lambda: self.far.offer(far))
-        back = Pipe(self.far, self, None)
+        forth = Pipe(self.paths, self, self.far, lambda: self.far.offer(far))
+        back = Pipe(self.paths, self.far, self, None)
         near.attach(forth, back, far)
         far.attach(back, forth, near)
         self._keep(near)
@@ -59,7 +57,7 @@ class VirtualConnection(Connection):
     async def accept_stream(self) -> VirtualStream:
         """Wait for a stream that the other side opens; see `Connection`."""
         await self.host.gate()
-        stream = await self._incoming.get()
+        stream = await self._incoming.take()
         await self.host.gate()
         return stream
 
@@ -115,7 +113,7 @@ class VirtualConnection(Connection):
         if self._lost is None:
             self._lost = error
             self._incoming.fail(error)
-            self.host.ends.pop(self, None)
+            self._ends.pop(self, None)
             for stream in self._streams:
                 stream.fail(error, drop=drop)
             self._streams.clear()

@@ -27,8 +27,8 @@ from minga.core.buffer_pool import Bytes
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.security.parts.equal_parts import EqualParts, MerkleTree, depth, digest_of, encoded, root_of
 from minga.security.parts.transfer_limits import ServingLimit, receive_whole, transfer
 from minga.security.protocol.statements import Digest, Peer, Step

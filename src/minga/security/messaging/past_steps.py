@@ -25,8 +25,8 @@ from minga.core.errors import ProtocolError, RejectedError, StateMismatchError
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.security.parts.transfer_limits import ServingLimit, receive_whole, transfer
 from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.protocol.statements import Digest, Rank, Statement, Step

@@ -26,8 +26,8 @@ from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.security.parts.part_store import PartStore
 from minga.security.parts.transfer_limits import (
     TransferProgress,

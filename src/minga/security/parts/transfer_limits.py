@@ -18,8 +18,8 @@ from minga.core.aio import Signal, end
 from minga.core.errors import RejectedError, SilentError
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.security.parts.equal_parts import RunningDigest
 
 SLOW_LINE_BYTES_PER_S: Final = 125_000

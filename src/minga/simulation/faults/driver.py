@@ -13,7 +13,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.events.bus import Event, EventBus
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.virtual.internet import Nat, VirtualInternet
-from minga.network.virtual.relay import relay_url
+from minga.network.virtual.paths import relay_url
 from minga.simulation.attacks.interface import Lie, lie
 from minga.simulation.faults.script import EMITTER, AtEvent, AtTime, Fault
 from minga.training.session import Session

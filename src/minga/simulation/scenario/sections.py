@@ -14,9 +14,8 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Real, Section, choice, described, real, whole
 from minga.core.spec.plugins import NAME_PATTERN
 from minga.core.units import parse_duration, parse_rate, parse_size
-from minga.network.virtual.host import MAX_LATENCY_S
-from minga.network.virtual.nat import Nat
-from minga.network.virtual.relay import relay_url
+from minga.network.virtual.internet import MAX_LATENCY_S
+from minga.network.virtual.paths import Nat, relay_url
 from minga.simulation.attacks.interface import is_attack, lie
 from minga.simulation.faults.script import LASTING, parse_faults
 

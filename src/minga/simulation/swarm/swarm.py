@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from minga.access.admission import Admission
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
 from minga.core.aio import end
@@ -30,15 +31,13 @@ from minga.network.gossip.record_kinds import RecordKinds
 from minga.network.interface import Address
 from minga.network.rpc.run_clock import RunClock
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
-from minga.network.virtual.link import TURN_S
-from minga.network.virtual.relay import relay_url
+from minga.network.virtual.paths import TURN_S, relay_url
 from minga.optim.sgd import SGD
 from minga.security.protocol.behaviour import Behaviour
 from minga.security.randomness.public_batch import PublicBatch
 from minga.simulation.faults.driver import FaultDriver, FaultRecord, LyingPeers, VirtualFaults
 from minga.simulation.faults.script import parse_faults
 from minga.simulation.swarm.simulated_peer import Life, SimulatedPeer, TrainerSettings, TrainingTask
-from minga.training.access.admission import Admission
 from minga.training.record_kinds import RUN_KINDS
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.replica.replica import Replica

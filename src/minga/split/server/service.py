@@ -25,8 +25,8 @@ from minga.core.thread_guard import any_thread, loop_bound
 from minga.network.gossip.board import Board
 from minga.network.gossip.gossip import BEATS_PER_SECOND
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.split.server.batch_server import BatchServer, Finished
 from minga.split.wire.bodies import receive_bodies, send_bodies
 from minga.split.wire.messages import BATCH, BEGIN, PUBLISH_S, BatchRequest, BeginRequest

@@ -23,8 +23,8 @@ from minga.core.errors import ConfigurationError, ProtocolError, RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.network.gossip.record_kinds import Count
 from minga.network.interface import PeerId
-from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.network.rpc.stream import MessageStream
 from minga.split.server.sessions import MAX_CLIENTS, SessionState
 from minga.split.standby.checkpoint import TopCheckpoint
 from minga.training.state.manifest import MAX_MANIFEST_BYTES, Manifest, build_manifest

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from minga.core.errors import SilentError
-from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.stream import MessageStream
 from minga.split.wire.messages import TensorHeader
 from minga.split.wire.tensors import Body
 
