@@ -376,9 +376,9 @@ class Round:
         """The summary of a finished round."""
         lost = {self.members[i]: why for i, why in (self.unheard | self.dead).items()}
         seconds = asyncio.get_running_loop().time() - self.started_s
-        is_counted = self.is_counted and any(self.counted)
-        fate = ContributionFate.COUNTED if is_counted else ContributionFate.UNCOUNTED
-        fate = ContributionFate.ABSENT if self.own is None else fate
+        fate = ContributionFate.ABSENT if self.own is None else ContributionFate.UNCOUNTED
+        if self.is_counted and any(self.counted):  # also where it was given to an earlier attempt, and nothing now
+            fate = ContributionFate.COUNTED
         heard = {self.members[i]: samples for i, samples in self.heard.items() if self.members[i] not in lost}
         return RoundOutcome(self.plan, lost, seconds, self.bytes_sent, self.bytes_received, fate, heard)
 
