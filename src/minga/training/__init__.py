@@ -21,10 +21,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from minga.averaging.codecs.residual import ContributionFate
     from minga.averaging.messages import PeerScore
     from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts
     from minga.core.spec.fields import choice, described, real, whole
-    from minga.training.strategy.interface import ContributionFate, Recovery, Settings, Strategy
+    from minga.training.strategy.interface import Recovery, Settings, Strategy
     from minga.training.strategy.synchronous import Delayed, Synchronous
 
 __all__ = [
@@ -44,7 +45,7 @@ __all__ = [
 ]
 
 _LATE = {  # imported when they are first asked for
-    "ContributionFate": "minga.training.strategy.interface",
+    "ContributionFate": "minga.averaging.codecs.residual",
     "Delayed": "minga.training.strategy.synchronous",
     "PeerScore": "minga.averaging.messages",
     "Recovery": "minga.training.strategy.interface",

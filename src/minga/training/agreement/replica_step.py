@@ -17,7 +17,7 @@ from minga.access.standing_orders import OPTIMIZER, PAUSED, StandingOrders
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.residual import RoundVectors
+from minga.averaging.codecs.residual import ContributionFate, RoundVectors
 from minga.averaging.messages import Plan
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.events.bus import EventBus
@@ -29,7 +29,6 @@ from minga.training.bridge.gradient_port import GradientPort
 from minga.training.lineage import Lineage
 from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import LOOP_RATES, ReplicaInterface
-from minga.training.strategy.interface import ContributionFate
 
 # ---- Amendments put into effect at one member: those of the last plan, from the round that had them first.
 
@@ -154,8 +153,8 @@ class StrategySwitch:
 
     def _note(self, samples: int) -> None:
         """On the training thread: another strategy goes on, also where a state was fetched that is of another."""
-        residuals = self._vectors.begin_anew(keeps_uncounted=self._port.facts.keeps_uncounted)
-        self._replica.forget_left_out()
+        residuals = self._vectors.left_out.begin_anew(keeps_uncounted=self._port.facts.keeps_uncounted)
+        self._replica.left_out.forget()
         self._changed = StrategyChanged(
             step=self._replica.step,
             strategy=self._port.strategy,
@@ -185,14 +184,6 @@ class ReplicaStep:
         """Called on the training thread when the replica has come to a step, while no round runs."""
         self._replica, self._port, self._amended, self._events = replica, port, amended, events
         self._states, self._parameter_average, self._switch = states, parameter_average, switch
-        self._step = 0
-        self._attempts: list[str] = []  # rounds of the step for which this peer was asked what it gives
-
-    def begin(self, plan: Plan) -> None:
-        """This peer is about to be asked what it gives to the round of `plan`."""
-        if plan.step != self._step:
-            self._step, self._attempts = plan.step, []
-        self._attempts.append(plan.round_id)
 
     def follow(self, plan: Plan) -> None:
         """Average parameters as often as the leader of this round says."""
@@ -203,7 +194,6 @@ class ReplicaStep:
         self,
         outcome: RoundOutcome,
         mean: torch.Tensor,
-        fate: ContributionFate,
         limit: int | None,
         strategy: StrategyChoice,
         lineage: Lineage,
@@ -217,7 +207,7 @@ class ReplicaStep:
         parameters.
         """
         plan, step = outcome.plan, outcome.plan.step + 1
-        absorb = self._absorption(outcome, mean, fate, strategy, lineage)
+        absorb = self._absorption(outcome, mean, strategy, lineage)
         averages = self._states.interval.is_due(step, plan.averages_every)
         measures = averages or compares
         port, measure = self._port, self._states.measure()
@@ -244,7 +234,6 @@ class ReplicaStep:
         self,
         outcome: RoundOutcome,
         mean: torch.Tensor,
-        fate: ContributionFate,
         strategy: StrategyChoice,
         lineage: Lineage,
     ) -> Callable[[], None]:
@@ -252,10 +241,8 @@ class ReplicaStep:
         replica, port, amended, on_absorbed = self._replica, self._port, self._amended, self.on_absorbed
         switch = self._switch
         step = outcome.plan.step + 1
-        counted_in = outcome.plan.result_id if fate is ContributionFate.COUNTED else None
-        known = counted_in in self._attempts
-        earlier = len(self._attempts) - 1 - self._attempts.index(str(counted_in)) if known else 0
-        contributors, rates = outcome.contributors, outcome.plan.rates
+        counted_in = outcome.plan.result_id if outcome.fate is ContributionFate.COUNTED else None
+        rates = outcome.plan.rates
 
         def absorb() -> None:
             amended.apply()
@@ -263,7 +250,8 @@ class ReplicaStep:
                 replica.amend({LOOP_RATES: list(rates)})
             if replica.step != step - 1:
                 raise RuntimeError(f"the replica is at step {replica.step}, and the round led to step {step}")
-            port.absorb(step, replica.expand(mean, step - 1, counted_in=counted_in), fate, contributors, earlier)
+            vector = replica.expand(mean, step - 1, counted_in=counted_in)
+            port.absorb(step, vector, outcome.fate, outcome.contributors, outcome.earlier)
             replica.lineage = lineage
             switch.to(strategy)
             if on_absorbed is not None:
