@@ -20,6 +20,7 @@ from minga.averaging.codecs.residual import RoundVectors
 from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.former import GroupFormation
 from minga.averaging.messages import Report
+from minga.averaging.strategy_choice import StrategyFacts
 from minga.core.aio import Signal
 from minga.core.rate_cap import RateCap
 from minga.identity.keys.keys import Identity
@@ -33,6 +34,8 @@ SAMPLES = 1000
 
 class FixedContributor:
     """A trainer that has nothing to do: its samples and its vector are there from the start."""
+
+    facts = StrategyFacts(max_in_flight=0, keeps_late_micro_batches=False, vectors=1)
 
     def __init__(self, vector: torch.Tensor) -> None:
         self.changed = Signal()

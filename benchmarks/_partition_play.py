@@ -173,10 +173,21 @@ class Play:
         verdict.errors += [f"{peer.name}: {peer.error!r}" for peer in self._swarm.alive() if peer.error]
 
 
-def spec_of(batch: int, strategy: str = "synchronous") -> RunSpec:
+def spec_of(
+    batch: int, strategy: str = "synchronous", founder: str = "organiser", last_step: int | None = None
+) -> RunSpec:
     """The run of a partition, with so many samples a step."""
-    training, averaging = {"target_batch_size": batch, "strategy": strategy}, {"codec": "float32"}
-    return RunSpec.from_mapping({"name": "partitions", "training": training, "averaging": averaging})
+    training: dict[str, object] = {"target_batch_size": batch, "strategy": strategy}
+    if last_step is not None:
+        training["stop_after_steps"] = last_step
+    return RunSpec.from_mapping(
+        {
+            "name": "partitions",
+            "training": training,
+            "averaging": {"codec": "float32"},
+            "state": {"founder": founder},
+        }
+    )
 
 
 def stall_s(applied: Sequence[tuple[float, str]], healed_s: float, end_s: float) -> float | None:

@@ -7,9 +7,10 @@ only, or link by link in random order within a second; at which phase of a round
 newcomer comes meanwhile. The links are cut for 10 s, then restored, and the swarm is watched for 15 s more. Then as
 many partitions as `--real` says (seeds as before) of four real processes in network namespaces.
 
-Each story draws two to five peers with weights of their own: when they join, for how long they load then, by how much
+Each story draws two to six peers with weights of their own: when they join, for how long they load then, by how much
 their clocks are wrong, in which phase the organiser or another leaves or is killed, to come back from its checkpoint,
-or not, and whether a machine comes that has a copy of one of their keys.
+or not, and whether a machine comes that has a copy of one of their keys. Also which links are cut and when, whether
+organisers regroup the run, whether it ends, and whether the first peer that trains founds it.
 
     forks            partitions after which one step had two states, but for the exceptions of `docs/guarantees.md`
     excepted         the same after a round of two members, the exception that `docs/guarantees.md` names
@@ -17,9 +18,11 @@ or not, and whether a machine comes that has a copy of one of their keys.
     stall_s          by how much longer than usual the side that went on took for a step after healing; median, minimum
                      and maximum, `real_stall_s` in namespaces
     stood_still      partitions after which a living peer applied no step in the last third of the watch
-    foreign_lineages stories in which a peer trained with weights that do not come from the organiser's
-    stories_apart    stories that end with two groups that train side by side
-    stories_idle     stories that end with a peer that does not train though another does
+    foreign_lineages stories in which a peer trained with weights that do not come from the founder's
+    stories_apart    stories that end with two groups that train side by side, or whose run ended in two states though
+                     no peer had taken rounds alone
+    stories_idle     stories that end with a peer that neither trains nor has the last state though another has a state,
+                     and nobody was told why
     played           how often each thing happened in all stories
 
 ok: no forks (`real_forks` in namespaces), no foreign lineage, no story that ends apart or idle, nobody stands still,

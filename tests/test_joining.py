@@ -19,7 +19,7 @@ from nbclient import NotebookClient
 
 from minga.core.wheel import own_wheel
 from minga.identity.links.links import Link
-from minga.training.run_folder.known_runs import known_run
+from minga.keeping.known_runs import known_run
 from tests.worlds.cli_run import LOCAL, SPEC, Running
 from tests.worlds.installed_wheel import environment_without_minga
 

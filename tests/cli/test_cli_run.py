@@ -20,9 +20,9 @@ from minga import cli
 from minga.cli.taking_part.graceful_leave import farewell_of_host, farewell_of_volunteer
 from minga.cli.terminal import exit_codes
 from minga.identity.links.links import EntryPoint, Link
+from minga.keeping.known_runs import run_folders
+from minga.keeping.rejoin import KnownAddresses
 from minga.training.join import PeerOptions
-from minga.training.run_folder.known_runs import run_folders
-from minga.training.run_folder.rejoin import KnownAddresses
 from minga.training.state.checkpoints import CheckpointStore
 from tests.worlds import installed_wheel
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running, last_json, run

@@ -1,5 +1,5 @@
-"""Peers that come late, load slowly, die and come back, with wrong clocks and copied keys: the weights are the
-organiser's, and one history goes on.
+"""Peers that come late, load slowly, die and come back, with wrong clocks, copied keys, cut links and regroups: the
+weights are the founder's, and one history goes on.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from benchmarks._lineage_play import AT_ONCE, FOUNDED, ORGANISER, STEP_MOMENTS, 
 from benchmarks._partition_play import MOST_SKEW_S
 from tests.worlds.seeds import soaked
 
-FOUNDER_DIES, COPIES = 69, 41
-EVENTFUL = (FOUNDER_DIES, COPIES, *map(soaked, (12, 29, 32, 44, 80, 85)))
+FOUNDER_DIES, COPIES, REGROUPED = 69, 41, 135
+EVENTFUL = (FOUNDER_DIES, COPIES, REGROUPED, *map(soaked, (12, 16, 29, 32, 44, 53, 75, 80, 85)))
 """Seeds that play much. In the first the organiser is killed when it founds the run, and again when others have its
-state; in the second machines come with copies of its key and of another one.
+state; in the second machines come with copies of its key and of another one; in the third the organisers regroup the
+run as it ends behind a cut.
 """
 
 
@@ -28,12 +29,15 @@ def test_stories_play_all_that_can_happen_to_an_organiser() -> None:
     for moment in (AT_ONCE, FOUNDED, *SYNC_MOMENTS, *STEP_MOMENTS):
         assert {loss.says_goodbye for loss in losses if loss.moment == moment} == {False, True}, moment
     assert {copy.whose == ORGANISER for story in stories for copy in story.copies} == {False, True}
+    assert {story.founder for story in stories} == {"organiser", "first"}
+    assert {story.last_step is None for story in stories} == {False, True}
+    assert any(story.cuts and story.regroupings and story.losses and story.last_step for story in stories)
     skews_s = [skew_s for story in stories for skew_s in story.skews_s]
     assert -MOST_SKEW_S <= min(skews_s) < -0.9 * MOST_SKEW_S
     assert 0.9 * MOST_SKEW_S < max(skews_s) <= MOST_SKEW_S
 
 
 @pytest.mark.parametrize("seed", EVENTFUL)
-def test_the_weights_are_the_organisers_and_all_end_in_one_history(seed: int) -> None:
+def test_the_weights_are_the_founders_and_all_end_in_one_history(seed: int) -> None:
     ending = play_story(seed)
     assert (ending.foreign, ending.apart, ending.idle, ending.errors) == ((), (), (), [])

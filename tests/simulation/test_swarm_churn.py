@@ -9,10 +9,11 @@ import random
 
 import pytest
 
+from minga.averaging.election import ranking
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
-from tests.worlds.seeds import seeds
+from tests.worlds.seeds import seeds, soaked
 from tests.worlds.swarm_tools import (
     assert_equal_states,
     grow,
@@ -291,3 +292,43 @@ def test_a_peer_that_was_killed_and_comes_back_at_once_takes_part_at_once(seed: 
         )
 
     assert main() < 6.0
+
+
+def longest_step_s(swarm: Swarm, name: str, first: int, last: int) -> float:
+    """The longest time that one of these steps took a peer."""
+    times = {e.event.fields["step"]: e.event.time for e in swarm.log.of("step.applied") if e.peer == name}
+    return max(times[step] - times[step - 1] for step in range(first, last + 1))
+
+
+@pytest.mark.parametrize("seed", [0, 3, *map(soaked, range(4, 16))])
+@pytest.mark.parametrize("is_after_the_round", [False, True])
+def test_a_stopped_leader_costs_two_seconds_more_than_a_step(seed: int, is_after_the_round: bool) -> None:
+    """Before the round all wait for its plan; after it one may lack nothing but the word that the result counts."""
+
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(80), seed=seed, make_replica=vector_replica(200_000), gradient=pull)
+        for index in range(4):
+            line = HostSettings(3e6, 3e6, latency_s=0.0002, dialable=index < 3)
+            swarm.add(line, TrainerSettings(4, 0.2 * (1 + 0.01 * index), jitter=0.05))
+        await swarm.run_until_step(6)
+        await same_step(swarm)
+        if is_after_the_round:
+            while not rounds(swarm, "round.reduced")[6]:
+                await asyncio.sleep(0.001)
+            begun = [e.event.fields for e in swarm.log.of("round.begun") if e.event.fields["step"] == 6]
+            leader = swarm.name_of(str(begun[0]["leader"]))
+        else:
+            able = [peer.network.peer_id for peer in list(swarm.peers.values())[:3]]
+            leader = swarm.name_of(ranking(swarm.spec.run_id, 6, able)[0])
+            await asyncio.sleep(0.3)
+        swarm.internet.stall(leader)
+        others = [name for name in swarm.peers if name != leader]
+        while min(swarm.peers[name].replica.step for name in others) < 9:
+            await asyncio.sleep(0.01)
+        for name in others:
+            assert longest_step_s(swarm, name, 7, 9) < longest_step_s(swarm, name, 4, 6) + 2.0
+        swarm.internet.resume(leader)
+        await swarm.close()
+
+    main()

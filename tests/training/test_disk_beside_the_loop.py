@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import minga
-from minga.training.access.access_files import AccessFiles
+from minga.access.access_files import AccessFiles
 from minga.training.organiser import desk_in
 from tests.worlds.optimizer_loops import small_model
 

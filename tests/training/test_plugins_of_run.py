@@ -14,9 +14,9 @@ from minga.core.spec.fields import Section, whole
 from minga.core.spec.plugins import Origin
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
+from minga.keeping.rejoin import SPEC_FILE
 from minga.security.robust.interface import AGGREGATORS
 from minga.training.plugins_of_run import check_plugins, with_origins
-from minga.training.run_folder.rejoin import SPEC_FILE
 from minga.training.strategy.synchronous import Synchronous
 from tests.worlds.plugin_packages import install, look_again
 

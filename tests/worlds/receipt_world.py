@@ -13,13 +13,13 @@ from minga.averaging.solver.planner import divide
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.virtual.internet import HostSettings
+from minga.receipts import receipts
+from minga.receipts.attestation import Attestation, Claim, Count, JudgedCount, pack
+from minga.receipts.book import PeerTotals
+from minga.receipts.receipts import Receipts
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 from minga.training.life.member import Member
-from minga.training.receipts import receipts
-from minga.training.receipts.attestation import Attestation, Claim, Count, JudgedCount, pack
-from minga.training.receipts.book import PeerTotals
-from minga.training.receipts.receipts import Receipts
 from tests.worlds.swarm_tools import make_spec, vector_replica
 
 RUN = "ab" * 32

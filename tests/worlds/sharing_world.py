@@ -193,7 +193,7 @@ async def add_fed_client(world: SplitWorld, samples: int) -> FedClient:
 
     async def attach() -> LoopPart:
         part = LoopPart(world.spec, bottom)
-        peer.session.attach(world.spec, part.replica, part.port, Identity.from_seed(SERVER_KEY).peer_id)
+        peer.session.attach(part.replica, part.port)
         peer.half = ClientHalf(bottom, None, part, cross_entropy, world.spec.split, peer.peer_id)
         return part
 

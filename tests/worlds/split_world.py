@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from minga.access.admission import Admission
 from minga.core.events.bus import Event
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
@@ -28,7 +29,6 @@ from minga.split.finding import allowed_servers, find_server
 from minga.split.server.batch_server import BatchServer
 from minga.split.server.service import SplitService
 from minga.split.wire.messages import BatchRequest, BeginRequest
-from minga.training.access.admission import Admission
 from minga.training.session import Session, SessionSettings
 
 FEATURES, WIDTH, CLASSES = 6, 8, 3

@@ -10,7 +10,7 @@ import torch
 
 from minga.averaging.links import Links
 from minga.averaging.messages import Plan, Report
-from minga.averaging.strategy_choice import Contributors
+from minga.averaging.strategy_choice import Contributors, StrategyFacts
 from minga.core.aio import Signal
 from minga.core.errors import ProtocolError
 from minga.network.bandwidth.access_link import AccessRates
@@ -27,6 +27,10 @@ class Contributor(Protocol):
     """
 
     changed: Signal
+
+    @property
+    def facts(self) -> StrategyFacts:
+        """Those of the strategy that goes on now."""
 
     def report(self) -> Report:
         """How far the local peer is within the step, right now."""
@@ -184,10 +188,9 @@ class GroupSettings:
     `vectors` tells which vector the round of a step averages, as a function of the step's number alone, the same for
     all peers. Of this peer: whether it can be dialled by all and so `aggregates` for them, and whether it `computes`
     (an auxiliary does not).
-    `overlapped` tells whether rounds go on beside the next step's computing, now, and `counts_late` whether what a peer
-    does meanwhile counts however late it is. With a `largest_batch_size` the target batch size is only the smallest
-    one, and chosen so that communication takes no more than the share `most_communication`. Where half of a round's
-    members are left, those go on that have the `organiser` among them.
+    With a `largest_batch_size` the target batch size is only the smallest one, and chosen so that communication takes
+    no more than the share `most_communication`. Where half of a round's members are left, those go on that have the
+    `organiser` among them.
     `orders` may change the target batch size. `averages_every` tells what a leader writes into the plan of the round of
     a step, see `Plan`. `notes` travel along.
     """
@@ -197,8 +200,6 @@ class GroupSettings:
     aggregates: bool
     computes: bool = True
     wait_in_minority: bool = True
-    overlapped: Callable[[], bool] = lambda: False
-    counts_late: Callable[[], bool] = lambda: False
     largest_batch_size: int | None = None
     most_communication: float = 0.1
     organiser: PeerId | None = None

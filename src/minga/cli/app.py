@@ -82,7 +82,7 @@ LogTo = Annotated[
 
 def run_folder_here() -> Path | None:
     """The working directory, if it is the folder of a run."""
-    from minga.training.run_folder.rejoin import SPEC_FILE
+    from minga.keeping.rejoin import SPEC_FILE
 
     here = Path.cwd()
     return here if (here / SPEC_FILE).is_file() else None

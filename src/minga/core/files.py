@@ -1,18 +1,28 @@
-"""Files that are there whole or not at all, whenever the program is killed; texts as people save them; and TOML."""
+"""Files that are there whole or not at all, whenever the program is killed; what is kept in small ones; texts as people
+save them; and TOML.
+"""
 
 from __future__ import annotations
 
 import codecs
 import contextlib
+import logging
 import os
 import shutil
 import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
-from minga.core.errors import ConfigurationError
+import msgspec
+
+from minga.core.decoding import DECODING_ERRORS, decode_json, decode_msgpack
+from minga.core.errors import ConfigurationError, StorageError
+
+T = TypeVar("T")
+
+logger = logging.getLogger("minga")
 
 NOT_TEXT = "not a text in UTF-8: save it as UTF-8, in PowerShell with `Set-Content -Encoding utf8`"
 """What is said of a file that is none."""
@@ -49,6 +59,45 @@ def write_atomically(path: Path, content: Content) -> None:
     """Write `content` to `path`; see `replacing`."""
     with replacing(path) as partial:
         write(partial, content)
+
+
+def read_struct(path: Path, kind: type[T], most_bytes: int) -> T:
+    """The `kind`, a type, that lies in a small file: in JSON if it is called so, else in MessagePack.
+
+    Raises `OSError` if it cannot be read, and `ValueError` if it is something else or larger.
+    """
+    with path.open("rb") as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise ValueError(f"more than {most_bytes} bytes")
+    try:
+        return decode_json(data, kind) if path.suffix == ".json" else decode_msgpack(data, kind)
+    except DECODING_ERRORS as error:
+        raise ValueError(str(error)) from error
+
+
+def read_kept(path: Path, kind: type[T], most_bytes: int) -> T | None:
+    """What `keep` wrote; None if there is nothing, or if it is damaged, which is told."""
+    try:
+        return read_struct(path, kind, most_bytes)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        logger.warning("%s is left out, since it cannot be read: %s", path, error)
+        return None
+
+
+def keep(path: Path, value: Any) -> None:
+    """Write a small file for `read_kept`. Raises `StorageError` if the disk refuses."""
+    body = (
+        msgspec.json.format(msgspec.json.encode(value), indent=1)
+        if path.suffix == ".json"
+        else msgspec.msgpack.encode(value)
+    )
+    try:
+        write_atomically(path, body)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def write(path: Path, content: Content) -> None:

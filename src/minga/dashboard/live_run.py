@@ -17,8 +17,8 @@ from minga.dashboard.model.documents import (
 )
 from minga.dashboard.model.run_model import RunModel
 from minga.monitor.history import Entry
+from minga.receipts.book import PeerTotals
 from minga.training.organiser import step_after
-from minga.training.receipts.book import PeerTotals
 from minga.training.status.status_reader import Look
 
 MOST_CACHED: Final = 16

@@ -240,8 +240,7 @@ def told_since(peer: Peer, since_s: float) -> list[Entry]:
                     return found
         return []
 
-    loop = peer.on_loop(asyncio.get_running_loop)
-    return asyncio.run_coroutine_threadsafe(ask(), loop).result()
+    return peer.call(ask())
 
 
 def packed(paths: Sequence[Path], since: float, until: float) -> bytes:

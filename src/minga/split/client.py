@@ -185,8 +185,8 @@ class Client:
         if isinstance(self._half.part, AveragedPart):
             return
         if loss is not None and labels is not None:
-            self.peer.count(len(as_tensors(labels)[0]), loss)
-        self.peer.publish_metrics(self._exchange.step, every_s=PUBLISH_S)
+            self.peer.metrics.count(len(as_tensors(labels)[0]), loss)
+        self.peer.metrics.publish(self._exchange.step, every_s=PUBLISH_S)
 
     def _look(self, watch: HeldOutWatch) -> None:
         try:

@@ -136,7 +136,7 @@ class SplitServer:
     def _note(self, finished: Finished) -> None:
         if isinstance(finished.reply, EncodedReply) and finished.reply.message.loss is not None:
             self._loss = finished.reply.message.loss
-        self.peer.publish_metrics(self._core.applying.steps, every_s=PUBLISH_S)  # its traffic, for displays
+        self.peer.metrics.publish(self._core.applying.steps, every_s=PUBLISH_S)  # its traffic, for displays
         with self._stepped:
             self._stepped.notify_all()
 

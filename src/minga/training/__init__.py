@@ -2,15 +2,14 @@
 
     program ─▶ join, host ─▶ peer ─▶ session ─▶ network, board, servers
                     ▲                  └─▶ life/ (steps) ◀── bridge/ ──▶ optimizer on the training thread
-                    └ run_folder/
+                    └ minga/keeping, minga/access
 
 Read: optimizer (`minga.Optimizer`), peer (`minga.Peer`), join (`minga.join`), prospect (what a peer sees before it
 downloads), host (`minga.host`), session (assembles what lies below), checkpointer (when a checkpoint is due, and what
-is written with it), archive (checkpoints that are kept for good), own_access (a peer's own credentials), organiser
-(invite, admit, revoke), lineage (which states descend from the run's founding), plugins_of_run (packages that a run
-names), combinations (which settings go together), record_kinds (records about training), availability (when a
-volunteer's machine takes part), backup (a run in one encrypted file). Then the folders: state, replica, ranks, bridge,
-strategy, transfer, access, receipts, agreement, life, run_folder, status.
+is written with it), own_access (a peer's own credentials), organiser (invite, admit, revoke), lineage (which states
+descend from the run's founding), plugins_of_run (packages that a run names), combinations (which settings go
+together), record_kinds (records about training), backup (a run in one encrypted file). Then the folders: state,
+replica, ranks, bridge, strategy, transfer, agreement, life, status.
 
 Called by programs, recipes, split, integrations, monitor, dashboard, simulation, authority and cli. It knows any torch
 model, and no recipe.

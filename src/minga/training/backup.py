@@ -25,9 +25,9 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from minga.core.errors import ConfigurationError, IdentityError, StorageError
 from minga.identity.keys import key_file
 from minga.identity.keys.keys import Identity
-from minga.training.run_folder.known_runs import FOLDER_DIGITS, KnownRun, known_run
-from minga.training.run_folder.rejoin import FILE as HOST_LOCK
-from minga.training.run_folder.rejoin import check_organiser
+from minga.keeping.known_runs import FOLDER_DIGITS, KnownRun, known_run
+from minga.keeping.rejoin import FILE as HOST_LOCK
+from minga.keeping.rejoin import check_organiser
 from minga.training.state.checkpoints import CheckpointStore
 
 # ---- The contents of a backup: those files that cannot be had again, and the newest checkpoint.

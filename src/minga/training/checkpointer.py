@@ -6,7 +6,7 @@
 One rule says when a checkpoint is due, by the run spec as it is amended (`Checkpointer.is_due`). What this peer alone
 has is copied on the training thread, when the replica has come to a step that is due and no round runs, and once more
 at a polite end, if the checkpoint of the last step was written. All of one step is written by one thread, in order.
-Copies to other places have a thread of their own (`archive.py`): a line may be slow for hours.
+Copies to other places have a thread of their own (`keeping/archive.py`): a line may be slow for hours.
 """
 
 from __future__ import annotations
@@ -21,22 +21,27 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+import msgspec
+
 from minga.core.errors import ClosedError, StorageError
 from minga.core.events.bus import EventData
 from minga.core.events.training import CheckpointFailed, CheckpointSaved
 from minga.core.spec.run_spec import RunSpec
+from minga.keeping.archive import Archive, Archiver, ArchiveRecord, cause_of
+from minga.keeping.complete_checkpoints import complete_checkpoints
 from minga.network.interface import PeerId
-from minga.training.archive import Archive, Archiver, ArchiveRecord, cause_of
 from minga.training.bridge.gradient_port import GradientPort
+from minga.training.life.founding import Genesis
 from minga.training.life.member import Member
 from minga.training.replica.replica import Replica
-from minga.training.run_folder.own_state import OwnState, OwnStateFile
 from minga.training.session import Session
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.manifest import Manifest, build_manifest
+from minga.training.state.own_state import OwnState, OwnStateFile
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.status.status_reader import StatusReader
 
+GENESIS_FILE = "genesis.bin"
 BYTES_PER_PARAMETER_BYTE = 16
 """A file with more bytes of tensors for each byte of the model is none of this peer's: residual, sketch, and what a
 strategy and an optimizer keep are a few vectors each."""
@@ -50,8 +55,8 @@ class Checkpointer:
     All methods are for the training thread, which is the one that calls `take_up`, unless they say something else.
     """
 
-    def __init__(self, session: Session, spec: RunSpec, directory: Path, note: Callable[[EventData], None]) -> None:
-        self._session, self._spec, self._directory, self._note = session, spec, directory, note
+    def __init__(self, session: Session, directory: Path, note: Callable[[EventData], None]) -> None:
+        self._session, self._directory, self._note = session, directory, note
         self._own: OwnStateKeeper | None = None
         self._archiver: Archiver | None = None
         self._judged = (-1, False)  # the last step about which the rule was asked, and what it said
@@ -78,6 +83,13 @@ class Checkpointer:
         self._kept = self._written = checkpoint.snapshot.step
         return checkpoint.snapshot
 
+    def genesis(self, organiser: str) -> Genesis | None:
+        """How the run was founded, as the newest checkpoint has it that says so. Raises `StorageError`."""
+        checkpoints, run_id = self._directory / "checkpoints", self._session.node.run_id
+        found = complete_checkpoints(checkpoints) if checkpoints.is_dir() else []
+        said = (Genesis.from_file(folder / GENESIS_FILE, run_id, organiser) for _, folder in reversed(found))
+        return next(filter(None, said), None)
+
     def newest_step(self) -> int | None:
         """The step of the newest checkpoint of the run on this machine, None if there is none; on any thread."""
         return max(self._store.steps(), default=None)
@@ -91,7 +103,7 @@ class Checkpointer:
         """Put back into `port` and `replica` what an earlier process of this peer alone had at the step of the replica;
         returns it, for `begin`.
         """
-        self._own = OwnStateKeeper(self._directory, self._session.peer_id, self._spec, replica, port)
+        self._own = OwnStateKeeper(self._directory, self._session.peer_id, self._session.run.spec, replica, port)
         return self._own.take_up()
 
     def begin(self, member: Member, before: OwnState | None) -> None:
@@ -105,7 +117,7 @@ class Checkpointer:
     @property
     def last_step(self) -> int | None:
         """The step after which the run ends, as the organisers amended it; None if no end is set. On any thread."""
-        return self._amended.training.stop_after_steps
+        return self._session.spec.training.stop_after_steps
 
     def note_step(self, step: int) -> None:
         """A round has led the replica to `step`, and the next one has not begun."""
@@ -162,15 +174,11 @@ class Checkpointer:
 
     @cached_property
     def _store(self) -> CheckpointStore:
-        return CheckpointStore(self._directory / "checkpoints", keep=self._spec.checkpoints.keep)
-
-    @property
-    def _amended(self) -> RunSpec:
-        return self._session.spec or self._spec
+        return CheckpointStore(self._directory / "checkpoints", keep=self._session.run.spec.checkpoints.keep)
 
     def _judge(self, step: int) -> bool:
         """The rule. It is asked once about each step: what is copied at one moment is written at another."""
-        every = self._amended.checkpoints.every_steps
+        every = self._session.spec.checkpoints.every_steps
         is_free = self._saving is None or not self._saving.is_alive()
         is_due = self._is_over(step) or self._is_for_good(step) or (every > 0 and step % every == 0 and is_free)
         self._judged = step, is_due
@@ -183,10 +191,14 @@ class Checkpointer:
         return self._archiver is not None and (step % self._archiver.every_steps == 0 or self._is_over(step))
 
     def _files(self) -> dict[str, bytes]:
-        """What lies beside the state: the run spec, and the organisers' orders that changed it."""
+        """What lies beside the state: the run spec, the organisers' orders that changed it, and the genesis, without
+        which nobody could tell a newcomer that the state is one of the run.
+        """
         ledger = self._session.admission.ledger
         amendments = [] if ledger is None else list(ledger.amendments)
-        files = {"run-spec.toml": self._spec.to_toml().encode()}
+        files = {"run-spec.toml": self._session.run.spec.to_toml().encode()}
+        if (founding := self._session.founding) is not None and founding.genesis is not None:
+            files[GENESIS_FILE] = msgspec.msgpack.encode(founding.genesis)
         if amendments:
             said = [{"number": a.number, "from_step": a.from_step, "changes": dict(a.changes)} for a in amendments]
             files["amendments.json"] = json.dumps(said, indent=1).encode()
@@ -197,7 +209,7 @@ class Checkpointer:
     def _write(self, snapshot: StateSnapshot, files: Mapping[str, bytes], own: OwnState | None, *, tells: bool) -> None:
         step, manifest = snapshot.step, build_manifest(snapshot)
         try:
-            self._store.keep = self._amended.checkpoints.keep
+            self._store.keep = self._session.spec.checkpoints.keep
             path = self._store.save(snapshot, manifest, files=files)
         except (StorageError, OSError) as error:
             newest: int | None = None
@@ -231,7 +243,13 @@ class Checkpointer:
             loss = self._archived_status.look().status.loss
         session = self._session
         record = ArchiveRecord(
-            session.node.run_id, self._spec.name, manifest.step, manifest.digest, loss, time.time(), session.peer_id
+            session.node.run_id,
+            session.run.spec.name,
+            manifest.step,
+            manifest.digest,
+            loss,
+            time.time(),
+            session.peer_id,
         )
         try:
             archiver.add(path, record)
@@ -257,7 +275,7 @@ class Checkpointer:
 
 
 class OwnStateKeeper:
-    """What one peer alone has, from file and to file (`run_folder/own_state.py`).
+    """What one peer alone has, from file and to file (`state/own_state.py`).
 
     Made on the training thread, as the replica, which is at the step of its checkpoint, if there is one.
     """

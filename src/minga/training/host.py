@@ -10,22 +10,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from minga.access.access_files import AccessFiles
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import Content, write_atomically
 from minga.core.spec.run_spec import RunSpec
 from minga.core.wheel import own_wheel
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
-from minga.training.access.access_files import AccessFiles
-from minga.training.archive import Archive, target_of
+from minga.keeping.archive import Archive, target_of
+from minga.keeping.known_runs import OwnSettings, known_run
+from minga.keeping.rejoin import HostLock, check_organiser
 from minga.training.join import Door, PeerOptions, checked_options, enter, made, network_settings
 from minga.training.life.founding import FoundingRules
 from minga.training.own_access import RunAccess
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins, spelled_out, with_origins
-from minga.training.run_folder.known_runs import OwnSettings, known_run
-from minga.training.run_folder.rejoin import HostLock, check_organiser
 from minga.training.session import Session
+from minga.training.status.status_reader import StatusReader
 from minga.training.transfer.run_files import describe_file, whole_digest
 
 logger = logging.getLogger("minga.training")
@@ -182,7 +183,7 @@ def _enter(
     try:
         claim.tell(peer.link)
         if archive is not None:
-            peer.keep_archive(archive)
+            peer.checkpointer.archive(archive, StatusReader(peer, from_start=True))
     except BaseException:  # the peer has the key and the lock now, and ends with them
         peer.close()
         raise

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from minga.access.access_files import AccessFiles
+from minga.access.admission import Admission
 from minga.core.errors import ConfigurationError, IdentityError, LinkError, StorageError, UnreachableError
 from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
@@ -17,19 +19,17 @@ from minga.core.urls import is_loopback
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
+from minga.keeping.known_runs import FOLDER_DIGITS, TEMPORARY, runs_folder
+from minga.keeping.rejoin import MAX_PLACES, HostLock, KnownAddresses, RejoinFile, merged, own_port
 from minga.network.interface import Address, PeerId
 from minga.network.iroh.network import IrohNetwork, NetworkSettings
 from minga.network.rpc.handshake import Role
 from minga.network.rpc.run_clock import RunClock
-from minga.training.access.access_files import AccessFiles
-from minga.training.access.admission import Admission
 from minga.training.bridge.loop_thread import LoopThread
 from minga.training.own_access import Obtain, RunAccess
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins
 from minga.training.prospect import Consider, look
-from minga.training.run_folder.known_runs import FOLDER_DIGITS, TEMPORARY, runs_folder
-from minga.training.run_folder.rejoin import MAX_PLACES, HostLock, KnownAddresses, RejoinFile, merged, own_port
 from minga.training.session import Session, SessionSettings
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.transfer.run_files import fetch_files

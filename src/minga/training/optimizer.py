@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import math
 import operator
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, SupportsIndex, TypeVar
 
 import torch
@@ -15,13 +17,18 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ConfigurationError, RunFinishedError
 from minga.core.events.training import MicroBatchDropped
+from minga.core.free_memory import give_back_free_memory
 from minga.core.spec.run_spec import RunSpec
 from minga.optim.arithmetic import forbid_rounded_products
+from minga.receipts.book_file import BookFile
+from minga.receipts.document import ReceiptFileServer
 from minga.security.randomness.public_batch import PublicBatch
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
+from minga.training.bridge.loop_thread import settle_objects
 from minga.training.bridge.thread_bridge import ThreadTask, is_watched
-from minga.training.life.member import FOUNDED
+from minga.training.life.member import FOUNDED, Member
+from minga.training.life.verified_member import VerifiedMember
 from minga.training.peer import Peer
 from minga.training.ranks.process_group import ProcessGroup
 from minga.training.ranks.rank_replicas import FollowerReplica, LeaderReplica
@@ -30,6 +37,8 @@ from minga.training.ranks.sharded_replicas import ShardedFollower, ShardedReplic
 from minga.training.replica.buffers import averaged_buffers
 from minga.training.replica.trained_record import SAMPLES
 from minga.training.replica.update_rules import UpdateRules
+from minga.training.session import Session
+from minga.training.state.snapshot import FILED_BYTES
 from minga.training.status.metrics_publisher import METRICS_PERIOD_S
 
 T = TypeVar("T")
@@ -160,7 +169,7 @@ class Optimizer(torch.optim.Optimizer):
         if peer is not None:
             with self._failing_together():
                 self._enter(peer)
-            self._work_until(peer.is_ready)
+            self._work_until(lambda: peer.session.is_ready)
         else:
             self._work_until(lambda: True)
 
@@ -323,8 +332,52 @@ class Optimizer(torch.optim.Optimizer):
         elif isinstance(self._replica, LeaderReplica):
             self._replica.share()
         self._seen_step = self._replica.step
-        self._port = peer.attach(self._replica)
+        peer.on_loop(partial(_check_free, peer.session))
+        self._port = (
+            self._enter_secure(peer) if peer.spec.security.verification == "byzantine" else self._enter_usual(peer)
+        )
         self._port.on_micro_batch = self._note
+
+    def _enter_secure(self, peer: Peer) -> AssignedPort:
+        spec, replica = peer.spec, self._replica
+        size, count = spec.security.micro_batch_size, spec.micro_batches_per_member
+        port = AssignedPort(peer.loop, replica.new_sum, micro_batches=count, size=size)
+
+        def start() -> None:
+            self._hold_no_free_memory(peer.session.attach_secure(replica, port, peer.directory))
+
+        peer.held.callback(settle_objects())
+        peer.on_loop(start)
+        return port
+
+    def _enter_usual(self, peer: Peer) -> GradientPort:
+        """Enter with what an earlier process of this peer alone had, too."""
+        session, replica = peer.session, self._replica
+        port = GradientPort.for_run(peer.loop, replica, peer.spec)
+        port.on_broken_sum = replica.look_closely
+        replica.loop_rates.is_heard = session.peer_id == peer.signed_spec.organiser
+        before = peer.checkpointer.take_up(replica, port)
+        receipts_file = BookFile(peer.directory, session.peer_id, session.disk)
+
+        def start() -> None:
+            member = session.attach(replica, port, receipts_file)
+            peer.checkpointer.begin(member, before)
+            ReceiptFileServer(session.node, member.receipts.book, peer.signed_spec)
+            self._hold_no_free_memory(member)
+
+        peer.held.callback(settle_objects())
+        peer.on_loop(start)
+        return port
+
+    def _hold_no_free_memory(self, member: Member | VerifiedMember) -> None:
+        """Give what a step of a large model leaves free back to the system; for a small one that is not worth it."""
+        loop = asyncio.get_running_loop()
+
+        def give_back() -> None:
+            loop.run_in_executor(None, give_back_free_memory)
+
+        if 4 * self._replica.vector.layout.total >= FILED_BYTES:
+            member.on_step_ended.add(give_back)
 
     def _add(self, samples: int, loss: float | torch.Tensor | None) -> None:
         loss = loss.detach() if isinstance(loss, torch.Tensor) else loss  # it may still be computed
@@ -339,7 +392,7 @@ class Optimizer(torch.optim.Optimizer):
             return
         self.last_loss = self.last_loss if loss is None else loss
         if is_taken:
-            peer.count(samples, loss if loss is not None and math.isfinite(loss) else None)
+            peer.metrics.count(samples, loss if loss is not None and math.isfinite(loss) else None)
         else:
             self.dropped_micro_batches += 1
             peer.note(MicroBatchDropped(step=self.global_step, samples=samples))
@@ -423,7 +476,7 @@ class Optimizer(torch.optim.Optimizer):
         if step == self._seen_step or peer is None:
             return
         self._seen_step = step
-        peer.publish_metrics(step, every_s=0.0 if self._is_complete() else METRICS_PERIOD_S)
+        peer.metrics.publish(step, every_s=0.0 if self._is_complete() else METRICS_PERIOD_S)
         if peer.checkpointer.is_due(step):
             self._keep(peer)
 
@@ -438,6 +491,17 @@ def _spec(ranks: ProcessGroup | None, peer: Peer | None) -> RunSpec:
     if own is None:
         raise ConfigurationError("a peer is needed: minga.join(link) or minga.host(spec)")
     return own
+
+
+def _check_free(session: Session) -> None:
+    if session.member is not None:
+        raise ConfigurationError(
+            "this peer already has an optimizer, and a peer has one. Put all parameters into it as parameter "
+            "groups; optimizers of two kinds for one model, such as Muon beside AdamW, go into one class that "
+            "holds both (docs/trainers.md); several models are several runs, with a peer for each"
+        )
+    if session.settings.role == "monitor":
+        raise ConfigurationError("a monitor only watches; join with another role to train")
 
 
 def _norm(max_grad_norm: float | None, spec: RunSpec) -> float | None:

@@ -6,7 +6,6 @@ enters the run as a monitor that the key vouches for. Every member verifies its 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import math
@@ -16,6 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from minga.access.access_files import AccessFiles
+from minga.access.standing_orders import (
+    OPTIMIZER,
+    STRATEGY,
+    StandingOrders,
+    amended_spec,
+    check_changes,
+    spec_due,
+)
 from minga.core.errors import ConfigurationError, IdentityError, RemoteError, UnreachableError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import (
@@ -39,22 +47,14 @@ from minga.identity.access.orders import (
 from minga.identity.access.token import IpNetwork, parse_range
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import Link, LinkAccess
+from minga.keeping.rejoin import RejoinFile
+from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo
-from minga.training.access.access_files import AccessFiles
-from minga.training.access.standing_orders import (
-    OPTIMIZER,
-    STRATEGY,
-    StandingOrders,
-    amended_spec,
-    check_changes,
-    spec_due,
-)
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins
 from minga.training.prospect import completed_step
 from minga.training.record_kinds import Progress
-from minga.training.run_folder.rejoin import RejoinFile
 from minga.training.status.run_status import RunStatus, newest_step
 
 LEAD_S, LEAST_LEAD = 30.0, 3
@@ -213,23 +213,8 @@ class Organiser:
         if self._peer is None:
             raise ConfigurationError("no member of the run answers, so none can go on")
         self.hear()
-        session, newest = self._peer.session, self.ledger.regroups.newest
-        epoch = 0 if newest is None else newest.epoch
-
-        def look() -> dict[str, int]:
-            known = session.board.payloads(Progress)
-            return {
-                peer: progress.step
-                for peer, progress in known.items()
-                if progress.lineage.epoch == epoch and progress.status not in ("syncing", "finished")
-            }
-
-        steps = self._peer.on_loop(look)
-        if not steps:
-            raise ConfigurationError("no member that has the run's state is in sight, so none can go on")
-        members = tuple(bytes.fromhex(peer) for peer in sorted(steps)[:MAX_PRESENT])
-        run, number, step = bytes.fromhex(self.ledger.run_id), (epoch >> 32) + 1, newest_step([*steps.values()])
-        unsigned = Regroup(run, self.ledger.term, int(time.time()), (), number, step, members)
+        session, now = self._peer.session, int(time.time())
+        unsigned = self._peer.on_loop(lambda: draft_regroup(session.board, self.ledger, now))
         return unsigned.signed_by(self._key)
 
     def put_in_force(self, order: Changing) -> tuple[Changing, bool]:
@@ -361,7 +346,7 @@ class Organiser:
         else:
             session = peer.session
             peer.on_loop(lambda: session.admission.take([order]))
-            asyncio.run_coroutine_threadsafe(session.spread_orders(), peer.on_loop(asyncio.get_running_loop)).result()
+            peer.call(session.spread_orders())
         self._files.keep_orders(list(self.ledger.orders()))
 
 
@@ -408,6 +393,25 @@ def desk_in(peer: Peer, identity: Path | None) -> Organiser:
         raise UnreachableError("no peer that answers could say what run this is", phase="run spec")
     key = own if own.peer_id in ledger.organisers.keys else _key_of(ledger, identity)
     return Organiser(peer.link, peer.spec, ledger, key, AccessFiles(peer.directory), peer)
+
+
+def draft_regroup(board: Board, ledger: AccessLedger, now: int) -> Regroup:
+    """The run goes on with the members on `board`, as a regroup that nobody has signed; `now` in Unix seconds.
+
+    Raises `ConfigurationError` if there is none. On the loop of the board.
+    """
+    newest = ledger.regroups.newest
+    epoch = 0 if newest is None else newest.epoch
+    steps = {
+        peer: progress.step
+        for peer, progress in board.payloads(Progress).items()
+        if progress.lineage.epoch == epoch and progress.status not in ("syncing", "finished")
+    }
+    if not steps:
+        raise ConfigurationError("no member that has the run's state is in sight, so none can go on")
+    members = tuple(bytes.fromhex(peer) for peer in sorted(steps)[:MAX_PRESENT])
+    run, number, step = bytes.fromhex(ledger.run_id), (epoch >> 32) + 1, newest_step([*steps.values()])
+    return Regroup(run, ledger.term, now, (), number, step, members)
 
 
 def _take_kept(ledger: AccessLedger, files: AccessFiles, peer: Peer | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from minga.access.access_files import AccessFiles
 from minga.core.errors import LinkError, UnreachableError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import AccessLedger
@@ -16,7 +17,6 @@ from minga.identity.keys.keys import Identity
 from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.interface import PeerId
-from minga.training.access.access_files import AccessFiles
 from minga.training.session import Session
 from minga.training.transfer.run_files import fetch_run_spec
 

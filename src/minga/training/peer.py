@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from minga.averaging.strategy_choice import StrategyChoice, round_batch_range
 from minga.core.errors import ClosedError, ConfigurationError
 from minga.core.events.bus import Event, EventData, Value
 from minga.core.events.catalogue import CATALOGUE
-from minga.core.free_memory import give_back_free_memory
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import EntryPoint, Link
 from minga.identity.links.signed_spec import SignedRunSpec
-from minga.training.archive import Archive
-from minga.training.bridge.assigned_port import AssignedPort
+from minga.receipts.book import PeerTotals
+from minga.receipts.document import fetch_receipts
 from minga.training.bridge.gradient_port import GradientPort
-from minga.training.bridge.loop_thread import LoopThread, settle_objects
+from minga.training.bridge.loop_thread import LoopThread
 from minga.training.checkpointer import Checkpointer
 from minga.training.life.founding import Genesis
 from minga.training.life.member import Member
-from minga.training.life.verified_member import VerifiedMember, genesis_file
-from minga.training.receipts.book import PeerTotals
-from minga.training.receipts.book_file import BookFile
-from minga.training.receipts.document import ReceiptFileServer, fetch_receipts
+from minga.training.life.verified_member import genesis_file
 from minga.training.record_kinds import Progress
 from minga.training.replica.replica import Replica
 from minga.training.session import Session
-from minga.training.state.snapshot import FILED_BYTES, StateSnapshot
-from minga.training.status.metrics_publisher import METRICS_PERIOD_S, EventStream, MetricsPublisher
+from minga.training.state.snapshot import StateSnapshot
+from minga.training.status.metrics_publisher import EventStream, MetricsPublisher
 from minga.training.status.run_status import PeerStatus, RunStatus
 from minga.training.status.status_reader import StatusReader
 from minga.training.transfer.run_files import RunFileServer
@@ -67,20 +62,22 @@ class Peer:
         """Files that ship with the run (such as the tokenizer), by name."""
         self.directory = directory
         """Where this peer keeps files and checkpoints of the run."""
-        self._thread, self._session, self._signed_spec = thread, session, signed_spec
-        self._metrics = MetricsPublisher(session.board, session.node, self._later)
-        self._closed = False
-        self._unsettle: Callable[[], None] = lambda: None
+        self.signed_spec = signed_spec
+        """The same with the organiser's signature."""
+        self.metrics = MetricsPublisher(session.board, session.node, self._later)
+        """What this peer publishes of its work; for who trains."""
+        self._thread, self._session, self._closed = thread, session, False
         self._status, self._streams = StatusReader(self), list[EventStream]()
-        self.checkpointer = Checkpointer(session, spec, directory, self.note)
+        self.checkpointer = Checkpointer(session, directory, self.note)
         """For the optimizer: keeps checkpoints, and what this peer alone has."""
         thread.ask(lambda: RunFileServer(session.node, signed_spec, spec.files, self.files))
         organiser, path, known = signed_spec.organiser, None, None
         if self.role != "monitor" or self.peer_id == organiser:  # who only looks on leaves nothing behind
             path = genesis_file(directory, session.peer_id)
-            known = Genesis.from_file(path, self.run_id, organiser)
+            known = Genesis.from_file(path, self.run_id, organiser) or self.checkpointer.genesis(organiser)
         thread.ask(lambda: session.begin_founding(spec, organiser, path, known))
-        self._held = held.pop_all()
+        self.held = held.pop_all()
+        """What is let go when this peer is closed."""
         atexit.register(self.close)
 
     # ---- who and where
@@ -112,7 +109,7 @@ class Peer:
         """An invitation to this run: enter by this peer if it can be dialled, and by others that it knows."""
 
         def make() -> Link:
-            board, organiser = self._session.board, self._signed_spec.organiser
+            board, organiser = self._session.board, self.signed_spec.organiser
             living = [board.address_of(peer) for peer in board.owners() if self._session.leads_in(peer, organiser)]
             addresses = [self._session.node.address, *filter(None, living), *self._session.entries]
             entries: dict[str, EntryPoint] = {}
@@ -120,7 +117,7 @@ class Peer:
                 direct = tuple(a for a in address.direct if "%" not in a)[:8]
                 if (direct or address.relay) and len(entries) < 3:
                     entries.setdefault(address.peer_id, EntryPoint(address.peer_id, direct, address.relay))
-            return Link(self.run_id, self._signed_spec.organiser, tuple(entries.values()))
+            return Link(self.run_id, self.signed_spec.organiser, tuple(entries.values()))
 
         return self.on_loop(make)
 
@@ -150,9 +147,9 @@ class Peer:
         member, session = self._session.member, self._session
         if not isinstance(member, Member):
             found = self.on_loop(
-                lambda: sorted(session.board.payloads(Progress), key=self._signed_spec.organiser.__ne__)
+                lambda: sorted(session.board.payloads(Progress), key=self.signed_spec.organiser.__ne__)
             )
-            fetching = fetch_receipts(session.node, found, self.run_id, self._signed_spec.organiser)
+            fetching = fetch_receipts(session.node, found, self.run_id, self.signed_spec.organiser)
             proven = self._thread.call(fetching)
             return {} if proven is None else {str(peer): totals for peer, totals in proven.totals.items()}
         decided = self.on_loop(member.receipts.book.decided)
@@ -208,6 +205,11 @@ class Peer:
         """The peer's inner parts; touch them only on the background thread (`on_loop`)."""
         return self._session
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of the background thread."""
+        return self._thread.loop
+
     def close(self, reason: str = "") -> None:
         """Say goodbye and end the background thread; may be called twice.
 
@@ -224,8 +226,7 @@ class Peer:
         self.checkpointer.close()
         for stream in self._streams:
             stream.close()
-        self._held.close()
-        self._unsettle()
+        self.held.close()
 
     def __enter__(self) -> Peer:
         return self
@@ -235,69 +236,11 @@ class Peer:
     ) -> None:
         self.close("" if kind is None else kind.__name__)
 
-    def keep_archive(self, archive: Archive) -> None:
-        """Keep some checkpoints for good from now on, signed by this peer; see `minga.training.archive`."""
-        self.checkpointer.archive(archive, StatusReader(self, from_start=True))
-
     def newest_checkpoint(self) -> StateSnapshot | None:
         """The newest intact checkpoint of this run on this machine. Raises `StorageError` if all are damaged."""
         return self.checkpointer.newest()
 
-    def checkpoint_step(self) -> int | None:
-        """The step of the newest checkpoint of this run on this machine; None if there is none."""
-        return self.checkpointer.newest_step()
-
-    # ---- for the optimizer
-
-    def attach(self, replica: Replica) -> GradientPort | AssignedPort:
-        """Begin to take part in steps with `replica`; its thread has to serve the port that is returned.
-
-        Raises `ConfigurationError` for a second replica and for a monitor.
-        """
-        security = self.spec.security
-
-        def check() -> None:
-            if self._session.member is not None:
-                raise ConfigurationError(
-                    "this peer already has an optimizer, and a peer has one. Put all parameters into it as parameter "
-                    "groups; optimizers of two kinds for one model, such as Muon beside AdamW, go into one class that "
-                    "holds both (docs/trainers.md); several models are several runs, with a peer for each"
-                )
-            if self.role == "monitor":
-                raise ConfigurationError("a monitor only watches; join with another role to train")
-
-        def start_secure() -> AssignedPort:
-            public = AssignedPort(
-                self._thread.loop,
-                replica.new_sum,
-                micro_batches=self.spec.micro_batches_per_member,
-                size=security.micro_batch_size,
-            )
-            organiser = self._signed_spec.organiser
-            self._hold_no_free_memory(
-                self._session.attach_secure(self.spec, replica, public, organiser, self.directory), replica
-            )
-            return public
-
-        self.on_loop(check)
-        self._unsettle()  # of an attempt that failed
-        self._unsettle = settle_objects()
-        if security.verification == "byzantine":
-            return self.on_loop(start_secure)
-        port = self._gradient_port(replica)
-        port.on_broken_sum = replica.look_closely
-        replica.loop_rates.is_heard = self.peer_id == self._signed_spec.organiser
-        before = self.checkpointer.take_up(replica, port)
-        receipts_file = BookFile(self.directory, self._session.peer_id, self._session.disk)
-
-        def start() -> None:
-            member = self._session.attach(self.spec, replica, port, self._signed_spec.organiser, receipts_file)
-            self.checkpointer.begin(member, before)
-            ReceiptFileServer(self._session.node, member.receipts.book, self._signed_spec)
-            self._hold_no_free_memory(member, replica)
-
-        self.on_loop(start)
-        return port
+    # ---- for programs and packages that train
 
     @property
     def awaits_first_state(self) -> bool:
@@ -307,13 +250,13 @@ class Peer:
             founding = self._session.founding
             return founding is not None and founding.rules.by_organiser and founding.genesis is None
 
-        return self.role == "monitor" and self.peer_id == self._signed_spec.organiser and self.on_loop(look)
+        return self.role == "monitor" and self.peer_id == self.signed_spec.organiser and self.on_loop(look)
 
     def begin_with(self, replica: Replica) -> None:
         """As the organiser's peer that does not train: the run begins with the state of `replica`, which is not kept.
         All peers of the run have to be able to make it, as with a recipe.
         """
-        self._gradient_port(replica)  # its strategy says what is shared
+        GradientPort.for_run(self._thread.loop, replica, self.spec)  # its strategy says what is shared
         digest = replica.digest()
 
         def sign() -> None:
@@ -321,36 +264,6 @@ class Peer:
                 self._session.founding.first = digest
 
         self.on_loop(sign)
-
-    def _gradient_port(self, replica: Replica) -> GradientPort:
-        return GradientPort(
-            self._thread.loop,
-            replica,
-            strategy=StrategyChoice.of(self.spec, replica.strategy),
-            choose=partial(StrategyChoice.of, self.spec),
-            target_batch_sizes=round_batch_range(self.spec.at(replica.step)),
-        )
-
-    def _hold_no_free_memory(self, member: Member | VerifiedMember, replica: Replica) -> None:
-        """Give what a step of a large model leaves free back to the system; for a small one that is not worth it."""
-
-        def give_back() -> None:
-            self._thread.loop.run_in_executor(None, give_back_free_memory)
-
-        if 4 * replica.vector.layout.total >= FILED_BYTES:
-            member.on_step_ended.add(give_back)
-
-    def is_ready(self) -> bool:
-        """Whether this peer has the swarm's state and takes part in steps."""
-        return self._session.member is not None and self._session.member.ready.is_set()
-
-    def count(self, samples: int, loss: float | None) -> None:
-        """Add a micro-batch to the totals that this peer publishes about itself."""
-        self._metrics.count(samples, loss)
-
-    def publish_metrics(self, step: int, *, every_s: float = METRICS_PERIOD_S) -> None:
-        """Let the others see this peer's totals after `step`, or a little later; see `MetricsPublisher`."""
-        self._metrics.publish(step, every_s=every_s)
 
     def _soon(self, function: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # closed meanwhile: no program listens any more

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from minga.access.standing_orders import spec_due
 from minga.averaging.planning.contributor_choice import StepWork
 from minga.core.spec.run_spec import RunSpec
-from minga.training.access.standing_orders import spec_due
 from minga.training.bridge.loop_thread import LoopThread
 from minga.training.record_kinds import Progress
 from minga.training.session import Session
@@ -55,7 +55,7 @@ def completed_step(session: Session, spec: RunSpec) -> int | None:
     On the event loop only.
     """
     known = (item.payload for item in session.board.items(Progress))
-    steps = sorted(progress.step for progress in known if progress.status != "syncing")  # which has no state yet
+    steps = sorted(progress.step for progress in known if progress.is_settled)
     step = steps[(len(steps) - 1) // 2] if steps else 0  # of which most are not below, so a liar alone changes nothing
     last = spec_due(spec, session.ledger, step).training.stop_after_steps
     return last if last is not None and step >= last else None

@@ -45,6 +45,16 @@ class Progress(Payload, frozen=True):
     target_batch_size: Count = 0
     lineage: Lineage = Lineage()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the owner has a state of its own: all but those that fetch one."""
+        return self.status != "syncing"
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the owner takes part in rounds at present."""
+        return self.status not in ("syncing", "finished")
+
 
 class StateInfo(Payload, frozen=True):
     """Name "state": digest (64 hexadecimal digits) of the owner's training state after `step`.

@@ -15,11 +15,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from minga.averaging.codecs.residual import LossySettings
+from minga.access.access_files import AccessFiles, AccessWatch, KnownAccess
+from minga.access.admission import Admission, Entrance
+from minga.access.standing_orders import StandingOrders
 from minga.averaging.links import LinkReporter
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
-from minga.averaging.strategy_choice import round_batch_range
 from minga.core.aio import DiskWrites, end
 from minga.core.errors import (
     ClosedError,
@@ -51,18 +52,15 @@ from minga.network.rpc.handshake import Incarnation, Role, key_in_use
 from minga.network.rpc.node import Node
 from minga.network.rpc.reachability import OwnAddress, Reachability
 from minga.network.rpc.run_clock import RunClock
+from minga.receipts.book_file import BookFile
+from minga.receipts.receipts import Receipts
 from minga.security.protocol.behaviour import Behaviour
-from minga.training.access.access_files import AccessFiles, AccessWatch, KnownAccess
-from minga.training.access.admission import Admission, Entrance
-from minga.training.access.standing_orders import StandingOrders
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.life.catching_up import Download
-from minga.training.life.founding import Founding, FoundingRules, Genesis
-from minga.training.life.member import Member, MemberSettings
+from minga.training.life.founding import Founding, Genesis, Participation
+from minga.training.life.member import Member
 from minga.training.life.verified_member import VerifiedMember, VerifiedOptions
-from minga.training.receipts.book_file import BookFile
-from minga.training.receipts.receipts import Receipts
 from minga.training.record_kinds import MAX_WHY_CHARACTERS, RUN_KINDS, UNFIT, Progress, Unfit
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
@@ -168,9 +166,6 @@ class Session:
         self.identity = identity
         self.orders: StandingOrders | None = None
         """The organisers' amendments, once a trainer is attached."""
-        self.spec: RunSpec | None = None
-        """The run spec as it is amended by what is in force here, once a trainer is attached; any thread may read it.
-        """
         self._life: asyncio.Task[None] | None = None
         self._access_watch: AccessWatch | None = None
         self._started = self._entered = False
@@ -182,6 +177,24 @@ class Session:
     def peer_id(self) -> PeerId:
         """This peer's own id."""
         return self.node.peer_id
+
+    @property
+    @any_thread
+    def run(self) -> Participation:
+        """The run, and how this peer takes part in it. Raises `ConfigurationError` before `begin_founding`."""
+        return self._founded().run
+
+    @property
+    @any_thread
+    def spec(self) -> RunSpec:
+        """The run spec as it is amended by what is in force here. Raises as `run`."""
+        return self.member.amended.now if isinstance(self.member, Member) else self.run.spec
+
+    @property
+    @any_thread
+    def is_ready(self) -> bool:
+        """Whether this peer has the swarm's state and takes part in steps."""
+        return self.member is not None and self.member.ready.is_set()
 
     @property
     def ledger(self) -> AccessLedger | None:
@@ -253,7 +266,7 @@ class Session:
             files,
             known,
             self.disk,
-            in_step=lambda: self.member is not None and self.member.ready.is_set(),
+            in_step=lambda: self.is_ready,
             on_own_end=self._lose_access,
         )
         if self._started:
@@ -267,90 +280,66 @@ class Session:
             exchange = self._access_watch.exchange.exchange
             await asyncio.gather(*map(exchange, self.node.connected()), return_exceptions=True)
 
-    def attach(
-        self,
-        spec: RunSpec,
-        replica: ReplicaInterface,
-        port: GradientPort,
-        organiser: str,
-        receipts_file: BookFile | None = None,
-    ) -> Member:
-        """Begin to take part in steps with a trainer behind `port`; `organiser` is whose key signed the run spec, and
-        `receipts_file` keeps receipts beyond this process.
+    def attach(self, replica: ReplicaInterface, port: GradientPort, receipts_file: BookFile | None = None) -> Member:
+        """Begin to take part in steps with a trainer behind `port`; `receipts_file` keeps receipts beyond this process.
+        Raises `ConfigurationError` before `begin_founding`.
         """
-        self.spec = spec
-        settings = MemberSettings(
-            target_batch_sizes=round_batch_range(spec),
-            aggregates=self.settings.role != "client",
-            organiser=PeerId(organiser),
-            computes=self.settings.role != "auxiliary",
-            lossy=LossySettings(spec.averaging.residual_decay, spec.averaging.warmup_rounds),
-            most_communication=spec.training.most_communication,
-            wait_in_minority=spec.network.minority == "wait",
-            digest_every=spec.state.digest_every,
-            average_parameters_every=spec.averaging.average_parameters_every,
-            divide=self.settings.divide,
-        )
+        founding = self._founded()
         watch, ledger = self._access_watch, self.admission.ledger
         orders = None if watch is None or ledger is None else watch.exchange.exchange
-        self.orders = standing = StandingOrders(spec, ledger, orders)
+        self.orders = standing = StandingOrders(founding.run.spec, ledger, orders)
         receipts = Receipts(self.node, self.identity, receipts_file, self.admission.credential_of)
-        founding = self.founding or self.begin_founding(spec, organiser)
         member = Member(
             self.node,
             self.identity,
             self.board,
-            settings,
             replica,
             port,
             self._downloader(replica, port),
             founding,
             standing,
             receipts,
+            self.settings.divide,
         )
-        member.amended.on_change = self._take_amended
         member.on_replaced = self.state_server.withdraw
         self._begin(member, replica, port)
         return member
 
     def attach_secure(
         self,
-        spec: RunSpec,
         replica: ReplicaInterface,
         port: AssignedPort,
-        organiser: str,
         directory: Path | None = None,
         *,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
     ) -> VerifiedMember:
-        """The same in a Byzantine-tolerant run. `organiser` is the peer whose key signed the run spec, `directory`
-        holds the files of the run, and `entropy` gives this peer's secrets. Raises `ConfigurationError` for other roles
-        than trainer.
+        """The same in a Byzantine-tolerant run. `directory` holds the files of the run, and `entropy` gives this
+        peer's secrets. Raises `ConfigurationError` for other roles than trainer, too.
         """
         if self.settings.role != "trainer":
             raise ConfigurationError(
                 f'role "{self.settings.role}": in this run everybody computes and can be dialled by everybody, as a '
                 "trainer; where nobody asked for another role, `minga doctor` shows what keeps others from dialling"
             )
-        self.spec = spec
-        founding = self.founding or self.begin_founding(spec, organiser)
-        options = VerifiedOptions(founding, self.state_server, self.behaviour, directory, entropy)
-        life = VerifiedMember(self.node, self.identity, self.board, spec, options, replica, port)
+        options = VerifiedOptions(self._founded(), self.state_server, self.behaviour, directory, entropy)
+        life = VerifiedMember(self.node, self.identity, self.board, options, replica, port)
         self._begin(life, replica, port)
         return life
 
     def begin_founding(
         self, spec: RunSpec, organiser: str, path: Path | None = None, known: Genesis | None = None
     ) -> Founding:
-        """Learn how the run was founded, and tell others. The genesis is kept at `path`; `known` is what lay there.
+        """Learn how the run was founded, and tell others; `organiser` is whose key signed its spec. The genesis is kept
+        at `path`; `known` is what lay there.
 
         The organiser's peer, where it has a model, founds the run when that takes part. Else it signs who else does.
         """
+        run = Participation(spec, PeerId(organiser), self.settings.role)
         is_organiser, only_looks = self.peer_id == organiser, self.settings.role == "monitor"
-        self.founding = founding = Founding(self.node, self.identity, organiser, FoundingRules.of(spec), path, known)
+        self.founding = founding = Founding(self.node, self.identity, run, path, known)
 
         def note(_: PeerId, __: Change) -> None:
-            known = [p.step for p in self.board.payloads(Progress).values() if p.status != "syncing"]
+            known = [p.step for p in self.board.payloads(Progress).values() if p.is_settled]
             founding.step = max([founding.step, *known])
 
         async def find() -> None:
@@ -401,8 +390,11 @@ class Session:
             )
         self.node.spawn(LinkReporter(self.node, self.board).run())
 
-    def _take_amended(self, spec: RunSpec) -> None:
-        self.spec = spec
+    @any_thread
+    def _founded(self) -> Founding:
+        if self.founding is None:
+            raise ConfigurationError("this session does not know the spec of its run yet")
+        return self.founding
 
     def _publish_token(self) -> None:
         if credential := self.admission.credential():

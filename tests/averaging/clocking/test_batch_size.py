@@ -37,23 +37,23 @@ def note(size: BatchSize, seconds: float, batch: int, times: int = FEWEST_ROUNDS
 def test_the_smallest_batch_with_little_communication_is_wished_but_not_at_one_stride() -> None:
     size = batch_size()
     note(size, 1.0, 100)
-    assert size.next([registration(100.0), registration(50.0)]) == 100 * STRIDE
+    assert size.after(4, [registration(100.0), registration(50.0)]) == 100 * STRIDE
     note(size, 1.0, 100 * STRIDE)
-    assert size.next([registration(100.0), registration(50.0)]) == 1350  # 150 samples/s x 1 s x 0.9 / 0.1
+    assert size.after(4, [registration(100.0), registration(50.0)]) == 1350  # 150 samples/s x 1 s x 0.9 / 0.1
     note(size, 1.0, 1350)
-    assert size.next([registration(100.0), registration(60.0)]) == 1350, "a little more is not worth a change"
-    assert size.next([registration(1.0)]) == 1350 // STRIDE
+    assert size.after(4, [registration(100.0), registration(60.0)]) == 1350, "a little more is not worth a change"
+    assert size.after(4, [registration(1.0)]) == 1350 // STRIDE
 
 
 def test_it_stays_within_the_limits_and_where_nothing_is_known() -> None:
     size = batch_size(most=300)
-    assert size.next([registration(100.0)]) == 100
+    assert size.after(4, [registration(100.0)]) == 100
     note(size, 1.0, 100)
-    assert size.next([registration(100.0)]) == 300
-    assert size.next([registration(0.0)]) == 100
+    assert size.after(4, [registration(100.0)]) == 300
+    assert size.after(4, [registration(0.0)]) == 100
     fixed = batch_size(most=100)
     note(fixed, 9.0, 100)
-    assert fixed.next([registration(100.0)]) == 100
+    assert fixed.after(4, [registration(100.0)]) == 100
 
 
 @pytest.mark.parametrize("batch", [0, 99, 10_001])
@@ -67,19 +67,20 @@ def test_a_plan_that_leaves_the_limits_is_refused_and_its_leader_named(batch: in
 def test_who_has_not_had_the_last_plan_goes_by_what_most_say_within_the_limits() -> None:
     size = batch_size()
     size.learn(
+        4,
         [
             registration(1.0, 5000),
             registration(1.0, 5000),
             registration(1.0, 200),
             *[registration(1.0, 10**9)] * 5,
             *[registration(1.0)] * 5,
-        ]
+        ],
     )
-    assert size.present == 5000
-    size.learn([registration(1.0, 200)] * 9)
-    assert size.present == 5000, "it knows already"
+    assert size.of(4) == 5000
+    size.learn(4, [registration(1.0, 200)] * 9)
+    assert size.of(4) == 5000, "it knows already"
     size.forget()
-    assert (size.present, size.told) == (100, 0)
+    assert (size.of(4), size.told) == (100, 0)
 
 
 def test_a_swarm_settles_at_the_right_batch_and_newcomers_know_it() -> None:
@@ -95,7 +96,7 @@ def test_a_swarm_settles_at_the_right_batch_and_newcomers_know_it() -> None:
         late = swarm.add(HostSettings(latency_s=0.02), TrainerSettings(4, 0.1, jitter=0.02))
         await swarm.run_until_step(14, limit_s=600)
         members = [peer.session.member for peer in swarm.peers.values()]
-        known = [member._formation.batch.present for member in members if member is not None]
+        known = [member._formation.batch.of(14) for member in members if member is not None]
         assert late.replica.step >= 14
         await swarm.close()
         return swarm, known

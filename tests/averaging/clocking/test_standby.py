@@ -29,10 +29,10 @@ class Sleeper:
         """Take steps, after each of which the plan asks for this."""
         for duration_s in durations_s:
             self.step += 1
-            self.resting.begin_step(self.step)
+            self.resting.watch(self.step, self.step - 1 if self.step > 5 else -1)
             await asyncio.sleep(duration_s)
             self.resting.end()
-            self.resting.ask(rest=rest)
+            self.resting.ask(self.step, rest=rest)
 
     @property
     def vain(self) -> int:
@@ -52,7 +52,7 @@ async def test_the_usual_step_is_one_that_was_computed_in_from_begin_to_end() ->
     assert peer.resting.usual_s == 100.0, "the step whose plan first asks for rest counts"
     await peer.take(25.0, rest=False)
     peer.step += 1
-    peer.resting.begin_step(peer.step)
+    peer.resting.watch(peer.step, peer.step - 1)
     assert peer.resting.usual_s == 100.0
     assert (peer.rests[-1], peer.vain) == (False, 0)
 
@@ -93,13 +93,13 @@ async def test_whoever_is_released_or_leaves_is_not_watched() -> None:
     peer = Sleeper()
     await peer.take(1.0, 10.0, rest=False)
     await peer.take(10.0, rest=True)
-    peer.resting.begin_step(peer.step + 1)
+    peer.resting.watch(peer.step + 1, peer.step)
     await asyncio.sleep(5.0)
-    peer.resting.break_off()
+    peer.resting.break_off(peer.step + 1)
     assert peer.rests[-1] is False
     await asyncio.sleep(1e5)
-    peer.resting.ask(rest=True)
-    peer.resting.begin_step(peer.step + 2)
+    peer.resting.ask(peer.step + 1, rest=True)
+    peer.resting.watch(peer.step + 2, peer.step + 1)
     assert peer.resting.usual_s == 10.0, "neither rested nor computed in"
     peer.resting.end()
     await asyncio.sleep(1e5)

@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -16,10 +17,9 @@ from minga.averaging.clocking.sample_quota import Registration
 from minga.averaging.election import ranking
 from minga.averaging.group import GroupSettings
 from minga.averaging.links import LinkRow, Links, link_key
-from minga.averaging.matchmaking.follower import JOIN, PROBE
-from minga.averaging.matchmaking.former import PATIENT_TRIES, GroupFormation
-from minga.averaging.matchmaking.leader import OutOfSyncError
-from minga.averaging.matchmaking.view import MembershipView
+from minga.averaging.matchmaking.attempt import JOIN, PATIENT_TRIES, PROBE, OutOfSyncError
+from minga.averaging.matchmaking.former import GroupFormation
+from minga.averaging.matchmaking.votes import Position
 from minga.averaging.messages import FromLeader, Join, Limit, Part, Plan, Redirect, Report, SignedPlan, Update
 from minga.averaging.planning.plan_maker import PlanMaker
 from minga.averaging.planning.signed_plan import CONTEXT
@@ -483,9 +483,9 @@ def test_forged_and_broken_plans_are_refused_and_their_leader_named(kind: str) -
             await asyncio.sleep(5.0)
 
         liar.node.serve(JOIN, lead)
-        victim.step = victim.formation._step = 3
+        victim.step, attempt = 3, victim.formation._attempt.next(3)
         with pytest.raises(ProtocolError) as caught:
-            await victim.party.network.process.run(victim.formation._follow(liar.network.address))
+            await victim.party.network.process.run(victim.formation._follow(attempt, liar.network.address))
         assert caught.value.peer == liar.peer_id
         assert [peer for peer, _ in victim.party.offences()] == [liar.peer_id]
         await camp.close()
@@ -527,13 +527,13 @@ def test_a_leader_that_stops_its_members_and_then_says_nothing_is_given_up(monke
 
         liar.node.serve(JOIN, stop_and_hush)
 
-        def remember(company: MembershipView, plan: Plan) -> None:
-            commit(company, plan)
-            company.view = (*company.view, liar.peer_id)
+        def remember(position: Position, plan: Plan) -> Position:
+            position = after(position, plan)
+            return replace(position, view=(*position.view, liar.peer_id))
 
         # Everybody takes it for a member of the last round, and in some steps it is the first in rank.
-        commit = MembershipView.commit
-        monkeypatch.setattr(MembershipView, "commit", remember)
+        after = Position.after
+        monkeypatch.setattr(Position, "after", remember)
         for member in camp.members:
             member.sight.also = [liar.peer_id]
         await camp.until_step(12, limit_s=600.0)
@@ -584,9 +584,8 @@ def test_a_leader_that_keeps_a_member_while_the_swarm_goes_on_is_left(monkeypatc
         newcomer.party.node.start()
         await camp.until_step(3)
         monkeypatch.setattr(newcomer.sight, "is_behind", lambda _: False)
-        newcomer.step = newcomer.formation._step = 3
-        newcomer.formation._membership.begin_step(3, ())
-        following = newcomer.party.network.process.run(newcomer.formation._follow(liar.network.address))
+        newcomer.step, attempt = 3, newcomer.formation._attempt.next(3)
+        following = newcomer.party.network.process.run(newcomer.formation._follow(attempt, liar.network.address))
         await asyncio.sleep(30.0)
         assert not following.done()
         monkeypatch.undo()
@@ -605,7 +604,7 @@ def test_a_leader_that_keeps_a_member_while_the_swarm_goes_on_is_left(monkeypatc
 def test_a_leader_that_neither_leads_nor_says_who_does_is_given_up(
     answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = MembershipView.commit
+    after = Position.after
 
     @virtually
     async def main() -> None:
@@ -625,11 +624,11 @@ def test_a_leader_that_neither_leads_nor_says_who_does_is_given_up(
 
         liar.node.serve(JOIN, serve)
 
-        def remember(company: MembershipView, plan: Plan) -> None:
-            original(company, plan)
-            company.view = (*company.view, liar.peer_id)
+        def remember(position: Position, plan: Plan) -> Position:
+            position = after(position, plan)
+            return replace(position, view=(*position.view, liar.peer_id))
 
-        monkeypatch.setattr(MembershipView, "commit", remember)
+        monkeypatch.setattr(Position, "after", remember)
         for member in camp.members:
             member.sight.also = [liar.peer_id]
         await camp.until_step(25)

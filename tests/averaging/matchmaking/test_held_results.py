@@ -8,17 +8,17 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from minga.averaging.election import has_quorum, may_be_committed, ranking
-from minga.averaging.matchmaking.follower import JOIN
-from minga.averaging.matchmaking.succession import MOST_RAISED, VIEW
+from minga.averaging.matchmaking.attempt import JOIN, VIEW
+from minga.averaging.matchmaking.votes import MOST_RAISED, Position
 from minga.averaging.messages import Accepted, AskView, FromLeader, Plan, Redirect, SignedPlan, View
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
-from minga.network.gossip.changes import Presence
 from minga.network.interface import PeerId
 from minga.network.rpc.stream import MessageStream
 from tests.averaging.matchmaking.test_formation import Camp, Member, Party, join_of
@@ -40,7 +40,7 @@ async def take_seats(liar: Party, victim: Member, liars: int) -> None:
     held = Accepted(1, liar.peer_id, 0, MADE_UP, MADE_UP)
     while True:
         await asyncio.sleep(0.1)
-        is_member = victim.plans[-1][0].electorate > 5 or len(victim.formation.view) == 5 + liars
+        is_member = victim.plans[-1][0].electorate > 5 or len(victim.formation.position.view) == 5 + liars
         with contextlib.suppress(RemoteError):
             async with liar.node.open(victim.party.peer_id, JOIN) as stream:
                 join = join_of(liar, step=victim.step, ballot=2, accepted=held if is_member else None)
@@ -128,7 +128,7 @@ def test_no_member_follows_a_leader_that_adopts_what_no_quorum_can_have_made() -
         minority = msgspec.structs.replace(lie, view=(*plan.ids[:2], *GHOSTS))
         for false in (lie, minority):
             with pytest.raises(ProtocolError, match="no quorum of the last round"):
-                member.formation._succession.enter(false)
+                member.formation.position.entering(false, 0.0)
         await camp.close()
 
     main()
@@ -188,7 +188,7 @@ def test_a_holder_that_cannot_be_asked_for_long_is_waited_for_and_believed(way: 
     async def main() -> None:
         camp = DoubtfulCamp("lacks", "lacks", "holds", "dies", "dies")
         holder, rest = camp.ranked[2], camp.ranked[:3]
-        answer, free_s = holder.formation._succession._serve_view, math.inf
+        answer, free_s = holder.formation._serve_view, math.inf
         asked = 0
 
         async def serve(peer: PeerId, stream: MessageStream) -> None:
@@ -283,30 +283,22 @@ def test_what_a_minority_says_is_not_committed_if_the_others_are_here(size: int)
 
 @pytest.mark.parametrize("seed", seeds(40, 400))
 def test_the_makers_of_a_result_may_have_decided_whichever_goodbyes_their_leader_knew(seed: int) -> None:
-    @virtually
-    async def main() -> None:
-        rng = random.Random(seed)
-        camp = Camp(1, batch=10)
-        member = camp.members[0]
-        rule, view = member.formation._succession._quorum, PEERS[: rng.randrange(1, 8)]
-        rule.begin_step(STEP, view)
-        left = {peer for peer in view if rng.random() < 0.3}
-        for peer in left:
-            member.sight.observers.tell(peer, Presence.LEFT)
-        for peer in left:
-            if rng.random() < 0.3:
-                member.sight.observers.tell(peer, Presence.JOINED)
-        rule.begin_step(STEP, view)
-        for known in subsets(sorted(left)):
-            electorate = [peer for peer in view if peer not in known]
-            for makers in subsets(electorate):
-                if makers and has_quorum(makers, electorate):
-                    assert rule.has_decided(view, {*makers, *GHOSTS})
-        assert not rule.has_decided(view, set(GHOSTS)) or left == set(view)
-        for peer in left:
-            member.sight.observers.tell(peer, Presence.JOINED)
-        rule.begin_step(STEP + 1, PEERS)
-        assert not rule.has_decided(PEERS, set(PEERS[:3]))
-        await camp.close()
-
-    main()
+    rng = random.Random(seed)
+    view = tuple(PEERS[: rng.randrange(1, 8)])
+    position = Position(PEERS[0], view=view).at(STEP)
+    left = {peer for peer in view if rng.random() < 0.3}
+    for peer in left:
+        position = position.without(peer)
+    for peer in left:
+        position = position.with_again(peer) if rng.random() < 0.3 else position
+    position = position.at(STEP)
+    for known in subsets(sorted(left)):
+        electorate = [peer for peer in view if peer not in known]
+        for makers in subsets(electorate):
+            if makers and has_quorum(makers, electorate):
+                assert position.has_decided({*makers, *GHOSTS})
+    assert not position.has_decided(GHOSTS) or left == set(view)
+    for peer in left:
+        position = position.with_again(peer)
+    position = replace(position, view=tuple(PEERS)).at(STEP + 1)
+    assert not position.has_decided(PEERS[:3])

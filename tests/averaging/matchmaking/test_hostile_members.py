@@ -15,7 +15,7 @@ import pytest
 
 from minga.averaging.clocking import sample_quota
 from minga.averaging.clocking.sample_quota import MemberPace, share_out
-from minga.averaging.matchmaking.follower import JOIN, PROBE
+from minga.averaging.matchmaking.attempt import JOIN, PROBE
 from minga.averaging.messages import FromLeader, Join, Redirect, Report, SignedPlan, Update
 from minga.core.aio import end
 from minga.core.errors import RemoteError
@@ -64,7 +64,7 @@ def test_numbers_that_nobody_can_be_raised_to_stop_no_step(above: tuple[int, int
         liars = [camp.stranger() for _ in above]
 
         def join(liar: Party, victim: Member, more: int) -> Join:
-            promised = victim.formation._acceptor._promised  # `Prepare` tells it to members with a low number
+            promised = victim.formation.position.promised  # `Prepare` tells it to members with a low number
             return join_of(liar, step=victim.step, ballot=promised + more if more else 0)
 
         def misbehave(member: Member) -> list[Act]:

@@ -9,12 +9,17 @@ from typing import Any
 import pytest
 
 from minga.averaging.allreduce.round import IDLE_S, LATE
-from minga.averaging.matchmaking.view import UNFORESEEN_S, MembershipView
+from minga.averaging.clocking.batch_size import BatchSize
+from minga.averaging.clocking.standby import Standby
+from minga.averaging.group import GroupSettings
+from minga.averaging.matchmaking.attempt import GroupAttempt
+from minga.averaging.matchmaking.votes import UNFORESEEN_S, Position
 from minga.averaging.messages import GroupMember, Part, Plan
 from minga.network.interface import Address, PeerId
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
+from tests.worlds.reduce_world import one_vector
 from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import make_spec, pull, vector_replica, virtually
 
@@ -63,13 +68,16 @@ def test_nobody_is_waited_for_for_ever_whatever_a_plan_foresees(foreseen_s: floa
     @virtually
     async def main() -> None:
         sight: Any = SimpleNamespace(alive=lambda: [me, other], at=lambda step: [], averaging=lambda step: [other])
-        company = MembershipView(SimpleNamespace(peer_id=me, has_just_ended=lambda _: False), SimpleNamespace(), sight)  # type: ignore[arg-type]
+        node: Any = SimpleNamespace(peer_id=me, has_just_ended=lambda _: False)
+        settings, trainer = GroupSettings(1, one_vector(1), aggregates=True), SimpleNamespace()
+        batch, standby = BatchSize(settings), Standby(node, trainer)  # type: ignore[arg-type]
+        attempt = GroupAttempt(node, settings, sight, trainer, batch, standby, Position(me))  # type: ignore[arg-type]
         members = tuple(GroupMember(Address(peer), True) for peer in (me, other))
-        company.take_part(Plan("0" * 32, 4, members, (Part(10, 0),), 1 << 16, 1, predicted_s=foreseen_s))
-        company.begin_step(5, ())
+        attempt.enter(Plan("0" * 32, 4, members, (Part(10, 0),), 1 << 16, 1, predicted_s=foreseen_s))
+        attempt = attempt.next(5)
         await asyncio.sleep(0.99 * waits_s)
-        assert company.at_work() == {other}
+        assert attempt.at_work() == {other}
         await asyncio.sleep(0.02 * waits_s)
-        assert company.at_work() == set()
+        assert attempt.at_work() == set()
 
     main()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -10,18 +11,13 @@ import torch
 
 from minga.averaging.clocking.batch_size import BatchSize
 from minga.averaging.clocking.sample_quota import UPDATE_PERIOD_S, MemberPace, Registration
+from minga.averaging.clocking.standby import Standby
 from minga.averaging.group import GroupSettings
-from minga.averaging.matchmaking.leader import (
-    JOIN_GRACE_S,
-    LEAST_S,
-    GroupLeader,
-    OutOfSyncError,
-    Surroundings,
-    hold_s,
-    waited_for,
-)
-from minga.averaging.matchmaking.succession import MOST_RAISED
+from minga.averaging.matchmaking.attempt import GroupAttempt, OutOfSyncError
+from minga.averaging.matchmaking.leader import JOIN_GRACE_S, LEAST_S, GroupLeader, hold_s, waited_for
+from minga.averaging.matchmaking.votes import Position, Vote
 from minga.averaging.messages import FromLeader, Join, Limit, Redirect, Report, Update
+from minga.averaging.strategy_choice import StrategyFacts
 from minga.core.aio import Signal
 from minga.core.errors import RejectedError, SilentError, UnreachableError
 from minga.core.refusal_code import RefusalCode
@@ -39,6 +35,8 @@ class Trainer:
         self.changed = Signal()
         self.now = report
         self.limits: list[int | None] = []
+
+    facts = StrategyFacts(0, False, 1)
 
     def report(self) -> Report:
         return self.now
@@ -89,30 +87,41 @@ def join_of(number: int, report: Report, previous: str = "") -> tuple[PeerId, Jo
     return peer, Join(3, "0" * 32, Address(peer), True, True, None, None, report, previous=previous)
 
 
+class StagedAttempt(GroupAttempt):
+    """An attempt at step 3 in which the test says what the leader sees."""
+
+    scene: Scene
+
+    def expected(self) -> set[PeerId]:
+        return self.scene.expected
+
+    def at_work(self) -> set[PeerId]:
+        return set()
+
+    def may_close(self, votes: Mapping[PeerId, Vote], voters: Collection[PeerId]) -> bool:
+        return self.scene.closable
+
+    def successor(self) -> Address | None:
+        self.scene.looks.append(asyncio.get_running_loop().time())
+        return self.scene.other
+
+
 class Scene:
-    def __init__(self, batch: int, own: Report, **around: Any) -> None:
+    def __init__(self, batch: int, own: Report, previous: str = "") -> None:
         self.trainer = Trainer(own)
         self.expected: set[PeerId] = set()
         self.syncing: dict[PeerId, float] = {}
         self.closable = True
         self.other: Address | None = None
-        surroundings = Surroundings(
-            lambda: self.expected,
-            lambda: self.syncing,
-            self._may_close,
-            lambda ballot: 0,
-            lambda registrations, voters: False,
-            lambda: self.other,
-            lambda: MOST_RAISED,
-        )
-        registration = Registration(join_of(0, own, around.get("previous", ""))[1], own, 0.0)
-        self.gathering = GroupLeader(
-            3, ME, registration, self.trainer, BatchSize(GroupSettings(batch, one_vector(1), True)), surroundings
-        )
+        self.looks: list[float] = []
+        node: Any = SimpleNamespace()
+        sight: Any = SimpleNamespace(syncing=lambda step: self.syncing)
+        settings = GroupSettings(batch, one_vector(1), True)
+        sizes, standby = BatchSize(settings), Standby(node, self.trainer)
+        attempt = StagedAttempt(node, settings, sight, self.trainer, sizes, standby, Position(ME, step=3))
+        attempt.scene = self
+        self.gathering = GroupLeader(attempt, Registration(join_of(0, own, previous)[1], own, 0.0))
         self.tasks: list[asyncio.Task[None]] = []
-
-    def _may_close(self, voters: Collection[PeerId], group: Mapping[PeerId, Registration]) -> bool:
-        return self.closable
 
     def sit(self, number: int, report: Report, previous: str = "", round_trip_s: float = 0.0) -> Line:
         line = Line(round_trip_s)
@@ -261,9 +270,7 @@ async def test_members_of_the_last_round_are_waited_for_a_little() -> None:
 @virtually
 async def test_a_large_group_collects_its_newcomers_and_is_closed_at_once_when_full() -> None:
     """To look at all members with each of 600 that join would be 180,000 looks at one, and as many as they report."""
-    scene, looks = Scene(10_000, under_way(0, 50)), list[float]()
-    loop, abdicate = asyncio.get_running_loop(), scene.gathering.around.abdicate
-    scene.gathering.around.abdicate = lambda: (looks.append(loop.time()), abdicate())[1]
+    scene, loop = Scene(10_000, under_way(0, 50)), asyncio.get_running_loop()
     running = asyncio.ensure_future(scene.gathering.run())
     lines = []
     for number in range(1, 601):
@@ -271,7 +278,7 @@ async def test_a_large_group_collects_its_newcomers_and_is_closed_at_once_when_f
         await asyncio.sleep(0.001)
     await asyncio.sleep(1.0)
     assert len(scene.gathering.registrations) == 600
-    assert len(looks) < 120  # the first 64 are looked at as they come
+    assert len(scene.looks) < 120  # the first 64 are looked at as they come
     full_s = loop.time()
     lines[-1].say(Update(stopped(10_000)))
     await running

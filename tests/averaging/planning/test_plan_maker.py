@@ -103,7 +103,7 @@ def plan_of(shares: Mapping[int, float]) -> Plan:
 async def test_a_plan_is_solved_once_while_nothing_moves() -> None:
     rates = dict.fromkeys(PEERS[:4], 1e6) | {PEERS[3]: 3e6}
     plan_maker = Desk(PEERS[0], rates)
-    await plan_maker.prepare(registrations(rates))
+    await plan_maker.prepare(3, 100_000, registrations(rates))
     first = await plan_maker.plan(3, registrations(rates))
     assert first.members[0].peer_id == PEERS[0]
     again = await plan_maker.plan(4, registrations({peer: rate * 1.05 for peer, rate in rates.items()}))
@@ -226,8 +226,6 @@ async def test_a_plan_with_one_contributor_is_solved_for_one_sender() -> None:
     for place, peer in enumerate(PEERS[:4]):
         there[peer].report = msgspec.structs.replace(there[peer].report, score=PeerScore(4.0 - place))
     best, all_of_them = Desk(PEERS[0], rates, lambda _: "best"), Desk(PEERS[0], rates)
-    for desk in (best, all_of_them):
-        desk.expect(3, 100)
     plan, usual = await best.plan(3, there), await all_of_them.plan(3, there)
     assert [plan.ids[index] for index in plan.contributors] == [PEERS[3]]
     assert [score and score.value for score in plan.scores] == [4.0 - PEERS.index(peer) for peer in plan.ids]
@@ -236,7 +234,6 @@ async def test_a_plan_with_one_contributor_is_solved_for_one_sender() -> None:
     assert usual.predicted_s is not None
     assert plan.predicted_s < 0.8 * usual.predicted_s
     member = Desk(PEERS[2], rates, lambda _: "best")
-    member.expect(3, 100)
     member.check(plan, {PeerScore(2.0)})
     for said, other in (({PeerScore(1.5)}, plan), ({PeerScore(2.0)}, usual)):
         with pytest.raises(RejectedError, match="score"):

@@ -12,7 +12,7 @@ import pytest
 
 from minga.averaging.allreduce.round import chunk_table
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.matchmaking.view import Suspects
+from minga.averaging.matchmaking.attempt import Suspects
 from minga.averaging.messages import MAX_CHUNKS, MAX_PLAN_BYTES, GroupMember, Part, Plan, SignedPlan
 from minga.averaging.planning.signed_plan import CONTEXT, PlanNeeds, accept_plan, make_plan, sign_plan
 from minga.averaging.solver.division import Division, PartShare, PeerRates, SwarmRates

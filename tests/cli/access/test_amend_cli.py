@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 
+from minga.access.standing_orders import StandingOrders
 from minga.cli.access import amend, stop
 from minga.cli.access.amend import parse_changes
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import AccessLedger, PublicOrder
 from minga.identity.keys.keys import Identity
-from minga.training.access.standing_orders import StandingOrders
 from minga.training.organiser import Organiser
 from tests.cli.access.test_members_cli import WORK, own
 from tests.worlds.cli_run import LOCAL, SPEC, Running, last_json, run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minga.training.archive import archived, read_record
+from minga.keeping.archive import archived, read_record
 from tests.worlds.cli_run import LOCAL, SPEC, Running, last_json, run
 
 WORK = (*LOCAL, "--device", "cpu", "--threads", "1")

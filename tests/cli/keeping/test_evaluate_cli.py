@@ -10,9 +10,9 @@ from minga.cli.keeping.evaluate import NAMES
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
+from minga.keeping.rejoin import SPEC_FILE
 from minga.recipes import RECIPES, new_model
 from minga.recipes.exported import MAX_BYTES, PROVENANCE_FILE, Provenance
-from minga.training.run_folder.rejoin import SPEC_FILE
 from tests.worlds.cli_run import last_json, run
 from tests.worlds.swav_world import small_run
 

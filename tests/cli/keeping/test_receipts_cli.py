@@ -10,10 +10,10 @@ from minga.core.aio import DiskWrites
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import EntryPoint, Link
 from minga.identity.links.signed_spec import SignedRunSpec
-from minga.training.archive import ArchiveRecord, write_record
-from minga.training.receipts.attestation import Claim, JudgedCount
-from minga.training.receipts.book_file import BookFile
-from minga.training.run_folder.rejoin import SPEC_FILE
+from minga.keeping.archive import ArchiveRecord, write_record
+from minga.keeping.rejoin import SPEC_FILE
+from minga.receipts.attestation import Claim, JudgedCount
+from minga.receipts.book_file import BookFile
 from tests.worlds.cli_run import last_json, run
 from tests.worlds.receipt_world import IDS, KEYS, make_count, sign
 from tests.worlds.swarm_tools import make_spec

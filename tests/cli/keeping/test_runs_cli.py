@@ -16,8 +16,8 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
-from minga.training.run_folder.known_runs import FOLDER_DIGITS, runs_folder
-from minga.training.run_folder.rejoin import SPEC_FILE, HostLock
+from minga.keeping.known_runs import FOLDER_DIGITS, runs_folder
+from minga.keeping.rejoin import SPEC_FILE, HostLock
 from tests.worlds.cli_run import last_json, run
 
 

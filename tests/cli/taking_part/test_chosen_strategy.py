@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minga.training.run_folder.known_runs import CHOSEN_STRATEGY_FILE, ChosenStrategy
+from minga.keeping.known_runs import CHOSEN_STRATEGY_FILE, ChosenStrategy
 from tests.worlds.cli_run import LOCAL, Running, last_json, run
 
 SPEC = """

@@ -19,7 +19,7 @@ from minga.cli.taking_part.login import LoginOptions
 from minga.cli.terminal.peer_options import WorkOptions
 from minga.identity.links.links import EntryPoint, Link
 from minga.integrations.loggers import RunLog
-from minga.training.availability import Availability, AvailabilityRules, Pause, TrafficLimit
+from minga.keeping.availability import Availability, AvailabilityRules, Pause, TrafficLimit
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
 
 LINK = Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",)),))

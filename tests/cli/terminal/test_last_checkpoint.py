@@ -27,7 +27,11 @@ class World:
         self.triggered = threading.Event()
         self.ask: Any = None
         security = SimpleNamespace(verification=verification)
-        self.peer = SimpleNamespace(role=role, spec=SimpleNamespace(security=security), checkpoint_step=lambda: None)
+        self.peer = SimpleNamespace(
+            role=role,
+            spec=SimpleNamespace(security=security),
+            checkpointer=SimpleNamespace(newest_step=lambda: None),
+        )
         optimizer = SimpleNamespace(save_checkpoint=lambda: self.log.append("saved"))
         self.run = cast(RecipeRun, SimpleNamespace(step=step, optimizer=optimizer))
         context = SimpleNamespace(interruption=SimpleNamespace(defer=self._defer, trigger=self._trigger))
@@ -70,7 +74,7 @@ def test_a_host_without_a_state_of_its_own_or_that_owes_gradients_is_left_alone(
 def test_the_step_on_disk_is_told_if_there_is_one() -> None:
     world = World(7)
     assert world.last.on_disk() == {}
-    world.peer.checkpoint_step = lambda: 5
+    world.peer.checkpointer.newest_step = lambda: 5
     assert world.last.on_disk() == {"checkpoint": 5}
 
 

@@ -19,7 +19,7 @@ from minga.core.spec.sections import FileEntry
 from minga.recipes.registry import RECIPES
 from minga.simulation.scenario.scenario import read_scenario
 
-ENTRY = FileEntry(blake3="ab" * 32, size_bytes=1000)
+ENTRY = FileEntry(blake3="ab" * 32, size_bytes=1000, pieces="cd" * 32)
 
 
 def spec(**sections: dict[str, Any]) -> RunSpec:
@@ -415,9 +415,9 @@ BAD = [
     ("network.relay", ["https://r.example"] * 9, "1 to 8"),
     ("network.minority", "go on", '"stop"'),
     ("files", {"a": 5}, "table of settings"),
-    ("files", {"a": {"blake3": "AB" * 32, "size_bytes": 1}}, "files.a.blake3"),
-    ("files", {"a": {"blake3": "ab" * 32, "size_bytes": -1}}, "files.a.size_bytes"),
-    ("files", {"a": {"blake3": "ab" * 32}}, "size_bytes: missing"),
+    ("files", {"a": {**ENTRY.model_dump(), "blake3": "AB" * 32}}, "files.a.blake3"),
+    ("files", {"a": {**ENTRY.model_dump(), "size_bytes": -1}}, "files.a.size_bytes"),
+    ("files", {"a": {"blake3": "ab" * 32, "pieces": "cd" * 32}}, "size_bytes: missing"),
     ("files", {"a": {**ENTRY.model_dump(), "mode": 7}}, "mode: unknown key"),
     ("files", {f"a{i}": ENTRY.model_dump() for i in range(65)}, "at most 64"),
     ("files", {f"a{i}": {**ENTRY.model_dump(), "size_bytes": 7 << 30} for i in range(5)}, "the limit is 34359738368"),

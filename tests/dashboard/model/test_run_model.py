@@ -16,7 +16,7 @@ from minga.dashboard.model.contributions import MOST_PEERS, Contributions
 from minga.dashboard.model.documents import live_document, peer_counts, peer_document, run_document, state_of
 from minga.dashboard.model.run_model import MOST_MARKS, RunModel
 from minga.monitor.history import parse_entry
-from minga.training.receipts.book import PeerTotals
+from minga.receipts.book import PeerTotals
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),

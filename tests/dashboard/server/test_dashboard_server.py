@@ -37,8 +37,8 @@ from minga.dashboard.server.web_server import WebServer
 from minga.dashboard.settings import DashboardSettings
 from minga.identity.access.orders import Amendment
 from minga.monitor.history import RECORD_FILE
+from minga.receipts.book import PeerTotals
 from minga.training.organiser import Organiser
-from minga.training.receipts.book import PeerTotals
 
 
 class Answer(NamedTuple):

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from minga.access.standing_orders import StandingOrders
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access import orders as order_types
 from minga.identity.access.ledger import AccessLedger, InvalidOrderError, Organisers
 from minga.identity.access.orders import Amendment, Order, Regroup, Revocation, Transfer
 from minga.identity.keys.keys import Identity, verify
-from minga.training.access.standing_orders import StandingOrders
 
 FIRST, SECOND, NEXT = (Identity.from_seed(bytes([i]) * 32) for i in (210, 211, 212))
 NOW = 1_800_000_000

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from minga.access.access_files import AccessFiles
+from minga.access.admission import Admission
 from minga.core.errors import RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.core.spec.run_spec import RunSpec
@@ -27,8 +29,6 @@ from minga.network.rpc.run_clock import RunClock
 from minga.network.virtual.internet import EPOCH_S, HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
-from minga.training.access.access_files import AccessFiles
-from minga.training.access.admission import Admission
 from minga.training.own_access import RunAccess
 from minga.training.record_kinds import RUN_KINDS, Progress
 from minga.training.session import Session, SessionSettings

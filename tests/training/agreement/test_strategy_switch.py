@@ -19,7 +19,7 @@ from minga.optim import AdamW
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm
 from minga.training.replica.replica import Replica
-from tests.training.access.test_amendments import ORGANISER, amendment, forgetful, tell
+from tests.access.test_amendments import ORGANISER, amendment, forgetful, tell
 from tests.worlds import loudest_codec
 from tests.worlds.extension_world import EXTRAS
 from tests.worlds.own_state_run import train

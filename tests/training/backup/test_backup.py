@@ -16,6 +16,7 @@ import minga
 from minga.identity.keys import key_file
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
+from minga.keeping.rejoin import SPEC_FILE
 from minga.training import backup as backup_module
 from minga.training import backup as sealed_file
 from minga.training.backup import (
@@ -28,9 +29,8 @@ from minga.training.backup import (
     safe_name,
     write_backup,
 )
-from minga.training.run_folder.rejoin import SPEC_FILE
 from minga.training.state.checkpoints import CheckpointStore
-from tests.training.archive.test_archive import snapshot_of
+from tests.keeping.test_archive import snapshot_of
 
 WORDS = "correct horse battery"
 

@@ -14,7 +14,6 @@ from minga.core.events.network import PeerOffence
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
-from minga.training.life import founding as founding_module
 from minga.training.life.founding import (
     CALL_S,
     MAX_READY,
@@ -23,12 +22,12 @@ from minga.training.life.founding import (
     AskFounders,
     Bootstrap,
     Founding,
-    FoundingRules,
     Genesis,
     GenesisAnswer,
+    Participation,
 )
 from tests.worlds.node_world import RUN_ID, World, identity_of
-from tests.worlds.swarm_tools import virtually
+from tests.worlds.swarm_tools import make_spec, virtually
 
 STATE = "5" * 64
 
@@ -42,10 +41,13 @@ class Foundation(World):
 
     def founding(self, node: Node) -> Founding:
         path = self.folder / node.peer_id[:10]
-        rules = FoundingRules(self.founders, by_organiser=False)
+        many = {"verification": "byzantine", "founders": self.founders}
+        sections = {"security": many} if self.founders > 1 else {"state": {"founder": "first"}}
         organiser = self.nodes[0].peer_id
         known = Genesis.from_file(path, node.run_id, organiser)
-        return Founding(node, identity_of(node), organiser, rules, path, known)
+        return Founding(
+            node, identity_of(node), Participation(make_spec(8, **sections), organiser, "trainer"), path, known
+        )
 
 
 def answer_with(answer: Callable[[], GenesisAnswer]) -> Callable[[PeerId, MessageStream], object]:
@@ -142,7 +144,7 @@ def test_the_organiser_tells_nobody_of_a_genesis_that_is_not_on_its_disk(
     async def main() -> None:
         world = Foundation(tmp_path, founders=1)
         organiser, other = await world.node(), await world.node()
-        monkeypatch.setattr(founding_module, "write_atomically", refuse)
+        monkeypatch.setattr("minga.core.files.write_atomically", refuse)
         with pytest.raises(StorageError):
             await world.founding(organiser).find(STATE)
         assert await other.call(organiser.peer_id, METHOD, AskFounders(STATE), GenesisAnswer) == GenesisAnswer(None, 0)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from minga.averaging.allreduce.round import RoundOutcome
-from minga.averaging.matchmaking.leader import OutOfSyncError
+from minga.averaging.matchmaking.attempt import OutOfSyncError
 from minga.averaging.messages import GroupMember, Part, Plan
 from minga.core.errors import ClosedError
 from minga.core.events.bus import Event

@@ -16,7 +16,7 @@ from minga.security.messaging.voting import DivergedError, OutvotedError
 from minga.security.protocol.behaviour import Behaviour
 from minga.security.protocol.members import Members, Reason
 from minga.training.life import verified_member
-from minga.training.life.founding import Founding, FoundingRules
+from minga.training.life.founding import Founding, Participation
 from minga.training.life.verified_member import LONGEST_PAUSE_S, PATIENT_ATTEMPTS, VerifiedMember, VerifiedOptions
 from minga.training.transfer.download import OvertakenError
 from minga.training.transfer.server import StateServer
@@ -59,9 +59,9 @@ async def make_life(
         SimpleNamespace(put=lambda _: None, observe=lambda _: lambda: None),
         SimpleNamespace(unit=1, held_s=float),
     )
-    founding = Founding(node, identity_of(node), node.peer_id, FoundingRules(2, by_organiser=False))
+    founding = Founding(node, identity_of(node), Participation(make_spec(8), node.peer_id, "trainer"))
     options = VerifiedOptions(founding, StateServer(node), Behaviour())
-    life = VerifiedMember(node, identity_of(node), board, make_spec(8), options, replica, port)  # type: ignore[arg-type]
+    life = VerifiedMember(node, identity_of(node), board, options, replica, port)  # type: ignore[arg-type]
     life._publisher = SimpleNamespace(set_status=lambda _: None)  # type: ignore[assignment]
     life._known = life._founders = frozenset(KNOWN)
     return life

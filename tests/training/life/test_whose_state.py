@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from torch import nn
 
 import minga
 from minga.training.life import catching_up
+from minga.training.state.checkpoints import CheckpointStore
 
 SPEC: dict[str, Any] = {
     "name": "lineage",
@@ -119,6 +121,44 @@ def test_who_is_told_of_a_state_and_cannot_get_it_waits_and_never_trains(
         until(lambda: other.step > 8)
     assert host.step >= 6, "its checkpoint is the run's"
     assert (host.weight, other.weight) == (FAR, FAR)
+    other.end()
+    host.end()
+
+
+def folder_without_genesis(folder: Path) -> Path:
+    """That of a host that was killed, and lost the file that says how the run was founded."""
+    host = Trainer(minga.host(SPEC, options(folder, "host")), FAR)
+    until(lambda: host.step >= 4)
+    host.vanish()
+    (genesis,) = host.peer.directory.glob("genesis-*")
+    genesis.unlink()
+    return host.peer.directory
+
+
+def test_a_host_whose_record_of_the_founding_is_lost_has_it_in_its_checkpoints(tmp_path: Path) -> None:
+    """Else it would train alone, and keep newcomers waiting for a founding that was long ago."""
+    kept = folder_without_genesis(tmp_path)
+    host = Trainer(minga.host(None, options(tmp_path, "host"), resume=kept), NEAR)
+    other = Trainer(minga.join(host.peer.link, options(tmp_path, "other")), NEAR)
+    until(lambda: host.step > 6 and other.step > 6)
+    assert (host.weight, other.weight) == (FAR, FAR)
+    other.end()
+    host.end()
+
+
+def test_a_host_and_a_newcomer_are_told_that_nobody_knows_how_the_run_was_founded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = folder_without_genesis(tmp_path)
+    checkpoint = CheckpointStore(kept / "checkpoints").load()
+    assert checkpoint is not None
+    shutil.rmtree(kept / "checkpoints")
+    CheckpointStore(kept / "checkpoints").save(checkpoint.snapshot)
+    with caplog.at_level(logging.WARNING, "minga.training"):
+        host = Trainer(minga.host(None, options(tmp_path, "host"), resume=kept), NEAR)
+        other = Trainer(minga.join(host.peer.link, options(tmp_path, "other")), NEAR)
+        until(lambda: caplog.text.count("no peer that is here has the record of how it was founded") == 2)
+    assert (host.optimizer, other.optimizer) == (None, None), "neither trains"
     other.end()
     host.end()
 

@@ -14,8 +14,8 @@ import torch
 from torch.optim import lr_scheduler
 
 import minga
+from minga.access.standing_orders import PAUSED, STOP
 from minga.core.events.bus import Event
-from minga.training.access.standing_orders import PAUSED, STOP
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.life.member import Member
 from minga.training.organiser import desk_in

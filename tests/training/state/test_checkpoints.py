@@ -19,10 +19,10 @@ from safetensors.torch import load_file
 
 from minga.core.errors import ConfigurationError, StorageError
 from minga.identity.keys.key_file import FileLock
+from minga.keeping.complete_checkpoints import complete_checkpoints
 from minga.training.state import checkpoints
 from minga.training.state import checkpoints as checkpoint_files
 from minga.training.state.checkpoints import CheckpointStore
-from minga.training.state.complete_checkpoints import complete_checkpoints
 from minga.training.state.manifest import build_manifest
 from minga.training.state.snapshot import DTYPES, StateSnapshot, TensorEntry, layout_bytes
 from minga.training.state.state_dict import TrainingState

@@ -34,7 +34,7 @@ from minga.training.transfer.run_files import (
     fetch_files,
     fetch_run_spec,
 )
-from minga.training.transfer.server import serve_chunks
+from minga.training.transfer.server import Places, serve_chunks
 
 ORGANISER = Identity.from_seed(b"o" * 32)
 CONTENT = {"tokenizer.json": b"{}" * 400_000, "data/train.txt": os.urandom(5 * CHUNK_BYTES + 1), "empty": b""}
@@ -46,7 +46,6 @@ def entry_of(body: bytes) -> FileEntry:
 
 
 ENTRIES = {name: entry_of(body) for name, body in CONTENT.items()}
-OLD_ENTRIES = {name: entry.model_copy(update={"pieces": None}) for name, entry in ENTRIES.items()}
 SPEC = RunSpec(name="files")
 SIGNED = SignedRunSpec.sign(SPEC, ORGANISER)
 
@@ -60,6 +59,7 @@ class Peer:
         self.node = Node(self.network, run_id=SPEC.run_id, role="trainer", lookup=swarm.lookup, events=bus)
         self.node.start()
         self.id: PeerId = self.node.peer_id
+        self.files: RunFileServer
 
     def offenders(self) -> list[str]:
         return [str(event.fields["peer"]) for event in self.events if event.kind == "peer.offence"]
@@ -92,7 +92,7 @@ class Swarm:
             paths[name] = self.folder / "served" / peer.id[:8] / name
             paths[name].parent.mkdir(parents=True, exist_ok=True)
             paths[name].write_bytes(body)
-        kind(peer.node, signed, ENTRIES, paths)
+        peer.files = kind(peer.node, signed, ENTRIES, paths)
         return peer
 
 
@@ -269,11 +269,11 @@ async def test_bad_requests(swarm: Swarm) -> None:
 @virtually
 async def test_a_busy_peer_is_asked_again_until_it_has_time(swarm: Swarm) -> None:
     server, newcomer = swarm.server(), swarm.peer()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_files, "MAX_SENDING", 0)
-        task = asyncio.ensure_future(fetch(newcomer, [server], swarm.folder / "here"))
-        await asyncio.sleep(60.0)
-        assert not task.done()
+    free, server.files._places = server.files._places, Places(0, 0)
+    task = asyncio.ensure_future(fetch(newcomer, [server], swarm.folder / "here"))
+    await asyncio.sleep(60.0)
+    assert not task.done()
+    server.files._places = free
     assert complete(await task, swarm.folder / "here")
     assert newcomer.offenders() == []
 
@@ -281,10 +281,9 @@ async def test_a_busy_peer_is_asked_again_until_it_has_time(swarm: Swarm) -> Non
 @virtually
 async def test_a_peer_that_is_busy_for_ever_is_given_up(swarm: Swarm) -> None:
     server, newcomer = swarm.server(), swarm.peer()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_files, "MAX_SENDING", 0)
-        with pytest.raises(UnreachableError, match="0 files are sent at a time"):
-            await fetch(newcomer, [server], swarm.folder / "here")
+    server.files._places = Places(0, 0)
+    with pytest.raises(UnreachableError, match="0 downloads are served at a time"):
+        await fetch(newcomer, [server], swarm.folder / "here")
 
 
 @virtually
@@ -342,27 +341,17 @@ class Forger(ForgedHashes):
         await serve_chunks(stream, peer, 6, zeros)
 
 
-@pytest.mark.parametrize("entries", [ENTRIES, OLD_ENTRIES], ids=["with pieces", "of before"])
 @pytest.mark.parametrize("kind", [ForgedHashes, Forger])
-def test_a_forged_list_of_pieces_convicts_its_sender(
-    kind: type[RunFileServer], entries: dict[str, FileEntry], tmp_path: Path
-) -> None:
+def test_a_forged_list_of_pieces_convicts_its_sender(kind: type[RunFileServer], tmp_path: Path) -> None:
     name = "data/train.txt"
 
     async def test(swarm: Swarm) -> None:
         liar, honest, newcomer = swarm.server(kind=kind), swarm.server(), swarm.peer()
-        got = await fetch(newcomer, [liar, honest], swarm.folder / "here", {name: entries[name]})
+        got = await fetch(newcomer, [liar, honest], swarm.folder / "here", {name: ENTRIES[name]})
         assert got[name].read_bytes() == CONTENT[name]
         assert newcomer.offenders() == [liar.id]
 
     virtually(test)(tmp_path)
-
-
-@virtually
-async def test_files_of_runs_without_pieces_are_fetched_as_well(swarm: Swarm) -> None:
-    servers, newcomer, folder = [swarm.server(), swarm.server()], swarm.peer(), swarm.folder / "here"
-    assert complete(await fetch(newcomer, servers, folder, OLD_ENTRIES), folder)
-    assert newcomer.offenders() == []
 
 
 def test_a_file_is_described_by_its_content(tmp_path: Path) -> None:

@@ -465,7 +465,7 @@ async def test_a_donor_killed_with_the_only_chunk_costs_about_a_second(swarm: Sw
     donors = await swarm.donors(snapshot, snapshot, snapshot)
     newcomer = swarm.peer()
     task = asyncio.ensure_future(fetch(newcomer, donors))
-    while not (asked := [donor for donor in donors if any(donor.server._downloads.values())]):
+    while not (asked := [donor for donor in donors if donor.server._places._taken]):
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)
     for donor in asked[:1]:

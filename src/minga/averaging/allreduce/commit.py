@@ -16,7 +16,7 @@ instance for each step, and these parts:
 
     acceptors   the members of the last committed round, without those that said goodbye: the *electorate*
     ballot      (number of the attempt, its leader, term of its last repair), compared in this order
-    promise     to join a leader (`averaging/matchmaking/succession.py`); within a round, to answer a `Freeze` of a term
+    promise     to join a leader (`averaging/matchmaking/votes.py`); within a round, to answer a `Freeze` of a term
     accept      to hold a result, said by `Hold`
     value       the vector, and with it the members of the round that made it: the next step's electorate
 
@@ -230,10 +230,13 @@ class QuorumCommit:
         self._round.changed.fire()
 
     async def _gather_quorum(self) -> None:
-        """Wait until a quorum holds the result, and find out now and then whether there still is one."""
+        """Wait until a quorum holds the result, and find out now and then whether there still is one.
+
+        Who takes over from the leader asks at once: the others may be past the round, and have nothing to tell.
+        """
         round, term, loop = self._round, self._round.term, asyncio.get_running_loop()
         period_s = max(LOOK_S, LOOK_SHARE * round.expected_s)
-        look_s = loop.time() + period_s
+        look_s = loop.time() + (period_s if round.me == 0 else 0.0)
         while self._is_due(round.me, term):
             await round.changed.wait(max(0.0, look_s - loop.time()))
             if self._is_due(round.me, term) and loop.time() >= look_s:

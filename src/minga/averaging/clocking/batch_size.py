@@ -94,8 +94,6 @@ class BatchSize:
     """The target batch size, as one peer knows it."""
 
     def __init__(self, settings: GroupSettings) -> None:
-        self.step = 0
-        """The step that `present` is about."""
         self._settings = settings
         self._known: int | None = None
         self._followed: Sequence[str] | None = None  # the orders of the last plan
@@ -109,24 +107,22 @@ class BatchSize:
 
     @property
     def told(self) -> int:
-        """What the last plan said of this step; 0 if this peer has not had it."""
+        """What the last plan said of the next step; 0 if this peer has not had it."""
         return self._known or 0
 
-    @property
-    def present(self) -> int:
-        """That of this step."""
-        return self._known or self.allowed(self._orders, self.step)[0]
+    def of(self, step: int) -> int:
+        """That of `step`, the next one."""
+        return self._known or self._allowed_in(step)[0]
 
-    @property
-    def _orders(self) -> Sequence[str]:
-        """Those by which this step goes: what the last plan said, or what is due where this peer has not had it."""
-        return self._settings.orders.due(self.step) if self._followed is None else self._followed
+    def _allowed_in(self, step: int) -> tuple[int, int]:
+        """By the orders that the last plan named, or by those that are due where this peer has not had it."""
+        return self.allowed(self._settings.orders.due(step) if self._followed is None else self._followed, step)
 
     # ---- from step to step
 
     def note(self, plan: Plan, seconds: float) -> None:
         """A step was taken by `plan`; from the plan to the update it took so many seconds."""
-        self.step, self._known, self._followed = plan.step + 1, plan.next_batch, plan.orders
+        self._known, self._followed = plan.next_batch, plan.orders
         self._rounds_s.append(seconds)
 
     def forget(self) -> None:
@@ -142,31 +138,38 @@ class BatchSize:
 
     # ---- the leader
 
-    def learn(self, registrations: Collection[Registration]) -> None:
-        """Go by what most members say if this peer does not know."""
+    def learn(self, step: int, registrations: Collection[Registration]) -> None:
+        """Go by what most members of the group of `step` say if this peer does not know."""
         if self._known is not None:
             return
-        least, most = self.allowed(self._orders, self.step)
+        least, most = self._allowed_in(step)
         votes = Counter(
             registration.join.batch for registration in registrations if least <= registration.join.batch <= most
         )
         if votes:
             self._known = max(votes, key=lambda batch: (votes[batch], -batch))
 
-    def next(self, registrations: Collection[Registration], orders: Sequence[str] = ()) -> int:
-        """The target batch size of the step after this one, whose group this is and which goes by `orders`."""
-        least, most = self.allowed(orders, self.step + 1)
-        present = min(most, max(least, self.present))
+    def after(
+        self,
+        step: int,
+        registrations: Collection[Registration],
+        orders: Sequence[str] = (),
+        *,
+        overlapped: bool = False,
+    ) -> int:
+        """The target batch size of the step after `step`, whose group this is and which goes by `orders`; `overlapped`
+        if rounds go on beside the next step's computing.
+        """
+        least, most = self.allowed(orders, step + 1)
+        present = min(most, max(least, self.of(step)))
         speed = sum(registration.report.rate for registration in registrations if registration.report.samples)
         if least == most or len(self._rounds_s) < FEWEST_ROUNDS or not speed:
             return present
         seconds = median(self._rounds_s) + max(
             (registration.round_trip_s for registration in registrations), default=0.0
         )
-        settings = self._settings
-        wish = smallest_batch(
-            speed, seconds, settings.most_communication, (least, most), overlapped=settings.overlapped()
-        )
+        share = self._settings.most_communication
+        wish = smallest_batch(speed, seconds, share, (least, most), overlapped=overlapped)
         if present / STEADY <= wish <= present * STEADY:
             return present
         return min(most, max(least, min(wish, present * STRIDE), present // STRIDE))

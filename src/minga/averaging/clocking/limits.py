@@ -7,12 +7,10 @@ slower than it was, or left, or came), it tells new ones. `sample_quota` says ho
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 
-from minga.averaging.clocking.batch_size import BatchSize
 from minga.averaging.clocking.sample_quota import SURPLUS, UPDATE_PERIOD_S, Registration, seconds_as_is, share_out
-from minga.averaging.group import Contributor
-from minga.averaging.messages import MAX_SAMPLES, Limit
+from minga.averaging.messages import MAX_SAMPLES
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 
@@ -36,19 +34,10 @@ def collect_s(members: int) -> float:
 
 @loop_bound
 class Limits:
-    """The limits of one step, told by its leader `me`: to others by `tell`, to its own trainer by `contributor`. None
-    is below `least`.
-    """
+    """The limits of one step; none is below `least`."""
 
-    def __init__(
-        self,
-        me: PeerId,
-        contributor: Contributor,
-        batch: BatchSize,
-        tell: Callable[[Registration, Limit], Awaitable[None]],
-        least: int = 0,
-    ) -> None:
-        self._me, self._contributor, self._batch, self._tell, self._least = me, contributor, batch, tell, least
+    def __init__(self, least: int = 0) -> None:
+        self._least = least
         self._look_s = 0.0
         self._unknown: set[PeerId] = set()
         """Members that were told to stop after their first micro-batch, for nothing was known of them."""
@@ -59,8 +48,10 @@ class Limits:
         left_s = self._look_s - asyncio.get_running_loop().time()
         return max(SOONEST_LOOK_S, min(left_s, UPDATE_PERIOD_S) if self._unknown else left_s)
 
-    async def direct(self, everyone: Mapping[PeerId, Registration], begun_s: float) -> None:
-        """Compare the limits of all members with better ones, in a step that began at `begun_s` by the loop's clock."""
+    def better(self, batch: int, everyone: Mapping[PeerId, Registration], begun_s: float) -> dict[PeerId, int]:
+        """The limits that members are to be told now, in a step of `batch` samples that began at `begun_s` by the
+        loop's clock; none if it is not yet time to compare all of them with the best ones.
+        """
         now = asyncio.get_running_loop().time()
         strangers = [
             peer
@@ -69,27 +60,17 @@ class Limits:
         ]
         is_known = any(peer in everyone and everyone[peer].report.rate for peer in self._unknown)
         if now < self._look_s and not is_known and all(everyone[peer].ordered is not None for peer in strangers):
-            return
+            return {}
         self._unknown = {peer for peer in strangers if not everyone[peer].report.rate}
         paces = {peer: registration.pace(now) for peer, registration in everyone.items()}
-        best = share_out(self._batch.present, list(paces.values()))
-        as_is_s = seconds_as_is(self._batch.present, list(paces.values()))
+        best = share_out(batch, list(paces.values()))
+        as_is_s = seconds_as_is(batch, list(paces.values()))
         step_s = now - begun_s + best.seconds
         limits = {peer: max(each, self._least) for peer, each in zip(paces, best.samples, strict=True)}
         limits |= {peer: paces[peer].samples + 1 for peer in self._unknown}
         limits = {peer: min(each, MAX_SAMPLES) for peer, each in limits.items()}  # whatever is made of a report
         is_late = as_is_s > best.seconds + max(GAIN_S, GAIN_SHARE * step_s)
-        is_much = (
-            sum(registration.limit or 0 for registration in everyone.values()) > (1.0 + SURPLUS) * self._batch.present
-        )
+        is_much = sum(registration.limit or 0 for registration in everyone.values()) > (1.0 + SURPLUS) * batch
         told = list(limits) if is_late or is_much else strangers
-        changed = {peer: limits[peer] for peer in told if limits[peer] != everyone[peer].limit}
-        await self._order({peer: everyone[peer] for peer in changed}, changed)
         self._look_s = now + min(LATEST_LOOK_S, max(soonest_look_s(len(everyone)), 0.2 * best.seconds))
-
-    async def _order(self, members: Mapping[PeerId, Registration], limits: Mapping[PeerId, int]) -> None:
-        for peer, samples in limits.items():
-            members[peer].order(samples, asyncio.get_running_loop().time())
-            if peer == self._me:
-                self._contributor.limit(samples)
-        await asyncio.gather(*(self._tell(members[peer], Limit(samples)) for peer, samples in limits.items()))
+        return {peer: limits[peer] for peer in told if limits[peer] != everyone[peer].limit}

@@ -45,7 +45,6 @@ class Standby:
     def __init__(self, node: Node, contributor: Contributor) -> None:
         self._node, self._contributor = node, contributor
         self._rests = False
-        self._step = -1
         self._began_s = float("-inf")
         self._last: deque[float] | None = None
         self._computed: deque[float] = deque(maxlen=STEPS)
@@ -63,23 +62,25 @@ class Standby:
         """Whether this step takes far longer than steps did while this peer computed."""
         return asyncio.get_running_loop().time() - self._began_s > FAR_LONGER * self.usual_s + LONGER_S
 
-    def begin_step(self, step: int) -> None:
-        """Note that a group for `step` is looked for, perhaps once more."""
+    def watch(self, step: int, before: int) -> None:
+        """A group for `step` is looked for, perhaps once more; the last one was for the step `before`, -1 if there was
+        none.
+        """
         now = asyncio.get_running_loop().time()
-        if step != self._step:
+        if step != before:
             # Of the step in which this peer enters it has not seen the beginning.
-            entering = step != self._step + 1 or self._step < 0
+            entering = step != before + 1 or before < 0
             if not entering and self._last is not None:
                 self._last.append(now - self._began_s)
             if self._rests and len(self._rested) == STEPS and median(self._rested) > CLEARLY_LONGER * self.usual_s:
-                self._give_up(f"the last steps took {median(self._rested):.1f} s")
+                self._give_up(before, f"the last steps took {median(self._rested):.1f} s")
             self._last = None if entering else self._rested if self._rests else self._computed
-            self._step, self._began_s = step, now
+            self._began_s = now
         self.end()
         if self._rests:
             far_s = FAR_LONGER * self.usual_s + LONGER_S
             why = f"this step takes {far_s:.0f} s already"
-            self._watch = asyncio.get_running_loop().call_at(self._began_s + far_s, lambda: self._give_up(why))
+            self._watch = asyncio.get_running_loop().call_at(self._began_s + far_s, self._give_up, step, why)
 
     def end(self) -> None:
         """Watch no further: the step's plan is there, or the peer leaves."""
@@ -87,24 +88,24 @@ class Standby:
             self._watch.cancel()
             self._watch = None
 
-    def ask(self, *, rest: bool) -> None:
-        """Rest in the next step, or compute, as a plan asks for it."""
+    def ask(self, step: int, *, rest: bool) -> None:
+        """Rest in the step after `step`, or compute, as a plan asks for it."""
         rest = rest and not self._unwilling.is_on
         self._contributor.rest(resting=rest)
         if rest != self._rests:
             self._rests = rest
             self._rested.clear()
-            self._node.events.emit(PlanResting(step=self._step, resting=rest))
+            self._node.events.emit(PlanResting(step=step, resting=rest))
 
-    def break_off(self) -> None:
-        """Compute at once, in the middle of a step."""
+    def break_off(self, step: int) -> None:
+        """Compute at once, in the middle of `step`."""
         if self._rests:
             self._last = None
             self.end()
-            self.ask(rest=False)
+            self.ask(step, rest=False)
 
-    def _give_up(self, seen: str) -> None:
+    def _give_up(self, step: int, seen: str) -> None:
         self._unwilling.suffer()
         why = f"this peer rested, and {seen}, where {self.usual_s:.1f} s were usual"
-        self._node.events.emit(PlanRestedInVain(step=self._step, why=why))
-        self.break_off()
+        self._node.events.emit(PlanRestedInVain(step=step, why=why))
+        self.break_off(step)

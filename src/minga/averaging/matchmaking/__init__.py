@@ -1,13 +1,13 @@
 """Group formation: from "step t begins" to a signed plan that every member has.
 
     member: follower ── Join, reports ──▶ leader (of that step) ── limits, plan ──▶ follower
-                ▲                            │ may it close? succession
-    former ─────┴── view: the last round's members, in the order in which they would lead
+                ▲                            │
+    former ─────┴── attempt (what this peer sees at the step) ── votes (what it promised, who decides)
 
-Read: former (entry: leads or follows, and calls members of the last round that have not joined), view (whom a peer goes
-with, and whom it does not ask to lead for a while), follower (stay with a leader until its plan comes), leader (collect
-members, wait for newcomers, close the group), succession (who decides a step, how many have to, what this peer promised
-and held, and whether the step has a result already).
+Read: former (entry: one attempt at a step after the other; it leads or follows), votes (what a peer brings to a step,
+and what follows from that for who decides it: pure functions), attempt (whom a peer sees, suspects and expects at its
+step, and whether a group may take that), follower (stay with a leader until its plan comes), leader (collect members,
+wait for newcomers, close the group).
 
 Called by training/life/member. It knows reports and plans, but no vectors.
 """

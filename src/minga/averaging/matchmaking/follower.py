@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from minga.averaging.clocking.sample_quota import UPDATE_PERIOD_S
 from minga.averaging.group import Contributor
-from minga.averaging.matchmaking.leader import OutOfSyncError
-from minga.averaging.matchmaking.succession import Acceptor
+from minga.averaging.matchmaking.attempt import JOIN, PROBE, GroupAttempt, OutOfSyncError
 from minga.averaging.messages import (
     FromLeader,
-    Join,
     Limit,
     PeerScore,
     Plan,
@@ -30,10 +27,8 @@ from minga.core.errors import RejectedError, RemoteError, SilentError
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.keepalive import LEAST_TICKS, PULSE_S
-from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
 
-JOIN, PROBE = "group.join", "group.probe"
 LEAST_PAUSE_S = LEAST_TICKS * PULSE_S
 WATCH_PERIOD_S = 1.0
 LATE_S = 30.0
@@ -54,16 +49,17 @@ class FollowedPlan(NamedTuple):
     said: frozenset[PeerScore | None]
 
 
-async def ask_around(node: Node, peers: Sequence[PeerId], join: Join) -> Address | None:
-    """Whom `peers` follow, asked by a newcomer; None if within `ASK_S` nobody knows, or they follow it.
+async def ask_around(attempt: GroupAttempt) -> Address | None:
+    """Whom the peers of a newcomer's step follow; None if within `ASK_S` nobody knows, or they follow it.
 
     All are asked at once, and none is waited for long: some may just have died, and that takes seconds to find out.
     """
+    peers, join = attempt.guides(), attempt.join(seats=-1)
 
     async def ask(peer: PeerId) -> Address | None:
         with contextlib.suppress(RemoteError):
-            found = await node.call(peer, PROBE, join, Redirect)
-            return found.leader if found.leader.peer_id != node.peer_id else None
+            found = await attempt.node.call(peer, PROBE, join, Redirect)
+            return found.leader if found.leader.peer_id != attempt.me else None
         return None
 
     with contextlib.suppress(TimeoutError):
@@ -74,35 +70,25 @@ async def ask_around(node: Node, peers: Sequence[PeerId], join: Join) -> Address
     return None
 
 
-async def follow(
-    node: Node,
-    contributor: Contributor,
-    acceptor: Acceptor,
-    leader: Address,
-    join: Join,
-    numel: int,
-    is_due: Callable[[Report], bool],
-    usual_s: Callable[[Report], float],
-    is_behind: Callable[[], bool],
-) -> FollowedPlan | Address:
-    """Join `leader`, stop the trainer where it says, and return its plan over `numel` elements.
+async def follow(attempt: GroupAttempt, leader: Address) -> FollowedPlan | Address:
+    """Join `leader`, stop the trainer where it says, and return its plan.
 
     Returns an address instead if it says that another peer leads. A leader that gives signs of life but no plan
-    although `is_due(own report)` says that there should be one counts as silent, see `LATE_S`; a usual step takes
-    `usual_s(own report)` seconds, as far as this peer can tell. Raises `OutOfSyncError` if the leader is at a later
-    step or in another state, or if `is_behind()` says for a while that the swarm is, and other `RemoteError`s if the
-    leader cannot be reached, falls silent, or breaks the protocol.
+    although there should be one counts as silent, see `LATE_S`. Raises `OutOfSyncError` if the leader is at a later
+    step or in another state, or if for a while the swarm is, and other `RemoteError`s if the leader cannot be reached,
+    falls silent, or breaks the protocol.
     """
-    peer = leader.peer_id
+    node, peer = attempt.node, leader.peer_id
+    join, numel = attempt.join(peer), attempt.settings.vectors(attempt.step).numel
     if not node.is_connected(peer) and leader.dialable:
         await node.dial(leader)
     async with node.open(peer, JOIN) as stream:
         await stream.send(join)
         loop, told = asyncio.get_running_loop(), ToldScores()
         told.tell(join.report.score, loop.time())
-        updates = loop.create_task(_send_updates(stream, contributor, told))
-        listening = loop.create_task(_listen(stream, contributor, acceptor, told))
-        watching = loop.create_task(_watch(stream, contributor, is_due, usual_s, is_behind))
+        updates = loop.create_task(_send_updates(stream, attempt.contributor, told))
+        listening = loop.create_task(_listen(stream, attempt, told))
+        watching = loop.create_task(_watch(stream, attempt))
         try:
             await asyncio.wait({listening, watching}, return_when=asyncio.FIRST_COMPLETED)
             if not listening.done():
@@ -120,9 +106,8 @@ async def follow(
             await end(updates, listening, watching)
 
 
-async def _listen(
-    stream: MessageStream, contributor: Contributor, acceptor: Acceptor, told: ToldScores
-) -> Redirect | SignedPlan:
+async def _listen(stream: MessageStream, attempt: GroupAttempt, told: ToldScores) -> Redirect | SignedPlan:
+    contributor = attempt.contributor
     while True:
         message: FromLeader = await stream.receive_one_of(FromLeader)
         if isinstance(message, Limit):
@@ -130,29 +115,24 @@ async def _listen(
         elif isinstance(message, Prepare):
             report = contributor.report()
             told.tell(report.score, asyncio.get_running_loop().time())
-            await stream.send(Update(report, acceptor.raise_to(stream.peer, message.ballot)))
+            await stream.send(Update(report, attempt.promise(stream.peer, message.ballot)))
         else:
             return message
 
 
-async def _watch(
-    stream: MessageStream,
-    contributor: Contributor,
-    is_due: Callable[[Report], bool],
-    usual_s: Callable[[Report], float],
-    is_behind: Callable[[], bool],
-) -> None:
+async def _watch(stream: MessageStream, attempt: GroupAttempt) -> None:
+    contributor = attempt.contributor
     worked_s = due_s = 0.0
     was_behind = False
     # What is usual is asked only when it matters: that looks through all the swarm.
-    while due_s < LATE_S + 2.0 * worked_s or due_s < LATE_S + 2.0 * usual_s(contributor.report()):
+    while due_s < LATE_S + 2.0 * worked_s or due_s < LATE_S + 2.0 * attempt.usual_s(contributor.report()):
         await asyncio.sleep(WATCH_PERIOD_S)
-        if is_due(contributor.report()):
+        if attempt.is_due(contributor.report()):
             due_s += WATCH_PERIOD_S
         else:
             worked_s, due_s = worked_s + due_s + WATCH_PERIOD_S, 0.0
         if (worked_s + due_s) % LEFT_BEHIND_S == 0.0:  # not each time: it looks through all the swarm
-            was_behind, had_been = is_behind(), was_behind
+            was_behind, had_been = attempt.is_behind(), was_behind
             if was_behind and had_been:
                 raise OutOfSyncError("the swarm went on without us", code=RefusalCode.BEHIND, peer=stream.peer)
     raise SilentError("it leads, but does not close its group", peer=stream.peer)

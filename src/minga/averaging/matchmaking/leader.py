@@ -9,6 +9,12 @@ The step is full when the samples that were reported reach the target batch size
 micro-batch then takes part with what it has; the others wait for it only if it is about to end. So the realised batch
 is B and less than one micro-batch where the members are as fast as they were, and a slow machine costs the others
 nothing: what it would give too late is left to members that are ready sooner.
+
+Before it closes the group the leader asks three things. Have enough members of the last round promised this attempt?
+Has one of them held a result in an earlier attempt? Then another member may have applied that, and the plan adopts it
+instead of reducing anew. And whose result is it? A leader that fetched its state did not see the last round; one that
+did not hold the result does not know its members: both ask a member that does. What follows from the answers is in
+`votes.py`.
 """
 
 from __future__ import annotations
@@ -17,16 +23,31 @@ import asyncio
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from minga.averaging.clocking.batch_size import BatchSize
+import msgspec
+
 from minga.averaging.clocking.limits import Limits, collect_s, soonest_look_s
 from minga.averaging.clocking.sample_quota import MemberPace, Registration, share_out
-from minga.averaging.group import Contributor
-from minga.averaging.messages import MAX_SAMPLES, FromLeader, Join, Prepare, Redirect, SignedPlan, Update
+from minga.averaging.matchmaking.attempt import HERE, PROBE, VIEW, GroupAttempt, OutOfSyncError
+from minga.averaging.matchmaking.votes import Vote, ballot_of, is_same
+from minga.averaging.messages import (
+    MAX_SAMPLES,
+    Accepted,
+    AskView,
+    FromLeader,
+    Join,
+    Limit,
+    Plan,
+    Prepare,
+    Redirect,
+    SignedPlan,
+    Update,
+    View,
+)
 from minga.core.aio import Signal
-from minga.core.errors import RejectedError, RemoteError
+from minga.core.errors import RejectedError, RemoteError, SilentError
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import Address, PeerId
@@ -88,45 +109,26 @@ GRACE_S, GRACE_SHARE = 0.02, 0.03
 """Who stops within so many seconds, or this share of the step, is waited for though the step is full."""
 
 
-class OutOfSyncError(RejectedError):
-    """The swarm is at a later step than this peer, or in another state: it has to fetch the state first."""
+LOOK_S = 0.2
+"""Seconds between two looks at the members that are missing: in a small group all others are there before the first."""
+
+MOST_CALLED = 8
+"""Members that are called at a time."""
+
+PROBE_PERIOD_S = 1.0
 
 
-@dataclass
-class Surroundings:
-    """What the leader reads from the rest of the peer while it gathers."""
-
-    expected: Callable[[], Collection[PeerId]]
-    """Members of the last round that are alive: a full step waits `JOIN_GRACE_S` for those that have not joined."""
-    syncing: Callable[[], Mapping[PeerId, float]]
-    """Newcomers that are fetching state, and for how many seconds each has done so by now."""
-    may_close: Callable[[Collection[PeerId], Mapping[PeerId, Registration]], bool]
-    """Whether a group may take the step: given those of it who promised this attempt's number, and all of it."""
-    promise: Callable[[int], int]
-    """The leader itself promises a number, and says what it promised by now (0: it has no vote)."""
-    is_in_doubt: Callable[[Mapping[PeerId, Registration], Collection[PeerId]], bool]
-    """Whether the step may have a committed result already: given all of the group, and those of it who promised."""
-    abdicate: Callable[[], Address | None]
-    """Another peer that leads this step after all, or None."""
-    highest_ballot: Callable[[], int]
-    """The highest number that this attempt may have: a liar could else name one that the others cannot promise."""
-    at_work: Callable[[], Collection[PeerId]] = tuple
-    """Those of the expected whose last round still runs: they are waited for as long as that was foreseen."""
+class Here(msgspec.Struct, frozen=True):
+    """Are you there? And the answer."""
 
 
 @loop_bound
-@dataclass
+@dataclass(eq=False)
 class GroupLeader:
-    """One group in the making. `run` returns when it is closed; `outcome` tells waiting members."""
+    """One group in the making, in an `attempt` of the peer that leads it, whose `own` registration is the first."""
 
-    step: int
-    me: PeerId
+    attempt: GroupAttempt
     own: Registration
-    contributor: Contributor
-    batch: BatchSize
-    around: Surroundings
-    least_limit: int = 0
-    """The samples that any member may compute: 1 where a micro-batch that is too late for a step counts in another."""
     registrations: dict[PeerId, Registration] = field(default_factory=dict)
     changed: Signal = field(default_factory=Signal)
     closed: bool = False
@@ -138,7 +140,7 @@ class GroupLeader:
     _limits: Limits = field(init=False)
 
     def __post_init__(self) -> None:
-        self._limits = Limits(self.me, self.contributor, self.batch, self._tell, self.least_limit)
+        self._limits = Limits(self._least_limit)
 
     # ---- members
 
@@ -176,7 +178,7 @@ class GroupLeader:
         listener = asyncio.get_running_loop().create_task(self._listen_to_own_trainer())
         try:
             while True:
-                if (leader := self.around.abdicate()) is not None:
+                if (leader := self.attempt.successor()) is not None:
                     self._is_over = True
                     await self._tell_all(Redirect(leader))
                     return leader
@@ -206,13 +208,16 @@ class GroupLeader:
 
     def everyone(self) -> dict[PeerId, Registration]:
         """All registrations, the leader's included."""
-        return {self.me: self.own, **self.registrations}
+        return {self.attempt.me: self.own, **self.registrations}
+
+    def votes(self) -> dict[PeerId, Vote]:
+        """What the members promised, and held when they joined."""
+        return {peer: Vote(each.ballot, each.join.accepted) for peer, each in self.everyone().items()}
 
     @property
     def ballot(self) -> int:
         """The number of this attempt: the highest that one of its members promised, but for those out of all bounds."""
-        most = max(self.around.highest_ballot(), self.own.ballot)
-        return max(registration.ballot for registration in self.everyone().values() if registration.ballot <= most)
+        return ballot_of(self.votes(), max(self.attempt.position.highest_led, self.own.ballot))
 
     def voters(self) -> set[PeerId]:
         """The members that promised this attempt's number."""
@@ -226,10 +231,15 @@ class GroupLeader:
         of one, after its first micro-batch. `registrations` are those of the closed group: some may have left since.
         """
         paces = [registrations[peer].pace_of_the_next() for peer in members]
-        best = [min(max(each, self.least_limit), MAX_SAMPLES) for each in share_out(batch, paces).samples]
+        best = [min(max(each, self._least_limit), MAX_SAMPLES) for each in share_out(batch, paces).samples]
         return tuple(limit if registrations[peer].report.rate else 1 for peer, limit in zip(members, best, strict=True))
 
     # ---- inner workings
+
+    @property
+    def _least_limit(self) -> int:
+        """The samples that any member may compute: 1 where a micro-batch that comes too late counts in another step."""
+        return int(self.attempt.contributor.facts.counts_late)
 
     async def _wait_for_news(self) -> None:
         """Until the samples that were reported may be enough, a member came or left, or limits are compared again.
@@ -245,13 +255,13 @@ class GroupLeader:
             await self.changed.wait(left_s)
             self._hear_own()
             reported = sum(registration.report.samples for registration in self.everyone().values())
-            if reported >= self.batch.present or _now() >= reports_count_s:
+            if reported >= self.attempt.target_batch or _now() >= reports_count_s:
                 break
         self._has_news = False
 
     async def _listen_to_own_trainer(self) -> None:
         while True:
-            await self.contributor.changed.wait()
+            await self.attempt.contributor.changed.wait()
             self.changed.fire()
 
     def _heard(self) -> dict[PeerId, Registration]:
@@ -261,11 +271,11 @@ class GroupLeader:
         return {peer: registration for peer, registration in self.everyone().items() if not registration.is_quiet}
 
     def _refresh(self) -> None:
-        self.batch.learn(self.everyone().values())
+        self.attempt.batch.learn(self.attempt.step, self.everyone().values())
         self._hear_own()
 
     def _hear_own(self) -> None:
-        self.own.report, self.own.reported_at_s = self.contributor.report(), _now()
+        self.own.report, self.own.reported_at_s = self.attempt.contributor.report(), _now()
 
     def _samples(self) -> int:
         return sum(registration.report.samples for registration in self._heard().values())
@@ -273,27 +283,32 @@ class GroupLeader:
     def _is_full(self) -> bool:
         """Whether there are samples enough; none are needed for a result that may be committed already."""
         self._refresh()
-        return self._is_in_doubt() or self._samples() >= self.batch.present
+        return self._is_in_doubt() or self._samples() >= self.attempt.target_batch
 
     def _is_in_doubt(self) -> bool:
-        everyone = self.everyone()
-        if all(registration.join.accepted is None for registration in everyone.values()):
+        if all(registration.join.accepted is None for registration in self.everyone().values()):
             return False  # asked with each report of a member
-        return self.around.is_in_doubt(everyone, self.voters())
+        return self.attempt.position.newest_held(self.votes(), self.voters()) is not None
 
     async def _direct(self) -> None:
         """Tell the members where to stop, once those are here that are about to come: all limits count on them."""
-        everyone = self.everyone()
-        if _now() >= self._begun_s + JOIN_GRACE_S or not set(self.around.expected()) - set(everyone):
-            await self._limits.direct(self._heard(), self._begun_s)
+        if _now() < self._begun_s + JOIN_GRACE_S and self.attempt.expected() - self.everyone().keys():
+            return
+        heard = self._heard()
+        limits = self._limits.better(self.attempt.target_batch, heard, self._begun_s)
+        for peer, samples in limits.items():
+            heard[peer].order(samples, _now())
+            if heard[peer] is self.own:
+                self.attempt.contributor.limit(samples)
+        await asyncio.gather(*(self._tell(heard[peer], Limit(samples)) for peer, samples in limits.items()))
 
     async def _everyone_present(self) -> bool:
         """Wait a little for members of the last round that live but have not joined; False if the step emptied, or if
         the promises of all show that a result which one of them held was not committed.
         """
         deadline = _now() + JOIN_GRACE_S
-        while (missing := set(self.around.expected()) - set(self.everyone())) and _now() < deadline:
-            if missing.intersection(self.around.at_work()):
+        while (missing := self.attempt.expected() - self.everyone().keys()) and _now() < deadline:
+            if missing.intersection(self.attempt.at_work()):
                 deadline = _now() + JOIN_GRACE_S
             await self.changed.wait(min(0.1, deadline - _now()))
         if self._is_in_doubt():
@@ -313,7 +328,7 @@ class GroupLeader:
         await self._hold_for_newcomers(self._full_s)
         await self._ask_for_promises()
         while not self._may_close():
-            if self.around.abdicate() is not None:
+            if self.attempt.successor() is not None:
                 return False
             await self.changed.wait(CLOSE_CHECK_S)
             await self._ask_for_promises()
@@ -323,12 +338,12 @@ class GroupLeader:
         return self._may_close() and self._is_full()
 
     def _may_close(self) -> bool:
-        return self.around.may_close(self.voters(), self.everyone())
+        return self.attempt.may_close(self.votes(), self.voters())
 
     async def _ask_for_promises(self) -> None:
         """Ask members that promised a lower number for this attempt's, and give them a moment to answer."""
         ballot, everyone = self.ballot, self.everyone()
-        self.own.ballot = self.around.promise(ballot)
+        self.own.ballot = self.attempt.promise(self.attempt.me, ballot)
         late = {
             peer: registration
             for peer, registration in everyone.items()
@@ -348,7 +363,7 @@ class GroupLeader:
         right = max(pasts, key=lambda past: (pasts[past], past == self.own.join.previous, past), default="")
         if self.own.join.previous not in ("", right):
             raise OutOfSyncError(
-                "the others applied another result than this peer", code=RefusalCode.DIVERGED, round=self.step
+                "the others applied another result than this peer", code=RefusalCode.DIVERGED, round=self.attempt.step
             )
         for peer, registration in list(self.registrations.items()):
             if registration.join.previous not in ("", right) and registration.stream is not None:
@@ -378,7 +393,7 @@ class GroupLeader:
         until: dict[PeerId, float] = {}
         most_s = 0.0
         while True:
-            syncing, self._held_s = self.around.syncing(), _now() - since_s
+            syncing, self._held_s = self.attempt.swarm_view.syncing(self.attempt.step), _now() - since_s
             most_s = max(most_s, hold_s(syncing, step_s, _now() - full_s))
             if self._held_s < most_s:
                 until.update(dict.fromkeys(waited_for(syncing, step_s), _now() + JOIN_GRACE_S))
@@ -396,6 +411,88 @@ class GroupLeader:
         quiet = list(self.registrations.items())
         while quiet := [(peer, r) for peer, r in quiet if r.is_quiet and self.registrations.get(peer) is r]:
             await self.changed.wait(0.05)
+
+    # ---- what it asks others meanwhile
+
+    async def learn_view(self) -> None:
+        """Where this leader fetched its state, and so missed the last round: ask the members that took part in it."""
+        attempt = self.attempt
+        attempt.viewless = set()
+        while not attempt.position.view:
+            for peer in sorted(self.voters() - attempt.viewless - {attempt.me}):
+                try:
+                    view = await attempt.node.call(peer, VIEW, AskView(attempt.step), View)
+                    attempt.position = attempt.position.with_view(view.members)
+                    break
+                except RemoteError:
+                    attempt.viewless.add(peer)
+            await self.changed.wait(CLOSE_CHECK_S)
+
+    async def makers_of(self, result: Accepted, plan: Plan, votes: Mapping[PeerId, Vote]) -> tuple[str, ...]:
+        """The members of the round that made a result, as one of its holders in the plan names them. They may have
+        decided the step, and the orders by which they did are known here from now on.
+
+        Raises `RejectedError` if no holder tells.
+        """
+        attempt = self.attempt
+        for peer in (peer for peer in plan.ids if is_same(votes[peer].accepted, result)):
+            members: tuple[str, ...] = attempt.position.succession
+            if peer != attempt.me:
+                try:
+                    question = AskView(attempt.step, result.round_id)
+                    members = (await attempt.node.call(peer, VIEW, question, View)).members
+                except RemoteError:
+                    continue
+            if attempt.position.has_decided({PeerId(member) for member in members}):
+                await attempt.settings.orders.obtain(result.orders, peer, attempt.step)
+                return members
+        raise RejectedError("no holder tells whose result it has", code=RefusalCode.STAND_BY)
+
+    async def suspect_the_silent(self) -> None:
+        """Call the members that are missing, now and every `LOOK_S`, each once; suspect those without signs of life.
+
+        Between two rounds nothing need pass between a leader and a member. So a leader cannot tell a member that still
+        applies the last result from one that stopped right after it, and the board may take seconds longer than a
+        stream to tell. A living one answers, or at least gives signs of life; a silent one is suspected, as a silent
+        leader is, and the step does not wait for it.
+        """
+        called: set[PeerId] = set()
+
+        async def call(peer: PeerId) -> None:
+            try:
+                await self.attempt.node.call(peer, HERE, Here(), Here)
+            except SilentError:
+                self.attempt.suspects.add(peer)
+            except RemoteError:
+                pass  # it refuses, as one does that lacks the method, or it is not connected: that tells nothing
+
+        while True:
+            if fresh := sorted(self.attempt.expected() - self.everyone().keys() - called)[:MOST_CALLED]:
+                called.update(fresh)
+                await asyncio.gather(*map(call, fresh))
+            await asyncio.sleep(LOOK_S)
+
+    async def probe_other_leaders(self) -> None:
+        """Look for groups of this step that formed without us; the smaller one joins the larger."""
+        attempt, node = self.attempt, self.attempt.node
+        while True:
+            await asyncio.sleep(PROBE_PERIOD_S)
+            for peer in attempt.strangers(self.everyone())[:3]:
+                with contextlib.suppress(RemoteError):
+                    found = await node.call(peer, PROBE, attempt.join(seats=len(self.registrations)), Redirect)
+                    leader = found.leader.peer_id
+                    if leader not in (peer, attempt.me):
+                        found = await node.call(leader, PROBE, attempt.join(seats=len(self.registrations)), Redirect)
+                        leader = found.leader.peer_id
+                    if leader != attempt.me and attempt.may_lead_us(leader):
+                        self.give_way_to(found.leader)
+
+    def give_way_to(self, leader: Address) -> None:
+        """Another peer leads a larger group of this step."""
+        self.attempt.merge_into = leader
+        self.look_again()
+
+    # ---- messages to members
 
     async def _tell_all(self, message: FromLeader, members: Collection[PeerId] | None = None) -> None:
         registrations = [

@@ -81,19 +81,12 @@ class PlanMaker:
 
     def __init__(self, node: Node, settings: GroupSettings, swarm_view: SwarmView, divide: Divide) -> None:
         self._node, self._settings, self._swarm_view, self._divide = node, settings, swarm_view, divide
-        self._work = StepWork(settings.vectors(0).encoded_bytes, settings.target_batch_size, settings.overlapped())
-        self._step = 0
         self._solved: _Solved | None = None
         self._asked = _Standby()
         self._agreed = _Standby()
         self._roots: frozenset[PeerId] = frozenset()
         self._rested_s = float("-inf")
         self._plans = 0
-
-    def expect(self, step: int, batch: int) -> None:
-        """It is `step` that is planned for, and it has so many samples."""
-        self._step = step
-        self._work = StepWork(self._settings.vectors(step).encoded_bytes, batch, self._settings.overlapped())
 
     # ---- the leader
 
@@ -105,7 +98,7 @@ class PlanMaker:
         run_id, me = self._node.run_id, self._node.peer_id
         ranked = sorted(ranking(run_id, step, registrations), key=lambda peer: not registrations[peer].join.aggregates)
         order = [me] + [peer for peer in ranked if peer != me]
-        solved = await self._solve(registrations)
+        solved = await self._solve(step, registrations)
         division = renumbered(solved.division, [order.index(peer) for peer in solved.order])
         self._plans += 1
         now = self._node.clock.now()  # so that no round has the name of an earlier one, aborted or long ago
@@ -116,30 +109,35 @@ class PlanMaker:
         rests = next((r.peers for r in (self._asked, self._agreed) if r.order == group), frozenset())
         members = [member_of(registrations[peer].join) for peer in order]
         plan = make_plan(name, needs, members, division, [i for i, peer in enumerate(order) if peer in rests])
-        gives = self._contributors(registrations)
+        gives = self._contributors(step, registrations)
         organiser = None if self._settings.organiser is None else registrations.get(self._settings.organiser)
         return with_fields(
             plan,
             contributors=tuple(i for i, peer in enumerate(order) if peer in gives),
-            scores=tuple(registrations[peer].score for peer in order) if self._takes_best else (),
+            scores=tuple(registrations[peer].score for peer in order) if self._takes_best(step) else (),
             rates=() if organiser is None else organiser.report.rates,
             twins=_twins([registrations[peer].report.first for peer in order]),
         )
 
-    async def prepare(self, registrations: Mapping[PeerId, Registration]) -> None:
-        """Have what `plan` needs at hand for the peers that are registered now."""
-        solved = await self._solve(registrations)
+    async def prepare(
+        self, step: int, batch: int, registrations: Mapping[PeerId, Registration], *, overlapped: bool = False
+    ) -> None:
+        """Have what `plan` needs at hand for the peers that are registered now; the step has `batch` samples, and is
+        `overlapped` if its round goes on beside the next one's computing.
+        """
+        solved = await self._solve(step, registrations)
         age_s = asyncio.get_running_loop().time() - self._rested_s
-        if self._takes_best:
+        if self._takes_best(step):
             return  # nobody's upload is saved if another one rests
         order = tuple(sorted(solved.order))
         if age_s > RESTING_PERIOD_S or (order != self._asked.order and age_s > REGROUPED_S):
-            rates = await self._rates(order, registrations, able=True)
+            rates = await self._rates(step, order, registrations, able=True)
             self._rested_s = asyncio.get_running_loop().time()
-            self._node.spawn(self._ask_who_rests(order, rates))  # it goes on if the group closes meanwhile
+            work = StepWork(solved.vector_bytes, batch, overlapped)
+            self._node.spawn(self._ask_who_rests(order, rates, work))  # it goes on if the group closes meanwhile
 
-    async def _ask_who_rests(self, order: tuple[PeerId, ...], rates: SwarmRates) -> None:
-        rests = await _aside(_who_rests, rates, self._work)
+    async def _ask_who_rests(self, order: tuple[PeerId, ...], rates: SwarmRates, work: StepWork) -> None:
+        rests = await _aside(_who_rests, rates, work)
         self._asked = _Standby(order, frozenset(order[index] for index in rests))
 
     def remember(self, plan: Plan) -> None:
@@ -151,12 +149,12 @@ class PlanMaker:
         self._agreed = _Standby(tuple(sorted(ids)), frozenset(ids[index] for index in plan.resting))
         self._roots = frozenset(ids[part.root] for part in plan.parts)
 
-    async def _solve(self, registrations: Mapping[PeerId, Registration]) -> _Solved:
-        size = self._work.vector_bytes
+    async def _solve(self, step: int, registrations: Mapping[PeerId, Registration]) -> _Solved:
+        size = self._settings.vectors(step).encoded_bytes
         # A small vector has few roots, and a newcomer takes nobody's place: it has not seen what these can attest.
         stay = self._roots if size < MIN_PART_BYTES * len(registrations) else frozenset()
         order = tuple(sorted(registrations, key=lambda peer: (peer not in stay, peer)))
-        rates = await self._rates(order, registrations)
+        rates = await self._rates(step, order, registrations)
         solved = self._solved
         if solved is None or (solved.order, solved.vector_bytes) != (order, size) or _has_moved(solved.rates, rates):
             division = await _aside(self._divide, rates, size)
@@ -164,9 +162,9 @@ class PlanMaker:
         return solved
 
     async def _rates(
-        self, order: Sequence[PeerId], registrations: Mapping[PeerId, Registration], *, able: bool = False
+        self, step: int, order: Sequence[PeerId], registrations: Mapping[PeerId, Registration], *, able: bool = False
     ) -> SwarmRates:
-        gives = order if able else self._contributors(registrations)
+        gives = order if able else self._contributors(step, registrations)
         links = dict(self._swarm_view.links())
         claims = [
             _claim(registrations[peer], links.get(peer, _NOTHING), able=able, gives=peer in gives) for peer in order
@@ -175,16 +173,15 @@ class PlanMaker:
             return swarm_rates(order, claims, links)
         return await _aside(swarm_rates, order, claims, links)
 
-    @property
-    def _takes_best(self) -> bool:
+    def _takes_best(self, step: int) -> bool:
         """Whether the round of the step has one contributor, the member with the best score."""
-        return self._settings.contributors(self._step) == "best"
+        return self._settings.contributors(step) == "best"
 
-    def _contributors(self, registrations: Mapping[PeerId, Registration]) -> Collection[PeerId]:
+    def _contributors(self, step: int, registrations: Mapping[PeerId, Registration]) -> Collection[PeerId]:
         """The members that are expected to give something to the mean."""
-        if self._takes_best:
+        if self._takes_best(step):
             scores = {peer: registration.score for peer, registration in registrations.items()}
-            best = best_contributor(self._node.run_id, self._step, scores)
+            best = best_contributor(self._node.run_id, step, scores)
             return () if best is None else (best,)
         return {peer for peer, registration in registrations.items() if registration.gives}
 
@@ -196,8 +193,8 @@ class PlanMaker:
         """
         links, own = self._swarm_view.links(), self._swarm_view.rates()
         me = plan.rank_of(self._node.peer_id)
-        why = unfair_parts(plan, links, own, me, self._work.vector_bytes)
-        if self._takes_best:
+        why = unfair_parts(plan, links, own, me, self._settings.vectors(plan.step).encoded_bytes)
+        if self._takes_best(plan.step):
             why = why or wrong_choice(self._node.run_id, plan, me, said)
         elif plan.scores:
             why = why or "it names one contributor in a round of all"

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minga.access.access_files import read_order, write_order
+from minga.access.standing_orders import PAUSED, STOP
 from minga.cli.access.members import NOT_TOLD, OrganiserOptions
 from minga.cli.access.stop import WAIT_S, wait_for_end
 from minga.cli.terminal.context import Context
@@ -17,8 +19,6 @@ from minga.core.errors import ConfigurationError
 from minga.core.files import parse_value, split_setting
 from minga.identity.access.orders import MAX_AMENDED_STEP, Amendment, Regroup
 from minga.identity.links.links import Link
-from minga.training.access.access_files import read_order, write_order
-from minga.training.access.standing_orders import PAUSED, STOP
 from minga.training.organiser import PAUSE_LEAD_S, Organiser, organiser_desk
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from string import hexdigits
 
+from minga.access.access_files import read_order, write_order
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError
@@ -16,7 +17,6 @@ from minga.core.units import format_duration, parse_duration
 from minga.identity.access.orders import MAX_USES, Transfer
 from minga.identity.keys.keys import is_peer_id
 from minga.identity.links.links import Link
-from minga.training.access.access_files import read_order, write_order
 from minga.training.join import PeerOptions
 from minga.training.organiser import Organiser, organiser_desk
 

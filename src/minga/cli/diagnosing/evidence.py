@@ -9,6 +9,7 @@ from minga.cli.terminal.context import Context
 from minga.cli.terminal.exit_codes import CHECK_FAILED, OK
 from minga.core.units import counted
 from minga.identity.links.signed_spec import SignedRunSpec
+from minga.keeping.rejoin import signed_spec
 from minga.network.interface import PeerId
 from minga.security.accountability.log import follow_log, read_log
 from minga.security.accountability.proofs import Admitted, Entered, Evidence, EvidenceError
@@ -16,7 +17,6 @@ from minga.security.accountability.verify import verify
 from minga.training.life.founding import Genesis
 from minga.training.life.verified_member import evidence_file, genesis_file, witnesses
 from minga.training.plugins_of_run import check_plugins
-from minga.training.run_folder.rejoin import signed_spec
 
 
 def run_evidence(directory: Path, context: Context) -> int:

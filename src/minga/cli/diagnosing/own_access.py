@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from minga.access.access_files import AccessFiles
+from minga.access.admission import Admission
+from minga.access.standing_orders import OrderExchange
 from minga.cli.diagnosing.machine import Finding
 from minga.core.errors import IdentityError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
@@ -19,14 +22,11 @@ from minga.identity.access.ledger import AccessBannedError, AccessLedger, NoAcce
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import Link
+from minga.keeping.known_runs import FOLDER_DIGITS, runs_folder
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.network.rpc.run_clock import RunClock
-from minga.training.access.access_files import AccessFiles
-from minga.training.access.admission import Admission
-from minga.training.access.standing_orders import OrderExchange
 from minga.training.own_access import RunAccess
-from minga.training.run_folder.known_runs import FOLDER_DIGITS, runs_folder
 
 WATCH_S = 3600
 """For how long, in seconds, the doctor may look on: for a while also if the clock of this machine is behind."""

@@ -12,8 +12,8 @@ from minga.core.errors import ConfigurationError
 from minga.core.files import read_line
 from minga.core.units import format_size
 from minga.identity.keys.keys import Identity
+from minga.keeping.known_runs import known_run, runs_folder
 from minga.training.backup import restore_backup, write_backup
-from minga.training.run_folder.known_runs import known_run, runs_folder
 
 MAX_PASSPHRASE_CHARACTERS = 1024
 

@@ -9,12 +9,12 @@ from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import plain_table
 from minga.core.errors import ConfigurationError
 from minga.core.units import counted
+from minga.keeping.known_runs import known_run
+from minga.keeping.rejoin import SPEC_FILE
 from minga.recipes.exported import read_provenance
 from minga.recipes.interface import Recipe
 from minga.recipes.registry import CUSTOM, RECIPES
 from minga.recipes.task_report import Score, TaskOptions, TaskReport
-from minga.training.run_folder.known_runs import known_run
-from minga.training.run_folder.rejoin import SPEC_FILE
 
 NAMES: Final = {
     "ner": "named entities",

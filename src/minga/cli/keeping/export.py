@@ -57,8 +57,7 @@ def trained_model(
 
 
 def _from_swarm(peer: Peer, replica: Replica) -> StateSnapshot:
-    loop = peer.on_loop(asyncio.get_running_loop)
-    return asyncio.run_coroutine_threadsafe(newest_state(peer.session, replica.check), loop).result()
+    return peer.call(newest_state(peer.session, replica.check))
 
 
 async def newest_state(session: Session, check: Callable[[Manifest], None]) -> StateSnapshot:

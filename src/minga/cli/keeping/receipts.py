@@ -14,19 +14,19 @@ from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
 from minga.core.units import counted, format_size
 from minga.identity.links.links import Link
+from minga.keeping.archive import RECORD_FILE, read_record
+from minga.keeping.rejoin import signed_spec
 from minga.network.interface import PeerId
-from minga.training.archive import RECORD_FILE, read_record
-from minga.training.join import PeerOptions, join
-from minga.training.receipts.book import PeerTotals, ReceiptBook
-from minga.training.receipts.book_file import books_in, owner_digits, read_book
-from minga.training.receipts.document import (
+from minga.receipts.book import PeerTotals, ReceiptBook
+from minga.receipts.book_file import books_in, owner_digits, read_book
+from minga.receipts.document import (
     MAX_FILE_BYTES,
     ReceiptError,
     VerifiedReceipts,
     verify_document,
     write_document,
 )
-from minga.training.run_folder.rejoin import signed_spec
+from minga.training.join import PeerOptions, join
 
 
 def run_show(source: str, peer: PeerOptions, context: Context) -> None:

@@ -12,7 +12,7 @@ from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import Output, plain_table
 from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration, format_size
-from minga.training.run_folder.known_runs import KnownRun, RunFolder, only_one, run_folders, runs_folder
+from minga.keeping.known_runs import KnownRun, RunFolder, only_one, run_folders, runs_folder
 
 
 def run_runs(directory: Path | None, remove: str | None, context: Context, *, yes: bool) -> None:

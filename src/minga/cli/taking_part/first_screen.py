@@ -21,12 +21,12 @@ from minga.core.errors import ConfigurationError
 from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_duration, format_size
+from minga.keeping.availability import ADVANCE, TrafficLimit
 from minga.network.probing.prober import MAX_DAY_BYTES
 from minga.network.probing.streams import most_probe_bytes
 from minga.simulation.forecast.explanation import DAY_S, PeerTask, explain
 from minga.simulation.forecast.forecast import encoded_bytes
 from minga.simulation.forecast.model_facts import STATE_BYTES, ModelFacts, facts_of_recipe
-from minga.training.availability import ADVANCE, TrafficLimit
 from minga.training.join import PeerOptions
 from minga.training.prospect import Prospect
 

@@ -38,6 +38,7 @@ from minga.core.wheel import own_wheel
 from minga.dashboard.joining import JoinFacts, JoinPage, Source
 from minga.identity.links.links import Link, reach_of
 from minga.integrations.loggers import LoggerChoice, RunLog
+from minga.keeping.known_runs import ChosenStrategy, known_run, known_runs
 from minga.monitor.history import FILE_NAME, RECORD_FILE, History, HistoryServer
 from minga.monitor.watcher import Watcher
 from minga.notebook.cells import volunteer_cells
@@ -47,7 +48,6 @@ from minga.training.join import PeerOptions
 from minga.training.organiser import desk_in
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import with_origins
-from minga.training.run_folder.known_runs import ChosenStrategy, known_run, known_runs
 
 if TYPE_CHECKING:
     from minga.cli.taking_part.held_out import HeldOut

@@ -41,8 +41,8 @@ from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_duration
 from minga.core.wheel import installed_from
 from minga.integrations.loggers import LoggerChoice, RunLog
+from minga.keeping.availability import Availability, AvailabilityRules, listeners, listening
 from minga.recipes.registry import CUSTOM
-from minga.training.availability import Availability, AvailabilityRules, listeners, listening
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
 from minga.training.prospect import Prospect

@@ -7,8 +7,8 @@ from pathlib import Path
 from minga.cli.terminal.context import Context
 from minga.core.errors import ConfigurationError
 from minga.identity.links.links import Link
-from minga.training.availability import AvailabilityRules, DailyHours, TrafficLimit, listeners, set_paused
-from minga.training.run_folder.known_runs import FOLDER_DIGITS, runs_folder
+from minga.keeping.availability import AvailabilityRules, DailyHours, TrafficLimit, listeners, set_paused
+from minga.keeping.known_runs import FOLDER_DIGITS, runs_folder
 
 
 def availability_rules(only: str | None, max_traffic: str | None, *, pause_on_battery: bool) -> AvailabilityRules:

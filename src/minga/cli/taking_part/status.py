@@ -16,11 +16,11 @@ from minga.cli.terminal.output import Output, Ticker
 from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration
+from minga.keeping.known_runs import FOLDER_DIGITS, ChosenStrategy
 from minga.monitor.history import FILE_NAME, Entry, History, number_in, read_history, told_since
 from minga.monitor.plot import plot_history
 from minga.monitor.watcher import Watcher
 from minga.training.join import PeerOptions, join
-from minga.training.run_folder.known_runs import FOLDER_DIGITS, ChosenStrategy
 from minga.training.status.run_status import RunStatus
 
 LOOK_S = 3.0

@@ -45,7 +45,7 @@ class LastCheckpoint:
 
     def on_disk(self) -> dict[str, int]:
         """The step of the newest checkpoint, by the name `checkpoint`; empty if there is none."""
-        step = self._peer.checkpoint_step()
+        step = self._peer.checkpointer.newest_step()
         return {} if step is None else {"checkpoint": step}
 
     def _ask(self) -> bool:

@@ -43,7 +43,7 @@ def own_run(named: str, directory: Path | None = None) -> str:
     """
     if not RUN_ID.fullmatch(named) or Path(named).exists():
         return named
-    from minga.training.run_folder.known_runs import run_with_id, runs_folder
+    from minga.keeping.known_runs import run_with_id, runs_folder
 
     return str(run_with_id(named, runs_folder(directory)).directory)
 

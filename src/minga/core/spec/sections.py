@@ -414,13 +414,13 @@ class SecuritySection(Section):
 class FileEntry(Section):
     """A file that comes with the run: its BLAKE3 digest (64 hexadecimal digits) and its size.
 
-    `pieces` is the BLAKE3 of the digests of its pieces of 1 MiB, 32 bytes each; run specs of before lack it.
+    `pieces` is the BLAKE3 of the digests of its pieces of 1 MiB, 32 bytes each.
     """
 
     blake3: str = described(..., "digest of the content", "64 lower-case hexadecimal digits", pattern=r"^[0-9a-f]{64}$")
     size_bytes: int = whole(..., 0, MAX_FILE_BYTES, "size of the file")
-    pieces: str | None = described(
-        None, "digest of the digests of its pieces", "64 lower-case hexadecimal digits", pattern=r"^[0-9a-f]{64}$"
+    pieces: str = described(
+        ..., "digest of the digests of its pieces", "64 lower-case hexadecimal digits", pattern=r"^[0-9a-f]{64}$"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from minga.core.decoding import decode_json
-from minga.training.receipts.book import PeerTotals
+from minga.receipts.book import PeerTotals
 from minga.training.status.run_status import PeerStatus, RunStatus
 
 MOST_PEERS: Final = 4096

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from minga.dashboard.model.contributions import ACTIVE, Contribution, Contributions
 from minga.dashboard.model.run_model import RunModel
-from minga.training.receipts.book import PeerTotals
+from minga.receipts.book import PeerTotals
 from minga.training.status.run_status import PeerStatus, RunStatus
 from minga.training.status.status_reader import Look
 

@@ -10,13 +10,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from minga.access.standing_orders import PAUSED
 from minga.core.decoding import decode_json
 from minga.core.errors import ConfigurationError, MingaError
 from minga.core.files import parse_value, split_setting
 from minga.dashboard.server.guard import refusal
 from minga.identity.access.orders import Amendment
 from minga.identity.keys.keys import is_peer_id
-from minga.training.access.standing_orders import PAUSED
 from minga.training.organiser import LEAD_S, PAUSE_LEAD_S, Organiser
 
 MOST_BYTES: Final = 8192

@@ -6,6 +6,6 @@
 Read: orders (admit, bar, hand the role over, change settings while the run goes on), token (bound to a peer's key; and
 address ranges banned for a time), ledger (all known orders and the rules, and orders before they are signed).
 
-Called by training/access, identity/links, authority and the organiser's commands. Everything is checked offline, from
+Called by access, identity/links, authority and the organiser's commands. Everything is checked offline, from
 signatures alone; it knows nothing of connections.
 """

@@ -16,7 +16,7 @@ secret itself never leaves the joining machine. An authority keeps the secret of
 people who log in: under which name, and until when, which may be long before the invitation ends.
 
 No signature can tell how often an invitation was used. Peers count the ones that they know, see
-`minga.training.access.admission`.
+`minga.access.admission`.
 """
 
 from __future__ import annotations

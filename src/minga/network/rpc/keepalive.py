@@ -38,7 +38,8 @@ STREAMS_PER_TICK: Final = 8
 """A peer with more streams for each tick makes longer pauses."""
 
 SILENCE_S: Final = 1.5
-"""Seconds of complete silence on an idle link of no length after which a peer counts as gone."""
+"""Seconds of complete silence on an idle link of no length after which a peer counts as gone, or a tick less: a frame
+comes at some moment of its tick."""
 
 
 def silence_limit(round_trip_s: float | None, pause_ticks: int = LEAST_TICKS) -> int:

@@ -331,11 +331,12 @@ class MessageStream:
         """Whether the peer is to be given up, because of what this stream heard or what all streams with it did."""
         heard, pause = self._heard_tick, self._far_pause
         quiet = tick - heard
-        if quiet > silence_limit(None, pause) and quiet > silence_limit(self._round_trip_s(), pause):
+        if quiet >= silence_limit(None, pause) and quiet >= silence_limit(self._round_trip_s(), pause):
             if self._anywhere.frame_tick <= heard:
                 self._anywhere.silent_tick = tick
             return True
-        return quiet > pause and self._anywhere.silent_tick > heard
+        # A stream that was opened in the tick in which another one gave the peer up heard nothing in that tick.
+        return quiet > pause and self._anywhere.silent_tick >= max(heard, self._anywhere.frame_tick + 1)
 
     @property
     def _heard_tick(self) -> int:

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
+from minga.access.standing_orders import PAUSED, check_changes
 from minga.averaging.strategy_choice import largest_strategy
 from minga.core.errors import ConfigurationError
 from minga.core.files import parse_value, read_toml, split_setting
@@ -49,7 +50,6 @@ from minga.simulation.scenario.sections import (
     RelayTable,
     StopTable,
 )
-from minga.training.access.standing_orders import PAUSED, check_changes
 from minga.training.plugins_of_run import with_origins
 
 # ---- The tables of a scenario: its sections, its classes of peers, and what can be computed from them.

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from minga.access.standing_orders import PAUSED, STOP, check_changes
 from minga.core.errors import ConfigurationError
 from minga.identity.access.ledger import AccessLedger, PublicOrder, draft_amendment, draft_range_ban, draft_revocation
 from minga.identity.keys.keys import Identity
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm
-from minga.training.access.standing_orders import PAUSED, STOP, check_changes
+from minga.training.organiser import draft_regroup
 from minga.training.state.snapshot import StateSnapshot
 
 WHY: Final = "in a scenario"
@@ -53,6 +54,14 @@ class SwarmOrganiser:
         self.last_step = self._newest() + steps_ahead
         self._amend({STOP: self.last_step, PAUSED: False}, 0)
         return self.last_step
+
+    def regroup(self, peer: str) -> None:
+        """Let the run go on with the members that a peer sees. Raises `ConfigurationError` if it sees none."""
+        entry = self._peer(peer)
+        ledger, now = entry.session.ledger, int(entry.network.wall_time())
+        if ledger is None:
+            raise ConfigurationError(f"{peer} does not know the run yet")
+        self._enter(entry, [draft_regroup(entry.session.board, ledger, now).signed_by(self._identity)])
 
     def ban(self, peer: str, lasts_s: float | None) -> None:
         """Bar the key of a peer, and its present address for a time."""

@@ -102,6 +102,8 @@ class SimulatedPeer:
     def keep_of(self, former: SimulatedPeer) -> None:
         """Begin with what lies in the folder of its former self, but for the checkpoint."""
         self._kept_genesis = former.genesis
+        if former.session.ledger is not None:
+            self.session.admission.take(former.session.ledger.orders())
 
     @property
     def is_gone(self) -> bool:
@@ -163,7 +165,7 @@ class SimulatedPeer:
         self.port = port = GradientPort(
             asyncio.get_running_loop(), self.replica, strategy=strategy, choose=partial(StrategyChoice.of, spec)
         )
-        member = self.session.attach(spec, self.replica, port, task.organiser)
+        member = self.session.attach(self.replica, port)
         await self._serve(port, member.ready.is_set, checkpoint_every)
         while True:
             if self.settings is None:
@@ -191,7 +193,7 @@ class SimulatedPeer:
             size=spec.security.micro_batch_size,
         )
         entropy = random.Random(f"minga secrets {self.network.peer_id} {loop.time()}").randbytes
-        self.session.attach_secure(spec, self.replica, port, task.organiser, entropy=entropy)
+        self.session.attach_secure(self.replica, port, entropy=entropy)
         while True:
             port.want_batch()
             await self._serve(port, lambda: True, task.checkpoint_every)

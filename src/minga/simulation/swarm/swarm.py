@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from minga.access.admission import Admission
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
 from minga.core.aio import end
@@ -37,7 +38,6 @@ from minga.security.randomness.public_batch import PublicBatch
 from minga.simulation.faults.driver import FaultDriver, FaultRecord, LyingPeers, VirtualFaults
 from minga.simulation.faults.script import parse_faults
 from minga.simulation.swarm.simulated_peer import Life, SimulatedPeer, TrainerSettings, TrainingTask
-from minga.training.access.admission import Admission
 from minga.training.record_kinds import RUN_KINDS
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.replica.replica import Replica

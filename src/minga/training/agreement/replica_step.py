@@ -12,6 +12,7 @@ import msgspec
 import torch
 from blake3 import blake3
 
+from minga.access.standing_orders import Amended
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
@@ -21,7 +22,6 @@ from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.events.bus import EventBus
 from minga.core.events.training import ParametersDrift, ParametersNotAveraged, StrategyChanged
 from minga.core.thread_guard import loop_bound
-from minga.training.access.standing_orders import Amended
 from minga.training.agreement.comparison import StateComparison
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.lineage import Lineage

@@ -34,14 +34,16 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import torch
 
 from minga.averaging.messages import Report
-from minga.averaging.strategy_choice import StrategyChoice, StrategyFacts
+from minga.averaging.strategy_choice import StrategyChoice, StrategyFacts, round_batch_range
 from minga.core.aio import offload
 from minga.core.errors import ConfigurationError, NonFiniteError
+from minga.core.spec.run_spec import RunSpec
 from minga.training.bridge.micro_batch_times import MicroBatchTimes
 from minga.training.bridge.thread_bridge import WAIT, ThreadTask, TrainingThread, Wait
 from minga.training.replica.accelerator import LateVerdict, verdict_of
@@ -115,6 +117,17 @@ class GradientPort(TrainingThread):
         self._times = MicroBatchTimes()
         self._begun_s = -math.inf  # loop time at which the present step began
         self._step_s = math.inf  # seconds that the last step took
+
+    @classmethod
+    def for_run(cls, loop: asyncio.AbstractEventLoop, replica: ReplicaInterface, spec: RunSpec) -> GradientPort:
+        """The port of a trainer in the run of `spec`; it goes on with the strategy of the replica's state."""
+        return cls(
+            loop,
+            replica,
+            strategy=StrategyChoice.of(spec, replica.strategy),
+            choose=partial(StrategyChoice.of, spec),
+            target_batch_sizes=round_batch_range(spec.at(replica.step)),
+        )
 
     @property
     def facts(self) -> StrategyFacts:

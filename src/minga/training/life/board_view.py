@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from minga.averaging.links import Links, links_of
+from minga.averaging.matchmaking.follower import ASK_S
 from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.board import Board
@@ -26,12 +27,19 @@ FORGIVEN_S = 600.0
 """Seconds after which a peer's earlier attempts count no more, and the swarm waits for it again."""
 
 
-BEGINS_ANEW_S = 2.0
-"""Seconds in which a peer whose state came too late for its step finds that out, and fetches the next one."""
+BEGINS_ANEW_S = ASK_S + 0.5
+"""Seconds in which a peer whose state came too late for its step asks around, hears at its first join that the step is
+over, and is heard to fetch the next state. An attempt counts for so long at least: for one of a moment a step waits as
+long for the peer to join, and one that says in each step that it fetches would hold up all of them.
+"""
 
 
 @dataclass
 class _Effort:
+    """One peer's attempts since `first_s`, which count `spent_s`; and `since_s` a further one, None if that ended at
+    `ended_s`.
+    """
+
     first_s: float
     since_s: float | None
     spent_s: float = 0.0
@@ -49,11 +57,11 @@ class Newcomers:
     def look(self, progress: Mapping[PeerId, Progress]) -> None:
         """Take note of what all living members say."""
         now = self._clock()
-        syncing = {peer for peer, each in progress.items() if each.status == "syncing"}
+        syncing = {peer for peer, each in progress.items() if not each.is_settled}
         for peer, effort in list(self._efforts.items()):
             if peer not in syncing and effort.since_s is not None:
-                effort.spent_s, effort.since_s = effort.spent_s + now - effort.since_s, None
-                effort.ended_s = now
+                effort.spent_s += max(now - effort.since_s, BEGINS_ANEW_S)
+                effort.since_s, effort.ended_s = None, now
             if effort.since_s is None and now - effort.first_s > FORGIVEN_S:
                 del self._efforts[peer]
         for peer in syncing:
@@ -138,7 +146,7 @@ class BoardView:
         """The progress of all other living members that take part in rounds at present; copy it to keep it."""
         known = self._progress()
         if self._active is None:
-            self._active = {peer: p for peer, p in known.items() if _is_active(p)}
+            self._active = {peer: p for peer, p in known.items() if p.is_active}
         return self._active
 
     def settled(self) -> Mapping[PeerId, Progress]:
@@ -147,7 +155,7 @@ class BoardView:
         """
         known = self._progress()
         if self._settled is None:
-            self._settled = {peer: p for peer, p in known.items() if _is_settled(p)}
+            self._settled = {peer: p for peer, p in known.items() if p.is_settled}
             self._standings = Counter((self._standing_of(p), p.client) for p in self._settled.values())
         return self._settled
 
@@ -262,9 +270,7 @@ class BoardView:
                 now = now if is_here and peer != self._node.peer_id else None
                 self._replace(peer, before, now)
                 has_newcomer = has_newcomer or (before is None and now is not None)
-                has_syncing = has_syncing or any(
-                    each is not None and each.status == "syncing" for each in (before, now)
-                )
+                has_syncing = has_syncing or any(each is not None and not each.is_settled for each in (before, now))
             if has_newcomer:
                 self._known = dict(sorted(self._known.items()))
             if has_syncing:
@@ -281,12 +287,12 @@ class BoardView:
             self._known[peer] = now
         else:
             self._known.pop(peer, None)
-        if _is_active(before) != _is_active(now) or _is_settled(before) != _is_settled(now):
+        if before is None or now is None or (before.is_settled, before.is_active) != (now.is_settled, now.is_active):
             self._active = self._settled = None
             return
-        if self._active is not None and now is not None and _is_active(now):
+        if self._active is not None and now.is_active:
             self._active[peer] = now
-        if self._settled is not None and before is not None and now is not None and _is_settled(now):
+        if self._settled is not None and now.is_settled:
             self._settled[peer] = now
             place = self._standing_of(before), before.client
             self._standings[place] -= 1
@@ -328,11 +334,3 @@ class _LinksOfAll(Mapping[PeerId, Links]):
 
     def __len__(self) -> int:
         return len(self._published) + (self._node.peer_id not in self._published)
-
-
-def _is_active(progress: Progress | None) -> bool:
-    return progress is not None and progress.status not in ("syncing", "finished")
-
-
-def _is_settled(progress: Progress | None) -> bool:
-    return progress is not None and progress.status != "syncing"

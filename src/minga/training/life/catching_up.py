@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, NoReturn
 
-from minga.averaging.matchmaking.leader import OutOfSyncError
+from minga.averaging.matchmaking.attempt import OutOfSyncError
 from minga.core.aio import end, racing
 from minga.core.errors import NoStateError, RemoteError
 from minga.core.events.bus import EventBus
@@ -118,11 +118,11 @@ logger = logging.getLogger("minga.training")
 class StateWait:
     """The wait of a peer that has no state of the run: it says for what it waits, and gives up in the end.
 
-    Such a peer never trains. `organiser` is the peer that founds the run.
+    Such a peer never trains.
     """
 
-    def __init__(self, node: Node, organiser: PeerId, founding: Founding) -> None:
-        self.organiser = organiser
+    def __init__(self, node: Node, founding: Founding) -> None:
+        self.organiser = founding.run.organiser
         self._node, self._founding = node, founding
         self._begun_s: float | None = None
         self._hopeless_s: float | None = None  # since when no peer is in sight that could help
@@ -133,10 +133,16 @@ class StateWait:
         finding = asyncio.get_running_loop().create_task(self._founding.find(state))
         try:
             while not (await asyncio.wait({finding}, timeout=SYNC_RETRY_S))[0]:
-                is_near = self._node.is_connected(self.organiser)
+                is_near, name = self._node.is_connected(self.organiser), self.organiser[:10]
                 gives = "gives it" if self._founding.rules.by_organiser else "says whose it is"
                 away = "" if is_near else ", which is not connected now"
-                why = f"the run has no first state yet; its organiser {self.organiser[:10]} {gives}{away}"
+                why = f"the run has no first state yet; its organiser {name} {gives}{away}"
+                if self._founding.told_step:
+                    why = (
+                        f"the run is at step {self._founding.told_step}, but no peer that is here has the record of "
+                        "how it was founded. That lies in the folder and the checkpoints of each peer that trained: "
+                        f"one of them, such as the organiser {name}, has to bring it back, or host a new run"
+                    )
                 if is_other := self._founding.told_first not in ("", state):
                     why = (
                         "the recipe gives this machine another first state than the organiser's; do versions of its "

@@ -23,7 +23,6 @@ that it does not remember.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -35,15 +34,15 @@ import msgspec
 from blake3 import blake3
 
 from minga.core.aio import racing
-from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import RemoteError, StorageError
 from minga.core.events.security import SecureFounded, SecureWaiting
-from minga.core.files import write_atomically
+from minga.core.files import keep, read_struct
 from minga.core.spec.run_spec import RunSpec
-from minga.core.thread_guard import loop_bound
+from minga.core.thread_guard import any_thread, loop_bound
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
 from minga.network.bounded_dict import BoundedDict
 from minga.network.interface import PeerId
+from minga.network.rpc.handshake import Role
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
 from minga.security.protocol.statements import MAX_MEMBERS, Peer
@@ -61,6 +60,7 @@ READY_S = 12.0
 because a peer that waits for the answer of another one is still there.
 """
 MAX_READY = 4 * MAX_MEMBERS
+MAX_GENESIS_BYTES = 1 << 20
 
 
 class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -82,15 +82,12 @@ class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     def from_file(cls, path: Path, run_id: str, organiser: str) -> Genesis | None:
         """The genesis kept there; None if it is missing, damaged, or of another run. Raises `StorageError`."""
         try:
-            data = path.read_bytes()
-        except FileNotFoundError:
+            genesis = read_struct(path, cls, MAX_GENESIS_BYTES)
+        except (FileNotFoundError, ValueError):
             return None
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error}") from error
-        with contextlib.suppress(*DECODING_ERRORS):
-            genesis = decode_msgpack(data, cls)
-            return genesis if genesis.holds(run_id, organiser) else None
-        return None
+        return genesis if genesis.holds(run_id, organiser) else None
 
     def holds(self, run_id: str, organiser: str) -> bool:
         """Whether the organiser of that run signed it."""
@@ -133,6 +130,28 @@ class Bootstrap:
 
 
 @dataclass(frozen=True)
+class Participation:
+    """Which run a peer takes part in, and how: the run spec as the `organiser` signed it, and this peer's `role`.
+
+    What organisers amend while the run goes on is in `access/standing_orders.py`.
+    """
+
+    spec: RunSpec
+    organiser: PeerId
+    role: Role
+
+    @property
+    def aggregates(self) -> bool:
+        """Whether this peer can be dialled by all, and so reduces and leads for them."""
+        return self.role != "client"
+
+    @property
+    def computes(self) -> bool:
+        """Whether this peer gives gradients."""
+        return self.role != "auxiliary"
+
+
+@dataclass(frozen=True)
 class FoundingRules:
     """Who founds a run: as many peers as `founders` says, `by_organiser` if its peer is the only one that may, in which
     case it is the one founder. In a run that begins `alike` all peers can make its first state, as with a recipe.
@@ -154,15 +173,14 @@ class FoundingRules:
 class Founding:
     """Finds out how the run was founded, founds it if that is this peer's part, and tells others.
 
-    `organiser` is the peer whose key signs, `path` where the genesis is kept, and `known` what lay there.
+    `path` is where the genesis is kept, and `known` what lay there.
     """
 
     def __init__(
         self,
         node: Node,
         identity: Identity,
-        organiser: str,
-        rules: FoundingRules,
+        run: Participation,
         path: Path | None = None,
         known: Genesis | None = None,
     ) -> None:
@@ -176,9 +194,9 @@ class Founding:
         """Such a digest, as the organiser's peer told it last."""
         self.waiting: tuple[int, int] | None = None
         """How many are ready to be founders and how many the run wants, while it waits for them."""
-        self.organiser = PeerId(organiser)
+        self.run, self.rules = run, FoundingRules.of(run.spec)
         self._node, self._identity = node, identity
-        self.rules, self._path = rules, path
+        self._path = path
         self._ready: dict[PeerId, _Ready] = {}
         """The peers that could found the run, in the order in which they came."""
         self._forgers: BoundedDict[PeerId, None] = BoundedDict(MAX_READY)
@@ -189,6 +207,7 @@ class Founding:
         node.serve(METHOD, self._serve)
 
     @property
+    @any_thread
     def genesis(self) -> Genesis | None:
         """The genesis, once it is known here."""
         return self._genesis
@@ -207,7 +226,7 @@ class Founding:
                 if self.rules.founders > 1:
                     self._node.events.emit(SecureWaiting(ready=ready, wanted=self.rules.founders))
             found = await self._ask_all(state)  # the organiser, too: its disk may have lost what it signed
-            if found is None and self._identity.peer_id == self.organiser and ready >= self.rules.founders:
+            if found is None and self._identity.peer_id == self.run.organiser and ready >= self.rules.founders:
                 chosen = [] if self.first else founders[: self.rules.founders]
                 first = self.first or (state if self._node.peer_id in chosen else self._ready[chosen[0]].state)
                 found = Genesis.sign(self._node.run_id, chosen, first, self._identity)
@@ -242,7 +261,7 @@ class Founding:
         if self.first:
             return [peer for peer in self._present() if self._ready[peer].state == self.first]
         if self.rules.by_organiser:
-            return [peer for peer in own if peer == self.organiser]
+            return [peer for peer in own if peer == self.run.organiser]
         states = {**own, **{peer: ready.state for peer, ready in self._ready.items() if peer in self._present()}}
         counts = Counter(states.values())
         first = state or max(counts, key=counts.__getitem__, default="")
@@ -252,11 +271,11 @@ class Founding:
         """A peer that would found the run with another state than `state`, which this one has, and that state's digest:
         the organiser's, where that has one, else a peer with what most others have; None if there is none.
         """
-        if self._node.peer_id == self.organiser:
+        if self._node.peer_id == self.run.organiser:
             return None
         states = {peer: self._ready[peer].state for peer in self._present()}
-        if self.organiser in states:
-            states = {self.organiser: states[self.organiser]}
+        if self.run.organiser in states:
+            states = {self.run.organiser: states[self.run.organiser]}
         counts = Counter(each for each in states.values() if each != state)
         first = max(counts, key=counts.__getitem__, default=None)
         having = [peer for peer, each in states.items() if each == first]
@@ -270,7 +289,7 @@ class Founding:
         """Ask some peers, the organiser's before others, until one knows the genesis or all have answered."""
         known = [peer for peer in self._node.connected() if peer not in self._forgers]
         others = self._random.sample(known, min(len(known), MOST_ASKED))
-        asked = list(dict.fromkeys([*(peer for peer in known if peer == self.organiser), *others]))
+        asked = list(dict.fromkeys([*(peer for peer in known if peer == self.run.organiser), *others]))
         async with racing(self._ask(peer, state) for peer in asked) as answers:
             for answer in answers:
                 if (found := await answer) is not None:
@@ -282,12 +301,12 @@ class Founding:
             answer = await self._node.call(peer, METHOD, AskFounders(state), GenesisAnswer, timeout_s=CALL_S)
         except RemoteError:
             return None
-        if answer.genesis is not None and not answer.genesis.holds(self._node.run_id, self.organiser):
+        if answer.genesis is not None and not answer.genesis.holds(self._node.run_id, self.run.organiser):
             self._forgers[peer] = None
             self._node.offend(peer, "it sent a genesis that the organiser did not sign")
             return None
         self._told_step = max(self._told_step, answer.step)
-        if peer == self.organiser:
+        if peer == self.run.organiser:
             self.told_first = answer.first
         return answer.genesis
 
@@ -306,7 +325,7 @@ class Founding:
     async def _may_begin(self, state: str) -> bool:
         """Whether the organiser's peer says that a peer which has this state may begin the run with it now."""
         try:
-            answer = await self._node.call(self.organiser, METHOD, AskFounders(), GenesisAnswer, timeout_s=CALL_S)
+            answer = await self._node.call(self.run.organiser, METHOD, AskFounders(), GenesisAnswer, timeout_s=CALL_S)
         except RemoteError:
             return False
         return bool(state) and answer.first == state
@@ -341,7 +360,4 @@ class _Ready(NamedTuple):
 def _keep(path: Path | None, genesis: Genesis) -> None:
     if path is None:
         return
-    try:
-        write_atomically(path, msgspec.msgpack.encode(genesis))
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error}") from error
+    keep(path, genesis)

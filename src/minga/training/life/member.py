@@ -13,17 +13,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import msgspec
 import torch
 
+from minga.access.standing_orders import Amended, StandingOrders
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.codecs.residual import LossySettings, RoundVectors
 from minga.averaging.group import GroupSettings
+from minga.averaging.matchmaking.attempt import OutOfSyncError
 from minga.averaging.matchmaking.former import GroupFormation
-from minga.averaging.matchmaking.leader import OutOfSyncError
 from minga.averaging.messages import Plan
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
@@ -49,7 +49,7 @@ from minga.identity.keys.keys import Identity
 from minga.network.gossip.board import Board
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
-from minga.training.access.standing_orders import Amended, StandingOrders
+from minga.receipts.receipts import Receipts
 from minga.training.agreement.comparison import AveragingInterval, StateComparison
 from minga.training.agreement.replica_step import ParameterAverage, ReplicaStep, StrategySwitch
 from minga.training.bridge.gradient_port import GradientPort
@@ -61,7 +61,6 @@ from minga.training.life.leaving import FAREWELL_S, Companions, closing
 from minga.training.life.progress_publisher import ProgressPublisher
 from minga.training.life.worth import WorthNotice
 from minga.training.lineage import Lineage
-from minga.training.receipts.receipts import Receipts
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import ContributionFate
@@ -82,46 +81,25 @@ class RegroupedError(RemoteError):
     """The organisers regrouped the run: the step that was formed is another one now."""
 
 
-@dataclass(frozen=True)
-class MemberSettings:
-    """How one peer takes part.
-
-    Whether it can be dialled by all and so `aggregates` for them, and whether it `computes` gradients. Of the run: the
-    smallest and the largest target batch size (equal where that is fixed; else it is chosen so that communication takes
-    no more than the share `most_communication`). `lossy` is for codecs that leave most out. `average_parameters_every`
-    so many steps; 0 is as needed. `divide` says who reduces what in the groups that it leads. Where half of a round's
-    members are left, those with the `organiser` go on, whose peer also founds the run.
-    """
-
-    target_batch_sizes: tuple[int, int]
-    aggregates: bool
-    organiser: PeerId
-    computes: bool = True
-    lossy: LossySettings = field(default_factory=LossySettings)
-    most_communication: float = 0.1
-    wait_in_minority: bool = True
-    digest_every: int = 10
-    average_parameters_every: int = 0
-    divide: Divide = divide
-
-
 @loop_bound
 class Member:
-    """Drives the steps of one peer; for `download` see `Synchroniser`."""
+    """Drives the steps of one peer, which leads with plans by `divide`; for `download` see `Synchroniser`."""
 
     def __init__(
         self,
         node: Node,
         identity: Identity,
         board: Board,
-        settings: MemberSettings,
         replica: ReplicaInterface,
         port: GradientPort,
         download: Download,
         founding: Founding,
         orders: StandingOrders,
         receipts: Receipts | None = None,
+        divide: Divide = divide,
     ) -> None:
+        run = founding.run
+        spec, organiser = run.spec, run.organiser
         self.receipts = Receipts(node, identity) if receipts is None else receipts
         """What members attest of each other's contributions."""
         self.step = 0
@@ -131,41 +109,42 @@ class Member:
         """Called on the loop with the state after the run's last step."""
         self.lineage = replica.lineage
         """Where this peer's state comes from; one that is not founded is no state of the run."""
-        self._run_founding = ""
         self.on_replaced: Callable[[], None] = lambda: None
         """Called on the loop when the state was fetched, so that what was served before is not what this peer has."""
         self.on_step_ended = Observers[[]]()
         """Told when this peer has applied a step, or given a round up."""
-        self.swarm_view = BoardView(board, node, settings.organiser)
-        self._node, self._board, self._settings, self._organiser = node, board, settings, settings.organiser
+        self.swarm_view = BoardView(board, node, organiser)
+        self._node, self._board = node, board
         self._port, self._replica, self._founding = port, replica, founding
         self._synchroniser = Synchroniser(replica, port, download)
         interval = AveragingInterval(
-            settings.average_parameters_every,
-            settings.digest_every,
+            spec.averaging.average_parameters_every,
+            spec.state.digest_every,
             is_useful=lambda: port.facts.shares_optimizer and not replica.rounds_alike,
         )
-        self._states = StateComparison(board, replica, settings.digest_every, interval, settings.organiser)
+        self._states = StateComparison(board, replica, spec.state.digest_every, interval, organiser)
         self.vectors = RoundVectors(
-            replica.layout_of, replica.vector.new, settings.lossy, keeps_uncounted=port.facts.keeps_uncounted
+            replica.layout_of,
+            replica.vector.new,
+            LossySettings(spec.averaging.residual_decay, spec.averaging.warmup_rounds),
+            keeps_uncounted=port.facts.keeps_uncounted,
         )
+        least_batch, largest_batch = round_batch_range(spec)
         group = GroupSettings(
-            settings.target_batch_sizes[0],
+            least_batch,
             self.vectors.described,
-            settings.aggregates,
-            computes=settings.computes,
-            wait_in_minority=settings.wait_in_minority,
-            overlapped=lambda: port.facts.max_in_flight > 0,
-            counts_late=lambda: port.facts.counts_late,
-            largest_batch_size=settings.target_batch_sizes[1],
-            most_communication=settings.most_communication,
-            organiser=settings.organiser,
+            run.aggregates,
+            computes=run.computes,
+            wait_in_minority=spec.network.minority == "wait",
+            largest_batch_size=largest_batch,
+            most_communication=spec.training.most_communication,
+            organiser=organiser,
             orders=orders,
             averages_every=lambda step: self._states.choose_interval(step + 1, self._others()),
             contributors=self._contributors,
             notes=self.receipts,
         )
-        self._formation = GroupFormation(node, identity, group, self.swarm_view, port, settings.divide)
+        self._formation = GroupFormation(node, identity, group, self.swarm_view, port, divide)
         self.receipts.epoch = lambda: self.epoch
         self.receipts.last_step = lambda: self.amended.last_step(self.step)
         self._all_reduce = AllReduce(node)
@@ -173,8 +152,8 @@ class Member:
             board,
             node,
             port,
-            lambda: (self.step, self._formation.batch.present),
-            client=not settings.aggregates,
+            lambda: (self.step, self._formation.batch.of(self.step)),
+            client=not run.aggregates,
             vector_bytes=self.vectors.encoded_bytes,
             lineage=lambda: self.lineage,
         )
@@ -186,7 +165,7 @@ class Member:
         self._switch = StrategySwitch(replica, port, self.vectors)
         self.replica_step = ReplicaStep(replica, port, self._states, average, self.amended, self._switch, node.events)
         """Applies the mean of each round."""
-        self._wait = StateWait(node, settings.organiser, founding)
+        self._wait = StateWait(node, founding)
         self._catching_up = CatchingUp(
             self._synchroniser, self.swarm_view, self._states, node.events, self._others, self._is_last, self._wait
         )
@@ -198,7 +177,7 @@ class Member:
     @property
     def view(self) -> tuple[PeerId, ...]:
         """Members of the last round, its leader first."""
-        return self._formation.view
+        return self._formation.position.view
 
     def close(self, error: BaseException) -> None:
         """Let the trainer go; its next boundary raises `error`."""
@@ -225,7 +204,7 @@ class Member:
             while not await self._is_over():
                 if (regroup := self.amended.regroup(self.epoch)) is not None:
                     await self._follow_regroup(regroup)
-                if self._catching_up.is_due(self.step):
+                elif self._catching_up.is_due(self.step):
                     await self._synchronise()
                 elif self.amended.is_paused(self.step):
                     self.ready.set()
@@ -242,7 +221,7 @@ class Member:
             await self.receipts.flush(FLUSH_S)
             self._port.close(RunFinishedError(f"the run is complete after {counted(self.step, 'step')}"))
             self.ready.set()
-            await asyncio.Event().wait()
+            await self._serve_last_state()
         except Exception as error:
             self._port.close(closing(error))
             self.ready.set()
@@ -309,7 +288,7 @@ class Member:
         """Go on with the members that the organisers named, or come to what they have."""
         present = [PeerId(peer) for peer in regroup.present]
         has_state = self.ready.is_set() and not self._catching_up.needs_state
-        is_one = has_state and self._node.peer_id in present and self.step >= regroup.step
+        is_one = has_state and self._goes_on_by(regroup)
         self._formation.regroup(regroup.epoch, sorted(present), is_one=is_one)
         self._take_up(self.lineage.in_epoch(regroup.epoch))
         self._lost = ()
@@ -320,6 +299,17 @@ class Member:
         else:
             await self._write_lineage("regroup", self.lineage)
         self._node.events.emit(RunRegrouped(step=regroup.step, members=len(present), present=is_one))
+
+    def _goes_on_by(self, regroup: Regroup) -> bool:
+        """Whether this peer is one of those with which the run goes on, and has what they go on with."""
+        return self._node.peer_id in regroup.present and self.step >= regroup.step
+
+    async def _serve_last_state(self) -> None:
+        """Until cancelled: who is through stays with those that follow a later regroup, and may need its state."""
+        while True:
+            if (regroup := self.amended.regroup(self.epoch)) is not None and self._goes_on_by(regroup):
+                self._take_up(self.lineage.in_epoch(regroup.epoch))
+            await asyncio.sleep(REGROUP_LOOK_S)
 
     def _ends_by_regroup(self, waiting: asyncio.Timeout) -> bool:
         """End the waiting if the organisers regrouped the run."""
@@ -373,7 +363,7 @@ class Member:
         )
         self._formation.commit(plan)
         given = weight if outcome.is_counted else 0
-        self.receipts.commit(outcome, given, self._formation.batch.present)
+        self.receipts.commit(outcome, given, self._formation.batch.of(self.step))
         self._publisher.set_status("training")  # the training thread may be long in coming to a boundary
         if outcome.is_late and not outcome.lost:
             self._node.access_link.doubt()
@@ -420,7 +410,7 @@ class Member:
         plan, step, report = outcome.plan, self.step + 1, self._port.report()
         self.replica_step.follow(plan)
         hashing = asyncio.get_running_loop().create_task(self._hash_result(plan.result_id))
-        batch = self._formation.batch.present
+        batch = self._formation.batch.of(self.step)
         if said := self.amended.enter(plan.orders):
             self._node.events.emit(RunAmended(step=self.step, changes=said))
         limit, goes_on = self._limit_by(plan), self.amended.at(step)
@@ -432,10 +422,10 @@ class Member:
             state = await self.replica_step.take(
                 outcome, self._result, fate, limit, strategy, lineage, compares=compares
             )
-        self._formation.previous = await hashing
+        fingerprint = await hashing
         self._worth.note(plan, report, batch)
         self.step, self.in_doubt = step, False
-        self._take_up(lineage)
+        self._take_up(lineage, fingerprint)
         members = len(plan.members) - len(outcome.lost)
         held_s = round(self._port.held_s(), 6)
         self._node.events.emit(StepApplied(step=step, samples=samples, members=members, batch=batch, held_s=held_s))
@@ -463,45 +453,35 @@ class Member:
         What this peer has counts only if it is a state of the run: the first one, founded with this peer, or one that
         descends from it.
         """
-        me, lineage = self._node.peer_id, self.lineage
-        if lineage.is_founded and self._founding.genesis is None:
-            self._run_founding = lineage.founding  # who is alone goes on without what the file would have told
-            self._node.spawn(self._verify_founding())
-        else:
-            rules = self._founding.rules
-            may_found = not lineage.is_founded and (me == self._organiser or rules.alike or not rules.by_organiser)
-            state = await self._port.request("digest", self._replica.digest) if may_found else ""
-            beginning = await self._wait.for_founding(state)
-            genesis = beginning.genesis
-            self._run_founding = genesis.id
-            begins = me in genesis.founders or (not genesis.founders and not beginning.has_begun)
-            if state == genesis.state and begins:
-                lineage = Lineage.founded(genesis.id)
-                await self._write_lineage(FOUNDED, lineage)
-                self._node.events.emit(StateFounded(digest=state))
-        self._take_up(lineage)
-        self._drop_foreign_state()
-
-    async def _verify_founding(self) -> None:
-        self._run_founding = (await self._founding.find()).genesis.id
-        self._drop_foreign_state()
-
-    def _drop_foreign_state(self) -> None:
-        """A peer that has no state of the run needs one, whatever else it has."""
-        if self.lineage.founding != self._run_founding:
-            if self.lineage.is_founded:
+        me, lineage, rules = self._node.peer_id, self.lineage, self._founding.rules
+        is_organiser = me == self._founding.run.organiser
+        may_found = not lineage.is_founded and (is_organiser or rules.alike or not rules.by_organiser)
+        state = await self._port.request("digest", self._replica.digest) if may_found else ""
+        if lineage.is_founded:
+            self._founding.step = max(self._founding.step, self.step)
+        beginning = await self._wait.for_founding(state)
+        genesis = beginning.genesis
+        begins = me in genesis.founders or (not genesis.founders and not beginning.has_begun)
+        if state == genesis.state and begins:
+            lineage = Lineage.founded(genesis.id)
+            await self._write_lineage(FOUNDED, lineage)
+            self._node.events.emit(StateFounded(digest=state))
+        if lineage.founding != genesis.id:  # who has no state of the run needs one, whatever else it has
+            if lineage.is_founded:
                 logger.warning("the state that is kept here descends from another founding of this run: it is dropped")
             self._catching_up.require()
             self._catching_up.discards_state = True
-            self._take_up(Lineage(epoch=self.epoch))
+            lineage = Lineage(epoch=self.epoch)
+        self._take_up(lineage)
 
-    def _take_up(self, lineage: Lineage) -> None:
-        """This peer's state is of this lineage now; without one it looks for states of the run's founding."""
+    def _take_up(self, lineage: Lineage, previous: str = "") -> None:
+        """This peer's state is of this lineage now, and a result with the fingerprint `previous` led to it, if one did;
+        without a lineage this peer looks for states of the run's founding.
+        """
         self.lineage = lineage
-        self._formation.epoch, self._formation.history = lineage.epoch, lineage.rounds
-        self.swarm_view.lineage = (
-            lineage if lineage.is_founded else msgspec.structs.replace(lineage, founding=self._run_founding)
-        )
+        self._formation.take_up(lineage.epoch, lineage.rounds, previous)
+        founding = "" if self._founding.genesis is None else self._founding.genesis.id
+        self.swarm_view.lineage = lineage if lineage.is_founded else msgspec.structs.replace(lineage, founding=founding)
         self._founding.step = max(self._founding.step, self.step)
 
     async def _write_lineage(self, why: str, lineage: Lineage) -> None:
@@ -579,8 +559,8 @@ class Member:
         return step == self.amended.last_step(self.step)
 
     def _is_finished(self) -> bool:
-        last = self.amended.last_step(self.step)
-        return last is not None and self.step >= last and not self._catching_up.needs_state
+        last, is_regrouped = self.amended.last_step(self.step), self.amended.regroup(self.epoch) is not None
+        return last is not None and self.step >= last and not self._catching_up.needs_state and not is_regrouped
 
 
 def fate_of(vector: torch.Tensor | None, outcome: RoundOutcome) -> ContributionFate:

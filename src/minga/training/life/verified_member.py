@@ -32,7 +32,6 @@ from minga.core.events.training import (
     SyncFinished,
     SyncOvertaken,
 )
-from minga.core.spec.run_spec import RunSpec
 from minga.core.thread_guard import loop_bound
 from minga.core.units import counted
 from minga.identity.keys.keys import Identity
@@ -184,7 +183,6 @@ class VerifiedMember:
         node: Node,
         identity: Identity,
         board: Board,
-        spec: RunSpec,
         options: VerifiedOptions,
         replica: ReplicaInterface,
         port: AssignedPort,
@@ -195,10 +193,11 @@ class VerifiedMember:
         """Called on the loop with the state after the run's last step."""
         self.on_step_ended = Observers[[]]()
         """Called when this peer has applied a step, or aborted a round."""
-        self.swarm_view = BoardView(board, node, options.founding.organiser)
+        self.swarm_view = BoardView(board, node, options.founding.run.organiser)
         self.secure: SecureMember | None = None
         """Set while this peer is where the members are."""
-        self._node, self._board, self._spec, self._replica, self._port = node, board, spec, replica, port
+        self._node, self._board, self._replica, self._port = node, board, replica, port
+        self._spec = spec = options.founding.run.spec
         self._work = VerifiedBackend(node, replica, port, options.directory)
         self._known: frozenset[PeerId] = frozenset()
         """Peers whose word counts if this peer has to enter: the founders, and the members that it came to know by the
@@ -330,14 +329,14 @@ class VerifiedMember:
             if other is None or other[1] in compared:
                 continue
             peer, state = other
-            if len(compared) >= MOST_COMPARED and peer != self.founding.organiser:
+            if len(compared) >= MOST_COMPARED and peer != self.founding.run.organiser:
                 continue
             what = "its parameters have other values. Begin with equal ones on all peers, as recipes do"
             try:
                 manifest = await fetch_manifest(self._node, peer, Description(0, state))
                 await self._port.accept(partial(self._replica.check, manifest))
             except ConfigurationError as error:
-                if peer == self.founding.organiser:
+                if peer == self.founding.run.organiser:
                     raise
                 what = str(error)
             except RemoteError:

@@ -35,8 +35,8 @@ from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.units import format_size
 from minga.identity.keys.key_file import FileLock
+from minga.keeping.complete_checkpoints import MANIFEST_NAME, complete_checkpoints, folder_name
 from minga.training.lineage import Lineage
-from minga.training.state.complete_checkpoints import MANIFEST_NAME, complete_checkpoints, folder_name
 from minga.training.state.manifest import FORMAT, MAX_MANIFEST_BYTES, Manifest, build_manifest
 from minga.training.state.scalars import Json, canonical_json
 from minga.training.state.snapshot import (
@@ -107,7 +107,7 @@ def write_tensors(
 #     optimizer.safetensors     what the optimizer keeps, as <parameter>/<key>
 #     sketch.safetensors        the basis of the run's sketch, if it has one
 #     strategy.safetensors      what the run's strategy keeps beside them, if it keeps anything
-#     …                         further files given by the caller, such as the run spec
+#     …                         further files given by the caller, such as the run spec and the genesis
 #
 # Everything is verified on reading: the state against the chunk hashes, those against the digest.
 

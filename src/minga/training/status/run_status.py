@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median_low
 from typing import Any, Final
 
+from minga.access.standing_orders import spec_due
 from minga.averaging.apportionment import NoAggregatorError
 from minga.averaging.links import Links
 from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
@@ -23,7 +24,6 @@ from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
-from minga.training.access.standing_orders import spec_due
 from minga.training.agreement.comparison import is_same
 from minga.training.record_kinds import Metrics, Progress, SplitServing, StateInfo
 from minga.training.status.last_problem import Trouble
@@ -442,7 +442,7 @@ def read_status(board: Board, node: Node, spec: RunSpec, losses: LossMeter) -> R
     ages = _ages(board)
     peers = tuple(_peer_status(board, node, peer, ages.get(peer, 0.0)) for peer in board.owners())
     active = [peer for peer in peers if peer.status not in (None, "syncing")]
-    step = step_of_half([peer.step for peer in active or peers if peer.status is not None])
+    step = _present_step(board)
     return RunStatus(
         name=spec.name,
         run_id=node.run_id,
@@ -521,8 +521,8 @@ def present_spec(board: Board, spec: RunSpec, ledger: AccessLedger | None) -> Ru
 
 def _present_step(board: Board) -> int:
     known = [item.payload for item in board.items(Progress)]
-    active = [progress for progress in known if progress.status != "syncing"]
-    return step_of_half([progress.step for progress in active or known])
+    settled = [progress for progress in known if progress.is_settled]
+    return step_of_half([progress.step for progress in settled or known])
 
 
 def _ages(board: Board) -> dict[PeerId, float]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from minga.access.standing_orders import StandingOrders
 from minga.averaging.strategy_choice import round_batch_range
 from minga.core.errors import RejectedError
 from minga.core.events.averaging import PlanResting
@@ -17,7 +18,6 @@ from minga.network.gossip.board import Board
 from minga.network.gossip.changes import Change
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
-from minga.training.access.standing_orders import StandingOrders
 from minga.training.record_kinds import Metrics, Progress
 from minga.training.status.last_problem import LastTrouble
 from minga.training.status.run_status import (

@@ -208,16 +208,28 @@ async def _ask(node: Node, donor: PeerId, minimum_step: int) -> DescribeReply:
 
 async def fetch_manifest(node: Node, donor: PeerId, state: Description) -> Manifest:
     """That of a `state` which `donor` described. Raises `RemoteError`."""
-    receiving = _receive_manifest(node, donor, state.digest)
-    return _checked(donor, state, await timely(receiving, donor, "sent no manifest"))
+    return _checked(donor, state, await receive_manifest(node, donor, state.digest))
 
 
-async def _receive_manifest(node: Node, donor: PeerId, digest: str) -> bytearray:
-    async with node.open(donor, MANIFEST) as stream:
-        await stream.send(ManifestRequest(digest))
-        encoded = await stream.receive_pages((await stream.receive(ManifestReply)).size_bytes, PAGE_BYTES)
-        await stream.finish()
-    return encoded
+async def receive_manifest(
+    node: Node, donor: PeerId, digest: str, method: str = MANIFEST, size_bytes: int | None = None
+) -> bytearray:
+    """What `donor` answers to a `ManifestRequest`, if it is of `size_bytes` (None: whatever it has).
+
+    Raises `RemoteError`; a `SilentError` after `CHUNK_TIMEOUT_S`.
+    """
+
+    async def receive() -> bytearray:
+        async with node.open(donor, method) as stream:
+            await stream.send(ManifestRequest(digest))
+            announced = (await stream.receive(ManifestReply)).size_bytes
+            if size_bytes not in (None, announced):
+                raise StateMismatchError(f"has {announced} bytes of digests instead of {size_bytes}", peer=donor)
+            encoded = await stream.receive_pages(announced, PAGE_BYTES)
+            await stream.finish()
+        return encoded
+
+    return await timely(receive(), donor, "sent no manifest")
 
 
 def _checked(donor: PeerId, state: Description, encoded: bytearray) -> Manifest:

@@ -60,13 +60,13 @@ class DescribeReply(msgspec.Struct, frozen=True):
 
 
 class ManifestRequest(msgspec.Struct, frozen=True):
-    """Send the manifest with this digest."""
+    """Send the manifest of the state, or the digests of the pieces of the file, with this digest."""
 
     digest: Digest
 
 
 class ManifestReply(msgspec.Struct, frozen=True):
-    """How many bytes of manifest follow."""
+    """How many bytes of it follow."""
 
     size_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_MANIFEST_BYTES)]
 

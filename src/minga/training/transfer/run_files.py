@@ -11,10 +11,8 @@ from any peer, and every peer serves the files that it has, in pieces of 1 MiB.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedRandom
@@ -44,17 +42,15 @@ from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
 from minga.training.state.manifest import CHUNK_BYTES, HASH_BYTES, hash_chunks
-from minga.training.transfer.download import ChunkFetch, ChunkSource
-from minga.training.transfer.messages import CHUNK_TIMEOUT_S, PAGE_BYTES, ManifestReply, ManifestRequest, OpenDownload
-from minga.training.transfer.server import send_pages, serve_chunks
+from minga.training.transfer.download import ChunkFetch, ChunkSource, receive_manifest
+from minga.training.transfer.messages import CHUNK_TIMEOUT_S, ManifestRequest, OpenDownload
+from minga.training.transfer.server import Places, send_manifest, serve_chunks
 
 # ---- The pieces of a file, 1 MiB each, with a digest for each, so that several peers can send the file at once.
 #
 # Theory of operation. The run spec holds the BLAKE3 of a file, its size, and the BLAKE3 of the concatenated digests of
 # its pieces (`pieces`). So a list of digests can come from any peer and is checked by its hash, and each piece is
-# checked by its digest as it arrives. Run specs written before there were pieces lack that hash: then the list is a
-# claim of the peer that sent it, and the digest of the whole file convicts that peer if the claim was wrong. The list
-# of a file that is one piece is the digest of the file.
+# checked by its digest as it arrives. The list of a file that is one piece is the digest of the file.
 
 
 READ_BYTES = 8 * CHUNK_BYTES
@@ -176,11 +172,7 @@ class _Served:
     def hashes(self) -> bytes:
         """The digests of the pieces. Raises `OSError` if the file is not what it was."""
         hashes = hash_pieces(self.path)
-        known = self.entry.pieces
-        if len(hashes) != piece_count(self.entry.size_bytes) * HASH_BYTES or known not in (
-            None,
-            blake3(hashes).hexdigest(),
-        ):
+        if blake3(hashes).hexdigest() != self.entry.pieces:
             raise OSError("the file is damaged")
         return hashes
 
@@ -206,7 +198,7 @@ class RunFileServer:
         self._reply = DescribeRunReply(signed_spec.encode())
         self._files = {spec_files[name].blake3: _Served(path, spec_files[name]) for name, path in files.items()}
         self._hashes: dict[str, asyncio.Future[bytes]] = {}
-        self._sending: dict[PeerId, int] = {}
+        self._places = Places(MAX_SENDING, MAX_SENDING_TO_ONE)
         node.serve(DESCRIBE_RUN, self._describe)
         node.serve(FILE_HASHES, self._send_hashes)
         node.serve(FILE_PIECES, self._send_pieces)
@@ -227,12 +219,11 @@ class RunFileServer:
             if self._hashes.get(digest) is hashing:  # else another request that waited for it was faster
                 del self._hashes[digest]
             raise RejectedError("the file cannot be read here", code=RefusalCode.GONE, peer=peer) from error
-        await stream.send(ManifestReply(len(hashes)))
-        await send_pages(stream, memoryview(hashes), PAGE_BYTES, peer)
+        await send_manifest(stream, hashes, peer)
 
     async def _send_pieces(self, peer: PeerId, stream: MessageStream) -> None:
         served = self._served((await stream.receive(OpenDownload)).digest)
-        with self._place(peer):
+        with self._places.of(peer):
             await serve_chunks(stream, peer, piece_count(served.entry.size_bytes), partial(_piece, served))
 
     def _served(self, digest: str) -> _Served:
@@ -240,19 +231,6 @@ class RunFileServer:
         if served is None:
             raise RejectedError("no file with this hash is served here", code=RefusalCode.GONE)
         return served
-
-    @contextmanager
-    def _place(self, peer: PeerId) -> Iterator[None]:
-        """One of the streams on which pieces are sent at once."""
-        if sum(self._sending.values()) >= MAX_SENDING or self._sending.get(peer, 0) >= MAX_SENDING_TO_ONE:
-            raise RejectedError(f"{MAX_SENDING} files are sent at a time", code=RefusalCode.BUSY, peer=peer)
-        self._sending[peer] = self._sending.get(peer, 0) + 1
-        try:
-            yield
-        finally:
-            self._sending[peer] -= 1
-            if not self._sending[peer]:
-                del self._sending[peer]
 
 
 async def _piece(served: _Served, index: int) -> memoryview:
@@ -268,9 +246,7 @@ async def _piece(served: _Served, index: int) -> memoryview:
 # state (`download.py`). Pieces lie in their places in a file whose name ends in `.part`; hashing finds those that
 # an earlier attempt, or another process, has brought. At last the whole file is hashed.
 #
-# The run spec holds the hash of the list of digests, so a wrong list is found before a piece is asked for. Run specs
-# of before do not: then list and pieces come from one peer, which is blamed if the whole is wrong, and another peer is
-# tried.
+# The run spec holds the hash of the list of digests, so a wrong list is found before a piece is asked for.
 #
 # A peer that is busy has done nothing wrong: if only such peers are left, they are asked again after a pause.
 
@@ -293,76 +269,43 @@ class FileFetch:
         self._final = directory / name
         self._part = self._final.with_name(f"{self._final.name}.{entry.blake3[:16]}.part")
         self._failed: dict[PeerId, RemoteError] = {}
-        self._done_bytes, self._has_pieces = 0, False
+        self._done_bytes = 0
         self._disk = asyncio.Lock()
 
     async def run(self, peers: Sequence[PeerId]) -> Path:
         """The file, from the disk or from `peers`. Raises `UnreachableError` and `OSError`."""
         if not await run_blocking(self._is_intact, self._final):
-            await run_blocking(self._prepare)
-            while not await self._complete(peers):
-                pass  # a peer is out of the question now
+            had_part = await run_blocking(self._prepare)
+            pieces = await self._pieces(peers)
+            await self._fetch(pieces, await run_blocking(pieces.found_in, self._part) if had_part else set(), peers)
+            if not await run_blocking(self._is_here):
+                raise OSError(f"{self._part} does not hold what was written to it")
             await run_blocking(self._finish)
         self._tell(self._name, self._entry.size_bytes)
         return self._final
 
-    async def _complete(self, peers: Sequence[PeerId]) -> bool:
-        """Fetch all pieces by the list of one peer; whether the whole is right."""
-        pieces, guide = await self._pieces(peers)
-        has_all = await self._fetch(pieces, peers if guide is None else [guide])
-        if has_all and await run_blocking(self._is_here):
-            return True
-        if guide is None and has_all:
-            raise OSError(f"{self._part} does not hold what was written to it")
-        if guide is None:
-            raise self._nobody()
-        if has_all:
-            what = f"sent a file {self._name} that does not match its hash"
-            self._drop(guide, StateMismatchError(what, peer=guide, phase="run files"))
-        return False
-
-    # ---- the list of digests
-
-    async def _pieces(self, peers: Sequence[PeerId]) -> tuple[FilePieces, PeerId | None]:
-        """The digests of the pieces, and the peer whose claim they are, None where they are beyond doubt."""
+    async def _pieces(self, peers: Sequence[PeerId]) -> FilePieces:
+        """The file by the digests of its pieces, from the first peer that has the right ones."""
         entry = self._entry
-        make = partial(FilePieces, self._name, entry.blake3, entry.size_bytes)
         if piece_count(entry.size_bytes) <= 1:
-            return make(bytes.fromhex(entry.blake3)), None
+            return FilePieces(self._name, entry.blake3, entry.size_bytes, bytes.fromhex(entry.blake3))
         for peer in self._usable(peers):
             try:
-                async with asyncio.timeout(CHUNK_TIMEOUT_S):
-                    hashes = await self._receive_hashes(peer)
-            except TimeoutError:
-                self._drop(peer, UnreachableError(f"sent no digests within {CHUNK_TIMEOUT_S:.0f} s", peer=peer))
+                size_bytes = piece_count(entry.size_bytes) * HASH_BYTES
+                hashes = await receive_manifest(self._node, peer, entry.blake3, FILE_HASHES, size_bytes)
+                if blake3(hashes).hexdigest() != entry.pieces:
+                    what = f"sent digests of pieces of the file {self._name} that do not match their hash"
+                    raise StateMismatchError(what, peer=peer, phase="run files")
             except RemoteError as error:
                 self._drop(peer, error)
             else:
-                return make(hashes), None if entry.pieces else peer
+                return FilePieces(self._name, entry.blake3, entry.size_bytes, bytes(hashes))
         raise self._nobody()
-
-    async def _receive_hashes(self, peer: PeerId) -> bytes:
-        expected = piece_count(self._entry.size_bytes) * HASH_BYTES
-        async with self._node.open(peer, FILE_HASHES) as stream:
-            await stream.send(ManifestRequest(self._entry.blake3))
-            size_bytes = (await stream.receive(ManifestReply)).size_bytes
-            wrong = size_bytes != expected
-            hashes = memoryview(bytearray(0 if wrong else expected))
-            for start in range(0, hashes.nbytes, PAGE_BYTES):
-                await stream.receive_bulk_into(hashes[start : start + PAGE_BYTES])
-            with contextlib.suppress(RemoteError):
-                await stream.finish()
-        if wrong or (self._entry.pieces and blake3(hashes).hexdigest() != self._entry.pieces):
-            what = f"sent digests of pieces of the file {self._name} that do not match their hash"
-            raise StateMismatchError(what, peer=peer, phase="run files")
-        return bytes(hashes)
 
     # ---- the pieces
 
-    async def _fetch(self, pieces: FilePieces, peers: Sequence[PeerId]) -> bool:
-        """Fetch the pieces that are not here yet; whether all are here then."""
-        found = await run_blocking(pieces.found_in, self._part) if self._has_pieces else set[int]()
-        self._has_pieces = True  # for another peer's list of digests
+    async def _fetch(self, pieces: FilePieces, found: set[int], peers: Sequence[PeerId]) -> None:
+        """Fetch the pieces but those that were `found` here."""
         missing = [index for index in range(pieces.chunk_count) if index not in found]
         self._done_bytes = sum(map(pieces.chunk_size, found))
         self._tell(self._name, self._done_bytes)
@@ -382,7 +325,8 @@ class FileFetch:
                     raise self._nobody()
                 if missing:
                     await asyncio.sleep(pause.next_s())
-        return not missing
+        if missing:
+            raise self._nobody()
 
     async def _store(self, file: BufferedRandom, stored: set[int], index: int, data: memoryview) -> None:
         async with self._disk:  # two donors' pieces may arrive at once
@@ -416,12 +360,15 @@ class FileFetch:
         """Whether the whole is right; another process that fetched the same file may have given it its name."""
         return self._is_intact(self._part) or self._is_intact(self._final)
 
-    def _prepare(self) -> None:
-        """Make sure that there is a partial file of the right size; it takes no room yet where files may have holes."""
+    def _prepare(self) -> bool:
+        """Make sure that there is a partial file of the right size; it takes no room yet where files may have holes.
+        Whether there was one already.
+        """
         self._final.parent.mkdir(parents=True, exist_ok=True)
-        self._has_pieces = self._part.exists()
+        had_part = self._part.exists()
         self._part.touch()
         os.truncate(self._part, self._entry.size_bytes)
+        return had_part
 
     def _open(self) -> BufferedRandom:
         return self._part.open("r+b")

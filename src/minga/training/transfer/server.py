@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -185,10 +186,36 @@ async def serve_chunks(
             sent(index)
 
 
+async def send_manifest(stream: MessageStream, data: bytes, peer: PeerId) -> None:
+    """Answer a `ManifestRequest`. Raises as `send_pages`."""
+    await stream.send(ManifestReply(len(data)))
+    await send_pages(stream, memoryview(data), PAGE_BYTES, peer)
+
+
 async def send_pages(stream: MessageStream, data: memoryview, page_bytes: int, peer: PeerId) -> None:
     """Send `data` as bulk frames of at most `page_bytes`. Raises `SilentError` if `peer` does not take one."""
     for start in range(0, data.nbytes, page_bytes):
         await timely(stream.send_bulk(data[start : start + page_bytes]), peer, "took no page")
+
+
+class Places:
+    """The streams on which chunks are sent at once: so many of all peers, and of each."""
+
+    def __init__(self, most: int, most_of_one: int) -> None:
+        self._most, self._most_of_one = most, most_of_one
+        self._taken = Counter[PeerId]()
+
+    @contextlib.contextmanager
+    def of(self, peer: PeerId) -> Iterator[None]:
+        """One of them, while chunks are sent. Raises `RejectedError`, by which `peer` knows that it can ask again."""
+        if self._taken.total() >= self._most or self._taken[peer] >= self._most_of_one:
+            raise RejectedError(f"{self._most} downloads are served at a time", code=RefusalCode.BUSY, peer=peer)
+        self._taken[peer] += 1
+        try:
+            yield
+        finally:
+            self._taken[peer] -= 1
+            self._taken += Counter()  # forgets who has none any more
 
 
 async def _next_take(stream: MessageStream, peer: PeerId) -> TakeChunks:
@@ -209,6 +236,7 @@ MIN_HELD_S = 120.0
 MAX_DOWNLOADS = 8
 """Downloads served at once; each has one chunk of 1 MiB in flight, and what the transport buffers."""
 
+MAX_DOWNLOADS_OF_ONE = 2
 MAX_WAITING, MAX_WAITING_PER_PEER = 64, 4
 
 
@@ -227,7 +255,7 @@ class StateServer:
     """Answers `state.*` calls on `node`. Made on the event loop; `wants` and `publish` are for the training thread."""
 
     def __init__(self, node: Node, *, max_downloads: int = MAX_DOWNLOADS, idle_s: float = IDLE_S) -> None:
-        self._node, self._max_downloads, self._idle_s = node, max_downloads, idle_s
+        self._node, self._idle_s = node, idle_s
         self._loop = asyncio.get_running_loop()
         self._held: tuple[_Held, ...] = ()  # newest first; replaced as a whole, for other threads read it
         self._published_step = self._admitted_step = -1  # the second is older while a copy is hashed
@@ -237,7 +265,7 @@ class StateServer:
         self.first: Manifest | None = None
         """That of the state with which this peer could found the run. Others may compare; the state is not served."""
         self._changed = Signal()
-        self._downloads: dict[PeerId, int] = {}
+        self._places = Places(max_downloads, MAX_DOWNLOADS_OF_ONE)
         node.serve(DESCRIBE, self._describe)
         node.serve(MANIFEST, self._serve_manifest)
         node.serve(CHUNKS, self._serve_chunks)
@@ -369,27 +397,20 @@ class StateServer:
         manifest = self.first
         if manifest is None or manifest.digest != request.digest:
             manifest = self._use(request.digest).manifest
-        encoded = memoryview(manifest.encoded)
-        await stream.send(ManifestReply(encoded.nbytes))
-        await send_pages(stream, encoded, PAGE_BYTES, peer)
+        await send_manifest(stream, manifest.encoded, peer)
 
     async def _serve_chunks(self, peer: PeerId, stream: MessageStream) -> None:
         digest = (await stream.receive(OpenDownload)).digest
         held = self._use(digest)
-        if sum(self._downloads.values()) >= self._max_downloads or self._downloads.get(peer, 0) >= 2:
-            raise RejectedError(f"{self._max_downloads} downloads are served at a time", code=RefusalCode.BUSY)
-        self._downloads[peer] = self._downloads.get(peer, 0) + 1
-        held.downloads += 1
-        try:
-            release = partial(_release_chunk, held)
-            await serve_chunks(stream, peer, held.manifest.chunk_count, partial(self._chunk, held), release)
-        finally:
-            held.downloads -= 1
-            self._downloads[peer] -= 1
-            if not self._downloads[peer]:
-                del self._downloads[peer]
-            held.last_used = self._loop.time()
-            self._loop.call_later(self._idle_s, self._release_idle)
+        with self._places.of(peer):
+            held.downloads += 1
+            try:
+                release = partial(_release_chunk, held)
+                await serve_chunks(stream, peer, held.manifest.chunk_count, partial(self._chunk, held), release)
+            finally:
+                held.downloads -= 1
+                held.last_used = self._loop.time()
+                self._loop.call_later(self._idle_s, self._release_idle)
 
     async def _chunk(self, held: _Held, index: int) -> memoryview:
         if held not in self._held:

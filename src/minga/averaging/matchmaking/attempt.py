@@ -1,0 +1,344 @@
+"""One peer's attempt at one step: what it sees of the others at that step, and what it concludes from that.
+
+An attempt begins when a group is looked for, and is thrown away when the next one begins. What outlives it is the
+`Position` that it leads to: every promise, plan and result that this peer comes by makes another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from minga.averaging.clocking.batch_size import BatchSize
+from minga.averaging.clocking.standby import Standby
+from minga.averaging.election import has_quorum, is_majority, ranking
+from minga.averaging.group import Contributor, GroupSettings, SwarmView
+from minga.averaging.matchmaking.votes import Position, Vote
+from minga.averaging.messages import Join, Plan, Report
+from minga.core.aio import Backoff
+from minga.core.errors import MinorityError, RejectedError, SilentError
+from minga.core.events.averaging import GroupMinority
+from minga.core.refusal_code import RefusalCode
+from minga.core.thread_guard import loop_bound
+from minga.network.interface import Address, PeerId
+from minga.network.rpc.node import Node
+
+JOIN: Final = "group.join"
+PROBE: Final = "group.probe"
+VIEW: Final = "group.view"
+HERE: Final = "group.here"
+
+MOST_ASKED = 5
+PATIENT_TRIES = 20
+"""A peer that should lead and neither takes us nor refuses us for good, so many times in a step, is no leader."""
+MOST_USUAL_S = 600.0
+"""A newcomer does not reckon with longer steps, however slow it is itself: its leader may be a liar."""
+UNANIMOUS_S = 10.0
+"""Seconds for which a group of peers without a common past waits for everybody in sight, before most of them do."""
+OVERTAKEN_S = 1.0
+"""Seconds for which a member of the last round has to be past a step that finds no quorum, before the step is over."""
+
+
+class OutOfSyncError(RejectedError):
+    """The swarm is at a later step than this peer, or in another state: it has to fetch the state first."""
+
+
+# ---- Whom this peer does not ask to lead for a while, because it was asked in vain.
+
+
+FIRST_PAUSE_S = 2.0
+LONGEST_PAUSE_S = 32.0
+
+
+class Suspects:
+    """Suspicions that end by themselves: others may hear a peer that this one did not hear for a moment, and follow it.
+
+    Each further suspicion within a step lasts twice as long.
+    """
+
+    def __init__(self, peers: Iterable[PeerId] = ()) -> None:
+        self._suspicions: dict[PeerId, Backoff] = {}
+        for peer in peers:
+            self.add(peer)
+
+    def add(self, peer: PeerId) -> None:
+        """Suspect a peer, for longer if it was suspected before."""
+        self._suspicions.setdefault(peer, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)).suffer()
+
+    def clear(self) -> None:
+        """Trust all peers again."""
+        self._suspicions.clear()
+
+    def now(self) -> set[PeerId]:
+        """The peers that are suspected at present."""
+        return {peer for peer, suspicion in self._suspicions.items() if suspicion.is_on}
+
+
+# ---- The attempt.
+
+
+@loop_bound
+@dataclass(eq=False)
+class GroupAttempt:
+    """An attempt at the step of its `position`. The `suspects` were asked in vain, in the last round or in this step;
+    `merge_into` leads a larger group than this peer; the `viewless` have a vote and cannot tell who took part in the
+    last round.
+    """
+
+    node: Node
+    settings: GroupSettings
+    swarm_view: SwarmView
+    contributor: Contributor
+    batch: BatchSize
+    standby: Standby
+    position: Position
+    suspects: Suspects = field(default_factory=Suspects)
+    merge_into: Address | None = None
+    viewless: set[PeerId] = field(default_factory=set)
+    _tries: Counter[PeerId] = field(default_factory=Counter)
+    _is_in_minority: bool = False
+    _apart_since_s: float | None = None
+    _overtaken_since_s: float | None = None
+
+    def next(self, step: int, avoid: Collection[PeerId] = ()) -> GroupAttempt:
+        """The attempt after this one, at `step`; `avoid` are suspected from the start, nobody else is."""
+        return GroupAttempt(
+            self.node,
+            self.settings,
+            self.swarm_view,
+            self.contributor,
+            self.batch,
+            self.standby,
+            self.position.at(step),
+            Suspects(avoid),
+        )
+
+    @property
+    def step(self) -> int:
+        """The step that is tried."""
+        return self.position.step
+
+    @property
+    def me(self) -> PeerId:
+        """This peer."""
+        return self.position.me
+
+    @property
+    def target_batch(self) -> int:
+        """The target batch size of the step, as far as this peer knows it."""
+        return self.batch.of(self.step)
+
+    # ---- whom it sees
+
+    def is_behind(self) -> bool:
+        """Whether most of the swarm, or most of the others whom this peer goes with, are past the step."""
+        return self.swarm_view.is_behind(self.step) or self.position.are_past(self.swarm_view.ahead(self.step))
+
+    def expected(self) -> set[PeerId]:
+        """Who should come to a group that this peer leads; nobody whose process has ended."""
+        view, tardy = self.position.view, self.position.tardy
+        known = (set(view) & set(self.swarm_view.alive())) | set(self.swarm_view.at(self.step))
+        ended = {peer for peer in known if self.node.has_just_ended(peer)}
+        return known - ended - self.suspects.now() - tardy - {self.me}
+
+    def at_work(self) -> set[PeerId]:
+        """Those of them whose last round still runs, as it may for long after it ended for who reduces; but not longer
+        than was foreseen, whatever its leader foresaw.
+        """
+        if _now() > self.position.late_s:
+            return set()
+        return self.expected() & set(self.position.view) & set(self.swarm_view.averaging(self.step - 1))
+
+    def give_up_waiting(self, came: Collection[PeerId]) -> None:
+        """Who was waited for in vain (it may not reach us) is not waited for again before it joined once."""
+        self.position = replace(self.position, tardy=(self.position.tardy | self.expected()).difference(came))
+
+    def strangers(self, present: Collection[PeerId]) -> list[PeerId]:
+        """Others at this step, not suspected, who could lead a group without the peers `present` here."""
+        return sorted(set(self.swarm_view.current(self.step)) - set(present) - self.suspects.now())
+
+    def guides(self) -> list[PeerId]:
+        """Whom a newcomer asks where to go: others at its step, or if it has heard of none, those from whom it has its
+        state. They are at this step or soon will be, and it went on without them if it did not ask.
+        """
+        here = self.swarm_view.current(self.step)
+        return sorted(here or set(self.position.origin) & set(self.swarm_view.alive()) - {self.me})[:MOST_ASKED]
+
+    # ---- who leads
+
+    def choose_leader(self) -> Address | None:
+        """The address of the best leader that is not suspected, or None if that is this peer.
+
+        Raises `RejectedError` if a client finds nobody.
+        """
+        candidates = set(self.position.view) - self.position.clients or set(self.swarm_view.eligible(self.step))
+        candidates = candidates & set(self.swarm_view.alive()) or candidates
+        if self.settings.aggregates:
+            candidates.add(self.me)
+        for peer in ranking(self.node.run_id, self.step, candidates - self.suspects.now()):
+            if peer == self.me:
+                if self.settings.aggregates:
+                    return None
+                continue
+            address = self.swarm_view.address(peer)
+            if (address is not None and address.dialable) or self.node.is_connected(peer):
+                return address or Address(peer)
+        if self.settings.aggregates:
+            return None
+        self.suspects.clear()  # a client cannot lead: ask everybody again
+        others = [peer for peer in self.swarm_view.current(self.step) if peer != self.me]
+        if others:
+            return self.swarm_view.address(others[0]) or Address(others[0])
+        raise RejectedError("nobody can be reached who could lead", code=RefusalCode.STAND_BY)
+
+    def count_try(self, leader: PeerId) -> None:
+        """This leader is asked; raises `SilentError` if that was in vain too often."""
+        self._tries[leader] += 1
+        if self._tries[leader] > PATIENT_TRIES:
+            self._tries[leader] = 0
+            raise SilentError("it neither leads nor says who does", peer=leader)
+
+    def may_lead_us(self, peer: PeerId) -> bool:
+        """Whether this peer's group may go to that leader: after a common round only its members lead, or a stranger
+        that says to have a large group could call all others away.
+        """
+        return not self.position.view or peer in self.position.view
+
+    def successor(self) -> Address | None:
+        """Who leads instead of this peer, if anybody. Raises `OutOfSyncError` if most of the swarm is ahead."""
+        if self.is_behind():
+            raise OutOfSyncError("the swarm went on without us", code=RefusalCode.BEHIND, round=self.step)
+        if self.merge_into is not None and self.merge_into.peer_id not in self.suspects.now():
+            return self.merge_into
+        # Newcomers have no view, so two of them may both lead for a moment: the worse in rank steps down.
+        return None if self.position.view else self.choose_leader()
+
+    def join(self, leader: PeerId | None = None, seats: int = 0) -> Join:
+        """A join of `leader`, which is a promise to it, or only a question."""
+        rates, position, settings = self.swarm_view.rates(), self.position, self.settings
+        if leader is not None:
+            position = self.position = position.promising(leader)
+        return Join(
+            step=self.step,
+            layout=settings.vectors(self.step).layout,
+            address=self.node.address,
+            aggregates=settings.aggregates,
+            computes=settings.computes,
+            upload=rates.upload,
+            download=rates.download,
+            report=self.contributor.report(),
+            upload_shown=rates.upload_shown,
+            download_shown=rates.download_shown,
+            suspects=tuple(sorted(self.suspects.now()))[:64],
+            seats=seats,
+            previous=position.previous,
+            batch=self.batch.told,
+            ballot=position.promised_to(leader) if leader is not None else 0,
+            accepted=position.accepted,
+            epoch=position.epoch,
+            history=position.history,
+            note=settings.notes.for_leader(self.step) if leader is not None else b"",
+        )
+
+    def enter(self, plan: Plan) -> None:
+        """This peer takes part in the round of a plan. Raises `ProtocolError` as `Position.entering` does."""
+        self.position = self.position.entering(plan, _now())
+
+    def promise(self, leader: PeerId, ballot: int) -> int:
+        """Promise `leader`, which was joined, a higher number; returns what is promised to it now."""
+        self.position = self.position.raised(leader, ballot)
+        return self.position.promised_to(leader)
+
+    # ---- how long it waits for a plan
+
+    def is_due(self, report: Report) -> bool:
+        """Whether a leader should have closed its group: by one's own samples alone, or because one waits parked.
+
+        Who has to wait with nothing, because its micro-batches are too long for the step, is not in a hurry.
+        """
+        if report.samples > 2 * self.target_batch + report.micro_batch:
+            return True
+        waits = report.parked and (report.samples > 0 or self.standby.is_far_longer)
+        return waits and has_quorum(set(self.swarm_view.alive()), self.position.everyone)
+
+    def usual_s(self, report: Report) -> float:
+        """How many seconds the step takes if all others that are in it compute like this peer; 0 if it cannot tell, or
+        need not, since it is one of those that saw the step begin.
+        """
+        if self.position.view or not report.rate:
+            return 0.0
+        members = 1 + len(self.swarm_view.at(self.step))
+        return min(self.target_batch / (members * report.rate), MOST_USUAL_S)
+
+    # ---- whether a group may take the step, so that no two groups ever take the same one
+
+    def may_close(self, votes: Mapping[PeerId, Vote], voters: Collection[PeerId]) -> bool:
+        """Whether a group with these `votes`, of which those of the `voters` count, may take the step.
+
+        Raises `OutOfSyncError` if the step is over already, and `MinorityError` if the view's majority is out of sight
+        and the run spec says to stop then.
+        """
+        position = self.position
+        if position.view:
+            return self._may_go_on(position, votes, voters)
+        if set(voters) - self.viewless - {self.me}:
+            return False  # they know who decides, and are being asked
+        if (
+            position.origin
+        ):  # nobody saw the last round: most of those from whom this peer has its state have to be here
+            return self._may_go_on(replace(position, view=position.origin), dict.fromkeys(votes, Vote(1)), votes.keys())
+        return self._may_found(votes.keys())
+
+    def _may_go_on(self, position: Position, votes: Mapping[PeerId, Vote], voters: Collection[PeerId]) -> bool:
+        if self.swarm_view.is_behind(self.step):  # the others took it meanwhile, so none of them is at it any more
+            return False
+        electorate = position.deciding(votes, voters)
+        if has_quorum(voters, electorate):
+            return True
+        self._look_whether_over(electorate)
+        voteless = {peer for peer, vote in votes.items() if not vote.ballot}
+        if not has_quorum({*votes, *self.swarm_view.alive()} - voteless, electorate):
+            self._report_minority(len(votes), len(position.view))
+        return False
+
+    def _may_found(self, group: Collection[PeerId]) -> bool:
+        """A first group, which succeeds none, waits for everybody that is in sight at its step, `UNANIMOUS_S` long, and
+        then needs most of them.
+        """
+        rivals = sorted({self.me, *self.swarm_view.at(self.step)})
+        if not set(group).issuperset(rivals):
+            self._apart_since_s = self._apart_since_s or _now()
+            if _now() - self._apart_since_s < UNANIMOUS_S:
+                return False
+        return not self.swarm_view.is_behind(self.step) and is_majority(group, rivals)
+
+    def _look_whether_over(self, electorate: Collection[PeerId]) -> None:
+        """One member of the last round that is past the step is enough: it applied a committed result. Too few others
+        may be left to find that out by a new attempt. They get it with its state.
+        """
+        if set(electorate).isdisjoint(self.swarm_view.ahead(self.step)):
+            self._overtaken_since_s = None
+            return
+        self._overtaken_since_s = self._overtaken_since_s or _now()
+        if _now() - self._overtaken_since_s > OVERTAKEN_S:
+            raise OutOfSyncError(
+                "a member of the last round took this step already", code=RefusalCode.BEHIND, round=self.step
+            )
+
+    def _report_minority(self, group_size: int, view_size: int) -> None:
+        if not self._is_in_minority:
+            self._is_in_minority = True
+            self.node.events.emit(GroupMinority(step=self.step, view=view_size))
+        if not self.settings.wait_in_minority:
+            raise MinorityError(
+                f"only {group_size} of the {view_size} members of the last round can be seen from here, or too many "
+                "were started again; the rest may be training on without us. Check this machine's network and join "
+                "again."
+            )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,138 @@
+"""The book of one peer on disk: a file to which entries are added, and of which a kill leaves all but the last.
+
+Each entry is its length (4 bytes, big-endian) and a msgpack (`BookEntry`). Attestations keep their digests, since the
+counts that they are about may be gone first. An entry that was cut off is dropped when the file is loaded. A file that
+has grown large loses its older half then.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from pathlib import Path
+
+import msgspec
+
+from minga.core.aio import DiskWrites
+from minga.core.decoding import DECODING_ERRORS, decode_msgpack
+from minga.core.errors import ConfigurationError
+from minga.core.files import write_atomically
+from minga.network.interface import PeerId
+from minga.receipts.attestation import Attestation, JudgedCount
+from minga.receipts.book import BookEntry, ReceiptBook
+
+MAX_FILE_BYTES = 256 << 20
+MAX_ENTRY_BYTES = 1 << 20
+_LENGTH = struct.Struct(">I")
+
+logger = logging.getLogger("minga.training")
+
+
+class BookFile:
+    """The file of `peer` in the folder of a run, to which `disk` adds entries.
+
+    Not to be made on an event loop: a month of receipts takes seconds to read.
+    """
+
+    def __init__(self, directory: Path, peer: PeerId, disk: DiskWrites) -> None:
+        self.path, self._disk = book_path(directory, peer), disk
+        self._is_broken = False
+        self.book = self._load()
+        """What an earlier process of this peer kept; empty if there is none."""
+
+    def _load(self) -> ReceiptBook:
+        book = ReceiptBook()
+        try:
+            data = self.path.read_bytes() if self.path.exists() else b""
+            whole = data[: _restore(data, book)]
+            if len(whole) > MAX_FILE_BYTES:
+                whole, book = _newer_half(whole), ReceiptBook()
+                _restore(whole, book)
+            if len(whole) < len(data):
+                write_atomically(self.path, whole)
+        except OSError as error:
+            self._give_up(error)
+        return book
+
+    def add_count(self, judged: JudgedCount) -> None:
+        """Keep a count."""
+        self._disk.do(self._append, BookEntry(count=judged))
+
+    def add(self, attestation: Attestation) -> None:
+        """Keep an attestation."""
+        self._disk.do(self._append, BookEntry(attestation=attestation))
+
+    def add_token(self, peer: PeerId, token: bytes) -> None:
+        """Keep the token of a member."""
+        self._disk.do(self._append, BookEntry(token=(bytes.fromhex(peer), token)))
+
+    def _append(self, entry: BookEntry) -> None:
+        if self._is_broken:
+            return
+        encoded = msgspec.msgpack.encode(entry)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab") as file:
+                file.write(_LENGTH.pack(len(encoded)) + encoded)
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """A disk that refuses is no reason to end; an entry that was cut off must stay the last."""
+        self._is_broken = True
+        logger.warning("receipts are not kept on disk from now on: %s: %s", self.path, error)
+
+
+def book_path(directory: Path, peer: PeerId) -> Path:
+    """Where the book of `peer` lies in the folder of a run."""
+    return directory / f"receipts-{peer[:10]}.bin"
+
+
+def owner_digits(path: Path) -> str:
+    """The beginning of the id of the peer whose book this is."""
+    return path.stem.removeprefix("receipts-")
+
+
+def books_in(directory: Path) -> list[Path]:
+    """The books of all peers that took part from this folder, the largest first."""
+    return sorted(directory.glob("receipts-*.bin"), key=lambda path: path.stat().st_size, reverse=True)
+
+
+def read_book(path: Path) -> ReceiptBook:
+    """The book in a file, as far as it is whole. Raises `ConfigurationError` if there is none."""
+    book = ReceiptBook()
+    try:
+        _restore(path.read_bytes(), book)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from error
+    return book
+
+
+def _restore(data: bytes, book: ReceiptBook) -> int:
+    """Enter all that is whole; returns its length."""
+    start = 0
+    while start + _LENGTH.size <= len(data):
+        (size,) = _LENGTH.unpack_from(data, start)
+        stop = start + _LENGTH.size + size
+        if size > MAX_ENTRY_BYTES or stop > len(data):
+            break
+        try:
+            book.enter(decode_msgpack(data[start + _LENGTH.size : stop], BookEntry))
+        except DECODING_ERRORS:
+            break
+        start = stop
+    return start
+
+
+def _newer_half(data: bytes) -> bytes:
+    """The entries of the second half, and all tokens."""
+    start, tokens, newer = 0, bytearray(), bytearray()
+    while start < len(data):
+        (size,) = _LENGTH.unpack_from(data, start)
+        stop = start + _LENGTH.size + size
+        if start >= len(data) // 2:
+            newer += data[start:stop]
+        elif decode_msgpack(data[start + _LENGTH.size : stop], BookEntry).token is not None:
+            tokens += data[start:stop]
+        start = stop
+    return bytes(tokens + newer)

@@ -1,0 +1,369 @@
+"""Settings that the organisers change while a run goes on, in virtual time: no step ever mixes two values."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from minga.access.admission import MAX_INVALID
+from minga.access.standing_orders import Amended, OrderExchange, StandingOrders, check_changes
+from minga.averaging.clocking.batch_size import BatchSize
+from minga.averaging.group import GroupSettings
+from minga.averaging.messages import Accepted
+from minga.core.errors import ConfigurationError, ProtocolError
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.access.ledger import AccessLedger, InvalidOrderError
+from minga.identity.access.orders import MAX_AMENDMENTS, Amendment
+from minga.identity.keys.keys import Identity
+from minga.network.gossip.board import Item
+from minga.network.interface import PeerId
+from minga.network.virtual.internet import EPOCH_S
+from minga.simulation.swarm.simulated_peer import SimulatedPeer
+from minga.simulation.swarm.swarm import Swarm, small_replica
+from minga.training.life.member import Member
+from minga.training.record_kinds import Progress
+from minga.training.replica.build_optimizer import set_learning_rate
+from minga.training.replica.replica import Replica
+from minga.training.status.run_status import live_work
+from tests.worlds.reduce_world import one_vector
+from tests.worlds.swarm_tools import assert_equal_states, assert_one_group_per_step, grow, make_spec, offences
+from tests.worlds.swarm_tools import virtually as virtually_for
+
+ORGANISER, SECOND = (Identity.from_seed(bytes([i]) * 32) for i in (200, 201))
+NOW = int(EPOCH_S)
+virtually = functools.partial(virtually_for, limit_s=900.0)
+RATE = "optimizer.learning_rate"
+
+
+def amendment(spec: RunSpec, number: int, from_step: int, signer: Identity = ORGANISER, **changes: str) -> Amendment:
+    said = tuple((key.replace("__", "."), value) for key, value in changes.items())
+    return Amendment(bytes.fromhex(spec.run_id), 0, NOW, (), number, from_step, said).signed_by(signer)
+
+
+def tell(peer: SimulatedPeer, *orders: Amendment) -> None:
+    assert peer.session.admission.take(orders) == []
+
+
+def rate_of(peer: SimulatedPeer) -> float:
+    assert isinstance(peer.replica, Replica)
+    return float(peer.replica.optimizer.param_groups[0]["lr"])
+
+
+def amended(swarm: Swarm, kind: str = "run.amended") -> dict[str, list[tuple[int, str]]]:
+    """By peer: from which step on it went by which changes."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for logged in swarm.log.of(kind):
+        fields = logged.event.fields
+        found.setdefault(logged.peer, []).append((int(str(fields["step"])), str(fields["changes"])))
+    return found
+
+
+def forgetful(peer: SimulatedPeer) -> list[PeerId]:
+    """Let no amendment reach a peer by gossip, so that it has to ask its leader; the leaders that it asked."""
+    admission, standing, asked = peer.session.admission, peer.session.orders, list[PeerId]()
+    assert standing is not None
+    take, fetch = admission.take, standing._fetch
+    assert fetch is not None
+
+    def without(orders: Iterable[Any]) -> list[InvalidOrderError]:
+        return take([order for order in orders if not isinstance(order, Amendment)])
+
+    async def ask(leader: PeerId) -> None:
+        asked.append(leader)
+        admission.take = take  # type: ignore[method-assign]
+        await fetch(leader)
+        admission.take = without  # type: ignore[method-assign]
+
+    admission.take = without  # type: ignore[method-assign]
+    standing._fetch = ask
+    return asked
+
+
+@virtually
+async def test_all_members_change_the_rate_and_the_batch_at_one_step_and_a_newcomer_has_both() -> None:
+    swarm = Swarm(make_spec(48), organiser=ORGANISER)
+    grow(swarm, 4, random.Random(3))
+    await swarm.run_until_step(2)
+    late = swarm.peers[sorted(swarm.peers)[1]]
+    asked = forgetful(late)
+    first = amendment(swarm.spec, 1, 5, optimizer__learning_rate="0.025", training__target_batch_size="96")
+    tell(next(iter(swarm.peers.values())), first)
+    await swarm.run_until_step(8)
+    assert {tuple(steps) for steps in amended(swarm).values()} == {
+        ((5, f"{RATE} = 0.025, training.target_batch_size = 96"),)
+    }
+    assert asked  # the order did not reach it otherwise
+    newcomer = swarm.add()
+    await swarm.run_until_step(11)
+    assert {rate_of(peer) for peer in swarm.alive()} == {0.025}
+    batches = {
+        int(str(e.event.fields["step"])): int(str(e.event.fields["batch"])) for e in swarm.log.of("step.applied")
+    }
+    assert (batches[4], batches[10]) == (48, 96)
+    assert newcomer.replica.step >= 11
+    await assert_equal_states(swarm)
+    assert_one_group_per_step(swarm)
+    assert offences(swarm) == []
+    await swarm.close()
+
+
+@virtually
+async def test_conflicting_amendments_resolve_by_number_though_they_come_in_another_order_under_churn() -> None:
+    swarm = Swarm(make_spec(48), organiser=ORGANISER)
+    grow(swarm, 5, random.Random(4))
+    await swarm.run_until_step(1)
+    peers = list(swarm.peers.values())
+    rates = {number: amendment(swarm.spec, number, 3, optimizer__learning_rate=f"0.0{number}") for number in (1, 2, 3)}
+    tell(peers[0], rates[2])
+    tell(peers[1], rates[3])
+    await swarm.run_until_step(4)
+    swarm.internet.kill(peers[2].network)
+    tell(peers[4], rates[1])  # overruled before it came
+    swarm.add()
+    await swarm.run_until_step(9)
+    assert {rate_of(peer) for peer in swarm.alive()} == {0.03}
+    await assert_equal_states(swarm)
+    assert_one_group_per_step(swarm)
+    last = {name: steps[-1][1] for name, steps in amended(swarm).items()}
+    assert {last[peer.name] for peer in swarm.alive()} == {f"{RATE} = 0.03"}
+    await swarm.close()
+
+
+@virtually
+async def test_a_paused_run_holds_its_state_and_goes_on_and_stops_when_told() -> None:
+    swarm = Swarm(make_spec(32), organiser=ORGANISER)
+    grow(swarm, 3, random.Random(5))
+    await swarm.run_until_step(2)
+    peers = list(swarm.peers.values())
+    tell(peers[1], amendment(swarm.spec, 1, 4, paused="true"))
+    await swarm.run_until_step(4)
+    begun = len(swarm.log.of("round.begun"))
+    newcomer = swarm.add()
+    await asyncio.sleep(60.0)
+    assert {peer.replica.step for peer in swarm.alive()} == {4}
+    assert len(swarm.log.of("round.begun")) == begun
+    assert all(len(peer.session.node.connected()) >= 1 for peer in swarm.alive())
+    await assert_equal_states(swarm)
+    assert newcomer.session.member is not None
+    tell(peers[0], amendment(swarm.spec, 2, 0, paused="false"))
+    await swarm.run_until_step(7)
+    step = max(peer.replica.step for peer in swarm.alive())
+    tell(peers[2], amendment(swarm.spec, 3, step + 1, training__stop_after_steps=str(step + 2)))
+    for peer in list(swarm.alive()):
+        await peer.ended.wait()
+        assert (peer.error, peer.replica.step) == (None, step + 2)
+    assert len(set(swarm.digests().values())) == 1
+    await swarm.close()
+
+
+# ---- rules
+
+
+@virtually
+async def test_members_refuse_a_plan_by_an_order_for_later_steps() -> None:
+    """A leader says which orders are in force; it moves none of them."""
+    swarm = Swarm(make_spec(32), organiser=ORGANISER)
+    grow(swarm, 4, random.Random(4))
+    await swarm.run_until_step(2)
+    late = amendment(swarm.spec, 1, 1000, optimizer__learning_rate="0.5")
+    for peer in swarm.peers.values():
+        tell(peer, late)
+    hostile = next(iter(swarm.peers.values()))
+    standing = hostile.session.orders
+    assert standing is not None
+    standing.due = lambda _: (late.id,)  # type: ignore[method-assign]
+    await swarm.run_until_step(8)
+    assert not [peer for peer in amended(swarm) if peer != hostile.name]
+    honest = [peer for peer in swarm.peers.values() if peer is not hostile]
+    assert 0.5 not in {rate_of(peer) for peer in honest}
+    assert all(peer.replica.step >= 8 for peer in honest)
+    with pytest.raises(ProtocolError, match="for later steps"):
+        await standing.obtain([late.id], "00" * 32, 999)
+    await standing.obtain([late.id], "00" * 32, 1000)
+    await swarm.close()
+
+
+@virtually
+async def test_of_forged_orders_a_few_are_looked_at() -> None:
+    swarm = Swarm(make_spec(32), organiser=ORGANISER)
+    grow(swarm, 2, random.Random(4))
+    await swarm.run_until_step(1)
+    one, _ = swarm.peers.values()
+    stranger = [amendment(swarm.spec, number, 0, SECOND, paused="true") for number in range(1, 1001)]
+    assert len(one.session.admission.take(stranger)) == MAX_INVALID
+    await swarm.close()
+
+
+@virtually
+async def test_a_result_that_is_adopted_brings_the_amendments_of_the_attempt_that_made_it() -> None:
+    swarm = Swarm(make_spec(32), organiser=ORGANISER)
+    grow(swarm, 3, random.Random(6))
+    await swarm.run_until_step(2)
+    peers = list(swarm.peers.values())
+    old = amendment(swarm.spec, 1, 0, optimizer__learning_rate="0.05")
+    tell(peers[0], old)
+    member = peers[0].session.member
+    assert isinstance(member, Member)
+    formation = member._formation
+    held = Accepted(1, peers[0].network.peer_id, 0, "ab" * 16, "cd" * 16, (old.id,))
+    formation.position = formation.position.holding(held, (peers[0].network.peer_id,))
+    assert formation._attempt.join().accepted == held
+    await swarm.close()
+
+
+def standing(spec: RunSpec, *orders: Amendment) -> StandingOrders:
+    ledger = AccessLedger.of_spec(spec.run_id, spec, ORGANISER.peer_id)
+    for order in orders:
+        ledger.take(order)
+    return StandingOrders(spec, ledger)
+
+
+@virtually
+async def test_what_is_due_is_what_no_higher_number_overrules() -> None:
+    spec = make_spec(16)
+    one = amendment(spec, 1, 3, optimizer__learning_rate="0.5", paused="true")
+    two = amendment(spec, 2, 5, optimizer__learning_rate="0.25")
+    three = amendment(spec, 3, 5, paused="false")
+    orders = standing(spec, three, two, one)
+    assert [orders.due(step) for step in (2, 3, 5)] == [(), (one.id,), (two.id, three.id)]
+    assert orders.changes(orders.due(5)) == {RATE: 0.25, "paused": False}
+    assert [orders.is_paused(step) for step in (2, 4, 5)] == [False, True, False]
+    assert orders.spec(orders.due(4)).optimizer.learning_rate == 0.5
+    nonsense = amendment(spec, 4, 0, optimizer__learning_rate="-1", training__seed="7", checkpoints__keep="{")
+    assert standing(spec, nonsense).changes([nonsense.id]) == {}
+
+
+@virtually
+async def test_a_plan_by_fewer_orders_than_are_due_here_is_what_a_newcomer_goes_by_in_all_it_does() -> None:
+    spec = make_spec(8)
+    orders = standing(spec, amendment(spec, 1, 2, training__stop_after_steps="4"))
+    amends = Amended(orders, small_replica(spec))
+    amends.stand_at(3)
+    assert amends.now.training.stop_after_steps == amends.last_step(3) == 4
+    amends.enter(())  # its leader has not heard of the order yet
+    assert amends.now.training.stop_after_steps is amends.last_step(4) is None
+
+
+def test_a_peer_that_comes_back_and_one_that_looks_on_go_by_the_batch_that_is_due() -> None:
+    spec, told = make_spec(8), [Item(PeerId("a" * 64), Progress(6, 0, 0.0, "training", 1.0, target_batch_size=64), 1.0)]
+    ledger = AccessLedger.of_spec(spec.run_id, spec, ORGANISER.peer_id)
+    assert ledger.take(amendment(spec, 1, 5, training__target_batch_size="64"))
+    board: Any = SimpleNamespace(items=lambda kind: told if kind is Progress else [], get=lambda *_: None)
+    assert live_work(board, spec, ledger)[1].batch == 64
+    batch = BatchSize(GroupSettings(8, one_vector(1), True, orders=StandingOrders(spec, ledger)))
+    assert [batch.of(step) for step in (4, 6)] == [8, 64]
+
+
+def test_orders_are_signed_counted_and_of_this_run() -> None:
+    keys = sorted([ORGANISER.peer_id, SECOND.peer_id])
+    spec = make_spec(16, security={"organisers": keys, "organisers_needed": 2})
+    ledger = AccessLedger.of_spec(spec.run_id, spec, ORGANISER.peer_id)
+    alone = amendment(spec, 1, 0, paused="true")
+    with pytest.raises(InvalidOrderError, match="1 of the 2 organisers"):
+        ledger.take(alone)
+    assert ledger.take(alone.signed_by(SECOND))
+    assert not ledger.take(alone.signed_by(SECOND))
+    with pytest.raises(InvalidOrderError, match="another run"):
+        ledger.take(amendment(make_spec(17), 1, 0, paused="true"))
+    for number in range(2, MAX_AMENDMENTS + 1):
+        ledger.take(amendment(spec, number, 0, paused="true").signed_by(SECOND))
+    with pytest.raises(InvalidOrderError, match="at most"):
+        ledger.take(amendment(spec, 999, 0, paused="true").signed_by(SECOND))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"network.relay": "none"},
+            r"network\.relay cannot change .*: a peer opens its network .*These can: opt",
+        ),
+        ({"training.learning_rate": 0.1}, r"did you mean optimizer\.learning_rate"),
+        ({"optimizer.learning_rate": -1.0}, "learning_rate"),
+        ({"training.target_batch_size": "auto"}, "from number to number"),
+        ({"paused": 1}, "true or false"),
+    ],
+)
+def test_what_cannot_change_says_so_by_name(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        check_changes(make_spec(16), changes)
+
+
+def test_a_verified_run_cannot_be_amended() -> None:
+    with pytest.raises(ConfigurationError, match="without a leader"):
+        check_changes(make_spec(16, security={"verification": "byzantine"}), {RATE: 0.1})
+
+
+def test_the_rate_of_all_groups_changes_in_proportion_and_only_once() -> None:
+    one, two = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    optimizer = torch.optim.SGD([{"params": [one], "lr": 0.1}, {"params": [two], "lr": 0.2}])
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (step + 1))
+    optimizer.step()
+    scheduler.step()
+    for _ in range(2):
+        set_learning_rate(optimizer, scheduler, 0.05)
+        assert [group["lr"] for group in optimizer.param_groups] == [0.025, 0.05]
+        assert scheduler.base_lrs == [0.05, 0.1]
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05 / 3
+
+
+def test_bounds_that_move_together_are_changed_together() -> None:
+    """Of two bounds the one that comes first may go only with the other one, whichever way they move."""
+    batch = {"target_batch_size": "auto", "target_batch_size_min": 10, "target_batch_size_max": 100}
+    spec = make_spec(16).amended({f"training.{key}": value for key, value in batch.items()})
+    for least, most in ((2, 5), (500, 1000)):
+        order = amendment(
+            spec, 1, 0, training__target_batch_size_max=str(most), training__target_batch_size_min=str(least)
+        )
+        orders = standing(spec, order)
+        assert orders.batch_range([order.id], 3) == (least, most)
+
+
+@virtually
+async def test_a_member_that_missed_the_last_round_ends_with_the_others() -> None:
+    """It has the state of the last step, and the order, but no plan that said so."""
+    swarm = Swarm(make_spec(32), organiser=ORGANISER)
+    grow(swarm, 4, random.Random(8))
+    await swarm.run_until_step(3)
+    peers = list(swarm.peers.values())
+    away, others = peers[3], peers[:3]
+    step = max(peer.replica.step for peer in peers)
+    for peer in peers:
+        tell(peer, amendment(swarm.spec, 1, step + 3, training__stop_after_steps=str(step + 4)))
+    await swarm.run_until_step(step + 1)
+    for other in others:
+        swarm.internet.cut(away.network, other.network)
+    for peer in others:
+        await peer.ended.wait()
+    for other in others:
+        swarm.internet.restore(away.network, other.network)
+    await asyncio.wait_for(away.ended.wait(), 300.0)
+    assert (away.error, away.replica.step) == (None, step + 4)
+    assert len(set(swarm.digests().values())) == 1
+    await swarm.close()
+
+
+def test_peers_that_hold_an_order_with_other_signatures_hold_the_same() -> None:
+    """Else they would send each other all orders for ever: of two copies each keeps the one that came first."""
+    third = Identity.from_seed(bytes([202]) * 32)
+    keys = sorted(key.peer_id for key in (ORGANISER, SECOND, third))
+    spec = make_spec(16, security={"organisers": keys, "organisers_needed": 2})
+    once = amendment(spec, 1, 0, paused="true").signed_by(SECOND)
+    digests = set()
+    for order in (once, once.signed_by(third), once.signed_by(Identity.from_seed(bytes([9]) * 32))):
+        ledger = AccessLedger.of_spec(spec.run_id, spec, ORGANISER.peer_id)
+        assert ledger.take(order)
+        assert not ledger.take(once)
+        exchange = object.__new__(OrderExchange)
+        exchange._ledger = ledger
+        digests.add(exchange._digest())
+    assert len(digests) == 1
