@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 import torch
 
@@ -28,9 +26,6 @@ def test_the_death_of_any_member_is_mended_at_once(victim: int, when_s: float, i
     async def main() -> None:
         world = World(6, seed=seed, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
         await connect_all(world)
-        # Silence is counted in quarters of a second. A round that begins elsewhere between two of them may find the
-        # dead late a moment before it finds them silent, and takes over their work first, which costs 0.7 s.
-        await asyncio.sleep(0.01)
         later(when_s, lambda: world.internet.kill(world.parties[victim].network, is_noticed=is_noticed))
         plan = world.divide(LAYOUT, two_sites([0, 1, 2], [3, 4, 5]))
         results, outcomes = await world.reduce(plan, LAYOUT, list(vectors_of(6)), [1] * 6)
