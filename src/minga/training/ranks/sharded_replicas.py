@@ -36,6 +36,7 @@ from minga.optim.shards import is_sharded, local
 from minga.training.ranks.process_group import ProcessGroup, RankCommand
 from minga.training.ranks.rank_replicas import Combiner, FollowerReplica, LeaderReplica, RankReplica
 from minga.training.ranks.shard_map import Placed, ShardMap, ShardStream, count_shards
+from minga.training.replica.accelerator import Accelerator
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.flat_vector import ParameterVector, all_finite
 from minga.training.replica.trained_record import TrainedRecord
@@ -297,7 +298,7 @@ class ShardedReplica(RankReplica):
     ) -> ParameterVector:
         return ShardedVector(self._ranks, self._stream, optimizer, self._buffers, spec.averaging, model)
 
-    def _new_access(self) -> TensorAccess:
+    def _new_access(self, accelerator: Accelerator | None) -> TensorAccess:  # noqa: ARG002
         return ShardedAccess(self._ranks, self._stream)
 
     def _agreed(self, record: TrainedRecord) -> TrainedRecord:
