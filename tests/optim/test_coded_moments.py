@@ -27,7 +27,7 @@ def test_a_value_gets_the_nearest_code_and_the_lower_of_two(signed: bool) -> Non
     given = np.concatenate([[0.0], -given if signed else given, given]).astype(np.float32)
     given[1] = 1.0  # the scale
     codes, scales = torch.empty(len(given), dtype=torch.uint8), torch.empty(1)
-    encode(torch.from_numpy(given), codes, scales, block=1 << 20, signed=signed)
+    encode([torch.from_numpy(given)], [codes], [scales], block=1 << 20, signed=signed)
     table = values.astype(np.float32)
     assert float(scales) == 1.0
     distance = np.abs(given - table[codes.numpy()])
@@ -37,7 +37,7 @@ def test_a_value_gets_the_nearest_code_and_the_lower_of_two(signed: bool) -> Non
     assert table[codes[0]] == 0.0
     halves = ((values[1:] + values[:-1]) / 2).astype(np.float32)
     halves[-1] = 1.0  # the scale
-    encode(torch.from_numpy(halves), codes[:255], scales, block=1 << 20, signed=signed)
+    encode([torch.from_numpy(halves)], [codes[:255]], [scales], block=1 << 20, signed=signed)
     assert (codes[:254].numpy() == np.arange(254)).all(), "half-way it is the lower one"
 
 
@@ -46,10 +46,10 @@ def test_signs_are_kept_where_the_values_have_both() -> None:
     given[0], given[1] = 1.0, -1.0
     there, back = (torch.empty(4096, dtype=torch.uint8) for _ in range(2))
     scales = torch.empty(1)
-    encode(given, there, scales, block=4096, signed=True)
-    encode(-given, back, scales, block=4096, signed=True)
-    ones = decode(there, scales, block=4096, signed=True)
-    others = decode(back, scales, block=4096, signed=True)
+    encode([given], [there], [scales], block=4096, signed=True)
+    encode([-given], [back], [scales], block=4096, signed=True)
+    (ones,) = decode([there], [scales], block=4096, signed=True)
+    (others,) = decode([back], [scales], block=4096, signed=True)
     ties = ones != -others
     assert int(ties[2:].sum()) <= 2
 
@@ -57,8 +57,8 @@ def test_signs_are_kept_where_the_values_have_both() -> None:
 def test_a_block_of_zeros_stays_one_and_blocks_do_not_mix() -> None:
     given = torch.cat([torch.zeros(16), torch.full((16,), 3e-39), torch.full((5,), -1e30)])
     codes, scales = torch.empty(37, dtype=torch.uint8), torch.empty(blocks_of(37, 16))
-    encode(given, codes, scales, block=16, signed=True)
-    read = decode(codes, scales, block=16, signed=True)
+    encode([given], [codes], [scales], block=16, signed=True)
+    (read,) = decode([codes], [scales], block=16, signed=True)
     assert torch.equal(read[:32], given[:32])
     assert torch.allclose(read[32:], given[32:], rtol=0.01)
 

@@ -112,6 +112,15 @@ def square_root(values: Piece, out: Piece) -> None:
         torch.sqrt(values, out=out)
 
 
+def scale(tensors: Sequence[Tensor], factors: Sequence[float]) -> None:
+    """Multiply each tensor, all on one device, by the factor at its place."""
+    if tensors and is_exact_together(tensors[0].device):
+        torch._foreach_mul_(list(tensors), list(factors))
+        return
+    for tensor, factor in zip(tensors, factors, strict=True):
+        tensor.mul_(factor)
+
+
 def forbid_rounded_products() -> None:
     """Have GPUs multiply float32 matrices, and convolve, in float32, and in an order that is always the same.
 
@@ -189,6 +198,9 @@ def _agrees_together(device: torch.device, dtype: type[np.float32 | np.float64])
         square_root(each.abs(), root)
     square_root(Tensors([each.abs() for each in numbers]), found := _copies(numbers))
     divide(Tensors(numbers), quotients)
+    torch._foreach_mul_((scaled := _copies(numbers)).parts, [constant, 3.0])
+    apart.append([each * factor for each, factor in zip(numbers, (constant, 3.0), strict=True)])
+    together.append(scaled)
     apart += [roots, [a / b for a, b in zip(numbers, others, strict=True)]]
     together += [found, quotients]
     return all(

@@ -10,6 +10,7 @@ A maximum, one division, comparisons with constants, a look-up and one multiplic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
@@ -47,30 +48,41 @@ def blocks_of(numel: int, block: int) -> int:
     return -(-numel // block)
 
 
-def encode(values: Tensor, codes: Tensor, scales: Tensor, *, block: int, signed: bool) -> None:
-    """Write the codes (uint8 [n]) and scales (float32 [blocks]) of `values` (float32 [n]), which begin with a block."""
-    _, middles = _tables(values.device, signed)
-    for rows, out, scale in _rows(values, codes, scales, block):
-        torch.maximum(rows.amax(dim=1), rows.amin(dim=1).neg_(), out=scale)
-        scale.abs_()  # which zero is the largest of both kinds depends on how a kernel cuts its work
-        divisor = torch.where(scale == 0, torch.ones_like(scale), scale)
-        out.copy_(torch.bucketize(rows / divisor[:, None], middles, out_int32=True))
+def encode(
+    values: Sequence[Tensor], codes: Sequence[Tensor], scales: Sequence[Tensor], *, block: int, signed: bool
+) -> None:
+    """Write the codes (uint8 [n]) and scales (float32 [blocks]) of each tensor (float32 [n]), in few kernels for all.
+
+    Each begins with a block.
+    """
+    _, middles = _tables(values[0].device, signed)
+    rows = _in_blocks(values, block)
+    scale = torch.maximum(rows.amax(dim=1), rows.amin(dim=1).neg_())
+    scale.abs_()  # which zero is the largest of both kinds depends on how a kernel cuts its work
+    divisor = torch.where(scale == 0, torch.ones_like(scale), scale)
+    found = torch.bucketize(rows / divisor[:, None], middles, out_int32=True).to(torch.uint8)
+    torch._foreach_copy_(list(codes), _cut(found, values))
+    torch._foreach_copy_(list(scales), torch.split(scale, [part.numel() for part in scales]))
 
 
-def decode(codes: Tensor, scales: Tensor, *, block: int, signed: bool) -> Tensor:
-    """The values (float32 [n]) of codes and scales."""
-    table, _ = _tables(codes.device, signed)
-    values = torch.empty(codes.numel(), dtype=torch.float32, device=codes.device)
-    for rows, out, scale in _rows(codes, values, scales, block):
-        torch.mul(table[rows.int()], scale[:, None], out=out)
-    return values
+def decode(codes: Sequence[Tensor], scales: Sequence[Tensor], *, block: int, signed: bool) -> list[Tensor]:
+    """The values (float32 [n]) of the codes and scales of each tensor, in few kernels for all."""
+    table, _ = _tables(codes[0].device, signed)
+    values = table[_in_blocks(codes, block).int()].mul_(torch.cat(list(scales))[:, None])
+    return _cut(values, codes)
 
 
-def _rows(read: Tensor, written: Tensor, scales: Tensor, block: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Both as [blocks, elements], with their scales: the whole blocks, and a short last one by itself."""
-    whole = read.numel() // block
-    size = whole * block
-    found = [(read[:size].view(whole, block), written[:size].view(whole, block), scales[:whole])] if whole else []
-    if size < read.numel():
-        found.append((read[None, size:], written[None, size:], scales[whole : whole + 1]))
-    return found
+def _in_blocks(parts: Sequence[Tensor], block: int) -> Tensor:
+    """All as [blocks, elements], with zeros behind each that ends within a block."""
+    blocks = sum(blocks_of(part.numel(), block) for part in parts)
+    if len(parts) == 1 and parts[0].numel() == blocks * block:
+        return parts[0].view(blocks, block)
+    joined = torch.zeros(blocks, block, dtype=parts[0].dtype, device=parts[0].device)
+    torch._foreach_copy_(_cut(joined, parts), list(parts))
+    return joined
+
+
+def _cut(rows: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
+    """The places in such rows that belong to each of `parts`."""
+    wholes = torch.split(rows, [blocks_of(part.numel(), rows.shape[1]) for part in parts])
+    return [whole.view(-1)[: part.numel()] for whole, part in zip(wholes, parts, strict=True)]

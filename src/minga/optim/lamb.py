@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from minga.optim.arithmetic import divide, like, multiply, rounded, square_root
+from minga.optim.arithmetic import divide, like, multiply, rounded, scale, square_root
 from minga.optim.moments import (
     WHOLE_MOMENTS,
     AdaptiveOptimizer,
@@ -78,8 +78,7 @@ class LAMB(AdaptiveOptimizer):
         rate, clamp = float(group["lr"]) * correction2 / correction1, float(group["clamp_value"])
         sharded = [like_shard(update, parameter) for update, parameter in zip(updates, batch.parameters, strict=True)]
         ratios = zip(norms(batch.parameters), norms(sharded), strict=True)
-        for update, (value_norm, update_norm) in zip(updates, ratios, strict=True):
-            update.mul_(rounded(rate * _trust(value_norm, update_norm, clamp), dtype))
+        scale(updates, [rounded(rate * _trust(*both, clamp), dtype) for both in ratios])
         for value, update in pieces(batch.place, [batch.parameters], [updates]):
             value.sub_(update)
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from minga.optim.arithmetic import multiply, rounded
+from minga.optim.arithmetic import multiply, rounded, scale
 from minga.optim.norms import norms
 from minga.optim.reproducible import AlikeParameters, ReproducibleOptimizer, require
 from minga.optim.sgd import buffer_names, descend, momentum_defaults
@@ -60,10 +60,12 @@ class LARC(ReproducibleOptimizer):
         for value, target, gradient in batch.pieces(extra=[scaled]):
             multiply(value, pull, target).add_(gradient)
         sizes = zip(norms(batch.parameters), norms(batch.gradients), strict=True)
+        trusts = list[float]()
         for target, (value_norm, gradient_norm) in zip(scaled, sizes, strict=True):
             if gradient_norm == 0:
                 target.zero_()
-            elif value_norm > 0:
-                trust = coefficient * value_norm / (gradient_norm + decay * value_norm + eps)
-                target.mul_(rounded(trust, dtype))
+            is_scaled = value_norm > 0 and gradient_norm != 0
+            divisor = gradient_norm + decay * value_norm + eps
+            trusts.append(coefficient * value_norm / divisor if is_scaled else 1.0)
+        scale(scaled, [rounded(trust, dtype) for trust in trusts])
         return scaled

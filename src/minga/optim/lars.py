@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from minga.optim.arithmetic import multiply, rounded
+from minga.optim.arithmetic import multiply, rounded, scale
 from minga.optim.norms import norms
 from minga.optim.reproducible import AlikeParameters, ReproducibleOptimizer, require
 from minga.optim.sgd import buffer_names, descend, momentum_defaults
@@ -64,8 +64,9 @@ class LARS(ReproducibleOptimizer):
         for value, target, gradient in batch.pieces(extra=[scaled]):
             multiply(value, pull, target).add_(gradient)
         ratios = zip(norms(batch.parameters), norms(batch.gradients), strict=True)
-        for target, (value_norm, gradient_norm) in zip(scaled, ratios, strict=True):
-            if value_norm > 0 and gradient_norm > 0:
-                trust = coefficient * value_norm / (gradient_norm + weight_decay * value_norm)
-                target.mul_(rounded(trust, dtype))
+        trusts = [
+            coefficient * value / (gradient + weight_decay * value) if value > 0 and gradient > 0 else 1.0
+            for value, gradient in ratios
+        ]
+        scale(scaled, [rounded(trust, dtype) for trust in trusts])
         descend(group, batch, scaled, 0.0)

@@ -1,8 +1,8 @@
 """The two moments that AdamW and LAMB keep: decaying means of the gradient and of its square.
 
 They are float32 tensors `exp_avg` and `exp_avg_sq`, or, where settings ask for 8 bits and the tensor is large, codes
-and scales of blocks (`block_codes.py`). These are decoded piece by piece; an update uses the new moments as they are
-before they are encoded again.
+and scales of blocks (`block_codes.py`). These are decoded piece by piece, on an accelerator of many tensors at once; an
+update uses the new moments as they are before they are encoded again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minga.optim.arithmetic import Piece, multiply, power, rounded
+from minga.optim.arithmetic import Piece, Tensors, multiply, power, rounded
 from minga.optim.block_codes import DEFAULT_BLOCK, DEFAULT_LEAST_NUMEL, blocks_of, code_values, decode, encode
 from minga.optim.pieces import Place, is_ready
 from minga.optim.reproducible import AlikeParameters, ReproducibleOptimizer, require
@@ -67,20 +67,52 @@ def moment_pieces(
         yield from batch.pieces(*MOMENTS, extra=extra)
         return
     place, block = batch.place, group["state_block"]
+    for rows in _coded_rows(batch, block, extra):
+        value, *kept = zip(*rows, strict=True)
+        coded = [(kept[0], kept[1], True), (kept[2], kept[3], False)]
+        moments = [
+            [part.to(place.device) for part in decode(codes, scales, block=block, signed=signed)]
+            for codes, scales, signed in coded
+        ]
+        columns = (value, *moments, *kept[4:])
+        yield tuple(Tensors(column) if place.groups else column[0] for column in columns)
+        for moment, (codes, scales, signed) in zip(moments, coded, strict=True):
+            encode([part.to(codes[0].device) for part in moment], codes, scales, block=block, signed=signed)
+
+
+def _coded_rows(
+    batch: AlikeParameters, block: int, extra: Sequence[Sequence[Tensor]]
+) -> Iterator[list[tuple[Tensor, ...]]]:
+    """What is updated together, on an accelerator of many parameters: for each piece, which begins with a block, the
+    values, codes and scales of both moments, `extra` and the gradient. Of values that are copies the parameters become
+    copies once the next is taken.
+    """
+    place = batch.place
     size = max(block, place.piece_elements // block * block)
+    rows, copied, elements = list[tuple[Tensor, ...]](), list[tuple[Tensor, Tensor]](), 0
     for number, (parameter, gradient, state) in enumerate(
         zip(batch.parameters, batch.gradients, batch.states, strict=True)
     ):
         value, slope = (tensor.reshape(-1).to(*place) for tensor in (parameter, gradient))
         for start in range(0, parameter.numel(), size):
             here, blocks = slice(start, start + size), slice(start // block, (start + size) // block)
-            coded = [(state[codes][here], state[scale][blocks], signed) for codes, scale, signed in CODED]
-            moments = [decode(*each, block=block, signed=signed).to(place.device) for *each, signed in coded]
-            yield (value[here], *moments, *(column[number][here] for column in extra), slope[here])
-            for moment, (codes, scale, signed) in zip(moments, coded, strict=True):
-                encode(moment.to(codes.device), codes, scale, block=block, signed=signed)
+            numel = min(size, parameter.numel() - start)
+            if rows and (not place.groups or elements + numel > size):
+                yield rows
+                _put_back(copied)
+                rows, copied, elements = [], [], 0
+            coded = (each for codes, scale, _ in CODED for each in (state[codes][here], state[scale][blocks]))
+            rows.append((value[here], *coded, *(column[number][here] for column in extra), slope[here]))
+            elements += numel
         if not is_ready(parameter, place):
-            parameter.copy_(value.view(parameter.shape))
+            copied.append((parameter, value))
+    yield rows
+    _put_back(copied)
+
+
+def _put_back(copied: Sequence[tuple[Tensor, Tensor]]) -> None:
+    for parameter, value in copied:
+        parameter.copy_(value.view(parameter.shape))
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ theirs by vector width, threads and device. Here the order is part of the defini
 3. Sums of several tensors are padded and folded in the same way.
 
 Squares of float32 numbers are exact in float64, and can neither overflow nor vanish. The error of a norm is below 1e-14
-of it, so for all purposes it is the exact norm, rounded once. Work is cut where no bit depends on it. The first four
-foldings are those of 16 rows, of which a block of columns is computed at once, so that it fits a cache. All tensors of
-a device share their last ten foldings.
+of it, so for all purposes it is the exact norm, rounded once. Work is cut where no bit depends on it. Tensors that are
+padded to one size are folded together. The first four foldings of a large one are those of 16 rows, of which a block of
+columns is computed at once, so that it fits a cache. All tensors of a device share their last ten foldings.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import torch
@@ -90,35 +90,45 @@ def sums_of_squares(tensors: Sequence[Tensor]) -> list[float]:
     for index, tensor in enumerate(tensors):
         devices.setdefault(work_device(tensor.device), []).append(index)
     for device, indices in devices.items():
-        lanes = torch.zeros(len(indices), FEWEST_LANES, dtype=torch.float64, device=device)
-        for row, index in zip(lanes, indices, strict=True):
-            _add_up(whole(tensors[index]).detach().reshape(-1).to(device), row)
-        for index, each in zip(indices, _fold(lanes.t().contiguous(), 1)[0].tolist(), strict=True):
+        order, lanes = list[int](), list[Tensor]()
+        for size, alike in _alike(tensors, indices, _ROWS * _block(device)):
+            flats = [whole(tensors[index]).detach().reshape(-1).to(device) for index in alike]
+            order += alike
+            lanes.append(_fold_together(flats, size))
+        for index, each in zip(order, _fold(torch.cat(lanes, dim=1), 1)[0].tolist(), strict=True):
             found[index] = each
     return found
 
 
-def _add_up(flat: Tensor, row: Tensor) -> None:
-    """Fold the squares of `flat` into the zeros of `row`."""
-    numel = flat.numel()
-    if numel <= FEWEST_LANES:
-        row[:numel].copy_(flat)
-        row.mul_(row)
-        return
-    size = _power_of_two(numel)
-    count = max(FEWEST_LANES, size // _ROWS)
-    lanes = row if count == FEWEST_LANES else torch.empty(count, dtype=torch.float64, device=flat.device)
-    _fold_rows(flat, size // count, lanes)
-    if count > FEWEST_LANES:
-        row.copy_(_fold(lanes, FEWEST_LANES))
+def _alike(tensors: Sequence[Tensor], indices: Sequence[int], most: int) -> Iterator[tuple[int, list[int]]]:
+    """The size to which squares are padded, and the indices of tensors that have it: together at most `most` elements,
+    or one tensor.
+    """
+    by_size: dict[int, list[int]] = {}
+    for index in indices:
+        by_size.setdefault(max(FEWEST_LANES, _power_of_two(tensors[index].numel())), []).append(index)
+    for size, alike in by_size.items():
+        count = max(1, most // size)
+        yield from ((size, alike[first : first + count]) for first in range(0, len(alike), count))
 
 
-def _fold_rows(flat: Tensor, rows: int, lanes: Tensor) -> None:
-    """Fold the squares of `flat`, which are more than half of `rows` times as many as `lanes`, into the lanes."""
-    count, numel = len(lanes), flat.numel()
+def _fold_together(flats: Sequence[Tensor], size: int) -> Tensor:
+    """Fold the squares of tensors that are padded to `size` until lanes are left: a column for each."""
+    device = flats[0].device
+    if size > _ROWS * _block(device):
+        return _fold(_fold_rows(flats[0], size // _ROWS), FEWEST_LANES)[:, None]
+    squares = torch.zeros(len(flats), size, dtype=torch.float64, device=device)
+    used = [row[: flat.numel()] for row, flat in zip(squares, flats, strict=True)]
+    torch._foreach_copy_(used, list(flats))
+    return _fold(squares.mul_(squares).t(), FEWEST_LANES)
+
+
+def _fold_rows(flat: Tensor, count: int) -> Tensor:
+    """Fold the squares of `flat`, which are padded to 16 rows, into one of `count` columns, a block of them at once."""
+    numel, lanes = flat.numel(), torch.empty(count, dtype=torch.float64, device=flat.device)
     full, width = numel // count, min(count, _block(flat.device))
     table, rest = flat[: full * count].reshape(full, count), flat[full * count :]
-    squares = torch.zeros(rows, width, dtype=torch.float64, device=flat.device)
+    squares = torch.zeros(_ROWS, width, dtype=torch.float64, device=flat.device)
     used = squares[: -(-numel // count)]  # the others are in the upper half, so they stay 0
     for start in range(0, count, width):
         used[:full].copy_(table[:, start : start + width])
@@ -128,6 +138,7 @@ def _fold_rows(flat: Tensor, rows: int, lanes: Tensor) -> None:
             used[full, : part.numel()].copy_(part)
         used.mul_(used)
         lanes[start : start + width].copy_(_fold(squares, 1)[0])
+    return lanes
 
 
 def _block(device: torch.device) -> int:

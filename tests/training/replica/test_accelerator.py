@@ -14,16 +14,18 @@ import torch
 from torch import nn
 
 import minga
-from benchmarks._pretend_device import PretendModule, PretendTensor, pretend, pretended_device
+from benchmarks._pretend_device import PretendModule, PretendStream, PretendTensor, pretend, pretended_device
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
 from minga.optim import LAMB
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_bridge import WAIT, ThreadTask
+from minga.training.replica import accelerator
 from minga.training.replica.accelerator import LateVerdict, verdict_of
 from minga.training.replica.gradient_sum import DeviceSum
 from minga.training.replica.replica import Replica
-from minga.training.strategy.interface import ContributionFate, Strategy
+from minga.training.strategy.interface import Strategy
 from minga.training.strategy.local import Local
 from minga.training.strategy.synchronous import Delayed, Synchronous
 from tests.worlds.swarm_tools import virtually
@@ -207,6 +209,34 @@ def test_the_memory_of_a_mean_is_free_again_when_the_update_returns_though_nobod
             mean.zero_()
         values.append(replica.read_values())
     assert torch.equal(*values)
+
+
+def test_the_state_crosses_in_pieces_of_which_the_next_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    away, twin = Trainer(is_away=True), Trainer(is_away=False)
+    for each in (away, twin):
+        life(each, Synchronous, {}, aborts=False)
+    waits = list[int]()
+    finish = PretendStream.finish
+
+    def wait(stream: PretendStream, until: int) -> None:
+        waits.append(stream.asked - until)
+        finish(stream, until)
+
+    monkeypatch.setattr(PretendStream, "finish", wait)
+    values = away.replica.read_values()
+    assert waits == [0]
+    waits.clear()
+    whole = away.replica.capture()
+    assert waits == [0], "a state of less than a piece is waited for once"
+    waits.clear()
+    monkeypatch.setattr(accelerator, "PIECE_BYTES", piece := 5008)
+    cut = away.replica.capture()
+    assert len(waits) == -(-len(whole.bytes_view) // piece)
+    assert all(waits[:-1]), "nothing was on its way behind a piece that was waited for"
+    assert waits[-1] == 0
+    assert cut.has_bytes_of(whole)
+    assert whole.has_bytes_of(twin.replica.capture())
+    assert torch.equal(values, twin.replica.read_values())
 
 
 # ---- the port, which hears late of what a micro-batch counts

@@ -55,8 +55,8 @@ def train_tokenizer(
         raise ConfigurationError(
             f"vocabulary_size = {vocabulary_size}: the characters of this text alone take {size} entries"
         )
-    tokens = [token for encoding in encoded_texts(tokenizer, first) for token in encoding.tokens]
-    if (share := tokens.count(UNKNOWN) / max(1, len(tokens))) > _MOST_UNKNOWN:
+    ids = [number for encoding in encoded_texts(tokenizer, first) for number in encoding.ids]
+    if (share := ids.count(tokenizer.token_to_id(UNKNOWN)) / max(1, len(ids))) > _MOST_UNKNOWN:
         logger.warning(
             "tokenizer: %.0f%% of the tokens are words with letters for which a vocabulary of %d has no room; raise it",
             100 * share,

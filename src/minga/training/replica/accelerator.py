@@ -12,10 +12,14 @@ plug-in). A device whose module has none (`torch.mps`) does the same things in o
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import torch
+
+from minga.training.state.snapshot import PIECE_BYTES, padded
+from minga.training.state.tensor_access import TensorAccess
 
 COPIED_ELEMENTS: Final = 1 << 24
 """A vector crosses to or from a device in pieces of at most so many elements, or of one tensor."""
@@ -78,7 +82,7 @@ class Accelerator:
         return torch.zeros(numel, dtype=torch.float32)
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy a flat vector, one of both on the device, piece by piece; `mark` tells when it is there."""
+        """Copy a flat vector to or from the device, piece by piece; `mark` tells when it is there."""
         pieces = (torch.split(vector, COPIED_ELEMENTS) for vector in (target, source))
         for place, piece in zip(*pieces, strict=True):
             place.copy_(piece, non_blocking=self.has_streams)
@@ -109,6 +113,58 @@ class _EndOfAll:
     def synchronize(self) -> None:
         """See `DeviceEvent`."""
         torch.zeros((), device=self._device).cpu()
+
+
+class DeviceAccess(TensorAccess):
+    """Reads a state from one accelerator. The thread that asks waits once for each piece, not for each tensor, and the
+    next piece crosses while it hashes or writes the last one.
+    """
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+
+    @torch.no_grad()
+    def read(self, tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """See `TensorAccess`."""
+        there = self._accelerator.device
+        if any(not tensor.is_cpu and tensor.device != there for tensor in tensors):
+            yield from super().read(tensors)
+            return
+        size = sum(padded(tensor.numel() * tensor.itemsize) for tensor in tensors)
+        room = min(size, PIECE_BYTES)
+        rooms = [self._accelerator.host_memory(room // 4).view(torch.uint8) for _ in range(2 if size > room else 1)]
+        asked = deque[tuple[DeviceEvent, torch.Tensor]]()
+        for index, parts in enumerate(_pieces(tensors)):
+            piece = rooms[index % 2][: sum(part.numel() for part in parts)]
+            for part, place in zip(parts, torch.split(piece, [part.numel() for part in parts]), strict=True):
+                self._accelerator.copy(part, place)
+            asked.append((self._accelerator.mark(), piece))
+            if index:
+                yield _arrived(*asked.popleft())
+        while asked:
+            yield _arrived(*asked.popleft())
+
+
+def _pieces(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """All bytes of a state, gaps included, in parts that make up pieces of `PIECE_BYTES` and a last one."""
+    parts, room = list[torch.Tensor](), PIECE_BYTES
+    for tensor in tensors:
+        flat = tensor.reshape(-1).view(torch.uint8)
+        for rest in (flat, torch.zeros(padded(flat.numel()) - flat.numel(), dtype=torch.uint8)):
+            while rest.numel():
+                part, rest = rest[:room], rest[room:]
+                parts.append(part)
+                room -= part.numel()
+                if room == 0:
+                    yield parts
+                    parts, room = [], PIECE_BYTES
+    if parts:
+        yield parts
+
+
+def _arrived(event: DeviceEvent, piece: torch.Tensor) -> torch.Tensor:
+    event.synchronize()
+    return piece
 
 
 class LateVerdict:

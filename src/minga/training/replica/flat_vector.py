@@ -286,18 +286,22 @@ class ParameterVector:
     @torch.no_grad()
     def read_values(self) -> torch.Tensor:
         """The parameters themselves, in the order of the vector, and the movements of averaged buffers; zeros behind
-        these.
+        these. An accelerator is waited for once.
         """
-        values = self.new()
+        values, accelerator = self.new(), self.accelerator
         far, offset = list[tuple[int, torch.Tensor]](), 0
         for value, part in zip([*self._parameters, *self._buffers.movements()], self._slices(values), strict=False):
-            if value.is_cpu:
+            if accelerator is not None and value.device == accelerator.device:
+                accelerator.copy(value.detach().reshape(-1), part)
+            elif value.is_cpu:
                 part.copy_(value.reshape(-1))
             else:
                 far.append((offset, value.detach().reshape(-1)))
             offset += part.numel()
         for start, piece in self._fetch(far):
             values[start : start + piece.numel()].copy_(piece)
+        if accelerator is not None:
+            accelerator.mark().synchronize()
         return values
 
     @torch.no_grad()

@@ -13,7 +13,7 @@ from blake3 import blake3
 from torch.optim.lr_scheduler import LRScheduler
 
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.residual import KeptResidual
+from minga.averaging.codecs.residual import Residuals
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.sketches.interface import make_sketch
 from minga.averaging.sketches.projection import RoundProjections
@@ -24,7 +24,7 @@ from minga.optim.norms import TINY_NORM, clip_by_global_norm, global_norm
 from minga.optim.reproducible import ReproducibleOptimizer
 from minga.optim.shards import local
 from minga.training.lineage import Lineage
-from minga.training.replica.accelerator import Accelerator, LateVerdict
+from minga.training.replica.accelerator import Accelerator, DeviceAccess, LateVerdict
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.build_optimizer import check_model, check_optimizer, check_plain_descent, set_learning_rate
 from minga.training.replica.flat_vector import ParameterVector
@@ -100,8 +100,9 @@ class Replica:
         averaged = spec.training.buffers == "average"
         self._buffers = SharedBuffers(model if averaged else None)
         self.vector = self._new_vector(optimizer, spec, model)
-        if self.adds_on_device and not offload:
-            self.vector.accelerator = Accelerator.of(self.vector.parameters())
+        accelerator = None if offload else Accelerator.of(self.vector.parameters())
+        if self.adds_on_device:
+            self.vector.accelerator = accelerator
         if max_grad_value is not None and self._clips_own:
             raise ConfigurationError(
                 f'max_grad_value= clips the mean, and the codec "{spec.averaging.codec}" leaves out of it what comes '
@@ -110,7 +111,7 @@ class Replica:
         sketch = make_sketch(spec.averaging.sketch, self.vector.layout)
         decay = spec.averaging.residual_decay
         self._projections = RoundProjections(sketch, decay=decay)
-        access = self._new_access()
+        access = self._new_access(accelerator)
         self._state = TrainingState(
             optimizer,
             model=model,
@@ -168,17 +169,10 @@ class Replica:
         """The mean gradient that the mean of the round of `step` stands for, which counts; see `RoundProjections`."""
         return self._projections.absorb(mean, step, counted_in=counted_in)
 
-    def left_out(self) -> dict[str, KeptResidual]:
-        """Copies of what the sketch left out so far, by the fingerprints of the vectors of which it was left out."""
-        return self._projections.kept()
-
-    def restore_left_out(self, kept: Mapping[str, KeptResidual]) -> None:
-        """Go on from what `left_out` returned before; what does not fit to its vector is dropped."""
-        self._projections.restore(kept)
-
-    def forget_left_out(self) -> None:
-        """Drop what the sketch left out so far."""
-        self._projections.forget()
+    @property
+    def left_out(self) -> Residuals:
+        """What the sketch left out so far."""
+        return self._projections.left_out
 
     def collect(self, samples: int, loss: float | torch.Tensor | None = None) -> int:
         """A micro-batch of `samples` samples is ready: how many does it have in all processes of this peer?
@@ -498,8 +492,8 @@ class Replica:
         codecs = spec.averaging.codec, spec.averaging.download_codec
         return ParameterVector(optimizer, self._buffers, *codecs, model=model)
 
-    def _new_access(self) -> TensorAccess:
-        return TensorAccess()
+    def _new_access(self, accelerator: Accelerator | None) -> TensorAccess:
+        return TensorAccess() if accelerator is None else DeviceAccess(accelerator)
 
     def _agreed(self, record: TrainedRecord) -> TrainedRecord:
         """This process's record, as all processes of this peer have it."""
