@@ -56,7 +56,8 @@ def train_tokenizer(
             f"vocabulary_size = {vocabulary_size}: the characters of this text alone take {size} entries"
         )
     ids = [number for encoding in encoded_texts(tokenizer, first) for number in encoding.ids]
-    if (share := ids.count(tokenizer.token_to_id(UNKNOWN)) / max(1, len(ids))) > _MOST_UNKNOWN:
+    unknown = sum(number == tokenizer.token_to_id(UNKNOWN) for number in ids)
+    if (share := unknown / max(1, len(ids))) > _MOST_UNKNOWN:
         logger.warning(
             "tokenizer: %.0f%% of the tokens are words with letters for which a vocabulary of %d has no room; raise it",
             100 * share,
