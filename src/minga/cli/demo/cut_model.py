@@ -1,4 +1,4 @@
-"""The demo of a cut model: two clients with their data and a server, once without NoPeek and once with it.
+"""The demo of a cut model: some clients with their data and a server, once without NoPeek and once with it.
 
 What leaves a client stands beside what it was made of, and beside what an attacker makes of it.
 """
