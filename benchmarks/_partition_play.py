@@ -191,12 +191,14 @@ def spec_of(
 
 
 def stall_s(applied: Sequence[tuple[float, str]], healed_s: float, end_s: float) -> float | None:
-    """Longest step of the peers that took steps in the last `WENT_ON_S` before healing, less what was usual then."""
+    """Longest step of the peers that took steps in the last `WENT_ON_S` before healing, less what was usual then; None
+    where they took too few to tell.
+    """
     went_on = {name for time, name in applied if healed_s - WENT_ON_S <= time < healed_s}
-    if not went_on:
-        return None
     times = sorted(time for time, name in applied if name in went_on)
     before = [b - a for a, b in itertools.pairwise(t for t in times if healed_s - 2 * WENT_ON_S <= t < healed_s)]
+    if not before:
+        return None
     steps = [gap for gap in before if gap > max(before) / 2]  # the other gaps are between members of one step
     last = max(time for time in times if time < healed_s)
     after = [last, *(time for time in times if time >= healed_s), end_s]

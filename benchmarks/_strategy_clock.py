@@ -141,7 +141,7 @@ def codec_cost(peer: BenchPeer, step: int) -> CodecCost:
     encode_mean, means = _timed(lambda: _encoded_mean(layout, mean))
     decode = _seconds(lambda: _decoded(layout, means, mean))
     expand = _seconds(lambda: replica.expand(mean, step, counted_in=None))
-    replica.forget_left_out()
+    replica.left_out.forget()
     parts = (encode + project, add, encode_mean, decode + expand)
     return CodecCost(*(round(1e9 * part / whole, 4) for part in parts))
 

@@ -17,13 +17,13 @@ import torch
 from benchmarks._strategy_tasks import Subject
 from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT
 from minga.averaging.codecs.layout import Chunk, VectorLayout
-from minga.averaging.codecs.residual import Encoder, Fate, LossySettings, Residual, RoundVectors
+from minga.averaging.codecs.residual import ContributionFate, Encoder, LossySettings, Residual, RoundVectors
 from minga.averaging.codecs.seeds import RoundSeeds
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.strategy_choice import StrategyChoice, StrategyFacts, round_batch_range
 from minga.core.errors import NonFiniteError
 from minga.recipes.interface import Batch, StreamPosition
-from minga.training.strategy.interface import ContributionFate, Strategy
+from minga.training.strategy.interface import Strategy
 
 CHUNK_BYTES: Final = 256 << 10
 
@@ -134,7 +134,7 @@ def reduce(layout: VectorLayout, step: int, sealed: Sequence[Sealed]) -> Result:
     down = sum(_encode_mean(chunk, mean[chunk.start : chunk.stop], seeds) for chunk in chunks)
     for encoder in encoders:
         if encoder is not None:
-            encoder.commit([(chunk, Fate.COUNTED) for chunk in chunks], mean)
+            encoder.settle([(chunk, True) for chunk in chunks], mean)
     return Result(mean, sent, down)
 
 

@@ -14,13 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks._pretend_device import pretend, pretended_device
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
 from minga.optim import AdamW
 from minga.simulation.virtual_time import run_virtual
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.replica.replica import FIRST_STEPS, Replica
-from minga.training.strategy.interface import ContributionFate
 
 _ATEN = torch.ops.aten
 _READS = (_ATEN._local_scalar_dense.default, _ATEN.equal.default)

@@ -9,11 +9,7 @@ from typing import Any, Final
 from minga.averaging.codecs.registry import ADAPTIVE, CODECS
 from minga.averaging.sketches.interface import SKETCHES
 from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
-from minga.core.spec.choices import Choice
-from minga.core.spec.fields import Section
-from minga.core.spec.plugins import Registry
-from minga.core.spec.run_spec import RunSpec
-from minga.training.combinations import (
+from minga.combinations import (
     AVERAGE_PARAMETERS,
     BATCH,
     CAUTIONS,
@@ -28,6 +24,10 @@ from minga.training.combinations import (
     refusals,
     setting,
 )
+from minga.core.spec.choices import Choice
+from minga.core.spec.fields import Section
+from minga.core.spec.plugins import Registry
+from minga.core.spec.run_spec import RunSpec
 
 Settings = dict[str, Any]
 """By their keys in the run spec."""
@@ -41,7 +41,7 @@ ASKED_SETTINGS: Final = {"overlap": True, "fragments": 2, "rounding": "stochasti
 HEAD: Final = """\
 # What may be combined
 
-<!-- Made by `make docs` from `minga.training.combinations`. -->
+<!-- Made by `make docs` from `minga.combinations`. -->
 
 A run spec chooses a strategy, codecs for both directions, a sketch, and more. Most of it goes together. `minga host`,
 `minga join`, `minga plan` and `minga sim` read the same rules before anything else happens:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from minga.access.admission import MAX_INVALID
-from minga.access.standing_orders import Amended, OrderExchange, StandingOrders, check_changes
+from minga.access.standing_orders import OrderExchange, StandingOrders, check_changes
 from minga.averaging.clocking.batch_size import BatchSize
 from minga.averaging.group import GroupSettings
 from minga.averaging.messages import Accepted
@@ -27,6 +27,7 @@ from minga.network.interface import PeerId
 from minga.network.virtual.internet import EPOCH_S
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm, small_replica
+from minga.training.agreement.replica_step import Amended
 from minga.training.life.member import Member
 from minga.training.record_kinds import Progress
 from minga.training.replica.build_optimizer import set_learning_rate

@@ -323,7 +323,7 @@ def test_a_host_that_leaves_says_how_to_go_on_with_its_run(tmp_path: Path) -> No
 def test_a_child_with_a_parent_watch_ends_with_its_parent(spec: str, tmp_path: Path) -> None:
     # The parent starts a peer as the demo does, tells its id, and is then killed without any chance to tidy up.
     parent_code = (
-        "import queue, sys; from pathlib import Path; from minga.cli.demo.child import Child\n"
+        "import queue, sys; from pathlib import Path; from minga.cli.demo.stage import Child\n"
         "inbox = queue.Queue()\n"
         "child = Child('host', sys.argv[1:], Path(sys.argv[-1]) / 'log.jsonl', inbox)\n"
         "while inbox.get()[1].get('event') != 'link': pass\n"

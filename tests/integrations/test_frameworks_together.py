@@ -45,7 +45,7 @@ def train(peer, data, size, lockstep=False, **settings):
     told = {"values": values(model), "step": joined.global_step, "rates": scheduler.get_last_lr(),
             "dtype": dtype, "batches": batches,
             "total": sum(each.total_samples for each in peer.peers() if each.is_self),
-            "loss": peer._metrics._loss_sum / max(1, peer._metrics._mini_steps)}
+            "loss": peer.metrics._loss_sum / max(1, peer.metrics._mini_steps)}
     peer.close()
     return told
 
@@ -241,7 +241,7 @@ def step(self, *arguments, **named):
 
 
 def show(network, peer):
-    told.update(values=values(network), samples=peer._metrics._samples)
+    told.update(values=values(network), samples=peer.metrics._samples)
     own_show(network, peer)
 
 
@@ -299,7 +299,7 @@ while not optimizer.finished:
 own = [value for each in network.parameters() for value in each.full_tensor().flatten().tolist()]
 samples = None
 if peer is not None:
-    samples = peer._metrics._samples
+    samples = peer.metrics._samples
     peer.close()
 dist.destroy_process_group()
 say(values=own, samples=samples)

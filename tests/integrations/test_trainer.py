@@ -88,7 +88,7 @@ def train(number, model, data, batch=12, **settings):
     peer = enter(spec_of(batch, 4), number) if role == "0" else None
     join(trainer, peer)
     trainer.train()
-    samples = peer and peer._metrics._samples
+    samples = peer and peer.metrics._samples
     if peer is not None:
         peer.close()
     return {"values": values(model), "processes": trainer.args.world_size, "samples": samples}

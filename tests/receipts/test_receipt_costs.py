@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from minga.averaging.allreduce.round import RoundOutcome
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.messages import GroupMember, Join, Part, Plan, Report, SignedPlan
 from minga.identity.keys.keys import Identity
 from minga.network.interface import Address, PeerId
@@ -54,7 +55,7 @@ class Members:
             one.take(plan, note)
             heard = {other: 40 + (step + order.index(other)) % 3 for other in order}
             given = heard.pop(peer)
-            one.commit(RoundOutcome(plan, {}, 1.0, 0, 0, is_counted=True, heard=heard), given, 4096)
+            one.commit(RoundOutcome(plan, {}, 1.0, 0, 0, ContributionFate.COUNTED, heard=heard), given, 4096)
         self.step += 1
 
 

@@ -9,6 +9,7 @@ import pytest
 from minga.averaging.allreduce.messages import Assignment
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.routes import Routes
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.messages import GroupMember, Part, Plan
 from minga.network.interface import Address
 from minga.receipts.attestation import MAX_SPAN_STEPS, Claim, unpack
@@ -26,7 +27,7 @@ def make_plan(step: int, *, roots: tuple[int, ...] = (0, 1, 2), members: int = 3
 
 
 def outcome(plan: Plan, heard: Mapping[str, int], lost: Mapping[str, str] | None = None) -> RoundOutcome:
-    return RoundOutcome(plan, dict(lost or {}), 1.0, 0, 0, is_counted=True, heard=dict(heard))  # type: ignore[arg-type]
+    return RoundOutcome(plan, dict(lost or {}), 1.0, 0, 0, ContributionFate.COUNTED, heard=dict(heard))  # type: ignore[arg-type]
 
 
 def seen(steps: range, **facts: object) -> Sight:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import minga
-from minga.access.access_files import AccessFiles
+from minga.access import access_files
 from minga.training.organiser import desk_in
 from tests.worlds.optimizer_loops import small_model
 
@@ -79,11 +79,11 @@ def test_what_is_written_beside_the_loop_keeps_its_order_to_the_end(
     """The loop goes on while the disk is slow, and the peer is not closed before all is written."""
     written, goes_on = list[bytes](), threading.Event()
 
-    def slowly(self: AccessFiles, path: Path, body: bytes) -> None:
+    def slowly(path: Path, body: bytes) -> None:
         assert goes_on.wait(30)
         written.append(body)
 
-    monkeypatch.setattr(AccessFiles, "_write", slowly)
+    monkeypatch.setattr(access_files, "write_atomically", slowly)
     with minga.host(SPEC, options(tmp_path, "host")) as host:
         watch: Any = host.session._access_watch
         for number in range(3):

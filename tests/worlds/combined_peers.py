@@ -8,13 +8,12 @@ from collections.abc import Sequence
 import torch
 
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.residual import Encoder, Fate, RoundVectors
+from minga.averaging.codecs.residual import ContributionFate, Encoder, RoundVectors
 from minga.averaging.codecs.seeds import RoundSeeds
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
 from minga.training.replica.replica import Replica
-from minga.training.strategy.interface import ContributionFate
 
 SIZE = 1056
 """So that the weights are more than one block of any codec."""
@@ -100,5 +99,5 @@ def _reduce(layout: VectorLayout, step: int, encoders: Sequence[Encoder]) -> tor
         size = codec.encode(total / weight, as_bytes(encoded), seed=seeds.download(chunk))
         codec.decode(as_bytes(encoded)[:size], mean[chunk.start : chunk.stop])
     for encoder in encoders:
-        encoder.commit(((chunk, Fate.COUNTED) for chunk in chunks), mean)
+        encoder.settle(((chunk, True) for chunk in chunks), mean)
     return mean

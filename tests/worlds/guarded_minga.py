@@ -9,7 +9,7 @@ import sys
 import time
 
 from minga.cli import main
-from minga.cli.demo import child
+from minga.cli.demo import stage
 from minga.cli.terminal.output import Ticker
 from minga.core.thread_guard import guard_threads  # `minga.testing` imports much that most commands do without
 
@@ -31,5 +31,5 @@ if __name__ == "__main__":
         del sys.argv[1:3]
     guard_threads()
     Ticker.check = _pace  # type: ignore[method-assign]
-    child.program = (__file__,)
+    stage.program = (__file__,)
     main()

@@ -12,13 +12,14 @@ import torch
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce
 from minga.averaging.codecs.registry import CODECS
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.messages import Plan
 from minga.averaging.sketches.interface import SKETCHES
 from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
-from minga.training.strategy.interface import ContributionFate, Recovery
+from minga.training.strategy.interface import Recovery
 from tests.worlds import loudest_codec, sketches
 from tests.worlds.extension_world import EXTRAS
 from tests.worlds.swarm_tools import make_spec, pull, vector_replica
@@ -72,9 +73,9 @@ class Account:
         kept = torch.zeros(NUMEL, dtype=torch.float64)
         for peer in peers:
             member, replica = peer.session.member, peer.replica
-            for residual in member.vectors._residuals.values():  # type: ignore[union-attr]
+            for residual in member.vectors.left_out._by_subject.values():  # type: ignore[union-attr]
                 kept += residual.mass[:NUMEL].double()
-            kept += replica._projections.left_out[:NUMEL].double()  # type: ignore[attr-defined]
+            kept += replica._projections.masses[:NUMEL].double()  # type: ignore[attr-defined]
             kept += (replica.read_values() - peer.port._strategy.anchor)[:NUMEL].double()  # type: ignore[union-attr]
         rest = self.moved - sum(self.applied.values()) - kept
         return float(rest.norm() / self.moved.norm())

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from minga.averaging.codecs.residual import ContributionFate
 from minga.core.spec.run_spec import RunSpec
 from minga.training.replica.replica import Replica
-from minga.training.strategy.interface import ContributionFate, Strategy
+from minga.training.strategy.interface import Strategy
 from minga.training.strategy.local import Local, LocalSettings
 from minga.training.strategy.synchronous import Synchronous
 

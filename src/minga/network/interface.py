@@ -64,7 +64,7 @@ class Stream(ABC):
     """
 
     is_detour = False
-    """Whether it is for bulk and yet took the way of all others, since the better one is not open at present."""
+    """Whether the network knows a better way for much traffic than the one that it took."""
 
     @abstractmethod
     async def write(self, data: Buffer) -> None:

@@ -1,4 +1,4 @@
-"""Names of data sets that lead to the hub alone.
+"""Data sets of the hub: what they are called for people, and names that lead to the hub alone.
 
 `datasets` takes one name for two things: a folder below the working directory comes before a data set of the hub, and a
 loader such as "text" reads whatever lies there. A run spec of a stranger must lead to neither: what a peer trains on
@@ -10,6 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from minga.core.errors import ConfigurationError
+
+
+def of_hub(name: str, *details: str) -> str:
+    """A data set of the hub for people; `details` are its configuration and the like, empty ones are left out."""
+    return " ".join(["the data set", name, *filter(None, details), "of the Hugging Face hub, under its licence there"])
 
 
 def check_on_hub(name: str, setting: str) -> None:

@@ -137,10 +137,12 @@ class Exhibit:
 
 @dataclass(frozen=True)
 class Shown:
-    """What a model `made` of what it was `given`, and what would be `right`, where there is such a thing."""
+    """What each of some models `made` of what it was `given`, in the order of the models, and what would be `right`,
+    where there is such a thing.
+    """
 
     given: Exhibit
-    made: Exhibit
+    made: tuple[Exhibit, ...]
     right: Exhibit = Exhibit()
 
 
@@ -155,7 +157,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class Showing:
-    """What a demo shows of a model.
+    """What a demo shows of some models.
 
     `data` says which data the run has, from where, and under which licence. `rows` are made of held-out data.
     `beside` is what figures of `evaluate` are to be compared with, by their names.
@@ -427,9 +429,9 @@ class Recipe(ABC, Generic[S]):
         """
         return {}
 
-    def show(self, model: nn.Module, files: Files) -> Showing:  # noqa: ARG002
-        """What the demo shows of a model, once before training and once after it: the same rows, made of what each
-        model makes of them. Leaves the model and all random generators as they were.
+    def show(self, models: Sequence[nn.Module], files: Files) -> Showing:  # noqa: ARG002
+        """What the demo shows of models, such as one before training and one after it: what each makes of the same
+        things. Leaves the models and all random generators as they were.
         """
         return Showing("")
 

@@ -18,7 +18,7 @@ import torch
 
 from minga.averaging.codecs.interface import CodecPair
 from minga.averaging.codecs.layout import Chunk
-from minga.averaging.codecs.residual import Encoder, Fate, Residual
+from minga.averaging.codecs.residual import Encoder, Residual
 from minga.averaging.compressors.sparse_codec import FLOAT16_MAX
 from minga.testing.arguments import require_instance
 
@@ -95,13 +95,10 @@ class _Swarm:
         self.pair.download.decode(room[: self.pair.download.encode(exact, room)], mean)
         return _Mean(mean, shares, exact)
 
-    def fates(self, counted: Sequence[int]) -> list[Fate]:
-        """What each peer is told of its chunk; one that is not told takes it for counted."""
-        own = Fate.COUNTED if self.pair.encodes_own else Fate.WHOLE
-        return [
-            Fate.UNCOUNTED if peer not in counted else own if peer == counted[0] else Fate.COUNTED
-            for peer in range(PEERS)
-        ]
+    def told(self, encoders: Sequence[Encoder], counted: Sequence[int]) -> list[list[tuple[Chunk, bool]]]:
+        """What each peer is told of its chunk; the one that reduces knows whether it encoded its own."""
+        encoders[counted[0]].summed = set() if self.pair.encodes_own else {self.chunk.start}
+        return [[(self.chunk, peer in counted)] for peer in range(PEERS)]
 
 
 def _taken(pair: CodecPair, outcome: _Mean, peer: int) -> torch.Tensor:
@@ -116,11 +113,11 @@ def _check_mass(pair: CodecPair, dtype: torch.dtype, most_lost: float) -> None:
     for step in range(ROUNDS):
         vectors, encoders = swarm.seal(step)
         counted = swarm.chance.sample(range(PEERS), swarm.chance.choice([1, 2, PEERS]))
-        outcome, fates = swarm.reduce(encoders, counted), swarm.fates(counted)
+        outcome, told = swarm.reduce(encoders, counted), swarm.told(encoders, counted)
         ending = swarm.chance.choice(["result", "result", "nothing", "adopted"])
         if ending == "adopted":  # the round has a result, of which peers hear in another one, with other vectors
-            for encoder, fate in zip(encoders, fates, strict=True):
-                encoder.set_aside("earlier", [(swarm.chunk, fate)])
+            for encoder, each in zip(encoders, told, strict=True):
+                encoder.set_aside("earlier", each)
         if ending != "result":
             for encoder in encoders:
                 encoder.take_back()
@@ -130,10 +127,10 @@ def _check_mass(pair: CodecPair, dtype: torch.dtype, most_lost: float) -> None:
         if ending == "adopted":
             vectors, encoders = swarm.seal(step)
             for peer, encoder in enumerate(encoders):
-                encoder.commit_adopted("earlier", outcome.mean, counted=peer in counted)
+                encoder.settle_adopted("earlier", outcome.mean, counted=peer in counted)
         else:
-            for encoder, fate in zip(encoders, fates, strict=True):
-                encoder.commit([(swarm.chunk, fate)], outcome.mean)
+            for encoder, each in zip(encoders, told, strict=True):
+                encoder.settle(each, outcome.mean)
         taken = sum(weights[peer] * _taken(pair, outcome, peer) for peer in counted)
         applied += taken
         brought += sum(encoder.weight * vector.double() for encoder, vector in zip(encoders, vectors, strict=True))
@@ -189,8 +186,8 @@ def check_restart(pair: CodecPair) -> None:
     swarm = _Swarm(pair, seed=7)
     _, encoders = swarm.seal(0)
     outcome = swarm.reduce(encoders, range(PEERS))
-    for encoder, fate in zip(encoders, swarm.fates(range(PEERS)), strict=True):
-        encoder.commit([(swarm.chunk, fate)], outcome.mean)
+    for encoder, each in zip(encoders, swarm.told(encoders, range(PEERS)), strict=True):
+        encoder.settle(each, outcome.mean)
     vector = swarm.vector()
     for residual in swarm.residuals:
         kept = residual.kept(1)
@@ -210,14 +207,14 @@ def check_returns(pair: CodecPair) -> None:
         return
     swarm, block = _Swarm(pair, seed=8), pair.download.block_elements
     vectors, encoders = swarm.seal(0)
-    outcome, fates = swarm.reduce(encoders, range(PEERS)), swarm.fates(range(PEERS))
+    outcome, told = swarm.reduce(encoders, range(PEERS)), swarm.told(encoders, range(PEERS))
     for mean, exact in zip(torch.split(outcome.mean, block), torch.split(outcome.exact, block), strict=True):
         kept, size = mean != 0.0, exact.abs()
         least = float(size[kept].min()) if bool(kept.any()) else float("inf")
         largest = float(size[~kept].max()) if not bool(kept.all()) else 0.0
         _require(largest <= least or largest < 2.0**-25, pair, "it keeps smaller elements than it returns")
-    for peer, (encoder, fate) in enumerate(zip(encoders, fates, strict=True)):
-        encoder.commit([(swarm.chunk, fate)], outcome.mean)
+    for peer, (encoder, each) in enumerate(zip(encoders, told, strict=True)):
+        encoder.settle(each, outcome.mean)
         unsent = vectors[peer].double() - outcome.shares[peer].double()
         returned = swarm.residuals[peer].mass.double() / encoder.weight - unsent
         wanted = outcome.shares[peer].double() * (outcome.mean == 0.0)

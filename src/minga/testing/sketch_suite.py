@@ -163,7 +163,7 @@ def check_conservation(make: MakeSketch) -> None:
             given += weight * vector.double()
             mean = projection.absorb(sent[adopted][1], step, counted_in=f"round {adopted}")
             applied += sent[adopted][0] * mean.double()
-        rest = given - applied - projection.left_out.double()
+        rest = given - applied - projection.residual.mass.double()
         held = float(rest.norm()) <= 1e-5 * float(given.norm())
         _require(held, projection.sketch, "what was left out does not add up")
 
@@ -182,7 +182,7 @@ def check_conservation_among_peers(make: MakeSketch) -> None:
         given, applied, lost = torch.zeros(3, whole.total, dtype=torch.float64)
         for step in range(4 * _ROUNDS):
             if step % 23 == 22:  # one dies, and a newcomer takes over the basis of another
-                lost += peers.pop(chance.randrange(len(peers))).left_out
+                lost += peers.pop(chance.randrange(len(peers))).residual.mass
                 peers.append(Projection(make(whole)))
                 for name, tensor in peers[-1].sketch.basis().items():
                     tensor.copy_(peers[0].sketch.basis()[name])
@@ -208,7 +208,7 @@ def check_conservation_among_peers(make: MakeSketch) -> None:
             images = [peer.absorb(mean, step, counted_in=fate) for peer, fate in fates.items()]
             _require(all(torch.equal(each, images[0]) for each in images), peers[0].sketch, "peers expand differently")
             applied += samples * images[0].double()
-        held = sum((peer.left_out.double() for peer in peers), torch.zeros(whole.total, dtype=torch.float64))
+        held = sum((peer.residual.mass.double() for peer in peers), torch.zeros(whole.total, dtype=torch.float64))
         rest = float((given - applied - held - lost).norm())
         _require(rest <= 1e-5 * float(given.norm()), peers[0].sketch, "what peers left out does not add up")
 
@@ -245,7 +245,7 @@ def check_fragments(make: MakeSketch) -> None:
         _require(torch.equal(*images), peers[0].sketch, f"step {step}: two peers expand a fragment differently")
         applied[turn] += 2 * images[0].double()
     total = torch.cat(given)
-    rest = float((total - torch.cat(applied)).sub(peers[0].left_out if peers[0].sketch.needs_residual else 0).norm())
+    rest = float((total - torch.cat(applied)).sub(peers[0].masses if peers[0].sketch.needs_residual else 0).norm())
     _require(rest <= 1e-5 * float(total.norm()), peers[0].sketch, "what fragments left out does not add up")
     for name, tensor in peers[0].sketch.basis().items():
         equal = torch.equal(tensor, peers[1].sketch.basis()[name])

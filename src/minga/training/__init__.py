@@ -7,9 +7,9 @@
 Read: optimizer (`minga.Optimizer`), peer (`minga.Peer`), join (`minga.join`), prospect (what a peer sees before it
 downloads), host (`minga.host`), session (assembles what lies below), checkpointer (when a checkpoint is due, and what
 is written with it), own_access (a peer's own credentials), organiser (invite, admit, revoke), lineage (which states
-descend from the run's founding), plugins_of_run (packages that a run names), combinations (which settings go
-together), record_kinds (records about training), backup (a run in one encrypted file). Then the folders: state,
-replica, ranks, bridge, strategy, transfer, agreement, life, status.
+descend from the run's founding), plugins_of_run (packages that a run names), record_kinds (records about training),
+backup (a run in one encrypted file). Then the folders: state, replica, ranks, bridge, strategy, transfer, agreement,
+life, status.
 
 Called by programs, recipes, split, integrations, monitor, dashboard, simulation, authority and cli. It knows any torch
 model, and no recipe.
@@ -21,10 +21,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from minga.averaging.codecs.residual import ContributionFate
     from minga.averaging.messages import PeerScore
     from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts
     from minga.core.spec.fields import choice, described, real, whole
-    from minga.training.strategy.interface import ContributionFate, Recovery, Settings, Strategy
+    from minga.training.strategy.interface import Recovery, Settings, Strategy
     from minga.training.strategy.synchronous import Delayed, Synchronous
 
 __all__ = [
@@ -44,7 +45,7 @@ __all__ = [
 ]
 
 _LATE = {  # imported when they are first asked for
-    "ContributionFate": "minga.training.strategy.interface",
+    "ContributionFate": "minga.averaging.codecs.residual",
     "Delayed": "minga.training.strategy.synchronous",
     "PeerScore": "minga.averaging.messages",
     "Recovery": "minga.training.strategy.interface",

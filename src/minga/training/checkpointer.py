@@ -294,12 +294,12 @@ class OwnStateKeeper:
         if own is None or (own.is_final and not self._begin_anew(own)):
             return None
         try:
-            self._replica.restore_left_out(own.left_out)
+            self._replica.left_out.restore(own.left_out)
             if own.local:
                 self._port.take_up(own.local)
         except ValueError as error:
             logger.warning("%s is not used: %s; what this peer alone had begins anew", self.file.path, error)
-            self._replica.forget_left_out()
+            self._replica.left_out.forget()
             return None
         return own
 
@@ -307,17 +307,17 @@ class OwnStateKeeper:
         """The peer takes part, with what `take_up` returned. On the loop."""
         self._member, self._vectors = member, member.vectors
         if before is not None:
-            member.vectors.restore(before.residuals)
+            member.vectors.left_out.restore(before.residuals)
             member.in_doubt = not before.is_final
 
     def copied(self, step: int, *, is_final: bool) -> OwnState | None:
         """A copy of what there is at `step`; None if there is nothing to keep, or a round runs."""
-        residuals = self._vectors.kept(step)
-        if residuals is None:
-            return None
         port, replica = self._port, self._replica
-        rounds, left_out = replica.lineage.rounds, replica.left_out()
-        state = OwnState(step, rounds, is_final, port.strategy, port.local_tensors(), residuals, left_out)
+        residuals, left_out = self._vectors.left_out.kept(step), replica.left_out.kept(step)
+        if residuals is None or left_out is None:
+            return None
+        rounds, local = replica.lineage.rounds, port.local_tensors()
+        state = OwnState(step, rounds, is_final, port.strategy, local, residuals, left_out)
         return None if state.is_empty else state
 
     def at_end(self, written: int | None) -> OwnState | None:
@@ -331,6 +331,7 @@ class OwnStateKeeper:
             return None
         if member.in_doubt or not member.ready.is_set():
             return None
+        self._replica.left_out.take_back()  # what it was about to give to a round that never began
         return self.copied(self._replica.step, is_final=True)
 
     def _begin_anew(self, own: OwnState) -> bool:

@@ -12,13 +12,13 @@ from typing import Final
 from minga.averaging.codecs.registry import CODECS, canonical_codec, codec_names
 from minga.averaging.sketches.interface import SKETCHES, canonical_sketch
 from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
+from minga.combinations import check_combinations
 from minga.core.errors import ConfigurationError
 from minga.core.spec.choices import parse_choice
 from minga.core.spec.plugins import Use, check_recorded, recorded
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import AUTO_STRATEGY
 from minga.security.robust.interface import AGGREGATORS, verifiable_aggregator
-from minga.training.combinations import check_combinations
 
 
 def uses(spec: RunSpec) -> list[Use]:

@@ -18,6 +18,7 @@ from minga.averaging.allreduce.sender import FETCH, PART
 from minga.averaging.allreduce.service import MAX_EXPECTING, RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS as REGISTRY
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.messages import Plan
 from minga.core.errors import RejectedError, RemoteError
 from minga.network.rpc.handshake import Call
@@ -54,7 +55,7 @@ def test_all_get_the_same_bits_and_they_are_the_weighted_mean(codec: str, client
         for index, (party, outcome) in enumerate(zip(world.parties, outcomes, strict=True)):
             assert isinstance(outcome, RoundOutcome)
             assert outcome.lost == {}
-            assert outcome.is_counted, "of a client, too, which reduces nothing and is not told"
+            assert outcome.fate is ContributionFate.COUNTED, "of a client, too, which reduces nothing and is not told"
             others = {other.peer_id: w for other, w in zip(world.parties, weights, strict=True) if other is not party}
             assert outcome.heard == (others if index < 5 - clients else {})
         assert all(torch.equal(result, results[0]) for result in results)

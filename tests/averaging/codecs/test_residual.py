@@ -13,7 +13,7 @@ from minga.averaging.allreduce.service import RoundAbortedError
 from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
-from minga.averaging.codecs.residual import MOST_ATTEMPTS_KEPT, MOST_ROUNDS_KEPT, Fate, Residual
+from minga.averaging.codecs.residual import MOST_ATTEMPTS_KEPT, MOST_ROUNDS_KEPT, ContributionFate, Residual
 from minga.averaging.messages import Plan
 from minga.averaging.solver.division import Division, PartShare
 from minga.core.errors import ConfigurationError
@@ -28,6 +28,7 @@ from tests.worlds.reduce_world import World
 from tests.worlds.swarm_tools import assert_equal_states, later, make_spec, pull, vector_replica, virtually
 
 NUMEL = 403
+COUNTED, UNCOUNTED = ContributionFate.COUNTED, ContributionFate.UNCOUNTED
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +94,7 @@ def test_a_contribution_gives_the_same_bytes_again(layout: VectorLayout) -> None
 def test_only_one_contribution_at_a_time() -> None:
     residual = Residual(NUMEL)
     residual.seal(torch.ones(NUMEL), 1, 0)
-    with pytest.raises(RuntimeError, match="neither committed nor taken back"):
+    with pytest.raises(RuntimeError, match="neither settled nor taken back"):
         residual.seal(torch.ones(NUMEL), 1, 1)
 
 
@@ -186,8 +187,8 @@ def descend(layout: VectorLayout, residuals: list[Residual] | None) -> float:
             sealed = residual.seal(model - target, 1, step)
             chunks = layout.chunks(0, NUMEL, 1000)
             for chunk in chunks:
-                mean[chunk.start : chunk.stop] += sealed._sent(chunk) / 2
-            sealed.commit([(chunk, Fate.COUNTED) for chunk in chunks], mean)
+                mean[chunk.start : chunk.stop] += sealed._decoded(chunk, sealed._encoded(chunk)) / 2
+            sealed.settle([(chunk, True) for chunk in chunks], mean)
         model -= 0.02 * mean
     return float((model - wanted).norm() / wanted.norm())
 
@@ -285,7 +286,7 @@ def test_a_round_that_adopts_a_result_subtracts_what_was_sent_for_that(
             view=tuple(party.peer_id for party in world.parties),
         )
         outcomes = await reduce_into(world, adopting, layout, vectors, later_weights, results, residuals)
-        assert [isinstance(each, RoundOutcome) and each.is_counted for each in outcomes] == [True] * 3 + [False]
+        assert [isinstance(each, RoundOutcome) and each.fate for each in outcomes] == [COUNTED] * 3 + [UNCOUNTED]
         assert torch.equal(results[0], first)
         counted = list(zip(later_weights, vectors, strict=True))[: 3 if keeps else 4]
         brought = before + sum(weight * vector.double() for weight, vector in counted)
@@ -299,10 +300,10 @@ def test_a_round_that_adopts_a_result_subtracts_what_was_sent_for_that(
 def test_where_nobody_can_say_what_was_sent_the_residual_is_forgotten(layout: VectorLayout) -> None:
     residual = Residual(NUMEL)
     residual.mass.fill_(1.0)
-    residual.seal(torch.ones(NUMEL), 1, 0).commit_adopted("a round of long ago", torch.ones(NUMEL), counted=True)
+    residual.seal(torch.ones(NUMEL), 1, 0).settle_adopted("a round of long ago", torch.ones(NUMEL), counted=True)
     assert not residual.mass.any()
     encoder = residual.seal(torch.full((NUMEL,), torch.nan), 1, 1)
-    encoder.set_aside("it could not be sent", [(chunk, Fate.COUNTED) for chunk in layout.chunks(0, NUMEL, 50)])
+    encoder.set_aside("it could not be sent", [(chunk, True) for chunk in layout.chunks(0, NUMEL, 50)])
     encoder.take_back()
     assert residual.sent_in("it could not be sent") is None
 
@@ -311,7 +312,7 @@ def test_what_was_sent_is_kept_for_the_last_attempts_at_one_step_only(layout: Ve
     residual, chunks = Residual(NUMEL), layout.chunks(0, NUMEL, 1000)
     for attempt in range(MOST_ATTEMPTS_KEPT + 1):
         encoder = residual.seal(torch.ones(NUMEL), 1, 4)
-        encoder.set_aside(f"round {attempt}", [(chunk, Fate.COUNTED) for chunk in chunks])
+        encoder.set_aside(f"round {attempt}", [(chunk, True) for chunk in chunks])
         encoder.take_back()
     known = [residual.sent_in(f"round {attempt}") is not None for attempt in range(MOST_ATTEMPTS_KEPT + 1)]
     assert known == [False] + [True] * MOST_ATTEMPTS_KEPT
@@ -344,10 +345,10 @@ def test_a_decay_forgets_its_share_in_each_round_that_counts(layout: VectorLayou
     plain, decaying = Residual(NUMEL), Residual(NUMEL, decay=0.5)
     chunks, vector = layout.chunks(0, NUMEL, 1000), torch.linspace(-1, 1, NUMEL)
     for residual in (plain, decaying):
-        residual.seal(vector, 2, 0).commit([(chunk, Fate.COUNTED) for chunk in chunks], vector)
+        residual.seal(vector, 2, 0).settle([(chunk, True) for chunk in chunks], vector)
     assert plain.mass.any()
     assert torch.equal(decaying.mass, plain.mass / 2)
     decaying.seal(vector, 2, 1).take_back()
     assert torch.equal(decaying.mass, plain.mass / 2)
-    decaying.seal(vector, 2, 1).commit([(chunk, Fate.UNCOUNTED) for chunk in chunks], vector)
+    decaying.seal(vector, 2, 1).settle([(chunk, False) for chunk in chunks], vector)
     assert torch.equal(decaying.mass, (plain.mass / 2 + 2 * vector) / 2)

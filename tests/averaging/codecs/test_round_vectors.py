@@ -148,7 +148,7 @@ def test_residuals_age_by_the_rounds_of_their_own_vector(count: int, missed: int
     residual = vectors.residual(2 * count)
     assert residual is not None
     vector = torch.ones(residual.mass.numel())
-    residual.seal(vector, 1, 2 * count).commit((), vector)
+    residual.seal(vector, 1, 2 * count).settle((), vector)
     residual.mass.fill_(3.0)
     residual.seal(vector, 1, (2 + missed) * count)
     assert bool(residual.mass.any()) == (missed <= MOST_ROUNDS_KEPT)

@@ -8,7 +8,7 @@ import torch
 
 from minga.averaging.codecs.dense import CastCodec, CodecPair, codec
 from minga.averaging.codecs.layout import Chunk, VectorLayout
-from minga.averaging.codecs.residual import Encoder, Fate, Residual
+from minga.averaging.codecs.residual import Encoder, Residual
 from minga.averaging.codecs.seeds import RoundSeeds
 
 
@@ -56,7 +56,7 @@ def test_a_repair_sends_the_same_bytes_and_what_was_left_out_is_what_others_lack
     sent = bytes(sealed.encode(chunk, memoryview(bytearray(32))))
     assert sent == bytes(sealed.encode(chunk, memoryview(bytearray(32))))
     assert sent != bytes(Encoder(vector, 4, None, RoundSeeds("a", 4, "p")).encode(chunk, memoryview(bytearray(32))))
-    sealed.commit([(chunk, Fate.COUNTED)], vector)
+    sealed.settle([(chunk, True)], vector)
     decoded = torch.frombuffer(bytearray(sent), dtype=torch.float32)
     assert torch.equal(residual.mass, 4 * vector - 4 * decoded)
 

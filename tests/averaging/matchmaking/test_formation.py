@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from minga.averaging.clocking.sample_quota import Registration
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.election import ranking
 from minga.averaging.group import GroupSettings
 from minga.averaging.links import LinkRow, Links, link_key
@@ -34,7 +35,6 @@ from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import HostSettings
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_bridge import WAIT
-from minga.training.strategy.interface import ContributionFate
 from tests.worlds.ones_replica import OnesReplica
 from tests.worlds.reduce_world import Party, World, one_vector
 from tests.worlds.seeds import soaked

@@ -8,6 +8,7 @@ import torch
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
+from minga.averaging.codecs.residual import Residuals
 from minga.averaging.sketches.dct64 import DCT64, SIZE, to_coefficients, to_numbers
 from minga.averaging.sketches.interface import make_sketch
 from minga.averaging.sketches.projection import Projection
@@ -72,13 +73,14 @@ def test_a_codec_that_needs_a_residual_goes_with_a_sketch_that_loses_nothing(mon
     monkeypatch.setitem(CODECS._builtin, "loudest", loudest_codec.ENTRY)
     sketch = make_sketch("dct64", VectorLayout(((70, 70), (9,)), "loudest", "float32"))
     assert sketch.layout(0).needs_residual
-    projection, vector = Projection(sketch), normal(4909)
+    residuals, vector = Residuals(), normal(4909)
+    projection = Projection(sketch, residuals)
     for counted_in in ("a round", None):
         values = projection.contribution(vector, 3, 0, "a round")
         assert values is not None
         assert torch.equal(values, sketch.project(vector, 0))
         projection.absorb(values, 0, counted_in=counted_in)
-    assert projection.kept() is None
+    assert not residuals.kept(1)
 
 
 def test_a_sparse_codec_chooses_within_the_blocks_of_matrices() -> None:

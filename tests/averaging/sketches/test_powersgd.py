@@ -187,4 +187,6 @@ def test_the_residual_takes_up_what_the_codec_rounds_away() -> None:
         assert values is not None
         assert torch.equal(values, values.bfloat16().float())
         applied += 4 * projection.absorb(values, step, counted_in="a round").double()
-        assert (applied + projection.left_out - 4 * (step + 1) * vector).norm() < 1e-5 * vector.norm() * 4 * (step + 1)
+        assert (applied + projection.residual.mass - 4 * (step + 1) * vector).norm() < 1e-5 * vector.norm() * 4 * (
+            step + 1
+        )

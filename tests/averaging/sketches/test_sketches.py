@@ -10,7 +10,7 @@ import torch
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
-from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT, KeptResidual
+from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT, KeptResidual, Residuals
 from minga.averaging.sketches.dct64 import DCT64
 from minga.averaging.sketches.interface import SKETCHES, IdentitySketch, Sketch, make_sketch
 from minga.averaging.sketches.powersgd import PowerSGD, PowerSGDSettings
@@ -146,16 +146,16 @@ def test_what_is_left_out_comes_later_and_a_round_that_came_to_nothing_changes_n
     projection, vector = Projection(SomeElements(WHOLE)), normal(1)
     first = projection.contribution(vector, 4, 0, "first")
     assert first is not None
-    assert not projection.left_out.any()
+    assert not projection.residual.mass.any()
     again = projection.contribution(vector, 4, 0, "again")  # the round was given up, and begins anew
     assert again is not None
     assert torch.equal(first, again)
     applied = projection.absorb(again, 0, counted_in="again")
-    assert torch.allclose(projection.left_out, 4 * (vector - applied))
-    held = projection.left_out
+    assert torch.allclose(projection.residual.mass, 4 * (vector - applied))
+    held = projection.residual.mass.clone()
     assert projection.contribution(None, 0, 1, "received") is None  # only receives
     projection.absorb(torch.zeros(projection.layout_of(1).total), 1, counted_in=None)
-    assert torch.equal(projection.left_out, held)
+    assert torch.equal(projection.residual.mass, held)
     values = projection.contribution(vector, 2, 2, "later")
     assert values is not None
     assert torch.allclose(values, projection.sketch.project(vector + held / 2, 2))
@@ -170,14 +170,14 @@ def test_a_codec_that_draws_rounds_by_the_seeds_of_the_round_and_not_before() ->
 
 
 def test_each_round_keeps_a_share_of_what_it_leaves_out() -> None:
-    projection, vector = Projection(SomeElements(WHOLE), decay=0.75), normal(1)
+    projection, vector = Projection(SomeElements(WHOLE), Residuals(decay=0.75)), normal(1)
     for step, counted_in in enumerate(("a round", None)):
-        held = projection.left_out
+        held = projection.residual.mass.clone()
         values = projection.contribution(vector, 4, step, "a round")
         assert values is not None
         applied = projection.absorb(values, step, counted_in=counted_in)
         rest = held + 4 * vector - (4 * applied if counted_in else 0.0)
-        torch.testing.assert_close(projection.left_out, 0.75 * rest)
+        torch.testing.assert_close(projection.residual.mass, 0.75 * rest)
 
 
 @pytest.mark.parametrize(("missed", "kept"), [(MOST_ROUNDS_KEPT, True), (MOST_ROUNDS_KEPT + 1, False), (-1, False)])
@@ -187,7 +187,7 @@ def test_what_was_left_out_long_ago_is_forgotten(missed: int, kept: bool) -> Non
     assert values is not None
     projection.absorb(values, 20, counted_in="a round")
     projection.contribution(vector, 1, 20 + missed, "another")
-    assert bool(projection.left_out.any()) == kept
+    assert bool(projection.residual.mass.any()) == kept
 
 
 def test_a_contribution_that_is_not_finite_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -198,7 +198,7 @@ def test_a_contribution_that_is_not_finite_is_left_out_with_a_warning(caplog: py
     vector[3] = torch.nan
     assert projection.contribution(vector, 1, 1, "another") is None
     assert "left out of step" in caplog.text
-    assert not projection.left_out.any()
+    assert not projection.residual.mass.any()
 
 
 def test_a_contribution_that_was_not_in_the_round_is_not_taken_for_one_that_was() -> None:
@@ -206,7 +206,7 @@ def test_a_contribution_that_was_not_in_the_round_is_not_taken_for_one_that_was(
     projection = Projection(SomeElements(WHOLE))
     projection.contribution(normal(1), 1, 3, "a round")
     projection.absorb(torch.zeros(projection.layout_of(7).total), 7, counted_in="another")
-    assert not projection.left_out.any()
+    assert not projection.residual.mass.any()
 
 
 def test_a_round_that_counts_without_this_peer_leaves_out_all_that_it_gave() -> None:
@@ -218,7 +218,7 @@ def test_a_round_that_counts_without_this_peer_leaves_out_all_that_it_gave() -> 
         mean = values if counted else torch.full_like(values, 7.0)  # an earlier result, which other peers made
         expanded = projection.absorb(mean, step, counted_in=f"round {step}" if counted else None)
         applied += 3 * expanded if counted else 0
-        torch.testing.assert_close(applied + projection.left_out, 3.0 * (step + 1) * vector)
+        torch.testing.assert_close(applied + projection.residual.mass, 3.0 * (step + 1) * vector)
 
 
 def test_shapes_name_and_version_are_in_the_fingerprint() -> None:
@@ -417,17 +417,18 @@ def test_what_fragments_left_out_is_found_again_once_there_are_fragments() -> No
         values = first.contribution(normal(step, fragments[step].total), 3, step, "a round")
         assert values is not None
         first.absorb(values, step, counted_in="a round")
-    kept = first.kept()
+    kept = first.left_out.kept(2)
     assert kept.keys() == {fragment.fingerprint for fragment in fragments}
-    again.restore(kept)
-    assert not again.left_out.any()
+    again.left_out.restore(kept)
+    assert not again.masses.any()
     again.divide(fragments, places)
-    assert torch.equal(again.left_out, first.left_out)
-    again.forget()
+    assert torch.equal(again.masses, first.masses)
+    again.left_out.forget()
     again.divide(fragments, places)
-    assert not again.left_out.any()
-    again.restore({fragments[0].fingerprint: KeptResidual(0, torch.ones(7))})
-    assert again.kept() == {}
+    assert not again.masses.any()
+    again.left_out.restore({fragments[0].fingerprint: KeptResidual(0, torch.ones(7))})
+    assert not again.masses.any()
+    assert again.left_out.kept(2) == {}
     with pytest.raises(ValueError, match="does not consist of the tensors"):
         again.divide(fragments, [(1,), (0,)])
 
@@ -464,4 +465,4 @@ def test_the_identity_changes_nothing() -> None:
     vector = normal(1)
     assert sketch.project(vector, 0) is sketch.expand(vector, 0) is vector
     assert Projection(sketch).contribution(vector, 1, 0, "a round") is vector
-    assert not Projection(sketch).left_out.any()
+    assert not Projection(sketch).residual.mass.any()

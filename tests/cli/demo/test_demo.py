@@ -5,19 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
 
-from minga.cli.demo.before_after import BeforeAfter, compared
-from minga.cli.demo.child import Child
+from minga.cli.demo.cut_model import missed
 from minga.cli.demo.demo import _result_directory, demo_run
-from minga.cli.demo.report import DemoFacts, check, in_words, normal_step_s, recovery_s
-from minga.core.errors import ConfigurationError
+from minga.cli.demo.report import (
+    DemoFacts,
+    check,
+    compared,
+    draw_rows,
+    draw_terminal,
+    in_words,
+    normal_step_s,
+    recovery_s,
+    side_by_side,
+)
+from minga.cli.demo.stage import Child
+from minga.core.errors import ConfigurationError, StorageError
 from minga.recipes.albert.recipe import AlbertRecipe
 from minga.recipes.interface import Beside, DemoGoal, Exhibit, Metric, Showing, Shown
 
 KILL_TIME = 1020.0
+PROMISING = type("Promising", (AlbertRecipe,), {"demo_goal": DemoGoal(6.4, steps=60)})
 
 
 class FakeChild:
@@ -47,7 +59,7 @@ def facts(**changes: Any) -> DemoFacts:
     killed = FakeChild("trainer 3")
     killed.process = SimpleNamespace(poll=lambda: -9)
     values: dict[str, Any] = {
-        "recipe": AlbertRecipe,
+        "recipe": PROMISING,
         "organiser": organiser,
         "survivors": [FakeChild("trainer 1"), FakeChild("trainer 2", late_s=0.5), newcomer],
         "newcomer": newcomer,
@@ -153,6 +165,18 @@ def test_a_demo_of_few_steps_only_has_to_improve() -> None:
     assert check(facts(organiser=worse), 2.0, 3)["failed"] == ["headline_last"]
 
 
+def test_a_cut_model_that_had_no_time_to_learn_is_not_measured_by_it() -> None:
+    figures = {
+        "batches": {"without NoPeek": [301, 320], "with NoPeek": [340, 299]},
+        "heldout_accuracy": {"without NoPeek": [0.9, 0.84], "with NoPeek": [0.9, 0.9]},
+        "distance_correlation": {"without NoPeek": 0.5, "with NoPeek": 0.6},
+        "leftover_processes": 1,
+    }
+    assert missed(figures) == ["leftover_processes"]
+    figures["batches"] = {"without NoPeek": [301, 320], "with NoPeek": [340, 300]}
+    assert missed(figures) == ["heldout_accuracy", "distance_correlation", "leftover_processes"]
+
+
 def test_a_share_that_is_chance_is_not_told() -> None:
     first = {"heldout_loss": 9.0, "heldout_sop_accuracy": 0.5, "heldout_mlm_accuracy": 0.0}
     last = {"heldout_loss": 6.0, "heldout_sop_accuracy": 0.52, "heldout_mlm_accuracy": 0.2}
@@ -167,28 +191,23 @@ def test_a_share_that_is_chance_is_not_told() -> None:
 
 
 def test_what_a_model_makes_of_the_same_things_stands_side_by_side(tmp_path: Path) -> None:
-    def showing(made: str, shade: int) -> Showing:
-        picture = np.full((8, 8, 3), shade, dtype=np.uint8)
-        sentence = "It is ____ for a gap that a line of it is longer than half of a terminal"
-        row = Shown(Exhibit("a gap"), Exhibit(made, picture), Exhibit("filled", picture))
-        return Showing(
-            "words", [row, Shown(Exhibit(sentence, picture), Exhibit(made, picture), Exhibit("common", picture))]
-        )
-
-    both = BeforeAfter(showing("zeal", 0), showing("filled", 90))
-    assert list(both.lines()) == [
+    picture = np.zeros((8, 8, 3), dtype=np.uint8)
+    made = (Exhibit("zeal", picture), Exhibit("filled", picture))
+    sentence = "It is ____ for a gap that a line of it is longer than half of a terminal"
+    rows = [Shown(Exhibit("a gap"), made, Exhibit("filled")), Shown(Exhibit(sentence), made, Exhibit("common"))]
+    assert list(side_by_side(Showing("words", rows))) == [
         "  a gap: zeal → filled   (right: filled)",
         "  It is ____ for a gap that a line of it is longer than half of a terminal",
         "      before: zeal   after: filled   (right: common)",
     ]
-    assert both.as_table()[0] == {"given": "a gap", "before": "zeal", "after": "filled", "right": "filled"}
-    assert BeforeAfter(Showing(""), Showing("")).draw(tmp_path) == []
+    assert draw_rows(Showing("words", rows), tmp_path) == ["before-after.png"]
+    assert draw_rows(Showing(""), tmp_path) == []
 
 
 def test_a_demo_of_any_recipe_has_a_run_spec() -> None:
     spec = demo_run("albert", AlbertRecipe)
-    assert (spec.model.recipe, spec.recipe["albert"]["max_length"]) == ("albert", 64)
-    assert (spec.training.target_batch_size, spec.state.digest_every) == (256, 1)
+    assert (spec.model.recipe, spec.recipe["albert"]["max_length"]) == ("albert", 48)
+    assert (spec.training.target_batch_size, spec.state.digest_every) == (64, 1)
 
 
 def test_figures_that_should_rise() -> None:
@@ -230,3 +249,14 @@ def test_results_never_overwrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         _result_directory(tmp_path / "minga-demo")
     with pytest.raises(ConfigurationError, match="not empty"):
         _result_directory(tmp_path / "minga-demo" / "file")
+
+
+def test_a_picture_shows_the_lines_and_loads_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "terminal.svg"
+    draw_terminal("minga demo --minutes 1", ["0:00  <b>first</b> & [red]last[/red]"], path)
+    text = "".join(ET.fromstring(path.read_text("utf-8")).itertext()).replace("\u00a0", " ")
+    assert "$ minga demo --minutes 1" in text
+    assert "0:00  <b>first</b> & [red]last[/red]" in text, "no markup of the lines is obeyed"
+    assert "url(http" not in path.read_text("utf-8")
+    with pytest.raises(StorageError, match="cannot be written"):
+        draw_terminal("x", [], path / "below-a-file")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import pytest
 import torch
 
 from minga.averaging.allreduce import service
@@ -91,7 +92,9 @@ async def settled(*kinds: type, most: int = 1) -> dict[str, int]:
     return count(*kinds)
 
 
-def test_streams_and_connections_that_end_are_freed() -> None:
+def test_streams_and_connections_that_end_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minga.network.rpc.node.LAST_WORDS_S", 0.1)  # of the carrier that TCP replaces
+
     async def main() -> None:
         book: dict[PeerId, Address] = {}
         here, there = await node(book), await node(book)

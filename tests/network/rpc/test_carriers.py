@@ -13,7 +13,8 @@ import pytest
 from minga.core.errors import RemoteError, SilentError
 from minga.network.interface import Connection, PeerId, Stream
 from minga.network.rpc import node as carriers
-from minga.network.rpc.handshake import MULTIPLEX, Call
+from minga.network.rpc.handshake import MULTIPLEX, Call, Hello
+from minga.network.rpc.keepalive import PULSE_S
 from minga.network.rpc.node import Node
 from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.connection import VirtualStream
@@ -71,34 +72,39 @@ async def echoed(node: Node, other: Node, text: str) -> str:
     return (await node.call(other.peer_id, "echo", Note(text), Note)).text
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["both multiplex", "one side does not"])
-def test_calls_take_no_stream_of_their_own_unless_the_other_side_is_older(
-    old: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if old:  # each takes the other for older
-        hello = Node._hello
-        monkeypatch.setattr(Node, "_hello", lambda node: msgspec.structs.replace(hello(node), multiplexes=False))
-
-    @virtually
-    async def main() -> None:
-        async with two() as (one, other):
-            await asyncio.sleep(0.1)
-            counts = [Opened(one, other.peer_id), Opened(other, one.peer_id)]
-            for caller, called in ((one, other), (other, one)):
-                texts = [str(number) for number in range(20)]
-                assert await asyncio.gather(*(echoed(caller, called, text) for text in texts)) == texts
-            assert [len(each.streams) for each in counts] == ([20, 20] if old else [0, 0])
-
-    main()
+@virtually
+async def test_calls_take_no_stream_of_their_own_from_the_first_on() -> None:
+    async with two() as (one, other):
+        counts = [Opened(one, other.peer_id), Opened(other, one.peer_id)]
+        for caller, called in ((one, other), (other, one)):
+            texts = [str(number) for number in range(20)]
+            assert await asyncio.gather(*(echoed(caller, called, text) for text in texts)) == texts
+        assert [len(each.streams) for each in counts] == [0, 0]
 
 
 @virtually
-async def test_calls_need_not_wait_for_the_carrier() -> None:
-    async with two(latency_s=0.9) as (one, other):
-        began_s = asyncio.get_running_loop().time()
-        assert await echoed(one, other, "at once") == "at once"
-        assert await echoed(other, one, "at once") == "at once"
-        assert asyncio.get_running_loop().time() - began_s < 8.0
+async def test_a_stream_whose_hello_was_long_in_coming_is_a_carrier_too() -> None:
+    """Signs of life go before it on the same stream, and none after it."""
+    world = World()
+    host = await world.node()
+    host.serve("echo", _echo)
+    check = host._check_guest
+
+    async def slowly(hello: Hello, peer: PeerId) -> None:
+        await asyncio.sleep(8.25 * PULSE_S)
+        await check(hello, peer)
+
+    host._check_guest = slowly  # type: ignore[method-assign]
+    offences: list[str] = []
+    guest = await world.node()
+    for node in (host, guest):
+        node.offend = lambda _, what: offences.append(what)  # type: ignore[method-assign]
+    opened = Opened(guest, host.peer_id)
+    assert await echoed(guest, host, "late") == "late"
+    await asyncio.sleep(10 * PULSE_S)
+    assert (opened.streams, offences) == ([], [])
+    for node in (host, guest):
+        await node.close()
 
 
 @virtually

@@ -100,7 +100,7 @@ async def test_simultaneous_calls_share_one_dial() -> None:
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
-        ({"versions": (3, 9)}, "version", "have none in common; update minga on the older side"),
+        ({"versions": (4, 9)}, "version", "have none in common; update minga on the older side"),
         ({"versions": (1, 1)}, "version", "have none in common"),
         ({"run_id": "other"}, "run", "that peer is in another run"),
     ],

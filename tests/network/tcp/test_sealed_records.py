@@ -108,7 +108,23 @@ def test_records_count_only_once_in_their_order_and_under_their_key() -> None:
         opened(RecordOpener(bytes(KEY_BYTES), 4096), first, 1000, 100)
 
 
-@pytest.mark.parametrize("size", [0, MOST_CONTENT_BYTES + 1, 0xFFFFFFFF])
+def test_nothing_is_taken_beyond_an_end_until_something_new_begins() -> None:
+    sealer, opener, room = RecordSealer(KEY), RecordOpener(KEY, 4096), memoryview(bytearray(4096))
+    for content in (b"first", b"", b"next"):
+        sealer.seal_end(room[sealer.seal(memoryview(content), room) :])
+        size = sealed_bytes(len(content)) + OVERHEAD_BYTES
+        opener.room()[:size] = room[:size]
+        opener.came(size)
+    target = memoryview(bytearray(100))
+    for content in (b"first", b"", b"next"):
+        assert target[: opener.take(target)] == content
+        assert opener.is_at_end
+        assert not opener.take(target)
+        opener.begin()
+    assert not opener.pending
+
+
+@pytest.mark.parametrize("size", [MOST_CONTENT_BYTES + 1, 0xFFFFFFFF])
 def test_no_memory_is_given_to_a_record_of_a_wrong_size(size: int) -> None:
     opener = RecordOpener(KEY, 64)
     with pytest.raises(ForgedRecordError, match=f"a record of {size} bytes"):

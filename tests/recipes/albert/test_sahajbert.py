@@ -15,13 +15,10 @@ from tokenizers import Tokenizer
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.recipes.albert.sahajbert import SahajbertRecipe
-from minga.recipes.initial import new_model
 from minga.recipes.interface import Recipe, StreamPosition
-from minga.recipes.mixture.translations import catalogues
 from minga.recipes.registry import load_recipe, published
 from minga.recipes.text.corpus import unpack_documents
-from minga.testing import RecipeCase, check_recipe
+from minga.testing import check_recipe
 
 D = "\u0964"
 WORDS = [
@@ -154,20 +151,3 @@ def test_a_mixture_needs_its_sources_and_other_text_has_none() -> None:
         recipe({"data": {"source": "mixture", "sources": []}})
     with pytest.raises(ConfigurationError, match="mixture"):
         recipe({"data": {"source": "bible", "sources": [{"source": "bible"}]}})
-
-
-@pytest.mark.soak
-@pytest.mark.skipif(not catalogues((), "bn"), reason="no program here is translated to Bengali")
-def test_the_model_of_the_demo_learns(tmp_path: Path) -> None:
-    case = RecipeCase("sahajbert", SahajbertRecipe.demo_spec()["recipe"]["sahajbert"])
-    recipe, files = case.recipe(), case.files(tmp_path)
-    model = new_model(recipe)
-    before = recipe.evaluate(model, files)["heldout_mlm_loss"]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
-    for step, batch in enumerate(islice(recipe.batches(files, StreamPosition("a" * 64), 32), 100)):
-        for group in optimizer.param_groups:
-            group["lr"] = 2e-3 * min(1.0, (step + 1) / 10)
-        optimizer.zero_grad()
-        recipe.total_loss(model, batch).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    assert recipe.evaluate(model, files)["heldout_mlm_loss"] <= before - 1.5

@@ -205,10 +205,10 @@ def test_samples_go_on_from_prompts(recipe: Recipe[Any], files: dict[str, Path])
 
 
 def test_a_demo_shows_how_the_model_goes_on(recipe: Recipe[Any], files: dict[str, Path]) -> None:
-    showing = recipe.show(new_model(recipe), files)
+    showing = recipe.show([new_model(recipe)], files)
     first = next(iter(unpack_documents(files[HELDOUT_FILE]))).split()
     assert showing.rows[0].given.text == " ".join(first[:4])
-    assert showing.rows[0].made.text
+    assert showing.rows[0].made[0].text
 
 
 def test_training_on_files_of_ones_own(recipe: Recipe[Any], files: dict[str, Path], tmp_path: Path) -> None:

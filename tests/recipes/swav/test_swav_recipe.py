@@ -195,11 +195,12 @@ def test_figures_are_of_pictures_as_large_as_training_shows_them(tmp_path: Path)
 def test_the_demo_shows_which_pictures_are_alike(tmp_path: Path) -> None:
     case, files = small_run(tmp_path / "run")
     recipe = case.recipe()
-    rows = recipe.show(new_model(recipe), files).rows
+    rows = recipe.show([new_model(recipe)], files).rows
     for row in rows:
         assert row.given.picture is not None
-        assert row.made.picture is not None
-        near = row.made.text.split()
-        assert row.made.picture.shape == (8, len(near) * 8, 3)
+        (made,) = row.made
+        assert made.picture is not None
+        near = made.text.split()
+        assert made.picture.shape == (8, len(near) * 8, 3)
         assert len(set(near)) == len(near) > 1, "one picture of each class"
     assert len({row.given.text for row in rows}) == len(rows) > 1

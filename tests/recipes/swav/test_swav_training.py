@@ -45,7 +45,7 @@ def test_the_demo_makes_better_features_of_digits_than_their_pixels(seed: int, t
     case = RecipeCase("swav", tables["recipe"]["swav"], seed=seed)
     recipe: Recipe[Any] = case.recipe()
     files, model = case.files(tmp_path), new_model(recipe)
-    before, beside = recipe.evaluate(model, files), recipe.show(model, files).beside
+    before, beside = recipe.evaluate(model, files), recipe.show([model], files).beside
     steps = 200
     optimizer = OptimizerSection(**{**tables["optimizer"], "total_steps": steps})
     inner, scheduler = build_optimizer(optimizer, model, recipe.decayed)

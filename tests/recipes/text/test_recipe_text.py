@@ -24,6 +24,7 @@ from minga.recipes.text.settings import TextData
 from minga.recipes.text.sources import bible_documents, clean, file_documents
 from minga.recipes.text.special_tokens import MASKED_TOKENS, find_special_tokens
 from minga.recipes.text.tokenizer import read_tokenizer, train_tokenizer
+from minga.recipes.writing.by_language import WRITINGS
 from minga.recipes.writing.sentences import split_sentences
 from tests.worlds.recipe_text import GENESIS
 
@@ -264,6 +265,25 @@ def test_tokenizer(kind):
     assert tokenizer.decode(pair.ids).replace(" ,", ",") == "god said, let there"
     assert 1 in tokenizer.encode("\U0001f9ff").ids
     assert 4 in tokenizer.encode("god [MASK] light").ids
+
+
+def test_words_that_a_vocabulary_cannot_tell_apart_are_told_of(caplog):
+    names = ["red cross", "red moon", "blue house", "green triangle", "yellow diamond", "white square", "pink heart"]
+    for size, is_told in ((64, True), (128, False)):
+        caplog.clear()
+        tokenizer = read_tokenizer(train_tokenizer(names * 20, size), size)
+        assert any("<unk>" in tokenizer.encode(name).tokens for name in names) == is_told
+        assert ("no room" in caplog.text) == is_told
+
+
+@pytest.mark.parametrize("language", ["", "bn"])
+def test_sentences_made_by_rules_come_once_each(language):
+    data = TextData(source="sentences", language=language, heldout_fraction=0.1)
+    training, heldout = split_documents(local_documents(data), data.heldout_fraction)
+    known, new = ([line for document in some for line in document.split("\n")] for some in (training, heldout))
+    assert len(set(known) | set(new)) == len(known) + len(new) == 4 * (len(training) + len(heldout)) > 2000
+    split = WRITINGS[language].split
+    assert [split(document) for document in heldout] == [document.split("\n") for document in heldout]
 
 
 def test_vocabulary_too_small_for_the_characters():

@@ -18,7 +18,15 @@ from minga.recipes.text_to_image.decoder.model import TextToImageDecoder
 from minga.recipes.text_to_image.evaluation import unpack_captions
 from minga.recipes.text_to_image.export import load_exported
 from minga.recipes.text_to_image.pairs import Pairs, pack_pairs, read_pairs
-from minga.recipes.text_to_image.prepare import CAPTION_TOKENIZER_FILE, HELDOUT_FILE, SAMPLES_FILE, TRAINING_FILE
+from minga.recipes.text_to_image.prepare import (
+    CAPTION_TOKENIZER_FILE,
+    HELDOUT_FILE,
+    SAMPLES_FILE,
+    TRAINING_FILE,
+    prepare_files,
+)
+from minga.recipes.text_to_image.recipe import TextToImageRecipe
+from minga.recipes.text_to_image.settings import TextToImageSettings
 from minga.recipes.text_to_image.tokens.stored import DESCRIPTION_FILE, PARAMETERS_FILE
 from minga.security.randomness.public_batch import PublicBatch
 from minga.testing import RECIPE_CHECKS, RecipeCase
@@ -166,14 +174,23 @@ def test_a_folder_that_is_no_export_is_refused(tmp_path: Path) -> None:
 
 def test_a_demo_shows_pictures_beside_the_real_ones(files: dict[str, Path]) -> None:
     recipe = picture_recipe()
-    showing = recipe.show(new_model(recipe), files)
+    showing = recipe.show([new_model(recipe)], files)
     for row in showing.rows:
-        for view in (row.made, row.right):
+        for view in (*row.made, row.right):
             assert view.picture is not None
             assert view.picture.shape == (32, 32, 3)
     assert len({row.given.text for row in showing.rows}) == len(showing.rows) > 1
     assert set(showing.beside) == {f"sample_{name}_accuracy" for name in ("background", "position", "size")}
-    assert not recipe.show(new_model(recipe), {TRAINING_FILE: files[TRAINING_FILE]}).rows
+    assert not recipe.show([new_model(recipe)], {TRAINING_FILE: files[TRAINING_FILE]}).rows
+
+
+def test_captions_that_a_model_cannot_read_whole_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    for overrides, words in (({}, []), ({"text_length": 6, "vocabulary": 64}, ["are cut at 6 tokens", "no room"])):
+        settings = TextToImageRecipe.demo_spec()["recipe"]["text-to-image"]
+        settings = {**settings, "overrides": {**settings["overrides"], **overrides}}
+        caplog.clear()
+        prepare_files(TextToImageSettings.model_validate(settings), 0)
+        assert [word for word in ("are cut at 6 tokens", "no room") if word in caplog.text] == words
 
 
 def test_pairs_of_another_shape_and_ids_beyond_it_are_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
 from minga.optim import SGD, AdamW
@@ -15,7 +16,7 @@ from minga.recipes.peak_memory import LiveBytes
 from minga.simulation.forecast.device_memory import PassMemory, device_memory
 from minga.simulation.forecast.model_facts import ModelFacts
 from minga.training.replica.replica import Replica
-from minga.training.strategy.interface import ContributionFate, Strategy
+from minga.training.strategy.interface import Strategy
 
 WIDTH, LAYERS = 256, 4
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {

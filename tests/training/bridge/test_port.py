@@ -8,12 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ClosedError, ConfigurationError
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_bridge import WAIT, ThreadTask, Wait
 from minga.training.state.snapshot import StateSnapshot
-from minga.training.strategy.interface import ContributionFate, Recovery
+from minga.training.strategy.interface import Recovery
 from tests.worlds.ones_replica import OnesReplica
 from tests.worlds.swarm_tools import virtually
 

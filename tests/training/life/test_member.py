@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from minga.averaging.allreduce.round import RoundOutcome
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.matchmaking.attempt import OutOfSyncError
 from minga.averaging.messages import GroupMember, Part, Plan
 from minga.core.errors import ClosedError
@@ -422,4 +423,4 @@ def test_a_round_tells_its_plan_and_doubts_the_rates_if_it_is_late() -> None:
 def test_a_round_is_late_by_what_was_predicted(predicted_s: float | None, seconds: float, late: bool) -> None:
     member = GroupMember(Address(PeerId("a" * 64)), aggregates=True)
     plan = Plan("0" * 32, 1, (member,), (Part(8, 0),), 1 << 16, predicted_s=predicted_s)
-    assert RoundOutcome(plan, {}, seconds, 0, 0, is_counted=True).is_late == late
+    assert RoundOutcome(plan, {}, seconds, 0, 0, ContributionFate.COUNTED).is_late == late

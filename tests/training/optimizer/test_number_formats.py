@@ -40,7 +40,7 @@ def test_autocast_to_bfloat16(host: MakePeer) -> None:
         opt.step(samples=BATCH, loss=loss)
     assert opt.finished
     assert opt.peer is not None
-    assert isinstance(opt.peer._metrics._loss_sum, float)
+    assert isinstance(opt.peer.metrics._loss_sum, float)
 
 
 def test_grad_scaler_leaves_an_overflow_out_and_shrinks_the_scale(host: MakePeer) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 import minga
 from benchmarks._pretend_device import PretendModule, PretendStream, PretendTensor, pretend, pretended_device
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
 from minga.optim import LAMB
@@ -24,7 +25,7 @@ from minga.training.replica import accelerator
 from minga.training.replica.accelerator import LateVerdict, verdict_of
 from minga.training.replica.gradient_sum import DeviceSum
 from minga.training.replica.replica import Replica
-from minga.training.strategy.interface import ContributionFate, Strategy
+from minga.training.strategy.interface import Strategy
 from minga.training.strategy.local import Local
 from minga.training.strategy.synchronous import Delayed, Synchronous
 from tests.worlds.swarm_tools import virtually

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
-from minga.averaging.codecs.residual import Fate, KeptResidual, RoundVectors
+from minga.averaging.codecs.residual import KeptResidual, RoundVectors
 from minga.core.errors import StorageError
 from minga.core.spec.run_spec import RunSpec
 from minga.network.interface import PeerId
@@ -180,19 +180,19 @@ def test_residuals_come_back_with_the_rounds_of_their_vector(monkeypatch: pytest
     residual = vectors.residual(3)
     assert residual is not None
     encoder = residual.seal(torch.linspace(-1, 1, 40), 2, 3)
-    assert vectors.kept(4) is None, "a round runs"
-    encoder.commit([(chunk, Fate.COUNTED) for chunk in layout.chunks(0, 40, 100)], torch.zeros(40))
-    assert vectors.kept(3) is None, "it goes with the state after the round"
-    kept = vectors.kept(4)
+    assert vectors.left_out.kept(4) is None, "a round runs"
+    encoder.settle([(chunk, True) for chunk in layout.chunks(0, 40, 100)], torch.zeros(40))
+    assert vectors.left_out.kept(3) is None, "it goes with the state after the round"
+    kept = vectors.left_out.kept(4)
     assert kept is not None
-    again.restore(kept)
+    again.left_out.restore(kept)
     restored = again.residual(4)
     assert restored is not None
     assert restored.mass.any()
     assert torch.equal(restored.mass, residual.mass)
     assert restored.step == 3
     other = RoundVectors(lambda _: layout, torch.zeros)
-    other.restore({layout.subject: KeptResidual(3, torch.ones(41))})
+    other.left_out.restore({layout.subject: KeptResidual(3, torch.ones(41))})
     fresh = other.residual(4)
     assert fresh is not None
     assert not fresh.mass.any(), "it is of another length"
@@ -332,11 +332,11 @@ def test_a_polite_end_writes_the_last_one(kind: str, tmp_path: Path, installed: 
     with peer:
         train(optimizer, model, 5)
         optimizer.save_checkpoint()
-        left_out = optimizer._replica.left_out()
+        left_out = optimizer._replica.left_out.kept(optimizer._replica.step)
     peer, optimizer, model = begin(tmp_path, kind)
     with peer:
         assert optimizer.global_step == 5
-        again, rounds = optimizer._replica.left_out(), optimizer._replica.lineage.rounds
+        again, rounds = optimizer._replica.left_out.kept(optimizer._replica.step), optimizer._replica.lineage.rounds
         assert again.keys() == left_out.keys()
         assert bool(again) == (kind == "sketch")
         assert all(torch.equal(each.mass, left_out[name].mass) for name, each in again.items())
@@ -356,7 +356,7 @@ def test_what_is_of_another_history_is_not_used(
     with peer:
         train(optimizer, model, 5)
         optimizer.save_checkpoint()
-        assert optimizer._replica.left_out()
+        assert optimizer._replica.left_out.kept(optimizer._replica.step)
     (folder,) = tmp_path.rglob("checkpoints")
     store = CheckpointStore(folder)
     checkpoint = store.load()
@@ -366,7 +366,7 @@ def test_what_is_of_another_history_is_not_used(
     peer, optimizer, model = begin(tmp_path, "sketch")
     with peer:
         assert optimizer.global_step == 5
-        assert not optimizer._replica.left_out()
+        assert not optimizer._replica.left_out.kept(optimizer._replica.step)
     assert "other rounds led to its state than to the one here" in caplog.text
 
 
@@ -397,7 +397,7 @@ def test_a_final_file_that_cannot_be_written_anew_counts_once_at_most(
     peer, optimizer, model = begin(tmp_path, "sketch")
     with peer:
         assert optimizer.global_step == 5
-        assert bool(optimizer._replica.left_out()) == removable
+        assert bool(optimizer._replica.left_out.kept(optimizer._replica.step)) == removable
         assert file.exists() != removable
         assert ("is not used" in caplog.text) != removable
         train(optimizer, model, 6)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from minga.averaging.codecs.dense import codec
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.messages import PeerScore
 from minga.averaging.planning.best_contributor import best_contributor
 from minga.core.errors import ConfigurationError, NonFiniteError
@@ -19,7 +20,7 @@ from minga.network.interface import PeerId
 from minga.optim import SGD
 from minga.training.replica.replica import Replica
 from minga.training.strategy.centred import Centred, Elastic, ElasticSettings
-from minga.training.strategy.interface import ContributionFate, Recovery
+from minga.training.strategy.interface import Recovery
 from minga.training.strategy.leader import Leader, LeaderSettings
 
 SPEC = RunSpec.from_mapping({"name": "centred"})

@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 
+from minga.averaging.codecs.residual import ContributionFate
 from minga.optim import SGD
 from minga.training.replica.replica import Replica
-from minga.training.strategy.interface import ContributionFate
 from minga.training.strategy.synchronous import Synchronous
 from tests.worlds.swarm_tools import make_spec
 

@@ -12,8 +12,9 @@ import torch
 from minga.averaging.allreduce import sender
 from minga.averaging.allreduce.round import Round
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.residual import Encoder, Fate, LossySettings, RoundVectors
+from minga.averaging.codecs.residual import ContributionFate, Encoder, LossySettings, RoundVectors
 from minga.averaging.codecs.tensor_bytes import as_bytes
+from minga.combinations import check_combinations
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.network.rpc.stream import MessageStream
@@ -21,10 +22,8 @@ from minga.network.virtual.internet import HostSettings
 from minga.optim import LAMB, SGD, AdamW
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
-from minga.training.combinations import check_combinations
 from minga.training.replica.replica import Replica
 from minga.training.strategy.demo import Demo
-from minga.training.strategy.interface import ContributionFate
 from tests.worlds.combined_peers import SAMPLES, CombinedPeer, take_step
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, pull, virtually
 
@@ -172,7 +171,7 @@ def test_the_residual_is_the_momentum_of_the_paper() -> None:
             if came_to_nothing:
                 encoder.take_back()
             else:
-                encoder.commit([(chunk, Fate.COUNTED)], sent)
+                encoder.settle([(chunk, True)], sent)
         chosen = sent.nonzero().flatten()
         assert len(chosen) == count
         assert torch.allclose(sent[chosen], momentum[chosen], rtol=2e-3)

@@ -10,6 +10,7 @@ import torch
 
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.messages import Plan
 from minga.averaging.sketches.interface import SKETCHES
 from minga.network.virtual.internet import HostSettings
@@ -18,7 +19,6 @@ from minga.simulation.swarm.swarm import Swarm
 from minga.training.life.member import Member
 from minga.training.replica.replica import Replica
 from minga.training.strategy.centred import Centred
-from minga.training.strategy.interface import ContributionFate
 from tests.worlds import sketches
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, vector_replica, virtually
 
@@ -94,7 +94,7 @@ def test_all_distances_are_in_the_means_or_left_out_by_one_peer(sketch: str, mon
             for peer in peers:
                 await peer.ended.wait()
             await assert_equal_states(swarm)
-            left_out = sum(peer.replica._projections.left_out.double() for peer in peers)  # type: ignore[attr-defined]
+            left_out = sum(peer.replica._projections.masses.double() for peer in peers)  # type: ignore[attr-defined]
         finally:
             await swarm.close()
         assert not swarm.log.of("round.aborted")

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from minga.averaging.codecs.residual import LossySettings, RoundVectors
+from minga.combinations import cautions, check_combinations
 from minga.core.spec.run_spec import RunSpec
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
-from minga.training.combinations import cautions, check_combinations
 from tests.worlds.combined_peers import SAMPLES, CombinedPeer, take_step
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, pull, vector_replica, virtually
 

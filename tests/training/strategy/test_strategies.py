@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice, StrategyFacts
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
@@ -28,7 +29,7 @@ from minga.testing.strategies.states import check_shared_part
 from minga.training.plugins_of_run import check_plugins
 from minga.training.strategy.centred import Elastic
 from minga.training.strategy.demo import Demo
-from minga.training.strategy.interface import ContributionFate, Strategy
+from minga.training.strategy.interface import Strategy
 from minga.training.strategy.leader import Leader
 from minga.training.strategy.synchronous import Delayed, Synchronous
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, virtually

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from minga.averaging.allreduce.round import Round
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.messages import Plan
 from minga.training.life.member import Member
-from minga.training.strategy.interface import ContributionFate, Recovery
+from minga.training.strategy.interface import Recovery
 from tests.worlds.local_movements import LOSSY, Account, moving_swarm
 from tests.worlds.swarm_tools import assert_equal_states, offences, virtually
 

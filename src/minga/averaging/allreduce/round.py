@@ -36,7 +36,7 @@ from minga.averaging.allreduce.messages import Assignment
 from minga.averaging.allreduce.routes import Routes
 from minga.averaging.allreduce.send_order import SendOrder
 from minga.averaging.codecs.layout import Chunk, VectorLayout
-from minga.averaging.codecs.residual import Encoder, Fate, Residual
+from minga.averaging.codecs.residual import ContributionFate, Encoder, Residual
 from minga.averaging.codecs.seeds import RoundSeeds
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.election import Electorate
@@ -67,8 +67,9 @@ trips and arithmetic out."""
 class RoundOutcome:
     """What came of a round: `lost` names the members that were given up, with the reason (those that this member as an
     aggregator did not hear to the end, too), `seconds` its duration, `bytes_sent` / `bytes_received` the encoded tensor
-    bytes that this member moved, and `is_counted` whether a contribution of this member is in the result. `heard` are
-    the samples of those that this member, as an aggregator, heard to the end, itself or through the relay of a site.
+    bytes that this member moved, and `fate` whether a contribution of this member is in the result: the one that it
+    gave so many attempts at the step `earlier`. `heard` are the samples of those that this member, as an aggregator,
+    heard to the end, itself or through the relay of a site.
     """
 
     plan: Plan
@@ -76,8 +77,9 @@ class RoundOutcome:
     seconds: float
     bytes_sent: int
     bytes_received: int
-    is_counted: bool
+    fate: ContributionFate
     heard: Mapping[PeerId, int] = field(default_factory=dict)
+    earlier: int = 0
 
     @property
     def contributors(self) -> int:
@@ -124,8 +126,8 @@ class Round:
         self.seeds = RoundSeeds(layout.fingerprint, plan.step, node.peer_id)
         self.own = self._seal(local, residual)
         """This member's contribution; None if it has none."""
-        self.fates = [Fate.COUNTED] * len(self.chunks)
-        """What became of each chunk of it, as far as this member was told; nothing is sent in a round that adopts."""
+        self.counted = [True] * len(self.chunks)
+        """Whether each chunk of it is in the mean, as far as this member was told; none is sent to adopt a result."""
         self.reduced = torch.split(result, sizes)
         """The chunks of `result`, in which roots and relays also accumulate."""
         self.term = 0
@@ -200,18 +202,17 @@ class Round:
 
     def keep_residual(self) -> None:
         """The result is committed: keep what it left out of this member's contribution. Blocks; on any thread."""
-        if not self.plan.adopts:
-            if self.own is not None:
-                self.own.commit(zip(self.chunks, self.fates, strict=True), self.result)
+        if self.own is not None and not self.plan.adopts:
+            self.own.settle(zip(self.chunks, self.counted, strict=True), self.result)
         elif self.own is not None:
-            self.own.commit_adopted(self.plan.adopts, self.result, counted=self.is_counted)
+            self.own.settle_adopted(self.plan.adopts, self.result, counted=self.is_counted)
         elif self.is_counted and self._residual is not None:  # what was given then is not here any more
-            self._residual.forget()
+            self._residual.settle(ContributionFate.COUNTED)
 
     def set_aside(self) -> None:
         """The round came to nothing here, and a later one may adopt its result. Before `take_back`; it blocks."""
         if self.own is not None and not self.plan.adopts:
-            self.own.set_aside(self.plan.round_id, zip(self.chunks, self.fates, strict=True))
+            self.own.set_aside(self.plan.round_id, zip(self.chunks, self.counted, strict=True))
 
     def take_back(self) -> None:
         """The round came to nothing: nothing of this member's contribution counts."""
@@ -222,8 +223,11 @@ class Round:
         """The result of a chunk has the chunks of the members `counted` in it; this member's own was `encoded` to be
         sent, or it summed it up itself.
         """
-        taken = Fate.COUNTED if encoded or self.chunks[index].codecs.encodes_own else Fate.WHOLE
-        self.fates[index] = taken if self.me in counted else Fate.UNCOUNTED
+        self.counted[index] = self.me in counted
+        if self.own is not None and not (encoded or self.chunks[index].codecs.encodes_own):
+            self.own.summed.add(self.chunks[index].start)
+        elif self.own is not None:
+            self.own.summed.discard(self.chunks[index].start)
 
     def note_heard(self, member: int, samples: int) -> None:
         """Note that all chunks of an assignment came from a member, with so many samples; the least it says counts."""
@@ -372,9 +376,11 @@ class Round:
         """The summary of a finished round."""
         lost = {self.members[i]: why for i, why in (self.unheard | self.dead).items()}
         seconds = asyncio.get_running_loop().time() - self.started_s
-        is_counted = self.is_counted and any(fate is not Fate.UNCOUNTED for fate in self.fates)
+        fate = ContributionFate.ABSENT if self.own is None else ContributionFate.UNCOUNTED
+        if self.is_counted and any(self.counted):  # also where it was given to an earlier attempt, and nothing now
+            fate = ContributionFate.COUNTED
         heard = {self.members[i]: samples for i, samples in self.heard.items() if self.members[i] not in lost}
-        return RoundOutcome(self.plan, lost, seconds, self.bytes_sent, self.bytes_received, is_counted, heard)
+        return RoundOutcome(self.plan, lost, seconds, self.bytes_sent, self.bytes_received, fate, heard)
 
 
 def chunk_table(layout: VectorLayout, plan: Plan) -> tuple[list[Chunk], list[Assignment]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
+from dataclasses import replace
 
 import torch
 
@@ -62,9 +63,8 @@ class AllReduce:
         self._node = node
         self._rounds: dict[str, tuple[Round, Repairer]] = {}
         self._past: OrderedDict[str, int | None] = OrderedDict()  # rounds, and the terms of their committed results
-        self._given: OrderedDict[str, bool] = (
-            OrderedDict()
-        )  # rounds, and whether this member had a contribution in them
+        self._given: OrderedDict[str, tuple[int, bool]] = OrderedDict()
+        """The step of each of the last rounds, and whether this member gave something to it."""
         self._changed = Signal()
         self._expecting: Counter[PeerId] = Counter()
         node.serve(PART, self._serve_part)
@@ -97,7 +97,7 @@ class AllReduce:
         Raises `RoundAbortedError` if too many members were lost.
         """
         self.retire(result)
-        is_counted = self._is_counted(plan, has_given=local is not None and weight > 0)
+        is_counted, earlier = self._note_given(plan, has_given=local is not None and weight > 0)
         round = Round(self._node, plan, layout, local, weight, result, residual, is_counted=is_counted)
         round.most_weight = most_weight
         repairer = Repairer(round)
@@ -122,19 +122,21 @@ class AllReduce:
             raise error
         if residual is not None:
             await asyncio.get_running_loop().run_in_executor(None, round.keep_residual)
-        return round.outcome()
+        return replace(round.outcome(), earlier=earlier)
 
-    def _is_counted(self, plan: Plan, *, has_given: bool) -> bool:
-        """Whether the result of this plan has a contribution of this member in it, if no chunk of it gets lost.
+    def _note_given(self, plan: Plan, *, has_given: bool) -> tuple[bool, int]:
+        """Whether the result of this plan has a contribution of this member in it, if no chunk of it gets lost; and how
+        many attempts at the step ago that was given.
 
         A plan that adopts the result of an earlier round has what was given to that round, and not what is given now.
         """
-        if plan.adopts:
-            return self._given.get(plan.adopts, False)
-        self._given[plan.round_id] = has_given
+        self._given[plan.round_id] = plan.step, has_given and not plan.adopts
         while len(self._given) > MAX_PAST:
             self._given.popitem(last=False)
-        return has_given
+        attempts = [round_id for round_id, (step, _) in self._given.items() if step == plan.step]
+        if plan.result_id not in attempts:
+            return False, 0
+        return self._given[plan.result_id][1], len(attempts) - 1 - attempts.index(plan.result_id)
 
     def give_up(self, plan: Plan, why: str) -> None:
         """End the round of this plan with `RoundAbortedError` if it is under way here."""

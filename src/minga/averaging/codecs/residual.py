@@ -1,15 +1,16 @@
-"""The vectors of one peer's rounds, and what lossy uploads of each leave out, kept for its next round.
+"""The vectors of one peer's rounds, and what lossy contributions to each leave out, kept for its next round.
 
-Keeping it is *error feedback*, done here for all codecs that need it. Everything is counted as *mass*, values times
-samples, or times 1 where all peers weigh the same. A peer with the mean gradient g of n samples and the residual e
-contributes (n g + e) / n; what of that mass no mean takes up becomes the next e:
+Keeping it is *error feedback*, done here for all codecs and sketches that need it. Everything is counted as *mass*,
+values times samples, or times 1 where all peers weigh the same. A peer with the mean gradient g of n samples and the
+residual e contributes u = g + e / n; what of that mass no mean takes up becomes the next e:
 
-                                    ┌─ the round has a result ─▶ commit     e = n g + e - what was counted of it
-    Residual ─ seal ─▶ Encoder ─────┤
+                                    ┌─ the round has a result ─▶ settle     e = n u - what was counted of what was sent
+    Residual ─ begin ─▶ what is sent┤
                                     └─ it came to nothing ─────▶ take_back  e stays as it was
 
-Between seal and commit e is only read, so a repair sends the same bytes again. Nothing is lost but by rounding:
-what all rounds applied and what all residuals hold is what all peers contributed.
+What is sent are the chunks of u as others decode them (`Encoder`), or what a sketch makes of it
+(`averaging/sketches/projection.py`). Between begin and settle e is only read, so a repair sends the same bytes again.
+Nothing is lost but by rounding: what all rounds applied and what all residuals hold is what all peers contributed.
 
 The mean may leave out some of what was counted, too (`Codec.returns`). Where it is exactly 0 nothing was applied, and
 each peer takes back what it sent there. All peers have the same bytes of the mean, so all agree on what that is. This
@@ -19,8 +20,8 @@ With a `decay` below 1 a residual forgets that share of itself in each round, on
 for a model of long ago. A crash loses all of it that the peer's own checkpoint does not have, and nothing else.
 
 A round that came to nothing here may have a result elsewhere, which a later round of the step adopts. What that counted
-is what was sent in the first round, and not what was sealed since. So the bytes that were sent are set aside with the
-round's id, until a round of the step is committed.
+is what was sent in the first round, and not what was sealed since. So what was sent is kept under the round's id, until
+a round of the step is committed.
 
 A round may count without this peer. Then the residual takes up all of its contribution, unless the peer's strategy
 keeps that itself (`StrategyFacts.keeps_uncounted`): one of both has it, and never both.
@@ -32,9 +33,9 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -62,15 +63,17 @@ ROUNDING: Final = 2.0**-20
 """More than the sum of a vector and a residual may be off by, relatively."""
 
 
-class Fate(enum.Enum):
-    """What became of one chunk of a contribution."""
+class ContributionFate(enum.Enum):
+    """Whether this peer's contribution is in the mean of a round that counted."""
 
     COUNTED = "counted"
-    """Its encoded values are in the mean; also where nobody says whether they are."""
-    WHOLE = "whole"
-    """Its values are in the mean without having been encoded: this peer summed them up itself."""
+    """It is; also where nobody says whether each slice of it is."""
     UNCOUNTED = "uncounted"
-    """The mean was made without it."""
+    """The mean was made without it, as one is that adopts an earlier result in which this peer had no part. A strategy
+    whose facts say `keeps_uncounted` keeps it for a later round. Another one forgets it: what keeps it then is the
+    residual of the run's codec or sketch, if there is one, and never both."""
+    ABSENT = "absent"
+    """There was none: this peer only received."""
 
 
 class KeptResidual(NamedTuple):
@@ -80,20 +83,23 @@ class KeptResidual(NamedTuple):
     mass: torch.Tensor
 
 
-class _Sent(NamedTuple):
-    """What a round may have counted of one chunk, for `weight` samples: encoded bytes, or values that this peer summed
-    up itself.
+class TakenUp(NamedTuple):
+    """What a mean took up of the elements `start` to `stop` of what was sent: `values` for `weight` samples, or nothing
+    of it.
     """
 
-    chunk: Chunk
+    start: int
+    stop: int
     weight: int
-    content: bytes | torch.Tensor
+    values: torch.Tensor | None
 
 
-def forget_oldest(by_round: dict[str, Any]) -> None:
-    """Keep what is kept for the last `MOST_ATTEMPTS_KEPT` rounds."""
-    while len(by_round) > MOST_ATTEMPTS_KEPT:
-        del by_round[next(iter(by_round))]
+class _UnderWay(NamedTuple):
+    """A contribution whose round has no result yet."""
+
+    vector: torch.Tensor
+    weight: int
+    step: int
 
 
 def rounds_between(since: int, step: int) -> int:
@@ -105,8 +111,8 @@ class Residual:
     """The residual of one peer, for vectors of `numel` elements. Use it in one round at a time.
 
     `age` tells how many rounds there are for its vector from one step on until another one: where several vectors take
-    turns, not each step has one. With `keeps_uncounted` the strategy keeps what a round counts without. Each commit
-    multiplies what is left by `decay`.
+    turns, not each step has one. With `keeps_uncounted` the strategy keeps what a round counts without. Each round that
+    counts multiplies what is left by `decay`.
     """
 
     def __init__(
@@ -123,43 +129,84 @@ class Residual:
         """The step whose round was committed last."""
         self.keeps_uncounted = keeps_uncounted
         self._age, self._decay = age, decay
-        self._sealed: int | None = None  # the step of the contribution that is neither committed nor taken back
-        self._aside: dict[str, list[_Sent]] = {}  # what was sent in rounds that came to nothing, by their ids
-        self._aside_step = 0
+        self._under_way: _UnderWay | None = None
+        self._sent: dict[str, Any] = {}  # what was sent in rounds of one step, by their ids
+        self._sent_step = 0
 
-    def seal(self, vector: torch.Tensor, weight: int, step: int, seeds: RoundSeeds = NO_SEEDS) -> Encoder:
-        """The contribution of `step`: a mean over `weight` samples, neither to be changed before commit or take_back.
+    def begin(self, vector: torch.Tensor, weight: int, step: int) -> None:
+        """A contribution to the round of `step`: a mean over `weight` samples, which is not to be changed before settle
+        or take_back.
 
-        Its chunks are encoded with these `seeds`. What was left out is dropped, with a warning, if with it the
-        contribution were too large to be sent: else no round could have it, and nothing of it would ever get less.
+        What was left out is dropped, with a warning, if with it the contribution were too large to be sent: else no
+        round could have it, and nothing of it would ever get less.
 
-        Raises `RuntimeError` if the one before was neither committed nor taken back.
+        Raises `RuntimeError` if the one before was neither settled nor taken back.
         """
-        if self._sealed is not None:
-            raise RuntimeError("the last contribution is neither committed nor taken back")
+        if self._under_way is not None:
+            raise RuntimeError("the last contribution is neither settled nor taken back")
         if step < self.step or self._age(self.step, step) > MOST_ROUNDS_KEPT:
             self.mass.zero_()
         room = (CONTRIBUTION_LIMIT - largest_magnitude(vector)) * weight
         if not is_finite(self.mass, room * (1 - ROUNDING)):
             logger.warning("what earlier rounds left out is too large to be sent, and dropped")
             self.mass.zero_()
-        if step != self._aside_step:
-            self._aside, self._aside_step = {}, step
-        self._sealed = step
+        if step != self._sent_step:
+            self._sent, self._sent_step = {}, step
+        self._under_way = _UnderWay(vector, weight, step)
+
+    def seal(self, vector: torch.Tensor, weight: int, step: int, seeds: RoundSeeds = NO_SEEDS) -> Encoder:
+        """The same, to be sent in chunks that are encoded with these `seeds`; see `begin`."""
+        self.begin(vector, weight, step)
         return Encoder(vector, weight, self, seeds)
 
-    def set_aside(self, round_id: str, sent: list[_Sent]) -> None:
-        """Keep what was sent in a round that came to nothing here."""
-        self._aside[round_id] = sent
-        forget_oldest(self._aside)
+    def whole(self, vector: torch.Tensor, weight: int, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """Elements `start` to `stop` of the mean that a contribution stands for, what was left out before included."""
+        return torch.add(vector[start:stop], self.mass[start:stop], alpha=1.0 / weight).float()
 
-    def sent_in(self, round_id: str) -> list[_Sent] | None:
-        """What was sent in an earlier round of the step; None if that is not known."""
-        return self._aside.get(round_id)
+    def note_sent(self, round_id: str, sent: Any) -> None:
+        """What was sent in a round of the step that may come to nothing here, and count elsewhere."""
+        self._sent[round_id] = sent
+        while len(self._sent) > MOST_ATTEMPTS_KEPT:
+            del self._sent[next(iter(self._sent))]
+
+    def sent_in(self, round_id: str) -> Any | None:
+        """What was sent in a round of the step; None if that is not known."""
+        return self._sent.get(round_id)
+
+    def settle(self, fate: ContributionFate, taken: Iterable[TakenUp] | None = None) -> None:
+        """The round has a result, which took up this of what this peer sent, from the first element to the last: keep
+        the rest. Where something of it was counted, and nobody can say what (`taken` is None, or this peer gave nothing
+        now), what was left out is forgotten, so that nothing counts twice.
+        """
+        known, self._under_way = self._under_way, None
+        if fate is ContributionFate.COUNTED and (known is None or taken is None):
+            self.forget()
+        if known is None:
+            return
+        if fate is ContributionFate.COUNTED:
+            for start, stop, weight, values in taken or ():
+                mass = self.mass[start:stop]
+                mass.add_(known.vector[start:stop], alpha=known.weight)
+                if values is not None:
+                    mass.sub_(values, alpha=weight)
+        elif not self.keeps_uncounted:
+            self.mass.add_(known.vector, alpha=known.weight)
+        self.step, self._sent = known.step, {}
+        if self._decay != 1.0:
+            self.mass.mul_(self._decay)
+
+    def take_back(self) -> None:
+        """The round came to nothing: the vector counts again elsewhere, and the residual is as it was."""
+        self._under_way = None
+
+    @property
+    def open_step(self) -> int | None:
+        """The step of the contribution that is neither settled nor taken back; None if there is none."""
+        return None if self._under_way is None else self._under_way.step
 
     def kept(self, step: int) -> KeptResidual | None:
         """A copy that goes with the state of `step`; None if a round changes it, or changed it for a later state."""
-        if self._sealed is not None or self.step >= max(step, 1):
+        if self._under_way is not None or self.step >= max(step, 1):
             return None
         return KeptResidual(self.step, self.mass.clone())
 
@@ -174,14 +221,81 @@ class Residual:
         """A round may have counted some of it, and nobody can say how much: so that nothing counts twice."""
         self.mass.zero_()
 
-    def close(self, *, committed: bool) -> None:
-        """The contribution was committed or taken back."""
-        if committed and self._sealed is not None:
-            self.step = self._sealed
-            self._aside = {}
-            if self._decay != 1.0:
-                self.mass.mul_(self._decay)
-        self._sealed = None
+
+class Residuals:
+    """All residuals of one peer's codec or sketch, by what their vectors are of.
+
+    With `keeps_uncounted` the peer's strategy keeps a contribution that a round counts without; each round that counts
+    multiplies what is left by `decay`.
+    """
+
+    def __init__(self, *, keeps_uncounted: bool = False, decay: float = 1.0) -> None:
+        self._keeps_uncounted, self._decay = keeps_uncounted, decay
+        self._by_subject: dict[str, Residual] = {}
+        self._restored: dict[str, KeptResidual] = {}  # of an earlier process, until a round asks for them
+
+    def of(
+        self,
+        subject: str,
+        numel: int,
+        *,
+        device: torch.device | str = "cpu",
+        age: Callable[[int, int], int] = rounds_between,
+    ) -> Residual:
+        """That of the vector which is called `subject`, as it was kept, if that fits; see `Residual`."""
+        if subject not in self._by_subject:
+            residual = Residual(numel, device=device, age=age, keeps_uncounted=self._keeps_uncounted, decay=self._decay)
+            kept = self._restored.pop(subject, None)
+            if kept is not None and kept.mass.numel() == numel:
+                residual.restore(kept)
+            self._by_subject[subject] = residual
+        return self._by_subject[subject]
+
+    def kept(self, step: int) -> dict[str, KeptResidual] | None:
+        """Copies of all residuals that hold anything, by what their vectors are of, which go with the state of `step`;
+        None if a round changes one, or changed one for a later state.
+        """
+        kept = dict(self._restored)
+        for name, residual in list(self._by_subject.items()):
+            if (copy := residual.kept(step)) is None:
+                return None
+            kept[name] = copy
+        return {name: each for name, each in kept.items() if each.mass.any()}
+
+    def restore(self, kept: Mapping[str, KeptResidual]) -> None:
+        """Go on from what `kept` returned in an earlier process; what does not fit to its vector is dropped."""
+        self._by_subject, self._restored = {}, dict(kept)
+
+    def forget(self) -> int:
+        """Drop all of them: rounds may have counted what this peer gave, and nobody can say. Returns of how many
+        vectors something was left out.
+        """
+        masses = [each.mass for each in self._by_subject.values()] + [each.mass for each in self._restored.values()]
+        self._by_subject, self._restored = {}, {}
+        return sum(1 for mass in masses if mass.any())
+
+    def take_back(self) -> None:
+        """The round under way, if there is one, came to nothing."""
+        for residual in self._by_subject.values():
+            residual.take_back()
+
+    def begin_anew(self, *, keeps_uncounted: bool) -> int:
+        """Another strategy goes on, which `keeps_uncounted` contributions or not; see `forget`."""
+        self._keeps_uncounted = keeps_uncounted
+        return self.forget()
+
+
+# ---- A contribution that is sent in chunks by codecs.
+
+
+class _SentChunk(NamedTuple):
+    """What a round may have counted of one chunk, for `weight` samples: encoded bytes, values that this peer summed up
+    itself, or nothing.
+    """
+
+    chunk: Chunk
+    weight: int
+    content: bytes | torch.Tensor | None
 
 
 class Encoder:
@@ -191,18 +305,19 @@ class Encoder:
         self, vector: torch.Tensor, weight: int, residual: Residual | None = None, seeds: RoundSeeds = NO_SEEDS
     ) -> None:
         self.weight = weight
+        self.summed: set[int] = set()
+        """Where the chunks begin whose values are in the mean without having been encoded: this peer summed them up."""
         self._vector, self._residual, self._seeds = vector, residual, seeds
 
     def own_share(self, chunk: Chunk) -> torch.Tensor:
         """What a sum that this peer makes itself has of it; not to be changed. Raises `NonFiniteError`."""
-        return self._sent(chunk) if chunk.codecs.encodes_own else self.values(chunk)
+        return self._decoded(chunk, self._encoded(chunk)) if chunk.codecs.encodes_own else self.values(chunk)
 
     def values(self, chunk: Chunk) -> torch.Tensor:
         """The mean that this peer stands for, what was left out before included; not to be changed."""
-        mean = self._vector[chunk.start : chunk.stop]
         if self._residual is None:
-            return mean
-        return torch.add(mean, self._residual.mass[chunk.start : chunk.stop], alpha=1.0 / self.weight).float()
+            return self._vector[chunk.start : chunk.stop]
+        return self._residual.whole(self._vector, self.weight, chunk.start, chunk.stop)
 
     def encode(self, chunk: Chunk, buffer: memoryview) -> memoryview:
         """The bytes to upload, in `buffer` or in place; the same however often. Raises `NonFiniteError`."""
@@ -212,47 +327,33 @@ class Encoder:
         seed, room = self._seeds.upload(chunk), buffer[: chunk.upload_bytes]
         return buffer[: codec.encode(values, room, seed=seed, limit=CONTRIBUTION_LIMIT)]
 
-    def commit(self, fates: Iterable[tuple[Chunk, Fate]], mean: torch.Tensor) -> None:
-        """The round has the result `mean`, as all decode it: keep what of each chunk it left out.
-
-        Takes as long as encoding everything.
+    def settle(self, counted: Iterable[tuple[Chunk, bool]], mean: torch.Tensor) -> None:
+        """The round has the result `mean`, as all decode it, with these chunks counted in it or not: keep what it left
+        out. Takes as long as encoding everything.
         """
-        if self._residual is None:
+        if (residual := self._residual) is None:
             return
-        known = list(fates)
-        if all(fate is Fate.UNCOUNTED for _, fate in known):
-            self._keep_uncounted(self._residual)
-            known = []
-        for chunk, fate in known:
-            mass = self._residual.mass[chunk.start : chunk.stop]
-            sent = self._sent(chunk) if fate is Fate.COUNTED else None
-            mass.add_(self._vector[chunk.start : chunk.stop], alpha=self.weight)
-            if fate is Fate.WHOLE:
-                mass.sub_(_taken(mass, chunk, mean))
-            elif sent is not None:
-                mass.sub_(_taken(sent, chunk, mean), alpha=self.weight)
-        self._residual.close(committed=True)
+        known = list(counted)
+        if any(is_counted for _, is_counted in known):
+            residual.settle(ContributionFate.COUNTED, self._taken_of(known, mean, residual))
+        else:
+            residual.settle(ContributionFate.UNCOUNTED)
 
-    def commit_adopted(self, round_id: str, mean: torch.Tensor, *, counted: bool) -> None:
+    def settle_adopted(self, round_id: str, mean: torch.Tensor, *, counted: bool) -> None:
         """The round ended with the result `mean` of an earlier one, which `counted` what this peer sent in that, or
         not.
         """
-        residual = self._residual
-        if residual is None:
+        if (residual := self._residual) is None:
             return
-        sent = residual.sent_in(round_id)
         if not counted:
-            self._keep_uncounted(residual)
-        elif sent is None:
-            residual.forget()
+            residual.settle(ContributionFate.UNCOUNTED)
+        elif (sent := residual.sent_in(round_id)) is None:
+            residual.settle(ContributionFate.COUNTED)
         else:
-            residual.mass.add_(self._vector, alpha=self.weight)
-            for each in sent:
-                taken = _taken(self._values_of(each), each.chunk, mean)
-                residual.mass[each.chunk.start : each.chunk.stop].sub_(taken, alpha=each.weight)
-        residual.close(committed=True)
+            taken = (_taken(each.chunk, each.weight, self._values_of(each), mean) for each in sent)
+            residual.settle(ContributionFate.COUNTED, taken)
 
-    def set_aside(self, round_id: str, fates: Iterable[tuple[Chunk, Fate]]) -> None:
+    def set_aside(self, round_id: str, counted: Iterable[tuple[Chunk, bool]]) -> None:
         """The round came to nothing here, and another member may have its result: keep what was sent to it.
 
         Takes as long as encoding everything. What cannot be encoded was not sent.
@@ -260,49 +361,55 @@ class Encoder:
         if self._residual is None:
             return
         sent = []
-        for chunk, fate in fates:
-            if fate is Fate.WHOLE:
-                sent.append(_Sent(chunk, self.weight, self.values(chunk).clone()))
-            elif fate is Fate.COUNTED:
+        for chunk, is_counted in counted:
+            content: bytes | torch.Tensor | None = None
+            if is_counted and chunk.start in self.summed:
+                content = self.values(chunk).clone()
+            elif is_counted:
                 try:
-                    sent.append(_Sent(chunk, self.weight, bytes(self._encoded(chunk))))
+                    content = bytes(self._encoded(chunk))
                 except NonFiniteError:
                     return
-        self._residual.set_aside(round_id, sent)
+            sent.append(_SentChunk(chunk, self.weight, content))
+        self._residual.note_sent(round_id, sent)
 
     def take_back(self) -> None:
-        """The round came to nothing: the vector counts again elsewhere, and the residual is as it was."""
+        """The round came to nothing; see `Residual.take_back`."""
         if self._residual is not None:
-            self._residual.close(committed=False)
+            self._residual.take_back()
 
-    def _keep_uncounted(self, residual: Residual) -> None:
-        """The mean has nothing of this contribution."""
-        if not residual.keeps_uncounted:
-            residual.mass.add_(self._vector, alpha=self.weight)
+    def _taken_of(
+        self, counted: Iterable[tuple[Chunk, bool]], mean: torch.Tensor, residual: Residual
+    ) -> Iterator[TakenUp]:
+        for chunk, is_counted in counted:
+            weight, values = self.weight, None
+            if is_counted and chunk.start in self.summed:  # nothing is left, not even what rounding would leave
+                part = slice(chunk.start, chunk.stop)
+                weight, values = 1, torch.add(residual.mass[part], self._vector[part], alpha=self.weight)
+            elif is_counted:
+                values = self._decoded(chunk, self._encoded(chunk))
+            yield _taken(chunk, weight, values, mean)
 
     def _encoded(self, chunk: Chunk) -> memoryview:
         room = torch.empty(chunk.upload_bytes, dtype=torch.uint8, device=self._vector.device)
         return self.encode(chunk, as_bytes(room))
 
-    def _sent(self, chunk: Chunk) -> torch.Tensor:
-        """What others decode."""
-        return self._decoded(chunk, self._encoded(chunk))
-
-    def _values_of(self, sent: _Sent) -> torch.Tensor:
+    def _values_of(self, sent: _SentChunk) -> torch.Tensor | None:
         content = sent.content
-        return content if isinstance(content, torch.Tensor) else self._decoded(sent.chunk, memoryview(content))
+        return self._decoded(sent.chunk, memoryview(content)) if isinstance(content, bytes) else content
 
     def _decoded(self, chunk: Chunk, encoded: memoryview) -> torch.Tensor:
+        """What others decode."""
         decoded = torch.empty_like(self._vector[chunk.start : chunk.stop])
         chunk.codecs.upload.decode(encoded, decoded)
         return decoded
 
 
-def _taken(sent: torch.Tensor, chunk: Chunk, mean: torch.Tensor) -> torch.Tensor:
+def _taken(chunk: Chunk, weight: int, values: torch.Tensor | None, mean: torch.Tensor) -> TakenUp:
     """What the mean of a whole vector took up of what was sent of a chunk."""
-    if not chunk.codecs.download.returns:
-        return sent
-    return sent.masked_fill(mean[chunk.start : chunk.stop] == 0.0, 0.0)
+    if values is not None and chunk.codecs.download.returns:
+        values = values.masked_fill(mean[chunk.start : chunk.stop] == 0.0, 0.0)
+    return TakenUp(chunk.start, chunk.stop, weight, values)
 
 
 # ---- Which vector each round of a run averages, and one peer's memory for the means and the residuals of these.
@@ -345,11 +452,10 @@ class RoundVectors:
         *,
         keeps_uncounted: bool = False,
     ) -> None:
-        self._layout_of, self._lossy = layout_of, lossy
-        self._new, self._keeps_uncounted = new, keeps_uncounted
+        self.left_out = Residuals(keeps_uncounted=keeps_uncounted, decay=lossy.residual_decay)
+        """What codecs left out of the uploads so far."""
+        self._layout_of, self._new, self._lossy = layout_of, new, lossy
         self._results: dict[int, torch.Tensor] = {}
-        self._residuals: dict[str, Residual] = {}
-        self._restored: dict[str, KeptResidual] = {}  # of an earlier process, by vector, until a round asks for them
 
     def layout_of(self, step: int) -> VectorLayout:
         """The layout of the vector of the round of `step`; see `LayoutOf`."""
@@ -377,48 +483,8 @@ class RoundVectors:
         layout = self.layout_of(step)
         if not layout.needs_residual:
             return None
-        name = layout.subject
-        if name not in self._residuals:
-            self._residuals[name] = Residual(
-                layout.total,
-                device=self.result(step).device,
-                age=lambda a, b: self._rounds_of(name, a, b),
-                keeps_uncounted=self._keeps_uncounted,
-                decay=self._lossy.residual_decay,
-            )
-            kept = self._restored.pop(name, None)
-            if kept is not None and kept.mass.numel() == layout.total:
-                self._residuals[name].restore(kept)
-        return self._residuals[name]
-
-    def kept(self, step: int) -> dict[str, KeptResidual] | None:
-        """Copies of all residuals that hold anything, by what their vectors are of, which go with the state of `step`;
-        None if a round changes one, or changed one for a later state.
-        """
-        kept = dict(self._restored)
-        for name, residual in list(self._residuals.items()):
-            if (copy := residual.kept(step)) is None:
-                return None
-            kept[name] = copy
-        return {name: each for name, each in kept.items() if each.mass.any()}
-
-    def restore(self, kept: Mapping[str, KeptResidual]) -> None:
-        """Go on from what `kept` returned in an earlier process; what does not fit to its layout is dropped."""
-        self._restored = dict(kept)
-
-    def forget(self) -> int:
-        """Drop all residuals: rounds may have counted what this peer gave, and nobody can say. Returns of how many
-        vectors something was left out.
-        """
-        masses = [each.mass for each in self._residuals.values()] + [each.mass for each in self._restored.values()]
-        self._residuals.clear()
-        self._restored.clear()
-        return sum(1 for mass in masses if mass.any())
-
-    def begin_anew(self, *, keeps_uncounted: bool) -> int:
-        """Another strategy goes on, which `keeps_uncounted` contributions or not; see `forget`."""
-        self._keeps_uncounted = keeps_uncounted
-        return self.forget()
+        name, device = layout.subject, self.result(step).device
+        return self.left_out.of(name, layout.total, device=device, age=partial(self._rounds_of, name))
 
     def _rounds_of(self, subject: str, since: int, step: int) -> int:
         """How many rounds from `since` on, before `step`, are of this vector; it does not count beyond what matters."""

@@ -6,25 +6,23 @@ What leaves a client stands beside what it was made of, and beside what an attac
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from minga.cli.demo.child import Child
-from minga.cli.demo.report import DemoOutcome
-from minga.cli.demo.stage import Stage
+from minga.cli.demo.report import DemoOutcome, draw_columns
+from minga.cli.demo.stage import Child, Stage
 from minga.cli.terminal.peer_options import apply_threads
-from minga.core.errors import StorageError
-from minga.core.files import write_atomically
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_size
 
 WAYS: Final = {"without NoPeek": 0.0, "with NoPeek": 3.0}
 """The two runs, with the weight that the dependence of activations on data has in the loss of the clients."""
 
-CLIENTS: Final = 2
-LEAST_ACCURACY: Final = 0.85
-PROGRESS_PERIOD_S: Final = 10.0
+LEAST_ACCURACY, LEAST_BATCHES = 0.85, 300
+"""Share of held-out digits that each client recognises at least, once all have trained on so many batches."""
+
 GOODBYE_LIMIT_S: Final = 60.0
 PICTURE: Final = "what-leaves.png"
 
@@ -45,24 +43,21 @@ class _CutRun:
         return [own[-1]["batches"] if own else 0 for own in done]
 
 
-def play_cut_model(stage: Stage, spec: RunSpec, minutes: float) -> DemoOutcome:
+def play_cut_model(stage: Stage, spec: RunSpec, minutes: float, clients: int) -> DemoOutcome:
     """Train both runs for `minutes`, beside each other, and attack what the clients sent."""
-    runs = [_begin(stage, _with_weight(spec, weight), way) for way, weight in WAYS.items()]
+    runs = [_begin(stage, _spec_of(spec, weight, clients), way) for way, weight in WAYS.items()]
     stage.until(lambda: all(min(run.batches) > 0 for run in runs), "the clients have trained on a batch")
-    stage.tell(f"{CLIENTS} clients, each with half of the digits, train with a server: {' and '.join(WAYS)}.")
-    end, told = time.monotonic() + 60.0 * minutes, time.monotonic()
-    while (left := end - time.monotonic()) > 0:
-        stage.listen(min(0.5, left))
-        if time.monotonic() - told > PROGRESS_PERIOD_S:
-            told = time.monotonic()
+    stage.tell(f"{clients} clients, each with its part of the digits, train with a server: {' and '.join(WAYS)}.")
+    for is_time_to_tell in stage.watch(time.time() + 60.0 * minutes):
+        if is_time_to_tell:
             stage.tell("; ".join(f"{run.way}: {' + '.join(map(str, run.batches))} batches" for run in runs))
     stage.tell("Time is up: the clients finish, and an attacker is trained on what they sent.")
     left_over = _end(stage, runs)
     return _outcome(stage, runs, left_over, minutes)
 
 
-def _with_weight(spec: RunSpec, weight: float) -> RunSpec:
-    settings = {**spec.recipe["split"], "no_peek": weight, "clients": CLIENTS}
+def _spec_of(spec: RunSpec, weight: float, clients: int) -> RunSpec:
+    settings = {**spec.recipe["split"], "no_peek": weight, "clients": clients}
     return spec.model_copy(update={"recipe": {"split": settings}})
 
 
@@ -74,7 +69,7 @@ def _begin(stage: Stage, spec: RunSpec, way: str) -> _CutRun:
     stage.until(lambda: server.first("link") is not None, "the server has a link")
     link = str((server.first("link") or {})["link"])
     clients = []
-    for number in range(1, CLIENTS + 1):
+    for number in range(1, spec.recipe["split"]["clients"] + 1):
         clients.append(stage.start(f"client {number} {slug}", ["split", "join", link, "--part", str(number)]))
         clients[-1].step_back()
     return _CutRun(way, spec, server, clients)
@@ -92,14 +87,14 @@ def _outcome(stage: Stage, runs: list[_CutRun], left_over: int, minutes: float) 
     apply_threads(1)  # several would wait for each other on a machine that others use, too
     seen = {run.way: SeenByServer.of(run.spec, Path(str(run.clients[0].summary["directory"]))) for run in runs}
     accuracies = {run.way: [client.summary.get("heldout_accuracy", 0.0) for client in run.clients] for run in runs}
-    plain, hidden = (seen[way] for way in WAYS)
+    plain, _ = (seen[way] for way in WAYS)
     columns = {"the client's picture": plain.originals}
     for way, found in seen.items():
         columns |= {f"what leaves it, {way}": found.sent, f"what an attacker sees in it, {way}": found.rebuilt}
-    _draw(columns, plain.labels, stage.directory / PICTURE)
+    draw_columns(columns, plain.labels, stage.directory / PICTURE)
     figures: dict[str, Any] = {
         "data": "1,797 handwritten digits of 8 by 8 pixels (package scikit-learn, UCI, CC BY 4.0)",
-        "clients": CLIENTS,
+        "clients": len(runs[0].clients),
         "batches": {run.way: run.batches for run in runs},
         "bytes_sent": {run.way: [client.summary.get("bytes_sent", 0) for client in run.clients] for run in runs},
         "heldout_accuracy": accuracies,
@@ -108,20 +103,27 @@ def _outcome(stage: Stage, runs: list[_CutRun], left_over: int, minutes: float) 
         "leftover_processes": left_over,
         "minutes": minutes,
     }
-    bounds = {
-        "heldout_accuracy": min(share for shares in accuracies.values() for share in shares) >= LEAST_ACCURACY,
-        "distance_correlation": hidden.correlation < plain.correlation,
-        "leftover_processes": left_over == 0,
-    }
-    failed = [name for name, holds in bounds.items() if not holds]
+    failed = missed(figures)
     summary = {"ok": not failed, **figures, "failed": failed, "results": [PICTURE]}
     return DemoOutcome(summary, _words(runs, summary, stage.directory))
 
 
+def missed(figures: Mapping[str, Any]) -> list[str]:
+    """What did not come out as promised; what takes training is promised of demos that have had enough of it."""
+    plain, hidden = (figures["distance_correlation"][way] for way in WAYS)
+    has_learned = all(min(batches) >= LEAST_BATCHES for batches in figures["batches"].values())
+    bounds = {
+        "heldout_accuracy": not has_learned or min(map(min, figures["heldout_accuracy"].values())) >= LEAST_ACCURACY,
+        "distance_correlation": not has_learned or hidden < plain,
+        "leftover_processes": figures["leftover_processes"] == 0,
+    }
+    return [name for name, holds in bounds.items() if not holds]
+
+
 def _words(runs: list[_CutRun], summary: dict[str, Any], directory: Path) -> list[str]:
     lines = [
-        f"{CLIENTS} clients and a server trained one model that is cut between them. No picture and no label left a "
-        "client; the server got activations.",
+        f"{summary['clients']} clients and a server trained one model that is cut between them. No picture and no "
+        "label left a client; the server got activations.",
         f"Data: {summary['data']}; a fifth is held out, the rest dealt out to the clients.",
     ]
     for run in runs:
@@ -141,12 +143,3 @@ def _words(runs: list[_CutRun], summary: dict[str, Any], directory: Path) -> lis
     if summary["failed"]:
         lines.append(f"Not as promised: {', '.join(summary['failed'])}.")
     return lines
-
-
-def _draw(columns: dict[str, Any], captions: list[str], path: Path) -> None:
-    from minga.recipes.images.grid import columns_png
-
-    try:
-        write_atomically(path, columns_png(columns, captions))
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error

@@ -10,6 +10,7 @@ A recipe whose model is cut plays `cut_model` instead.
 from __future__ import annotations
 
 import importlib.resources
+import json
 import shutil
 import time
 import tomllib
@@ -17,24 +18,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minga.cli.demo.child import Child
 from minga.cli.demo.cut_model import play_cut_model
-from minga.cli.demo.picture import draw_terminal
-from minga.cli.demo.report import DemoFacts, DemoOutcome, check, in_words, normal_step_s
-from minga.cli.demo.results import keep_results
-from minga.cli.demo.stage import Stage
+from minga.cli.demo.report import (
+    DemoFacts,
+    DemoOutcome,
+    check,
+    draw_terminal,
+    in_words,
+    keep_results,
+    normal_step_s,
+    write,
+)
+from minga.cli.demo.stage import Child, Stage
 from minga.cli.terminal.interrupt import Interruption
 from minga.cli.terminal.output import Output
 from minga.cli.terminal.peer_options import apply_threads
 from minga.core.errors import ConfigurationError, StorageError
-from minga.core.files import write_atomically
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.interface import Recipe
 from minga.recipes.registry import RECIPES, USUAL_RECIPE
 
 GOODBYE_LIMIT_S = 60.0
 MICRO_BATCH = 8
-PROGRESS_PERIOD_S = 10.0
 STEPS_TO_THE_END = 2
 """How many steps ahead the common last step is chosen, so that every peer hears of it before."""
 
@@ -58,10 +63,11 @@ def run_demo(options: DemoOptions, output: Output, interruption: Interruption) -
     interruption.on_interrupt(stage.abandon)
     try:
         if spec.split.is_on:
-            outcome = play_cut_model(stage, spec, options.minutes)
+            outcome = play_cut_model(stage, spec, options.minutes, options.peers)
         else:
             outcome = _Together(stage, options, recipe, spec).play()
-        _write_summary(directory, outcome.summary)
+        text = json.dumps(outcome.summary, indent=1, ensure_ascii=False)
+        write(directory / "summary.json", f"{text}\n".encode())
     finally:
         stage.abandon()
         shutil.rmtree(directory / "peers", ignore_errors=True)
@@ -87,9 +93,12 @@ class _Together:
         facts = self._run()
         summary = check(facts, self.options.minutes, self.options.peers)
         apply_threads(1)  # several would wait for each other on a machine that others use, too
-        kept = keep_results(facts, self.stage.directory)
-        summary |= kept.as_summary()
-        return DemoOutcome(summary, list(in_words(facts, summary, kept.shown, self.stage.directory)))
+        shown, summary["results"] = keep_results(facts, self.stage.directory)
+        if shown is not None:
+            rows = [(row.given.text, *(made.text for made in row.made), row.right.text) for row in shown.rows]
+            names = ("given", "before", "after", "right")
+            summary |= {"data": shown.data, "shown": [dict(zip(names, row, strict=True)) for row in rows]}
+        return DemoOutcome(summary, list(in_words(facts, summary, shown, self.stage.directory)))
 
     def _run(self) -> DemoFacts:
         stage = self.stage
@@ -147,9 +156,7 @@ class _Together:
 
     def _watch(self, organiser: Child, until: float, newcomer: Child | None = None) -> None:
         """Let them train, and tell now and then how it goes."""
-        told = time.monotonic()
-        while (left := until - time.time()) > 0:
-            self.stage.listen(min(0.5, left))
+        for is_time_to_tell in self.stage.watch(until):
             if newcomer is not None and (ready := newcomer.first("ready")) is not None:
                 self.stage.tell(
                     f"The newcomer has the state of step {ready['step']}, {ready['t'] - newcomer.begun:.1f} s after "
@@ -157,8 +164,7 @@ class _Together:
                 )
                 newcomer.step_back()
                 newcomer = None
-            if time.monotonic() - told > PROGRESS_PERIOD_S:
-                told = time.monotonic()
+            if is_time_to_tell:
                 self._tell_progress(organiser)
 
     def _tell_progress(self, organiser: Child) -> None:
@@ -196,12 +202,3 @@ def _result_directory(wished: Path | None) -> Path:
     except OSError as error:
         raise StorageError(f"{directory} cannot be made: {error.strerror}") from error
     return directory.resolve()
-
-
-def _write_summary(directory: Path, summary: dict[str, Any]) -> None:
-    import json
-
-    try:
-        write_atomically(directory / "summary.json", f"{json.dumps(summary, indent=1, ensure_ascii=False)}\n".encode())
-    except OSError as error:
-        raise StorageError(f"{directory / 'summary.json'} cannot be written: {error.strerror}") from error

@@ -1,18 +1,33 @@
-"""What came out of a demo: figures, bounds and plain words."""
+"""What came out of a demo: figures, bounds, plain words, and pictures."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
+import re
+import shutil
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from minga.cli.demo.before_after import BeforeAfter, compared
-from minga.cli.demo.child import Child
-from minga.core.units import counted
-from minga.recipes.interface import Recipe, Showing
+from rich.console import Console
+from rich.text import Text
+
+from minga.cli.demo.stage import Child
+from minga.core.errors import ConfigurationError, StorageError
+from minga.core.files import write_atomically
+from minga.core.units import counted, format_number
+from minga.recipes.interface import Exhibit, Recipe, Showing
+
+BEFORE_AFTER: Final = "before-after.png"
+TERMINAL_WIDTH: Final = 110
+_WIDTH: Final = 104
+
+CLEARLY: Final = 0.05
+"""By how much a share has to be better than chance to be told of."""
 
 RECOVERY_S, RECOVERY_STEPS = 3.0, 3.0
 """What a death costs at most: so many seconds, or where steps take long so many usual steps."""
@@ -152,24 +167,24 @@ def _reaches(recipe: type[Recipe[Any]], last: float, steps: int) -> bool:
     return last <= goal.headline if recipe.headline.better == "lower" else last >= goal.headline
 
 
-def in_words(facts: DemoFacts, summary: Mapping[str, Any], shown: BeforeAfter | None, directory: Path) -> Iterator[str]:
+def in_words(facts: DemoFacts, summary: Mapping[str, Any], shown: Showing | None, directory: Path) -> Iterator[str]:
     """The same for people."""
     figures = {name: "unknown" if value is None else value for name, value in summary.items()}
     result = facts.organiser.summary
     steps = counted(summary["steps"], "step")
     yield f"{summary['trainers']} peers that knew nothing but a link trained one model for {steps}."
-    if shown is not None and shown.after.data:
-        yield f"Data: {shown.after.data}. All that follows is of data that nobody trained on."
+    if shown is not None and shown.data:
+        yield f"Data: {shown.data}. All that follows is of data that nobody trained on."
     yield from (
         f"  {line}"
         for line in compared(
             result.get("first", {}),
             result.get("last", {}),
             summary["headline"],
-            shown.after if shown else Showing(""),
+            shown or Showing(""),
         )
     )
-    if shown is not None and (lines := list(shown.lines())):
+    if shown is not None and (lines := list(side_by_side(shown))):
         yield "What the model makes of the same things, before training → after:"
         yield from lines
     yield (
@@ -196,3 +211,119 @@ def _missed(name: str, summary: Mapping[str, Any]) -> str:
         return name
     seconds = "unknown" if summary[name] is None else f"{summary[name]} s"
     return f"{name}: {seconds}, at most {most:.0f} s were promised"
+
+
+def compared(first: Mapping[str, float], last: Mapping[str, float], headline: str, showing: Showing) -> Iterator[str]:
+    """The held-out figures before and after training, the headline first, and what they are to be compared with.
+    Another share that is not clearly better than chance, or than that of the untrained model, is left out.
+    """
+    for name in sorted(last.keys() & first.keys() - {"step"}, key=lambda each: (each != headline, each)):
+        found = showing.beside.get(name)
+        chance = found.value if found is not None and found.is_chance else 0.0
+        if name != headline and name.endswith("accuracy") and last[name] < max(first[name], chance) + CLEARLY:
+            continue
+        beside = "" if found is None else f" ({found.words}: {format_number(found.value)})"
+        yield f"{name} {format_number(first[name])} → {format_number(last[name])}{beside}"
+
+
+def side_by_side(shown: Showing) -> Iterator[str]:
+    """The rows, made before training and after it, for people: on one line if it is short enough, else on several."""
+    for row in shown.rows:
+        before, after = (made.text for made in row.made)
+        if not after:
+            continue
+        right = f"   (right: {row.right.text})" if row.right.text else ""
+        short = f"  {row.given.text}: {before} → {after}{right}"
+        if len(short) <= _WIDTH and len(row.given.text) <= _WIDTH // 2:
+            yield short
+            continue
+        yield f"  {row.given.text}"
+        if len(before) + len(after) + len(right) <= _WIDTH:
+            yield f"      before: {before}   after: {after}{right}"
+        else:
+            yield f"      before: {before}"
+            yield f"      after:  {after}{right}"
+
+
+def keep_results(facts: DemoFacts, directory: Path) -> tuple[Showing | None, list[str]]:
+    """Draw the plot, take the organiser's folder of the run (checkpoint, files, history) over into `directory`, and let
+    the recipe show its model before training and after. What is shown, None where the demo was too short for a
+    checkpoint, and the names of the pictures.
+
+    Raises `StorageError` if the disk refuses.
+    """
+    from minga.monitor.history import FILE_NAME, read_history
+    from minga.monitor.plot import plot_history
+
+    link = facts.organiser.first("link") or {}
+    source, plot = Path(str(link["directory"])), directory / "loss.png"
+    with contextlib.suppress(ConfigurationError):  # too short for a single loss
+        plot_history(read_history(source / FILE_NAME), plot, title="minga demo")
+    try:
+        shutil.move(source, directory / RUN_FOLDER)
+    except OSError as error:
+        raise StorageError(f"the results cannot be moved to {directory}: {error}") from error
+    shown = _shown(directory / RUN_FOLDER)
+    drawn = [] if shown is None else draw_rows(shown, directory)
+    return shown, [*drawn, *([plot.name] if plot.is_file() else [])]
+
+
+def _shown(run: Path) -> Showing | None:
+    from minga.recipes.initial import new_model
+    from minga.recipes.running.trained_model import from_run_folder
+
+    try:
+        trained = from_run_folder(run)
+    except ConfigurationError:  # too short for a checkpoint
+        return None
+    return trained.recipe.show([new_model(trained.recipe), trained.model], trained.files)
+
+
+def draw_rows(shown: Showing, directory: Path) -> list[str]:
+    """Write the pictures among the rows side by side; the name of the file, if there are any.
+
+    Raises `StorageError` if the disk refuses.
+    """
+    views: dict[str, list[Exhibit]] = {
+        "given": [row.given for row in shown.rows],
+        "before training": [row.made[0] for row in shown.rows],
+        "after": [row.made[-1] for row in shown.rows],
+        "real": [row.right for row in shown.rows],
+    }
+    columns = {
+        name: pictures
+        for name, column in views.items()
+        if (pictures := [each.picture for each in column if each.picture is not None])
+    }
+    if not columns:
+        return []
+    draw_columns(columns, [row.given.text for row in shown.rows], directory / BEFORE_AFTER)
+    return [BEFORE_AFTER]
+
+
+def draw_columns(columns: Mapping[str, Sequence[Any]], captions: Sequence[str], path: Path) -> None:
+    """Write pictures in named columns, a caption beneath each row. Raises `StorageError` if the disk refuses."""
+    from minga.recipes.images.grid import columns_png
+
+    write(path, columns_png(columns, captions))
+
+
+def draw_terminal(command: str, lines: Iterable[str], path: Path) -> None:
+    """Write an SVG of a terminal in which `command` printed `lines`. Raises `StorageError` if the disk refuses."""
+    console = Console(record=True, file=io.StringIO(), width=TERMINAL_WIDTH, highlight=False)
+    console.print(Text(f"$ {command}", style="bold"))
+    for line in lines:
+        console.print(Text(line), soft_wrap=False)
+    # Without the fonts that rich would have every reader's browser fetch from a server.
+    svg = re.sub(
+        r"@font-face \{.*?\}\s*", "", console.export_svg(title="minga", unique_id="minga-demo"), flags=re.DOTALL
+    )
+    write(path, svg.encode())
+
+
+def write(path: Path, body: bytes) -> None:
+    """Write a result, whole or not at all. Raises `StorageError` if the disk refuses."""
+    try:
+        write_atomically(path, body)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error

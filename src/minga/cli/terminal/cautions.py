@@ -16,7 +16,7 @@ def tell_cautions(spec: RunSpec, output: Output) -> None:
 
     Raises `ConfigurationError` for what is not installed here.
     """
-    from minga.training.combinations import cautions
+    from minga.combinations import cautions
 
     for each in cautions(spec):
         output.say(escape(f"! {each.reason}."))

@@ -290,7 +290,7 @@ class IrohConnection(Connection):
         self._interrupt.check()
         self._opened += 1
         stream = self._new_stream(self._opened, opened_here=True)
-        stream.is_detour = bulk and self._tcp is not None
+        stream.is_detour = self._tcp is not None
         return stream
 
     async def accept_stream(self) -> Stream:

@@ -1,9 +1,10 @@
 """The first words on a connection and on a stream.
 
-A fresh connection carries one exchange of `Hello`s, the dialler's first, on a stream of its own: wire versions (a
-range; ranges without a common one part), run id, role, date, process and credential. So strangers, other runs,
-incompatible versions, clocks that are too far off and copies of a key in use are refused with a reason in words. Every
-later stream begins with a `Call` that names a method.
+A fresh connection carries one exchange of `Hello`s, the dialler's first: wire versions (a range; ranges without a
+common one part), run id, role, date, process and credential. So strangers, other runs, incompatible versions, clocks
+that are too far off and copies of a key in use are refused with a reason in words. The stream on which that was said
+goes on as the connection's first carrier (`minga.network.rpc.node`). Every later stream, on a carrier too, begins with
+a `Call` that names a method.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from minga.network.authorizer import MAX_CREDENTIAL_BYTES
 from minga.network.interface import PeerId
 from minga.network.rpc.stream import MAX_PROOF_BYTES, MessageStream
 
-WIRE_VERSIONS = (2, 2)
+WIRE_VERSIONS = (3, 3)
 """Oldest and newest wire version that this code speaks."""
 
 MULTIPLEX = "rpc.multiplex"
@@ -57,8 +58,7 @@ class Incarnation(msgspec.Struct, frozen=True, array_like=True, order=True):
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     """First message of each side of a connection. `wall_time` is in Unix seconds by the sender's clock, `run_time` by
     the run's, if the sender knows that (`minga.network.rpc.run_clock`). `credential` is the one that the run's
-    authorizer asks for, see `minga.network.authorizer`. `multiplexes` says that small messages may share a stream
-    (`minga.network.rpc.node`).
+    authorizer asks for, see `minga.network.authorizer`.
     """
 
     versions: tuple[Version, Version]
@@ -66,7 +66,6 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     role: Word
     wall_time: UnixTime
     credential: Annotated[bytes, msgspec.Meta(max_length=MAX_CREDENTIAL_BYTES)] = b""
-    multiplexes: bool = False
     run_time: UnixTime | None = None
     incarnation: Incarnation | None = None
 
@@ -159,7 +158,6 @@ async def introduce(stream: MessageStream, own: Hello, check: Check) -> Hello:
         await stream.send(own)
         theirs = await stream.receive(Hello)
         await check(theirs)
-        await stream.finish()
         return theirs
     finally:
         stream.release()
@@ -179,7 +177,6 @@ async def welcome(stream: MessageStream, own: Callable[[], Hello], check: Check)
                 await stream.receive_end()
             raise
         await stream.send(own())
-        await stream.finish()
         return theirs
     finally:
         stream.release()

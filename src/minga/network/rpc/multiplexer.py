@@ -51,9 +51,9 @@ class SubstreamFrame(NamedTuple):
     body: memoryview
 
 
-def pack(kind: int, number: int, size: int = 0) -> bytes:
+def pack(kind: int, number: int, size: int = 0) -> bytearray:
     """The header of a frame."""
-    return HEADER.pack(kind, number, size)
+    return bytearray(HEADER.pack(kind, number, size))
 
 
 class FrameParser:
@@ -100,6 +100,8 @@ class Outbox:
         self.written_tick = clockwork.tick
         """That of the last write."""
         self._stream, self._clockwork = stream, clockwork
+        self.batch = 0
+        """The number of the next write, which takes along all that waits."""
         self._waiting: list[Buffer] = []
         self._waiting_bytes = 0
         self._is_due = self._is_writing = False
@@ -149,6 +151,7 @@ class Outbox:
                 self._due = asyncio.get_running_loop().create_future()
                 await self._due
             frames, self._waiting, self._waiting_bytes = self._waiting, [], 0
+            self.batch += 1
             self._is_due, self._is_writing = False, True
             await self._stream.write(b"".join(frames))
             self._is_writing = False
@@ -193,6 +196,7 @@ class Substream(Stream):
         self._open_bytes = self._waiting_bytes = 0
         """How much of the window was used and not given back so far, and how much of that waits to be read."""
         self._finished = self._ended = self._is_over = False
+        self._newest, self._newest_batch = bytearray(), -1  # the header of the last frame, and with which write it goes
         self._error: MakeError | None = None
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
@@ -214,17 +218,23 @@ class Substream(Stream):
             piece = view[: min(PIECE_BYTES, self._room)]
             if piece.nbytes:
                 self._room -= piece.nbytes
-                self.carrier.outbox.put(pack(DATA, self.number, piece.nbytes), bytes(piece))
+                self._newest, self._newest_batch = pack(DATA, self.number, piece.nbytes), self.carrier.outbox.batch
+                self.carrier.outbox.put(self._newest, bytes(piece))
             view = view[piece.nbytes :]
             if not view.nbytes:
                 return
 
     async def finish(self) -> None:
-        """Say that nothing more will be written; see the interface. That is no news in a hurry."""
+        """Say that nothing more will be written; see the interface. A frame that has not left yet says so itself; alone
+        that is no news in a hurry.
+        """
         self._check()
         if not self._finished:
             self._finished = True
-            self.carrier.outbox.put(pack(LAST, self.number), lazily=True)
+            if self._newest_batch == self.carrier.outbox.batch:
+                self._newest[0] = LAST
+            else:
+                self.carrier.outbox.put(pack(LAST, self.number), lazily=True)
             self._end_if_over()
 
     async def read(self, max_bytes: int) -> bytes:

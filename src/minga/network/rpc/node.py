@@ -11,11 +11,10 @@ as well. Two that enter at different peers find each other by gossip, see `minga
 which does not know the run's time, counts as the youngest.
 
 Small messages share a *carrier*, a long-lived stream: to open a stream costs more than all that a small message needs,
-some eighty foreign calls at both ends. Where both hellos say that they multiplex, the side that dialled opens a stream
-for bulk, which goes over TCP where that works, and it is kept: a message there costs a seventh of what it costs over
-iroh. A carrier that is lost takes the streams on it along, as a reset does; the dialler opens another one. While there
-is none, streams are opened on the connection itself. A carrier that had to take the way of all other streams, because
-TCP was late or off, is replaced once TCP works.
+some eighty foreign calls at both ends. The first is the one on which the hellos were said. Where the network knows a
+better way for much traffic, over TCP, the side that dialled opens another one there as soon as it can: a message costs
+a seventh of what it costs over iroh. A carrier that is lost takes the streams on it along, as a reset does; the dialler
+opens another one. While there is none, streams are opened on the connection itself.
 
 Nothing here grows with the number of strangers. Connections are limited in all and for each peer
 (`minga.network.rpc.connections`), and so are the bytes that wait to be read (`minga.network.backlog`). A connection is
@@ -405,7 +404,6 @@ class Node:
             self.role,
             clock.machine_time(),
             credential,
-            multiplexes=True,
             run_time=clock.known_time(),
             incarnation=self.incarnation,
         )
@@ -509,7 +507,8 @@ class Node:
             async with asyncio.timeout(BRIEF_DIAL_S if brief else DIAL_TIMEOUT_S) as limit:
                 connection = await self.network.connect(address)
                 limit.reschedule(now() + DIAL_TIMEOUT_S)  # as much for the hellos
-                stream, own, sent_s = self.wrap(await connection.open_stream(), connection), self._hello(), now()
+                stream = self.wrap(await connection.open_stream(), connection, pulses=False)
+                own, sent_s = self._hello(), now()
                 hello = await handshake.introduce(
                     stream, own, lambda hello: self._check_host(hello, peer, (now() - sent_s) / 2.0)
                 )
@@ -521,7 +520,7 @@ class Node:
             if isinstance(error, RejectedError):
                 self._note_refusal(error, peer)
             raise
-        self._adopt(connection, hello, (now() - sent_s) / 2.0, dialled=True)
+        self._adopt(connection, stream.hand_over(), hello, (now() - sent_s) / 2.0, dialled=True)
         return connection
 
     def _note_refusal(self, error: RejectedError, peer: PeerId) -> None:
@@ -533,13 +532,16 @@ class Node:
             self._hear_proof(error.proof)
 
     def _adopt(
-        self, connection: Connection, hello: Hello, travel_s: float | None = None, *, dialled: bool = False
+        self,
+        connection: Connection,
+        carrier: Stream,
+        hello: Hello,
+        travel_s: float | None = None,
+        *,
+        dialled: bool = False,
     ) -> None:
         peer = connection.peer_id
-        if hello.multiplexes:
-            carriers = self._carriers[connection] = Carriers(self, connection, dialled=dialled)
-            if dialled:
-                self.spawn(carriers.keep())
+        self._carriers[connection] = Carriers(self, connection, carrier, dialled=dialled)
         known, incarnation = self._incarnations.get(peer), hello.incarnation
         if incarnation is not None and hello.run_time is None:
             since = max(0.0, incarnation.since + self.clock.now() - hello.wall_time)
@@ -579,7 +581,7 @@ class Node:
             return
         finally:
             self._waiting.pop(connection, None)
-        self._adopt(connection, hello)
+        self._adopt(connection, stream.hand_over(), hello)
 
     # ---- being called
 
@@ -660,11 +662,14 @@ class Node:
 
 
 class Carriers:
-    """The carriers of one connection of `node`, whose two sides multiplex; the last one is for new streams."""
+    """The carriers of one connection of `node`; the last one is for new streams, and `first` is there already."""
 
-    def __init__(self, node: Node, connection: Connection, *, dialled: bool) -> None:
+    def __init__(self, node: Node, connection: Connection, first: Stream, *, dialled: bool) -> None:
         self.present: list[Multiplexer] = []
         self._node, self._connection, self._dialled = node, connection, dialled
+        running = self._carry(first)
+        if dialled:
+            node.spawn(self._keep(running, is_detour=first.is_detour))
 
     def open(self) -> Substream | None:
         """A new stream for small messages; None while there is no carrier."""
@@ -679,23 +684,24 @@ class Carriers:
             raise ProtocolError("it has no carrier to open", peer=self._connection.peer_id)
         if len(self.present) >= MAX_CARRIERS:
             raise RejectedError("there are carriers enough", code=RefusalCode.BUSY)
-        await self._carry(stream.hand_over())
+        await asyncio.wait({self._carry(stream.hand_over())})
 
-    async def keep(self) -> None:
+    async def _keep(self, running: asyncio.Task[None], *, is_detour: bool) -> None:
         """Replace the carrier whenever it is lost, for as long as the connection lasts."""
         connection, now = self._connection, asyncio.get_running_loop().time
         pauses, detours = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), Backoff(FIRST_DETOUR_S, LONGEST_DETOUR_S)
         while not connection.is_closed:
             with contextlib.suppress(RemoteError):
-                carrier = await connection.open_stream(bulk=True)
-                running = await self._begin(carrier)
-                if carrier.is_detour:
+                if is_detour:
                     running = await self._improve(running, detours)
                 begun_s = now()
                 await asyncio.wait({running})
                 if now() - begun_s > LONGEST_PAUSE_S:
                     pauses.overcome()
             await asyncio.sleep(pauses.next_s())
+            with contextlib.suppress(RemoteError):
+                carrier = await connection.open_stream(bulk=True)
+                running, is_detour = await self._begin(carrier), carrier.is_detour
 
     async def _begin(self, carrier: Stream) -> asyncio.Task[None]:
         stream = self._node.wrap(carrier, self._connection, pulses=False)
@@ -704,23 +710,22 @@ class Carriers:
         except BaseException:
             await stream.close()
             raise
-        return self._node.spawn(self._carry(stream.hand_over()))
+        return self._carry(stream.hand_over())
 
     async def _improve(self, running: asyncio.Task[None], detours: Backoff) -> asyncio.Task[None]:
-        """Look for a better way for the carrier now and then; returns the task of the one to which it was found, or of
-        the old one once that is lost.
+        """Look for a better way for the carrier at once, and now and then; returns the task of the one to which it was
+        found, or of the old one once that is lost.
         """
         while not running.done():
+            carrier = await self._connection.open_stream(bulk=True)
+            if not carrier.is_detour:
+                replaced = list(self.present)
+                successor = await self._begin(carrier)
+                for multiplexer in replaced:
+                    self._node.spawn(self._retire(multiplexer))
+                return successor
+            await carrier.reset()
             await asyncio.wait({running}, timeout=detours.next_s())
-            if not running.done():
-                carrier = await self._connection.open_stream(bulk=True)
-                if not carrier.is_detour:
-                    replaced = list(self.present)
-                    successor = await self._begin(carrier)
-                    for multiplexer in replaced:
-                        self._node.spawn(self._retire(multiplexer))
-                    return successor
-                await carrier.reset()
         return running
 
     async def _retire(self, multiplexer: Multiplexer) -> None:
@@ -730,7 +735,7 @@ class Carriers:
             await asyncio.sleep(LAST_WORDS_S)
         multiplexer.give_up()
 
-    async def _carry(self, carrier: Stream) -> None:
+    def _carry(self, carrier: Stream) -> asyncio.Task[None]:
         node, connection = self._node, self._connection
         peer = connection.peer_id
         multiplexer = Multiplexer(
@@ -743,9 +748,12 @@ class Carriers:
             opened_here=self._dialled,
         )
         self.present.append(multiplexer)
+        return node.spawn(self._run(multiplexer))
+
+    async def _run(self, multiplexer: Multiplexer) -> None:
         try:
             await multiplexer.run()
         except ProtocolError as error:
-            node.offend(peer, error.message)
+            self._node.offend(multiplexer.peer, error.message)
         finally:
             self.present.remove(multiplexer)

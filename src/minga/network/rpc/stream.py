@@ -301,8 +301,12 @@ class MessageStream:
         self._pulses = True
 
     def hand_over(self) -> Stream:
-        """Give the stream, on which no frame is under way and none was a pulse, to another protocol."""
+        """Give the stream, on which no frame is under way, and on which the other side expects no pulse, to another
+        protocol.
+        """
         self.release()
+        if self._pulse_task is not None:
+            self._pulse_task.cancel()
         self._finished = self._ended = True
         return self._stream
 

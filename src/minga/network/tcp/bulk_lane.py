@@ -22,7 +22,6 @@ import contextlib
 import logging
 import secrets
 import ssl
-import struct
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Protocol
@@ -50,11 +49,8 @@ WELCOME = b"\x01"
 """The answer to it: the dialler is who it should be, and its connection is wanted."""
 
 
-class LaneOffer(msgspec.Struct, frozen=True, tag="seal"):
-    """Where to dial (port 0: nowhere), with which certificate the sender will prove itself, and the word to say.
-
-    Builds that do not seal records call theirs "offer", and no TCP connection comes about with them.
-    """
+class LaneOffer(msgspec.Struct, frozen=True, tag="lane"):
+    """Where to dial (port 0: nowhere), with which certificate the sender will prove itself, and the word to say."""
 
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
     certificate: Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_CERTIFICATE_BYTES)]
@@ -105,21 +101,17 @@ async def dial(host: str, offer: LaneOffer, context: ssl.SSLContext, role: int) 
 
 # ---- Streams over TCP: each has one connection of a pool to itself, and gives it back after a clean end.
 #
-# On the wire a stream is a sequence of pieces, each behind its length in four bytes (big-endian); a length of zero
-# says that nothing more comes in this direction. Once that was said in both, the connection is ready for the next
-# stream. A stream that is reset takes its connection with it.
+# What is written goes into records as it is, and a record without content ends a direction. Once both have ended, the
+# connection is ready for the next stream. A stream that is reset takes its connection with it.
 
 
-_LENGTH = struct.Struct(">I")
-_MAX_PIECE_BYTES = 1 << 30
 _FIRST_BYTES = 1 << 10
-"""How much of a piece goes into one record with its length: a record cannot be read before all of it is there."""
+"""How much of what is written goes into a record of its own: it cannot be read before all of that is there."""
 _HELD_BYTES = 64
-_END = _LENGTH.pack(0)
 
 
 class TcpStream(Stream):
-    """A bidirectional stream. A cancelled write or `read_into` may have moved a part: then it is good for reset only.
+    """A bidirectional stream. A cancelled write may have sent a part: then it cannot be finished, which is a reset.
 
     A few bytes written wait for the end of this turn of the loop, to travel with what is written meanwhile.
     """
@@ -128,10 +120,7 @@ class TcpStream(Stream):
         self.interrupt = Interrupt()
         self._owner, self._channel, self._opened_here = owner, channel, opened_here
         self._held = b""
-        self._prefix = bytearray()
-        self._piece_bytes = 0  # what is still to come of the piece that is being read
-        self._wrote = self._finished = self._said_end = self._ended = self._broken = self._released = False
-        self._torn = False
+        self._wrote = self._torn = self._finished = self._said_end = self._ended = self._released = False
         channel.use(busy=True)
 
     async def write(self, data: Buffer) -> None:
@@ -140,12 +129,12 @@ class TcpStream(Stream):
         self.interrupt.check()
         if self._finished:
             raise self._owner.explain("the stream was finished")
-        while view.nbytes:
-            if not self._held and view.nbytes <= _HELD_BYTES:
-                self._held = bytes(view)
-                asyncio.get_running_loop().call_soon(self._send_held)
-                return
-            view = await self._send_piece(view)
+        if self._held or view.nbytes > _HELD_BYTES:
+            first = view[: _FIRST_BYTES - len(self._held)]
+            await self._send(self._take_held() + first, view[first.nbytes :])
+        elif view.nbytes:
+            self._held = bytes(view)
+            asyncio.get_running_loop().call_soon(self._send_held)
 
     def write_now(self, data: bytes) -> bool:
         """Send `data` if that takes no waiting; see the interface."""
@@ -158,23 +147,29 @@ class TcpStream(Stream):
     async def finish(self) -> None:
         """Say that nothing more will be written; see the interface."""
         self.interrupt.check()
+        if self._torn:
+            await self.reset()
+            self.interrupt.check()
         if not self._finished:
             self._finished = True
-            await self._send(self._take_held() + _END, memoryview(b""))
+            await self._send(self._take_held(), memoryview(b""), is_last=True)
             self._said_end = True
             self._release_if_over()
 
     async def read(self, max_bytes: int) -> bytes:
         """Return what is there; see the interface."""
         self.interrupt.check()
-        if not max_bytes or not await self._next_piece():
-            return b""
-        target = bytearray(min(max_bytes, self._piece_bytes, PIECE_BYTES))
-        while not (got := self._channel.take(memoryview(target))):
-            await self._wait_readable()
-        self._piece_bytes -= got
-        del target[got:]
-        return bytes(target)
+        channel = self._channel
+        while max_bytes and not self._ended:
+            target = bytearray(min(max_bytes, channel.arrived_bytes, PIECE_BYTES))
+            if got := channel.take(memoryview(target)):
+                del target[got:]
+                return bytes(target)
+            if not self._look_for_end():
+                if channel.lost is not None:
+                    self._fail()
+                await channel.wait_readable(self.interrupt)
+        return b""
 
     async def read_into(
         self,
@@ -185,17 +180,12 @@ class TcpStream(Stream):
         """Fill `target` completely; see the interface."""
         view = target.cast("B")
         self.interrupt.check()
-        while view.nbytes:
-            if not await self._next_piece():
+        if not view.nbytes:
+            return
+        if self._ended or await self._channel.fill(view, self.interrupt, progress, filled) < view.nbytes:
+            if self._look_for_end():
                 raise ProtocolError("the stream ended early", peer=self._owner.peer_id)
-            part = view[: self._piece_bytes]
-            self._broken = True  # if this is cancelled, it is unknown how much of the piece was read
-            got = await self._channel.fill(part, self.interrupt, progress, filled)
-            self._broken = False
-            if got < part.nbytes:
-                self._fail()
-            self._piece_bytes -= got
-            view = view[got:]
+            self._fail()
 
     async def reset(self) -> None:
         """Abort both directions; see the interface."""
@@ -205,72 +195,42 @@ class TcpStream(Stream):
         owner = self._owner
         self.interrupt.fire(lambda: owner.explain("the stream was reset"))
         unused = self._opened_here and not self._wrote
-        over = self._said_end and not self._broken and self._is_end_here()
-        self._release(clean=unused or over, stalled_s=stalled_s)
+        if not self._released:
+            self._release(clean=unused or (self._said_end and self._drop_to_end()), stalled_s=stalled_s)
 
     # ---- sending
 
-    async def _send_piece(self, data: memoryview) -> memoryview:
-        """Send what was held and as much of `data` as a piece may have; returns the rest."""
-        held, self._held = self._held, b""
-        body = data[: _MAX_PIECE_BYTES - len(held)]
-        first = body[: _FIRST_BYTES - len(held)]
-        head = b"".join((_LENGTH.pack(len(held) + body.nbytes), held, first))
-        await self._send(head, body[first.nbytes :])
-        return data[body.nbytes :]
-
-    async def _send(self, first: bytes, rest: memoryview) -> None:
+    async def _send(self, first: bytes, rest: memoryview, *, is_last: bool = False) -> None:
         was_torn, self._wrote, self._torn = self._torn, True, True  # if cancelled, it is unknown how much was sent
-        await self._channel.send(first, rest, self.interrupt)
+        await self._channel.send(first, rest, self.interrupt, is_last=is_last)
         self._torn = was_torn
         if self._channel.lost is not None:
             self._fail()
 
     def _take_held(self) -> bytes:
         held, self._held = self._held, b""
-        return _LENGTH.pack(len(held)) + held if held else b""
+        return held
 
     def _send_held(self) -> None:
         if self._held and not self.interrupt.fired:
             self._wrote = True
             self._channel.put(self._take_held())
 
-    # ---- receiving
+    # ---- the end
 
-    async def _next_piece(self) -> bool:
-        """Make sure that a piece has begun; False at the end of the stream."""
-        while not self._ended and not self._take_prefix():
-            await self._wait_readable()
-        return not self._ended
-
-    def _take_prefix(self) -> bool:
-        """Whether it is known how long the piece at hand is, or that there are no more."""
-        if not self._piece_bytes and not self._ended:
-            missing = bytearray(_LENGTH.size - len(self._prefix))
-            self._prefix += missing[: self._channel.take(memoryview(missing))]
-            if len(self._prefix) == _LENGTH.size:
-                (self._piece_bytes,) = _LENGTH.unpack(self._prefix)
-                self._prefix.clear()
-                self._ended = not self._piece_bytes
-                self._release_if_over()
-        return self._ended or self._piece_bytes > 0
-
-    async def _wait_readable(self) -> None:
-        if self._channel.lost is not None:
-            self._fail()
-        await self._channel.wait_readable(self.interrupt)
-
-    def _is_end_here(self) -> bool:
-        """Whether the end of the other direction arrived already; earlier bytes are dropped."""
-        scrap = memoryview(bytearray(LEAST_PIECE_BYTES))
-        while self._take_prefix() and not self._ended:
-            got = self._channel.take(scrap[: self._piece_bytes])
-            if not got:
-                return False
-            self._piece_bytes -= got
+    def _look_for_end(self) -> bool:
+        """Whether all that the other side sent was taken. From then on the connection may be another stream's."""
+        if not self._ended and self._channel.is_at_end:
+            self._ended = True
+            self._release_if_over()
         return self._ended
 
-    # ---- the end
+    def _drop_to_end(self) -> bool:
+        """Whether the end of the other direction arrived already; earlier bytes are dropped."""
+        scrap = memoryview(bytearray(LEAST_PIECE_BYTES))
+        while not self._ended and self._channel.take(scrap):
+            pass
+        return self._ended or self._channel.is_at_end
 
     def _fail(self) -> None:
         """Raise what the loss of the connection means."""
@@ -286,8 +246,7 @@ class TcpStream(Stream):
     def _release(self, *, clean: bool, stalled_s: float = 0.0) -> None:
         if not self._released:
             self._released = True
-            clean = clean and not self._torn and not self._broken
-            self._owner.released(self, self._channel, clean=clean, stalled_s=stalled_s)
+            self._owner.released(self, self._channel, clean=clean and not self._torn, stalled_s=stalled_s)
 
 
 # ---- The iroh connection as its TCP lane sees it.
@@ -534,7 +493,7 @@ class TcpLane:
             self._host.arrived(self._stream(channel, opened_here=False))
 
         channel.on_readable = begin
-        if channel.has_arrived:
+        if channel.arrived_bytes:
             begin()
 
     # ---- either

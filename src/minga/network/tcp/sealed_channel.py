@@ -24,6 +24,7 @@ from typing import Final
 from minga.network.interrupt import Interrupt
 from minga.network.tcp.sealed_records import (
     MOST_RECORD_BYTES,
+    OVERHEAD_BYTES,
     ForgedRecordError,
     RecordOpener,
     RecordSealer,
@@ -195,6 +196,7 @@ class SealedChannel(asyncio.BufferedProtocol):
 
     def use(self, *, busy: bool) -> None:
         """A stream begins, or ended: free the memory that large amounts take."""
+        self._opener.begin()
         if self._paused or self._opener.capacity > IDLE_BUFFER_BYTES:
             self._opener.resize(IDLE_BUFFER_BYTES + (0 if busy else self._opener.sealed))
         self._heard_s = self._loop.time()
@@ -215,9 +217,14 @@ class SealedChannel(asyncio.BufferedProtocol):
         return got
 
     @property
-    def has_arrived(self) -> bool:
-        """Whether something may be there to `take`."""
-        return self._opener.pending > 0
+    def arrived_bytes(self) -> int:
+        """How many bytes may be there to `take`."""
+        return self._opener.pending
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether all was taken that the other side has to say to this stream."""
+        return self._opener.is_at_end
 
     async def fill(
         self,
@@ -226,7 +233,7 @@ class SealedChannel(asyncio.BufferedProtocol):
         progress: Callable[[int], None] | None,
         filled: Callable[[int], None] | None = None,
     ) -> int:
-        """Fill `target`; returns how much of it was filled: less than all only if the connection is lost.
+        """Fill `target`; returns how much of it was filled: all, but for the end and the loss of the connection.
 
         The bytes are put there as they come, without waking the caller for each piece; see `Stream.read_into`.
         """
@@ -235,7 +242,7 @@ class SealedChannel(asyncio.BufferedProtocol):
             opener.resize(WIDE_BUFFER_BYTES)
         filling = ReadBuffer(target, progress, filled)
         filling.filled(self.take(target))
-        if not filling.rest.nbytes or self.lost is not None:
+        if not filling.rest.nbytes or opener.is_at_end or self.lost is not None:
             return target.nbytes - filling.rest.nbytes
         self._filling = filling
         self._low_water.begin(filling.rest.nbytes - opener.sealed)
@@ -258,15 +265,18 @@ class SealedChannel(asyncio.BufferedProtocol):
 
     # ---- writing
 
-    async def send(self, first: bytes, rest: memoryview, interrupt: Interrupt) -> None:
-        """Send `first` (a few KiB) and all of `rest` (contiguous bytes), unless the connection is or gets lost."""
+    async def send(self, first: bytes, rest: memoryview, interrupt: Interrupt, *, is_last: bool = False) -> None:
+        """Send `first` (a few KiB) and all of `rest` (contiguous bytes), unless the connection is or gets lost.
+        `is_last`: the other side is told that nothing more comes.
+        """
         await self._wait_writable(interrupt)
         sent = 0
         while self.lost is None:
             piece = rest[sent : sent + self._piece_bytes]
-            self._seal(first, piece)
-            first, sent = b"", sent + piece.nbytes
-            if sent == rest.nbytes:
+            first, sent, head = b"", sent + piece.nbytes, first
+            is_over = sent == rest.nbytes
+            self._seal(head, piece, is_last=is_last and is_over)
+            if is_over:
                 break
             await self._wait_writable(interrupt)
         self._turn_bytes += sent
@@ -301,7 +311,7 @@ class SealedChannel(asyncio.BufferedProtocol):
         opener.came(size)
         if self._filling is not None:
             self._filling.filled(self.take(self._filling.rest), came=size)
-            if not self._filling.rest.nbytes:
+            if not self._filling.rest.nbytes or opener.is_at_end:
                 self._wake()
             else:
                 self._low_water.came(size, self._filling.rest.nbytes - opener.sealed)
@@ -348,16 +358,18 @@ class SealedChannel(asyncio.BufferedProtocol):
             finally:
                 self._writing = None
 
-    def _seal(self, first: bytes, rest: memoryview) -> None:
-        """Hand over the records of both."""
+    def _seal(self, first: bytes, rest: memoryview, *, is_last: bool = False) -> None:
+        """Hand over the records of both, and of the end."""
         transport, sealer = self._transport, self._sealer
         if self.lost is not None or self._is_breaking:
             return
-        size = sealed_bytes(len(first)) + sealed_bytes(rest.nbytes)
+        size = sealed_bytes(len(first)) + sealed_bytes(rest.nbytes) + (OVERHEAD_BYTES if is_last else 0)
         is_first = not transport.get_write_buffer_size()
         room = _OUTGOING.room if is_first else memoryview(bytearray(size))
         used = sealer.seal(memoryview(first), room)
-        sealer.seal(rest, room[used:])
+        used += sealer.seal(rest, room[used:])
+        if is_last:
+            sealer.seal_end(room[used:])
         self.bytes_sent += size
         transport.write(room[:size])
         waiting = transport.get_write_buffer_size()

@@ -7,6 +7,8 @@ AES-256-GCM straight from the sender's memory and opened straight into the reade
 
     record   length of the content (4 bytes, big-endian) · the encrypted content · tag (16 bytes)
 
+A record without content says that what was sent before it is complete. A cut says no such thing.
+
 Each direction of each connection has a random key of its own. The nonce is the number of the record under this key, so
 a record that is changed, left out, repeated or in another place does not open; the length is authenticated with it.
 After `RECORDS_PER_KEY` records both sides go on with a key that is derived from the last one, as in a key update of
@@ -93,6 +95,12 @@ class RecordSealer:
             at = end
         return at
 
+    def seal_end(self, target: memoryview) -> None:
+        """Write the record that says that nothing more comes, of `OVERHEAD_BYTES`."""
+        target[: _LENGTH.size] = length = _LENGTH.pack(0)
+        cipher, nonce = self._keys.next()
+        cipher.encrypt_into(nonce, b"", length, target[_LENGTH.size : OVERHEAD_BYTES])
+
 
 class SealingRoom(threading.local):
     """Memory of each thread for `size` bytes that are being sealed: it is free again as soon as the system has taken
@@ -127,6 +135,8 @@ class RecordOpener:
         self._start = self._end = 0  # where in the buffer the bytes are that were not opened
         self._opened = memoryview(b"")  # what was opened and not taken
         self._forged = ""
+        self.is_at_end = False
+        """Whether the other side said that all is there, and all was taken; then nothing is until `begin`."""
 
     @property
     def capacity(self) -> int:
@@ -169,13 +179,22 @@ class RecordOpener:
         """Note that `size` bytes came into the `room`."""
         self._end += size
 
+    def begin(self) -> None:
+        """What comes next is something new."""
+        self.is_at_end = False
+
     def take(self, target: memoryview) -> int:
-        """Move what is there into `target`; returns how much. Raises `ForgedRecordError`, from then on each time."""
+        """Move what is there into `target`, up to an end; returns how much. Raises `ForgedRecordError`, from then on
+        each time.
+        """
         if self._forged:
             raise ForgedRecordError(self._forged)
         got, room = self._take_opened(target) if self._opened.nbytes else 0, target.nbytes
-        while got < room and (size := self._complete()):
-            if size <= room - got:
+        while got < room and not self.is_at_end and (size := self._complete()) is not None:
+            if not size:
+                self._open(size, target[got:got])
+                self.is_at_end = True
+            elif size <= room - got:
                 self._open(size, target[got : got + size])
                 got += size
             else:
@@ -191,19 +210,19 @@ class RecordOpener:
         self._opened = self._opened[size:]
         return size
 
-    def _complete(self) -> int:
-        """The size of the content of the next record, 0 as long as not all of it is there."""
+    def _complete(self) -> int | None:
+        """The size of the content of the next record, None as long as not all of it is there."""
         sealed = self._end - self._start
         if sealed < _LENGTH.size:
-            return 0
+            return None
         (size,) = _LENGTH.unpack_from(self._buffer, self._start)
-        if not 0 < size <= MOST_CONTENT_BYTES:
+        if size > MOST_CONTENT_BYTES:
             raise self._refusal(f"a record of {size} bytes")
         if sealed >= size + OVERHEAD_BYTES:
             return int(size)
         if self.capacity < size + OVERHEAD_BYTES:
             self.resize(size + OVERHEAD_BYTES)
-        return 0
+        return None
 
     def _open(self, size: int, target: memoryview) -> None:
         body = self._start + _LENGTH.size

@@ -133,12 +133,16 @@ class CausalLmRecipe(AnyArchitecture[CausalLmSettings]):
         end = find_special_tokens(tokenizer)["end"]
         return continuations(model, tokenizer, end, prompts, options, self.resolved.max_length)
 
-    def show(self, model: nn.Module, files: Files) -> Showing:
-        """How the model goes on from the first words of held-out texts."""
+    def show(self, models: Sequence[nn.Module], files: Files) -> Showing:
+        """How the models go on from the first words of held-out texts."""
         documents = list(islice(unpack_documents(file_of(files, HELDOUT_FILE)), SHOWN_TEXTS))
         prompts = [" ".join(document.split()[:SHOWN_WORDS]) for document in documents]
-        samples = self.sample(model, files, prompts, SampleOptions(temperature=0.7, top_k=40, length=SHOWN_TOKENS))
-        rows = [Shown(Exhibit(each.prompt), Exhibit(each.text.removeprefix(each.prompt).strip())) for each in samples]
+        options = SampleOptions(temperature=0.7, top_k=40, length=SHOWN_TOKENS)
+        drawn = zip(*(self.sample(model, files, prompts, options) for model in models), strict=True)
+        rows = [
+            Shown(Exhibit(prompt), tuple(Exhibit(each.text.removeprefix(prompt).strip()) for each in samples))
+            for prompt, samples in zip(prompts, drawn, strict=True)
+        ]
         return Showing(self.settings.data.in_words(), rows)
 
     @property

@@ -14,6 +14,9 @@ from minga.recipes.text.foreign_tokenizer import encoded_texts
 
 GAP: Final = "____"
 GAPS: Final = 3
+EVERYWHERE: Final = 0.2
+"""Share of the sentences from which a word is taken to say nothing: its place alone tells it, not the others."""
+
 FEWEST_WORDS, MOST_WORDS = 6, 16
 _WORD: Final = re.compile(r"\w(?:[\w\u0981-\u09fe\u200c\u200d])+")
 """A word of two letters or more; the vowel signs and joiners of Bengali are no letters for Python."""
@@ -32,7 +35,8 @@ class WordGap:
 def find_gaps(documents: Iterable[str], split: Callable[[str], list[str]], tokenizer: Tokenizer) -> list[WordGap]:
     """A gap for each of the commonest words that are one token: in the first sentence that has it in its midst.
 
-    Common words are what a model learns first, so a short training is seen there if anywhere.
+    Common words are what a model learns first, so a short training is seen there if anywhere. Those that stand nearly
+    everywhere come last.
     """
     sentences = [each for document in documents for each in split(document) if _is_short(each)]
     places = defaultdict[str, list[tuple[str, re.Match[str]]]](list)
@@ -40,7 +44,8 @@ def find_gaps(documents: Iterable[str], split: Callable[[str], list[str]], token
         for match in _WORD.finditer(sentence):
             places[match.group()].append((sentence, match))
     found: list[WordGap] = []
-    for word in sorted(places, key=lambda word: -len(places[word])):
+    most = EVERYWHERE * len(sentences)
+    for word in sorted(places, key=lambda word: (len(places[word]) > most, -len(places[word]))):
         used = {gap.sentence for gap in found}
         gap = next((gap for gap in _gaps_of(places[word], tokenizer) if gap.sentence not in used), None)
         if gap is not None:

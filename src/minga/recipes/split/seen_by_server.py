@@ -24,7 +24,7 @@ from minga.split.leakage.similarity import structural_similarity
 
 SHOWN: Final = 8
 _CHOSEN_BY: Final = 100
-"""Samples by which the attacker chooses among decoders."""
+"""Samples by which the attacker chooses among decoders, at most; a quarter of a client that has few."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class SeenByServer:
                 return PairedSamples(bottom(samples.inputs), samples.inputs)
 
         own, other = (recipe.client_samples({}, number) for number in range(2))
-        few, rest = torch.arange(_CHOSEN_BY), torch.arange(_CHOSEN_BY, len(other.labels))
+        few, rest = torch.arange(len(other.labels)).tensor_split([min(_CHOSEN_BY, len(other.labels) // 4)])
         decoder = best_decoder(paired(other.rows(rest)), paired(other.rows(few)), LeakageSettings(), spec.training.seed)
         pairs = paired(own)
         with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -20,29 +21,31 @@ NEAREST: Final = 4
 MOST_PICTURES: Final = 5000
 
 
-def nearest_pictures(model: SwavModel, training: PictureSet, heldout: PictureSet) -> list[Shown]:
-    """Held-out pictures, each with the training pictures that are nearest by the cosine of their features, the nearest
-    first. If there are classes, these are one picture of each: nothing else tells the model what a class looks like.
+def nearest_pictures(models: Sequence[SwavModel], training: PictureSet, heldout: PictureSet) -> list[Shown]:
+    """Held-out pictures, each with the training pictures that for each model are nearest by the cosine of their
+    features, the nearest first.
+
+    If there are classes, these are one picture of each: nothing else tells the model what a class looks like.
     """
-    scale, asked = training.first(MOST_PICTURES), heldout.first(ROWS)
-    known = scale
+    known, asked = training.first(MOST_PICTURES), heldout.first(ROWS)
     if training.is_labelled and heldout.is_labelled:
         known, asked = _one_of_each(training), _one_of_each(heldout)
-    precise = precise_copy(model, training)
-    every = features_of(precise, scale.pictures)
-    (_, own), (_, theirs) = (standardized(every, features_of(precise, some.pictures)) for some in (asked, known))
-    near = (
-        (functional.normalize(own, dim=1) @ functional.normalize(theirs, dim=1).t())
-        .topk(min(NEAREST, len(known)), dim=1)
-        .indices
-    )
+    near = torch.stack([_nearest(precise_copy(model, training), training, asked, known) for model in models], dim=1)
     return [
         Shown(
             _view(asked.pictures[row : row + 1], asked.labels[row : row + 1]),
-            _view(known.pictures[places], known.labels[places]),
+            tuple(_view(known.pictures[each], known.labels[each]) for each in places),
         )
         for row, places in enumerate(near)
     ]
+
+
+def _nearest(model: SwavModel, training: PictureSet, asked: PictureSet, known: PictureSet) -> Tensor:
+    """The places in `known` of those that are nearest to each of `asked`, int64 [n, 4] or fewer."""
+    every = features_of(model, training.first(MOST_PICTURES).pictures)
+    (_, own), (_, theirs) = (standardized(every, features_of(model, some.pictures)) for some in (asked, known))
+    alike = functional.normalize(own, dim=1) @ functional.normalize(theirs, dim=1).t()
+    return alike.topk(min(NEAREST, len(known)), dim=1).indices
 
 
 def _one_of_each(found: PictureSet) -> PictureSet:

@@ -216,15 +216,15 @@ class SwavRecipe(Recipe[SwavSettings]):
             )
         return figures
 
-    def show(self, model: nn.Module, files: Files) -> Showing:
-        """For held-out pictures the training pictures that the model takes to be most like them."""
+    def show(self, models: Sequence[nn.Module], files: Files) -> Showing:
+        """For held-out pictures the training pictures that the models take to be most like them."""
         data, known, heldout = self.settings.data, self._known(files), self._pictures(files, HELDOUT_FILE)
         beside: dict[str, Beside] = {}
         if known.is_labelled and heldout.is_labelled and known.pictures[0].numel() <= MOST_PIXELS:
             few = known.first(MAX_PROBE)
             pixels = (each.pictures.flatten(1).float() for each in (few, heldout))
             beside = {name: Beside("raw pixels", share) for name, share in class_figures(few, heldout, *pixels).items()}
-        return Showing(data.in_words(), nearest_pictures(_own(model), known, heldout), beside)
+        return Showing(data.in_words(), nearest_pictures([_own(model) for model in models], known, heldout), beside)
 
     def export(self, model: nn.Module, files: Files, directory: Path, provenance: Provenance) -> None:
         """The trunk for `transformers`, the head, and a README with the figures."""

@@ -1,8 +1,8 @@
 """The text of a run as its peers get it: files of documents, part of them held out.
 
-Where the organiser has the text (the Bible, own files), all of it travels with the run, so that a volunteer needs
-nothing but the link. Of a data set on the Hugging Face hub only the held-out documents travel; each peer streams the
-rest itself.
+Where the organiser has the text (the Bible, own files, made-up sentences), all of it travels with the run, so that a
+volunteer needs nothing but the link. Of a data set on the Hugging Face hub only the held-out documents travel; each
+peer streams the rest itself.
 
 A document is held out if the BLAKE3 digest of its text, read as a fraction of the largest digest, is small: a property
 of the text alone, so equal documents never end up on both sides. Where all documents are known, the limit is the
@@ -23,7 +23,13 @@ from blake3 import blake3
 
 from minga.core.errors import ConfigurationError, StorageError
 from minga.recipes.text.settings import TextData
-from minga.recipes.text.sources import bible_documents, dataset_documents, file_documents, open_dataset
+from minga.recipes.text.sources import (
+    bible_documents,
+    dataset_documents,
+    file_documents,
+    open_dataset,
+    sentence_documents,
+)
 from minga.recipes.writing.by_language import WRITINGS
 
 TRAINING_FILE = "training.jsonl.gz"
@@ -67,7 +73,10 @@ def local_documents(data: TextData) -> list[str]:
 
     Raises `ConfigurationError` if they exceed what can travel with a run.
     """
-    source = bible_documents() if data.source == "bible" else file_documents(data.files, data.text_column)
+    if data.source == "sentences":
+        source = sentence_documents(data.language)
+    else:
+        source = bible_documents() if data.source == "bible" else file_documents(data.files, data.text_column)
     documents, size = [], 0
     for document in map(WRITINGS[data.language].normalize, source):
         documents.append(document)

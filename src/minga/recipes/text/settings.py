@@ -7,20 +7,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from minga.core.spec.fields import Printable, Real, Section, choice, described, real, whole
+from minga.recipes.hub_data import of_hub
 
 _DATASET_NAME = r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$"
 
 
 MAX_SOURCES = 16
 _WORDS = {
+    "sentences": "plain sentences that minga makes by rules: which animal eats what, and when",
     "bible": "the World English Bible, which is in the public domain",
     "files": "files of the organiser",
     "translations": "translations of free programs, each under the licence of its program",
 }
-
-
-def _of_hub(name: str, *details: str) -> str:
-    return " ".join(["the data set", name, *filter(None, details), "of the Hugging Face hub, under its licence there"])
 
 
 class SourceSettings(Section):
@@ -67,7 +65,7 @@ class SourceSettings(Section):
 
     def in_words(self) -> str:
         """The source for people, without what names places of the organiser's machine."""
-        return _WORDS.get(self.source) or _of_hub(self.name, self.config, self.revision)
+        return _WORDS.get(self.source) or of_hub(self.name, self.config, self.revision)
 
     @model_validator(mode="after")
     def _check(self) -> SourceSettings:
@@ -81,8 +79,14 @@ class SourceSettings(Section):
 class TextData(Section):
     """What it is trained on."""
 
-    source: Literal["bible", "files", "datasets", "mixture"] = choice(
-        "bible", "where the text comes from", "bible", "files", "datasets", "mixture"
+    source: Literal["sentences", "bible", "files", "datasets", "mixture"] = choice(
+        "bible",
+        "where the text comes from; sentences: a few thousand that minga makes by rules, for first tries",
+        "sentences",
+        "bible",
+        "files",
+        "datasets",
+        "mixture",
     )
     language: Literal["", "bn", "bn-paper"] = choice(
         "", 'a language that is written in its own way; "bn-paper": as sahajBERT read Bengali', "", "bn", "bn-paper"
@@ -125,7 +129,7 @@ class TextData(Section):
         """The text for people, without what names places of the organiser's machine."""
         if self.source == "mixture":
             return "; ".join(f"{source.in_words()} (weight {source.weight:g})" for source in self.sources)
-        return _WORDS.get(self.source) or _of_hub(self.name, self.config)
+        return _WORDS.get(self.source) or of_hub(self.name, self.config)
 
     @model_validator(mode="after")
     def _check_source(self) -> TextData:

@@ -6,19 +6,26 @@ case, accents are kept; byte-level BPE keeps every byte as it is.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from itertools import chain, islice
+from typing import Final, Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.text.foreign_tokenizer import parsed
+from minga.recipes.text.foreign_tokenizer import encoded_texts, parsed
 from minga.recipes.text.sentence_pairs import Split
 from minga.recipes.text.special_tokens import MASKED_TOKENS, tokens_needed
 from minga.recipes.writing.by_language import USUAL, Writing
 
 Kind = Literal["bpe", "wordpiece", "unigram"]
 MAX_TRAINING_CHARACTERS = 16 << 20
+UNKNOWN: Final = "<unk>"
+_CHECKED_TEXTS: Final = 1000
+_MOST_UNKNOWN: Final = 0.01
+
+logger = logging.getLogger("minga.recipes")
 
 
 def train_tokenizer(
@@ -30,7 +37,8 @@ def train_tokenizer(
 ) -> bytes:
     """Learn a vocabulary of at most `vocabulary_size` entries; returns the content of `tokenizer.json`.
 
-    Stops reading after 16 Mi characters, which bounds time and memory; more text hardly changes the vocabulary.
+    Stops reading after 16 Mi characters, which bounds time and memory; more text hardly changes the vocabulary. Logs a
+    warning if that is too small for the letters of the text: words with others cannot be told apart.
     """
     if vocabulary_size < 64:
         raise ConfigurationError(f"vocabulary_size = {vocabulary_size}: must be at least 64")
@@ -38,13 +46,21 @@ def train_tokenizer(
     # [MASK] takes the blank before it along, so that a word and its mask fill the same place.
     special = [AddedToken(token, lstrip=token == "[MASK]", special=True) for token in special_tokens]  # noqa: S105
     pieces = _bounded(documents, writing.split if kind != "bpe" else lambda document: [document])
-    tokenizer.train_from_iterator(pieces, _trainer(kind, vocabulary_size, special))
+    first = list(islice(pieces, _CHECKED_TEXTS))
+    tokenizer.train_from_iterator(chain(first, pieces), _trainer(kind, vocabulary_size, special))
     if "[CLS]" in special_tokens:
         _frame_by_ends(tokenizer)
     size = tokenizer.get_vocab_size()
     if size > vocabulary_size:
         raise ConfigurationError(
             f"vocabulary_size = {vocabulary_size}: the characters of this text alone take {size} entries"
+        )
+    tokens = [token for encoding in encoded_texts(tokenizer, first) for token in encoding.tokens]
+    if (share := tokens.count(UNKNOWN) / max(1, len(tokens))) > _MOST_UNKNOWN:
+        logger.warning(
+            "tokenizer: %.0f%% of the tokens are words with letters for which a vocabulary of %d has no room; raise it",
+            100 * share,
+            vocabulary_size,
         )
     return tokenizer.to_str().encode("utf-8")
 
@@ -106,7 +122,7 @@ def _trainer(kind: Kind, vocabulary_size: int, special: list[AddedToken]) -> tra
     return trainers.UnigramTrainer(
         vocab_size=vocabulary_size,
         special_tokens=special,
-        unk_token="<unk>",  # noqa: S106
+        unk_token=UNKNOWN,
         show_progress=False,
     )
 

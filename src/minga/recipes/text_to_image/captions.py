@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from minga.core.errors import ConfigurationError
 from minga.recipes.text.foreign_tokenizer import encoded_texts, parsed
 from minga.recipes.text.tokenizer import train_tokenizer
 from minga.recipes.text_to_image.decoder.model import PAD
+
+logger = logging.getLogger("minga.recipes")
 
 
 def caption_tokenizer(setting: str, captions: Sequence[str], vocabulary: int) -> bytes:
@@ -40,6 +43,14 @@ def read_caption_tokenizer(data: bytes, vocabulary: int) -> Tokenizer:
     if largest >= vocabulary:
         raise ConfigurationError(f"tokenizer.json: has an id {largest}; the model's vocabulary has {vocabulary}")
     return tokenizer
+
+
+def warn_of_cut_captions(tokenizer: Tokenizer, captions: Sequence[str], length: int) -> None:
+    """Log a warning if captions have more tokens than the model reads: what they say at their ends is lost."""
+    cut = sum(len(encoding.ids) > length for encoding in encoded_texts(tokenizer, captions))
+    if cut:
+        share = 100 * cut / len(captions)
+        logger.warning("captions: %.0f%% are cut at %d tokens; overrides.text_length allows more", share, length)
 
 
 def encode_captions(tokenizer: Tokenizer, captions: Sequence[str], length: int) -> npt.NDArray[np.int64]:

@@ -15,7 +15,12 @@ from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
 from minga.core.spec.sections import MAX_FILE_BYTES
 from minga.recipes.images.content_rank import content_rank, held_out
-from minga.recipes.text_to_image.captions import caption_tokenizer, encode_captions, read_caption_tokenizer
+from minga.recipes.text_to_image.captions import (
+    caption_tokenizer,
+    encode_captions,
+    read_caption_tokenizer,
+    warn_of_cut_captions,
+)
 from minga.recipes.text_to_image.data.pictures import MAX_HELDOUT, CaptionedPictures, picture_sets
 from minga.recipes.text_to_image.data.rows import codes_of_row, taken
 from minga.recipes.text_to_image.data.sources import rows
@@ -67,6 +72,7 @@ def prepare_files(settings: TextToImageSettings, seed: int) -> dict[str, bytes]:
         files = image_tokenizer_files(tokenizer)
     captions = [caption for caption, _ in training]
     words = caption_tokenizer(settings.tokenizer, captions, shape.vocabulary)
+    warn_of_cut_captions(read_caption_tokenizer(words, shape.vocabulary), captions, shape.text_length)
     files[CAPTION_TOKENIZER_FILE] = words
     for name, pairs in ((TRAINING_FILE, training), (HELDOUT_FILE, heldout)):
         if pairs and not (name == TRAINING_FILE and data.is_streamed):
@@ -108,7 +114,8 @@ def write_shape_tokenizer(folder: Path) -> None:
     size = SIZES["tiny"]
     training, _ = picture_sets(data, size.side, 0)
     pictures = training.some(range(len(training)))
-    tokenizer = train_fsq(pictures, size.levels, (size.side // size.grid).bit_length() - 1, SHAPE_STEPS, 0)
+    halvings = (size.side // size.grid).bit_length() - 1
+    tokenizer = train_fsq(pictures, size.levels, halvings, SHAPE_STEPS, 0, is_local=True)
     for name, body in image_tokenizer_files(tokenizer.half()).items():
         write_atomically(folder / name, body)
 

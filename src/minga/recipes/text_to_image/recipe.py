@@ -202,18 +202,20 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
 
     @classmethod
     def demo_spec(cls) -> Mapping[str, Any]:
-        """A model of four layers on plain shapes in four colours, with the image tokenizer that comes with minga."""
+        """A model of four layers on plain shapes, with the image tokenizer that comes with minga. Of fewer colours it
+        would learn the pictures by heart, instead of what shapes and colours are.
+        """
         data = {
             "source": "shapes",
-            "compositions": 2000,
-            "colours": 4,
+            "compositions": 4000,
+            "colours": 8,
             "places": 1,
             "sizes": 1,
             "heldout_fraction": 0.1,
         }
         settings = {
             "size": "tiny",
-            "overrides": {"layers": 4, "text_length": 12, "vocabulary": 64},
+            "overrides": {"layers": 4, "text_length": 16, "vocabulary": 128},
             "image_tokenizer": "shapes",
             "reversible": False,
             "data": data,
@@ -222,7 +224,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
             "recipe": {"text-to-image": settings},
             "optimizer": {
                 "name": "adamw",
-                "learning_rate": 0.004,
+                "learning_rate": 0.003,
                 "betas": [0.9, 0.96],
                 "max_grad_norm": 1.0,
                 "warmup_steps": 10,
@@ -231,7 +233,7 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
             "training": {"target_batch_size": 32},
         }
 
-    def show(self, model: nn.Module, files: Files) -> Showing:
+    def show(self, models: Sequence[nn.Module], files: Files) -> Showing:
         """Pictures for held-out captions, beside the real ones."""
         data = self.settings.data.in_words()
         if SAMPLES_FILE not in files or PARAMETERS_FILE not in files:
@@ -240,10 +242,15 @@ class TextToImageRecipe(Recipe[TextToImageSettings]):
         image_tokenizer = read_image_tokenizer(files)
         real = image_tokenizer.decode(heldout.codes[: len(captions)].astype(np.int64))
         places = list({caption: place for place, caption in reversed(list(enumerate(captions)))}.values())[::-1][:SHOWN]
-        drawn = self.sample(model, files, [captions[place] for place in places], SampleOptions(temperature=0.0))
+        shown, options = [captions[place] for place in places], SampleOptions(temperature=0.0)
+        drawn = zip(*(self.sample(model, files, shown, options) for model in models), strict=True)
         rows = [
-            Shown(Exhibit(sample.prompt), Exhibit(_seen_in(sample), sample.image), Exhibit("", real[place]))
-            for sample, place in zip(drawn, places, strict=True)
+            Shown(
+                Exhibit(captions[place]),
+                tuple(Exhibit(_seen_in(sample), sample.image) for sample in samples),
+                Exhibit("", real[place]),
+            )
+            for place, samples in zip(places, drawn, strict=True)
         ]
         beside = {
             f"sample_{name}_accuracy": Beside("the real pictures", share)

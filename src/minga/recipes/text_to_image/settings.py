@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, field_validator, model_validator
 
 from minga.core.spec.fields import Printable, Real, Section, choice, described, real, whole
+from minga.recipes.hub_data import of_hub
 from minga.recipes.text_to_image.decoder.shape import DecoderShape
 from minga.recipes.text_to_image.sizes import SIZES
 
@@ -102,7 +103,7 @@ class ImageTextData(Section):
 
     def in_words(self) -> str:
         """What pictures they are, and whose."""
-        return _IN_WORDS.get(self.source, f"the data set {self.name} of the Hugging Face hub")
+        return _IN_WORDS.get(self.source) or of_hub(self.name)
 
     @field_validator("urls")
     @classmethod

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from minga.averaging.matchmaking.leader import longest_hold_s
+from minga.combinations import cautions
 from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration, format_size
 from minga.simulation.advice.advised_batch import IDLE_SHARE, advised_batch
@@ -17,7 +18,6 @@ from minga.simulation.forecast.memory import footprint
 from minga.simulation.forecast.peer_text import PeerClass
 from minga.simulation.forecast.planned_run import Volunteers, spec_of
 from minga.simulation.forecast.volunteers import ROOM
-from minga.training.combinations import cautions
 
 OVERSHOOT: Final = 1.1
 """How many times longer than without whole micro-batches filling may take before the organiser is told."""

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from minga.combinations import check_combinations, refusals
 from minga.core.spec.sections import MAX_BATCH
 from minga.simulation.advice.advised_batch import BatchLimits, with_advised_batch
 from minga.simulation.advice.gaps import Gap
 from minga.simulation.advice.ways import TrainingWay
 from minga.simulation.forecast.forecast import Forecast, forecast
 from minga.simulation.forecast.planned_run import PlannedRun, spec_of
-from minga.training.combinations import check_combinations, refusals
 
 GOOD_ENOUGH: Final = 0.05
 """By which fraction a way has to come sooner to a loss than those before it to be called better."""

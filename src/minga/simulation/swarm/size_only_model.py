@@ -21,6 +21,7 @@ import torch
 from blake3 import blake3
 
 from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.residual import Residuals
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import DEFAULT_SKETCH
@@ -163,8 +164,10 @@ class SizeOnlyReplica:
         """All rounds average the whole vector."""
         return mean
 
-    def forget_left_out(self) -> None:
-        """Nothing was left out."""
+    @property
+    def left_out(self) -> Residuals:
+        """Nothing is."""
+        return Residuals()
 
     def new_sum(self) -> GradientSum:
         """A sum without numbers."""

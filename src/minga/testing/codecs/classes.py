@@ -14,7 +14,7 @@ import torch
 from minga.averaging.codecs.dense import CastCodec
 from minga.averaging.codecs.interface import Codec, CodecPair
 from minga.averaging.codecs.layout import Chunk
-from minga.averaging.codecs.residual import Fate, Residual
+from minga.averaging.codecs.residual import Residual
 from minga.averaging.codecs.seeds import RoundSeeds
 from minga.testing.codecs.cases import decoded_of, require
 
@@ -126,7 +126,7 @@ def distance_after(codec: Codec, *, with_residual: bool, rate: float = 0.03, ste
             sealed = residual.seal(gradient, 1, step, RoundSeeds(step=step))
             codec.decode_add(sealed.encode(chunk, room), total, 1 / 3)
             if with_residual:
-                sealed.commit([(chunk, Fate.COUNTED)], total)
+                sealed.settle([(chunk, True)], total)
             else:
                 sealed.take_back()
         place -= rate * total.double()

@@ -29,7 +29,7 @@ from minga.averaging.codecs.interface import (
     InvalidEncodingError,
 )
 from minga.averaging.codecs.layout import Chunk
-from minga.averaging.codecs.residual import Fate, Residual
+from minga.averaging.codecs.residual import Residual
 from minga.averaging.codecs.tensor_bytes import bytes_of, store
 from minga.core.spec.plugins import NAME_PATTERN
 from minga.testing.arguments import require_instance
@@ -290,11 +290,12 @@ def check_residual(codec: Codec) -> None:
         if chance.random() < 0.2:
             sealed.take_back()
             continue
-        fate = chance.choice(list(Fate))
-        taken = {Fate.COUNTED: sent, Fate.WHOLE: sealed.values(chunk), Fate.UNCOUNTED: torch.zeros(numel)}[fate]
+        is_counted, is_summed = chance.choice([(True, False), (True, True), (False, False)])
+        sealed.summed = {chunk.start} if is_summed else set()
+        taken = (sealed.values(chunk) if is_summed else sent) if is_counted else torch.zeros(numel)
         applied += weight * taken.double()
         brought += weight * mean.double()
-        sealed.commit([(chunk, fate)], taken)
+        sealed.settle([(chunk, is_counted)], taken)
     lost = float((brought - applied - residual.mass.double()).norm() / brought.norm())
     require(lost < 1e-5, codec, f"{lost:.1e} of what was brought was neither applied nor kept")
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyFacts
 from minga.testing.strategies.trainer import NUMEL, Trainer, facts_for, require, sends_gradients
 from minga.training.replica.flat_vector import ParameterVector
-from minga.training.strategy.interface import ContributionFate, Strategy
+from minga.training.strategy.interface import Strategy
 
 
 def check_facts(kind: type[Strategy], **settings: Any) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from minga.averaging.codecs.residual import ContributionFate
 from minga.core.errors import NonFiniteError
 from minga.testing.strategies.trainer import StrategyViolation, Trainer, facts_for, require, sends_gradients
-from minga.training.strategy.interface import ContributionFate, Strategy
+from minga.training.strategy.interface import Strategy
 
 
 def check_nothing(kind: type[Strategy], **settings: Any) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from minga.averaging.codecs.residual import ContributionFate
 from minga.testing.strategies.trainer import Trainer, facts_for, require
-from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
+from minga.training.strategy.interface import Recovery, Strategy
 
 
 def check_shared_part(kind: type[Strategy], **settings: Any) -> None:

@@ -9,10 +9,11 @@ from typing import Any, Final
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyFacts
 from minga.core.spec.run_spec import RunSpec
 from minga.training.replica.replica import Replica
-from minga.training.strategy.interface import ContributionFate, Strategy
+from minga.training.strategy.interface import Strategy
 
 NUMELS: Final = (2, 2, 1)
 NUMEL: Final = sum(NUMELS)

@@ -1,33 +1,86 @@
 """The end of a round at one member: the training thread brings the replica to the next step by the round's mean.
 
 Where states are compared, the training thread also measures the step. Where parameters are averaged, the trainer waits
-for that before it goes on. A strategy that the organisers set takes over here, too.
+for that before it goes on. What the organisers amended takes effect here, too, a strategy among it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import torch
 from blake3 import blake3
 
-from minga.access.standing_orders import Amended
+from minga.access.standing_orders import OPTIMIZER, PAUSED, StandingOrders
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.residual import RoundVectors
+from minga.averaging.codecs.residual import ContributionFate, RoundVectors
 from minga.averaging.messages import Plan
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.events.bus import EventBus
 from minga.core.events.training import ParametersDrift, ParametersNotAveraged, StrategyChanged
+from minga.core.spec.run_spec import RunSpec
 from minga.core.thread_guard import loop_bound
 from minga.training.agreement.comparison import StateComparison
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.lineage import Lineage
 from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import LOOP_RATES, ReplicaInterface
-from minga.training.strategy.interface import ContributionFate
+
+# ---- Amendments put into effect at one member: those of the last plan, from the round that had them first.
+
+
+class Amended:
+    """Puts amendments into effect on `replica`, and knows the run spec as it holds now."""
+
+    def __init__(self, orders: StandingOrders, replica: ReplicaInterface) -> None:
+        self.in_force: tuple[str, ...] = ()
+        """Those of the last plan."""
+        self.now = orders.spec(())
+        """The run spec as it holds here at present; any thread may read it."""
+        self._orders, self._replica = orders, replica
+        self._has_taken_step = False
+        self._due: dict[str, Any] | None = None  # what the training thread still has to tell the replica
+
+    def last_step(self, step: int) -> int | None:
+        """After which step the run ends; `step` is where this peer is."""
+        return self._spec(step).training.stop_after_steps
+
+    def at(self, step: int) -> RunSpec:
+        """The run spec as it holds in the round of `step`, which this peer has come to, with one strategy."""
+        return self._spec(step).at(step)
+
+    def _spec(self, step: int) -> RunSpec:
+        """A peer goes by the last plan that it followed; one that followed none, by what is due at its step."""
+        return self._orders.spec(self.in_force if self._has_taken_step else self._orders.due(step))
+
+    def stand_at(self, step: int) -> None:
+        """This peer has the state of `step`, from its disk or from others: by which plan it came about is not known."""
+        self._has_taken_step = False
+        self.now = self._spec(step)
+
+    def enter(self, plan_orders: Sequence[str]) -> str:
+        """The round of a plan with these orders counts. Returns what they change, in words, if they are another set, or
+        this peer's first since it came to stand where it does: what was due there its leader may not have known.
+        """
+        first, self._has_taken_step = not self._has_taken_step, True
+        ids = tuple(plan_orders)
+        if ids == self.in_force and not first:
+            return ""
+        self.in_force = ids
+        changes, self.now = self._orders.changes(ids), self._orders.spec(ids)
+        self._due = {key: value for key, value in changes.items() if key.startswith(OPTIMIZER)}
+        return ", ".join(f"{key} = {value}" for key, value in sorted(changes.items()) if key != PAUSED)
+
+    def apply(self) -> None:
+        """Tell the replica, before the round that is first to go by them changes it. On the training thread."""
+        due, self._due = self._due, None
+        if due:
+            self._replica.amend(due)
+
 
 # ---- Averaging the parameters themselves now and then: devices of different kinds drift apart in the last bits.
 
@@ -100,8 +153,8 @@ class StrategySwitch:
 
     def _note(self, samples: int) -> None:
         """On the training thread: another strategy goes on, also where a state was fetched that is of another."""
-        residuals = self._vectors.begin_anew(keeps_uncounted=self._port.facts.keeps_uncounted)
-        self._replica.forget_left_out()
+        residuals = self._vectors.left_out.begin_anew(keeps_uncounted=self._port.facts.keeps_uncounted)
+        self._replica.left_out.forget()
         self._changed = StrategyChanged(
             step=self._replica.step,
             strategy=self._port.strategy,
@@ -131,14 +184,6 @@ class ReplicaStep:
         """Called on the training thread when the replica has come to a step, while no round runs."""
         self._replica, self._port, self._amended, self._events = replica, port, amended, events
         self._states, self._parameter_average, self._switch = states, parameter_average, switch
-        self._step = 0
-        self._attempts: list[str] = []  # rounds of the step for which this peer was asked what it gives
-
-    def begin(self, plan: Plan) -> None:
-        """This peer is about to be asked what it gives to the round of `plan`."""
-        if plan.step != self._step:
-            self._step, self._attempts = plan.step, []
-        self._attempts.append(plan.round_id)
 
     def follow(self, plan: Plan) -> None:
         """Average parameters as often as the leader of this round says."""
@@ -149,7 +194,6 @@ class ReplicaStep:
         self,
         outcome: RoundOutcome,
         mean: torch.Tensor,
-        fate: ContributionFate,
         limit: int | None,
         strategy: StrategyChoice,
         lineage: Lineage,
@@ -163,7 +207,7 @@ class ReplicaStep:
         parameters.
         """
         plan, step = outcome.plan, outcome.plan.step + 1
-        absorb = self._absorption(outcome, mean, fate, strategy, lineage)
+        absorb = self._absorption(outcome, mean, strategy, lineage)
         averages = self._states.interval.is_due(step, plan.averages_every)
         measures = averages or compares
         port, measure = self._port, self._states.measure()
@@ -190,7 +234,6 @@ class ReplicaStep:
         self,
         outcome: RoundOutcome,
         mean: torch.Tensor,
-        fate: ContributionFate,
         strategy: StrategyChoice,
         lineage: Lineage,
     ) -> Callable[[], None]:
@@ -198,10 +241,8 @@ class ReplicaStep:
         replica, port, amended, on_absorbed = self._replica, self._port, self._amended, self.on_absorbed
         switch = self._switch
         step = outcome.plan.step + 1
-        counted_in = outcome.plan.result_id if fate is ContributionFate.COUNTED else None
-        known = counted_in in self._attempts
-        earlier = len(self._attempts) - 1 - self._attempts.index(str(counted_in)) if known else 0
-        contributors, rates = outcome.contributors, outcome.plan.rates
+        counted_in = outcome.plan.result_id if outcome.fate is ContributionFate.COUNTED else None
+        rates = outcome.plan.rates
 
         def absorb() -> None:
             amended.apply()
@@ -209,7 +250,8 @@ class ReplicaStep:
                 replica.amend({LOOP_RATES: list(rates)})
             if replica.step != step - 1:
                 raise RuntimeError(f"the replica is at step {replica.step}, and the round led to step {step}")
-            port.absorb(step, replica.expand(mean, step - 1, counted_in=counted_in), fate, contributors, earlier)
+            vector = replica.expand(mean, step - 1, counted_in=counted_in)
+            port.absorb(step, vector, outcome.fate, outcome.contributors, outcome.earlier)
             replica.lineage = lineage
             switch.to(strategy)
             if on_absorbed is not None:

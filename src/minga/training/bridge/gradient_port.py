@@ -39,6 +39,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.messages import Report
 from minga.averaging.strategy_choice import StrategyChoice, StrategyFacts, round_batch_range
 from minga.core.aio import offload
@@ -49,7 +50,7 @@ from minga.training.bridge.thread_bridge import WAIT, ThreadTask, TrainingThread
 from minga.training.replica.accelerator import LateVerdict, verdict_of
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
-from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
+from minga.training.strategy.interface import Recovery, Strategy
 
 logger = logging.getLogger("minga.training")
 

@@ -76,7 +76,7 @@ class Synchroniser:
 
         def restore() -> None:
             if in_doubt and recovery is Recovery.FETCH:
-                self._replica.forget_left_out()
+                self._replica.left_out.forget()
             self._port.restore(snapshot, recovery, 0)  # the leader says whether there is time for a micro-batch
 
         await self._port.request("restore", restore)

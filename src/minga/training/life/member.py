@@ -17,10 +17,10 @@ from collections.abc import Callable
 import msgspec
 import torch
 
-from minga.access.standing_orders import Amended, StandingOrders
+from minga.access.standing_orders import StandingOrders
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
-from minga.averaging.codecs.residual import LossySettings, RoundVectors
+from minga.averaging.codecs.residual import ContributionFate, LossySettings, RoundVectors
 from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.attempt import OutOfSyncError
 from minga.averaging.matchmaking.former import GroupFormation
@@ -51,7 +51,7 @@ from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.receipts.receipts import Receipts
 from minga.training.agreement.comparison import AveragingInterval, StateComparison
-from minga.training.agreement.replica_step import ParameterAverage, ReplicaStep, StrategySwitch
+from minga.training.agreement.replica_step import Amended, ParameterAverage, ReplicaStep, StrategySwitch
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.trainer_hold import TrainerHold
 from minga.training.life.board_view import BoardView
@@ -63,7 +63,6 @@ from minga.training.life.worth import WorthNotice
 from minga.training.lineage import Lineage
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
-from minga.training.strategy.interface import ContributionFate
 
 PAUSE_LOOK_S, REGROUP_LOOK_S, OVERTAKEN_PERIOD_S = 0.5, 0.5, 0.5
 FLUSH_S = 1.0
@@ -159,7 +158,7 @@ class Member:
         )
         self._worth = WorthNotice(node)
         self._hold = TrainerHold(port)
-        self.amended = Amended(orders, replica)
+        self._orders, self.amended = orders, Amended(orders, replica)
         """The organisers' amendments, as this member goes by them."""
         average = ParameterAverage(self._all_reduce, replica, port)
         self._switch = StrategySwitch(replica, port, self.vectors)
@@ -202,11 +201,11 @@ class Member:
         try:
             await self._learn_founding()
             while not await self._is_over():
-                if (regroup := self.amended.regroup(self.epoch)) is not None:
+                if (regroup := self._orders.regroup(self.epoch)) is not None:
                     await self._follow_regroup(regroup)
                 elif self._catching_up.is_due(self.step):
                     await self._synchronise()
-                elif self.amended.is_paused(self.step):
+                elif self._orders.is_paused(self.step):
                     self.ready.set()
                     await self._rest()
                 else:
@@ -242,9 +241,9 @@ class Member:
         self._hold.end()
         self._publisher.set_status("paused")
         self._node.events.emit(RunPaused(step=self.step, paused=True))
-        while self.amended.is_paused(self.step) and not self.swarm_view.is_behind(self.step):
+        while self._orders.is_paused(self.step) and not self.swarm_view.is_behind(self.step):
             await asyncio.sleep(PAUSE_LOOK_S)
-            if (regroup := self.amended.regroup(self.epoch)) is not None:
+            if (regroup := self._orders.regroup(self.epoch)) is not None:
                 await self._follow_regroup(regroup)
                 return
         self._catching_up.needs_state = self.swarm_view.is_behind(self.step)
@@ -266,7 +265,7 @@ class Member:
     async def _form(self) -> Plan:
         """The plan of the present step. Raises `RegroupedError` if the organisers regroup the run meanwhile."""
         forming = self._formation.form(self.step, self._lost)
-        if not self.amended.can_be:
+        if not self._orders.can_be:
             return await forming
         try:
             async with asyncio.timeout(None) as waiting:
@@ -307,13 +306,13 @@ class Member:
     async def _serve_last_state(self) -> None:
         """Until cancelled: who is through stays with those that follow a later regroup, and may need its state."""
         while True:
-            if (regroup := self.amended.regroup(self.epoch)) is not None and self._goes_on_by(regroup):
+            if (regroup := self._orders.regroup(self.epoch)) is not None and self._goes_on_by(regroup):
                 self._take_up(self.lineage.in_epoch(regroup.epoch))
             await asyncio.sleep(REGROUP_LOOK_S)
 
     def _ends_by_regroup(self, waiting: asyncio.Timeout) -> bool:
         """End the waiting if the organisers regrouped the run."""
-        if self.amended.regroup(self.epoch) is None:
+        if self._orders.regroup(self.epoch) is None:
             return False
         waiting.reschedule(asyncio.get_running_loop().time())
         return True
@@ -362,14 +361,14 @@ class Member:
             )
         )
         self._formation.commit(plan)
-        given = weight if outcome.is_counted else 0
+        given = weight if outcome.fate is ContributionFate.COUNTED else 0
         self.receipts.commit(outcome, given, self._formation.batch.of(self.step))
         self._publisher.set_status("training")  # the training thread may be long in coming to a boundary
         if outcome.is_late and not outcome.lost:
             self._node.access_link.doubt()
         self._lost = tuple(outcome.lost)
         self._companions.note(outcome)
-        await self._apply(outcome, samples, fate_of(vector, outcome))
+        await self._apply(outcome, samples)
         self._formation.batch.note(plan, asyncio.get_running_loop().time() - planned_s)
 
     async def _contribution(self, plan: Plan) -> tuple[torch.Tensor | None, int, int]:
@@ -377,7 +376,6 @@ class Member:
 
         What a sketch leaves out of it is kept by what it counts, and not by its samples, if these are two things.
         """
-        self.replica_step.begin(plan)
         vector, samples = await self._port.seal()
         self._hold.end()
         if plan.scores and plan.rank_of(self._node.peer_id) not in plan.contributors:
@@ -401,12 +399,12 @@ class Member:
 
     def _gives_up_overtaken(self, plan: Plan) -> bool:
         """Give a round up whose other members are done with the next one: they gave this peer up in this one."""
-        if not self._formation.others_are_past(plan.step + 1) and self.amended.regroup(self.epoch) is None:
+        if not self._formation.others_are_past(plan.step + 1) and self._orders.regroup(self.epoch) is None:
             return False
         self._all_reduce.give_up(plan, "its other members went on without us")
         return True
 
-    async def _apply(self, outcome: RoundOutcome, samples: int, fate: ContributionFate) -> None:
+    async def _apply(self, outcome: RoundOutcome, samples: int) -> None:
         plan, step, report = outcome.plan, self.step + 1, self._port.report()
         self.replica_step.follow(plan)
         hashing = asyncio.get_running_loop().create_task(self._hash_result(plan.result_id))
@@ -419,9 +417,7 @@ class Member:
         strategy = StrategyChoice.of(goes_on)
         lineage = self.lineage.after(plan.result_id, plan.succession)
         with self._hold.beginning_if(lambda: self.swarm_view.is_behind(step)):
-            state = await self.replica_step.take(
-                outcome, self._result, fate, limit, strategy, lineage, compares=compares
-            )
+            state = await self.replica_step.take(outcome, self._result, limit, strategy, lineage, compares=compares)
         fingerprint = await hashing
         self._worth.note(plan, report, batch)
         self.step, self.in_doubt = step, False
@@ -516,7 +512,7 @@ class Member:
         self._take_up(state.lineage.in_epoch(self.epoch))
         self.on_replaced()
         if not had_state or (self.in_doubt and self.step != standing):
-            self.vectors.forget()  # what it kept may have counted, or was left out of another state than the run's
+            self.vectors.left_out.forget()  # it may have counted, or was left out of another state than the run's
             self.in_doubt = False
         self._formation.come_back(self.swarm_view.settled())
         self.amended.stand_at(self.step)
@@ -559,12 +555,5 @@ class Member:
         return step == self.amended.last_step(self.step)
 
     def _is_finished(self) -> bool:
-        last, is_regrouped = self.amended.last_step(self.step), self.amended.regroup(self.epoch) is not None
+        last, is_regrouped = self.amended.last_step(self.step), self._orders.regroup(self.epoch) is not None
         return last is not None and self.step >= last and not self._catching_up.needs_state and not is_regrouped
-
-
-def fate_of(vector: torch.Tensor | None, outcome: RoundOutcome) -> ContributionFate:
-    """Whether what this peer sealed for a round is in the mean with which it ended."""
-    if vector is None:
-        return ContributionFate.ABSENT
-    return ContributionFate.COUNTED if outcome.is_counted else ContributionFate.UNCOUNTED

@@ -9,36 +9,28 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 import torch
 import torch.distributed as dist
 
+from minga.core.decoding import decode_msgpack
 from minga.core.errors import ClosedError, ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-
-APPLY: Final = 1
-WRITE: Final = 2
-RESTORE: Final = 3
-RELEASE: Final = 4
-FAIL: Final = 5
-INNER: Final = 6
-ADOPT: Final = 7
-AMEND: Final = 8
-GATHER: Final = 9
-READ: Final = 10
-STATE: Final = 11
-DIGEST: Final = 12
 
 PATIENCE: Final = timedelta(days=7)
 """How long a rank waits for the others; only a rank that hangs without dying ever takes that long."""
 
 
-class Header(NamedTuple):
-    """What rank 0 announces: `value` is a step or, for RELEASE, whether the run is finished; `size` counts bytes."""
+class RankCommand(msgspec.Struct, frozen=True, array_like=True):
+    """What rank 0 has all ranks do: a `method` of their replicas, its arguments but for vectors, which follow, and how
+    many bytes of a state follow.
+    """
 
-    kind: int
-    value: int = 0
+    method: str
+    numbers: tuple[int, ...] = ()
+    data: bytes = b""
     size: int = 0
 
 
@@ -104,11 +96,10 @@ class ProcessGroup:
         with _together():
             dist.reduce(vector, dst=0, group=self._group)
 
-    def announce(self, header: Header) -> Header:
-        """Rank 0 sends `header`; every rank returns rank 0's."""
-        numbers = torch.tensor(header, dtype=torch.int64)
-        self.share(numbers)
-        return Header(*(int(each) for each in numbers))
+    def command(self, command: RankCommand | None = None) -> RankCommand:
+        """Rank 0 gives a command; every rank returns rank 0's."""
+        data = self.share_bytes(b"" if command is None else msgspec.msgpack.encode(command))
+        return decode_msgpack(data, RankCommand) if command is None else command
 
     def share(self, tensor: torch.Tensor) -> None:
         """Fill `tensor` (CPU) with rank 0's."""
@@ -143,8 +134,9 @@ class ProcessGroup:
 
     def share_bytes(self, data: bytes = b"") -> bytes:
         """Every rank returns rank 0's `data`."""
-        size = self.announce(Header(0, 0, len(data))).size
-        if size == 0:
+        length = torch.tensor([len(data)], dtype=torch.int64)
+        self.share(length)
+        if not (size := int(length)):
             return b""
         buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8) if self.leads else _bytes(size)
         self.share(buffer)

@@ -6,17 +6,17 @@ its replica because the swarm says so, it has the others do as well, before all 
 
     rank 0                            other ranks
       ◀────── gradients, samples ──────    collect
-      ── APPLY step, vector ──────────▶    apply
-      ── INNER vector ────────────────▶    step_by
-      ── ADOPT step, vector ──────────▶    adopt
-      ── AMEND settings ──────────────▶    amend
-      ── WRITE vector ────────────────▶    write_values
-      ── RESTORE state ───────────────▶    restore
-      ── RELEASE finished ────────────▶    back to the program
-      ── FAIL reason ─────────────────▶    raise ClosedError
+      ── apply step, vector ──────────▶    apply
+      ── step_by vector ──────────────▶    step_by
+      ── adopt step, vector ──────────▶    adopt
+      ── amend settings ──────────────▶    amend
+      ── write_values vector ─────────▶    write_values
+      ── restore state ───────────────▶    restore
+      ── release finished ────────────▶    back to the program
+      ── fail reason ─────────────────▶    raise ClosedError
 
-Each message is a header of three int64 numbers, then the tensor that it announces. Ranks that start from the same bytes
-and apply the same bytes stay equal to the last bit.
+Each message is a `RankCommand`, then the tensor that it announces. Ranks that start from the same bytes and apply the
+same bytes stay equal to the last bit.
 """
 
 from __future__ import annotations
@@ -32,18 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from minga.core.decoding import decode_json
 from minga.core.errors import ClosedError, MingaError
 from minga.core.spec.run_spec import RunSpec
-from minga.training.ranks.process_group import (
-    ADOPT,
-    AMEND,
-    APPLY,
-    FAIL,
-    INNER,
-    RELEASE,
-    RESTORE,
-    WRITE,
-    Header,
-    ProcessGroup,
-)
+from minga.training.ranks.process_group import ProcessGroup, RankCommand
 from minga.training.replica.replica import Replica
 from minga.training.state.scalars import Json
 from minga.training.state.snapshot import StateSnapshot, TensorEntry
@@ -101,14 +90,12 @@ class LeaderReplica(RankReplica):
 
     def apply(self, mean: torch.Tensor, step: int) -> None:
         """Take the optimizer step in all ranks."""
-        self._ranks.announce(Header(APPLY, step))
-        self._share_vector(mean)
+        self._tell("apply", mean, step)
         super().apply(mean, step)
 
     def amend(self, changes: Mapping[str, Any]) -> None:
         """Go by other settings of the optimizer in all ranks."""
-        self._ranks.announce(Header(AMEND))
-        self._ranks.share_bytes(msgspec.json.encode(dict(changes)))
+        self._ranks.command(RankCommand("amend", data=msgspec.json.encode(dict(changes))))
         super().amend(changes)
 
     def inner_step(self) -> bool:
@@ -120,14 +107,12 @@ class LeaderReplica(RankReplica):
 
     def step_by(self, gradients: torch.Tensor) -> bool:
         """The same by the gradients in a vector."""
-        self._ranks.announce(Header(INNER))
-        self._share_vector(gradients)
+        self._tell("step_by", gradients)
         return super().step_by(gradients)
 
     def adopt(self, values: torch.Tensor, step: int) -> torch.Tensor:
         """Come to `step` with these parameters in all ranks."""
-        self._ranks.announce(Header(ADOPT, step))
-        self._share_vector(values)
+        self._tell("adopt", values, step)
         return super().adopt(values, step)
 
     def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -137,8 +122,7 @@ class LeaderReplica(RankReplica):
 
     def write_values(self, values: torch.Tensor) -> None:
         """Set the parameters in all ranks."""
-        self._ranks.announce(Header(WRITE))
-        self._share_vector(values)
+        self._tell("write_values", values)
         super().write_values(values)
 
     def restore(self, snapshot: StateSnapshot) -> None:
@@ -152,7 +136,7 @@ class LeaderReplica(RankReplica):
 
     def release(self, *, finished: bool) -> None:
         """Let all ranks go on."""
-        self._ranks.announce(Header(RELEASE, int(finished)))
+        self._ranks.command(RankCommand("release", (int(finished),)))
         if finished:
             self._end()
 
@@ -161,8 +145,12 @@ class LeaderReplica(RankReplica):
         if isinstance(error, Exception):  # an interrupted process is in no state to talk; the others see it go
             reason = str(error).encode("utf-8")[:4096]
             with contextlib.suppress(MingaError):
-                self._ranks.announce(Header(FAIL))
-                self._ranks.share_bytes(reason)
+                self._ranks.command(RankCommand("fail", data=reason))
+
+    def _tell(self, method: str, vector: torch.Tensor, *numbers: int) -> None:
+        """Have the other ranks call a method with a vector and some numbers."""
+        self._ranks.command(RankCommand(method, numbers))
+        self._share_vector(vector)
 
     def _share_vector(self, vector: torch.Tensor) -> None:
         self._ranks.share(vector)
@@ -175,8 +163,7 @@ class LeaderReplica(RankReplica):
     def _announce_state(self, snapshot: StateSnapshot) -> None:
         """Say which state the other ranks are to become; its bytes follow."""
         head = _StateHead(snapshot.step, snapshot.tensors, snapshot.scalars)
-        self._ranks.announce(Header(RESTORE, snapshot.step, snapshot.buffer.numel()))
-        self._ranks.share_bytes(msgspec.json.encode(head))
+        self._ranks.command(RankCommand("restore", data=msgspec.json.encode(head), size=snapshot.buffer.numel()))
 
 
 class FollowerReplica(RankReplica):
@@ -188,37 +175,27 @@ class FollowerReplica(RankReplica):
         Raises `ClosedError` when rank 0 has ended.
         """
         vector: torch.Tensor | None = None
-        while (header := self._ranks.announce(Header(0))).kind != RELEASE:
-            if header.kind in (APPLY, WRITE, INNER, ADOPT):
+        while (command := self._ranks.command()).method != "release":
+            if command.method in ("apply", "step_by", "adopt", "write_values"):
                 vector = self._receive_vector(vector)
-                self._act_on(header, vector)
-            elif header.kind == AMEND:
-                self.amend(decode_json(self._ranks.share_bytes(), dict[str, Any]))
-            elif header.kind == RESTORE:
-                self.restore(self._receive(header))
+                getattr(self, command.method)(vector, *command.numbers)
+            elif command.method == "amend":
+                self.amend(decode_json(command.data, dict[str, Any]))
+            elif command.method == "restore":
+                self.restore(self._receive(command))
                 self.strategy_tensors()  # rank 0 alone has a strategy
-            elif header.kind == FAIL:
-                raise ClosedError(f"rank 0 of this peer ended: {self._ranks.share_bytes().decode('utf-8', 'replace')}")
+            elif command.method == "fail":
+                raise ClosedError(f"rank 0 of this peer ended: {command.data.decode('utf-8', 'replace')}")
             else:
-                self._take_part(header)
-        finished = bool(header.value)
+                self._take_part(command.method)
+        finished = command.numbers == (1,)
         if finished:
             self._end()
         return finished
 
-    def _act_on(self, header: Header, vector: torch.Tensor) -> None:
-        if header.kind == APPLY:
-            self.apply(vector, header.value)
-        elif header.kind == ADOPT:
-            self.adopt(vector, header.value)
-        elif header.kind == INNER:
-            self.step_by(vector)
-        else:
-            self.write_values(vector)
-
-    def _take_part(self, header: Header) -> None:
-        """Do this rank's part of what else rank 0 says."""
-        raise ClosedError(f"rank 0 of this peer says {header.kind}, which means nothing: is it of another version?")
+    def _take_part(self, method: str) -> None:
+        """Do this rank's part of what else rank 0 does."""
+        raise ClosedError(f"rank 0 of this peer says {method}, which means nothing here: is it of another version?")
 
     def _receive_vector(self, memory: torch.Tensor | None) -> torch.Tensor:
         """Rank 0's vector, in `memory` if there is some."""
@@ -226,10 +203,10 @@ class FollowerReplica(RankReplica):
         self._ranks.share(vector)
         return vector
 
-    def _receive(self, header: Header) -> StateSnapshot:
-        head = decode_json(self._ranks.share_bytes(), _StateHead)
+    def _receive(self, command: RankCommand) -> StateSnapshot:
+        head = decode_json(command.data, _StateHead)
         scalars: dict[str, Json] = head.scalars
-        return StateSnapshot(head.step, head.tensors, scalars, self._receive_bytes(header.size))
+        return StateSnapshot(head.step, head.tensors, scalars, self._receive_bytes(command.size))
 
     def _receive_bytes(self, size: int) -> torch.Tensor:
         """The bytes of the state that rank 0 announced."""

@@ -5,10 +5,10 @@ one, every rank streams its own shard (`shard_map.py`). Beside the messages ther
 
     rank 0                            other ranks
       ◀────── samples ─────────────────    collect: the gradients stay where they are
-      ── GATHER ──────────────────────▶    send the shard of the gradients; not if the micro-batch is dropped
-      ── READ ────────────────────────▶    send the shard of the parameters
-      ── STATE ───────────────────────▶    send the shard of the state
-      ── DIGEST ──────────────────────▶    the same, and hear the digest
+      ── accumulate ──────────────────▶    send the shard of the gradients; not if the micro-batch is dropped
+      ── read_values ─────────────────▶    send the shard of the parameters
+      ── capture ─────────────────────▶    send the shard of the state
+      ── digest ──────────────────────▶    the same, and hear the digest
 
 FSDP has taken the mean of the gradients over the ranks, each as much as any other. The optimizer steps on shards in
 every rank; norms are those of whole tensors (`minga.optim`), so optimizers of `minga.optim` come to equal bits with a
@@ -33,7 +33,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import AveragingSection
 from minga.optim.shards import is_sharded, local
-from minga.training.ranks.process_group import DIGEST, GATHER, READ, STATE, Header, ProcessGroup
+from minga.training.ranks.process_group import ProcessGroup, RankCommand
 from minga.training.ranks.rank_replicas import Combiner, FollowerReplica, LeaderReplica, RankReplica
 from minga.training.ranks.shard_map import Placed, ShardMap, ShardStream, count_shards
 from minga.training.replica.accelerator import Accelerator
@@ -323,7 +323,7 @@ class ShardedLeader(ShardedReplica, LeaderReplica):
 
     def read_values(self) -> torch.Tensor:
         """The parameters of all ranks as a vector."""
-        self._ranks.announce(Header(READ))
+        self._ranks.command(RankCommand("read_values"))
         return super().read_values()
 
     def sketch(self) -> Sketch:
@@ -334,7 +334,7 @@ class ShardedLeader(ShardedReplica, LeaderReplica):
     def capture(self) -> StateSnapshot:
         """A copy of the state of all ranks, in rank 0's CPU memory or in a file."""
         check_kept(self.optimizer)
-        self._ranks.announce(Header(STATE))
+        self._ranks.command(RankCommand("capture"))
         return super().capture()
 
     def capture_all(self) -> StateSnapshot:
@@ -344,7 +344,7 @@ class ShardedLeader(ShardedReplica, LeaderReplica):
     def digest(self) -> str:
         """The digest of the state of all ranks, which all then know."""
         check_kept(self.optimizer)
-        self._ranks.announce(Header(DIGEST))
+        self._ranks.command(RankCommand("digest"))
         digest = super().digest()
         self._ranks.share_bytes(digest.encode())
         return digest
@@ -380,17 +380,19 @@ class ShardedFollower(ShardedReplica, FollowerReplica):
         finally:
             self.vector.let_go()
 
-    def _take_part(self, header: Header) -> None:
-        if header.kind == GATHER:
+    def digest(self) -> str:
+        """That of the state of all ranks, by the word of rank 0."""
+        self.capture()
+        self.known_digest = self._ranks.share_bytes().decode()
+        return self.known_digest
+
+    def _take_part(self, method: str) -> None:
+        if method == "accumulate":
             self.vector.accumulate(self.vector.new(), 0.0)
-        elif header.kind == READ:
-            self.vector.read_values()
-        elif header.kind in (STATE, DIGEST):
-            self.capture()
-            if header.kind == DIGEST:
-                self.known_digest = self._ranks.share_bytes().decode()
+        elif method in ("read_values", "capture", "digest"):
+            getattr(self, method)()
         else:
-            super()._take_part(header)
+            super()._take_part(method)
 
     def _receive_vector(self, memory: torch.Tensor | None) -> torch.Tensor:
         self.vector.let_go()
@@ -426,7 +428,7 @@ class _ShardedCombiner:
         """See `Combiner`."""
         if not self._is_finite:
             return False
-        self._ranks.announce(Header(GATHER))
+        self._ranks.command(RankCommand("accumulate"))
         return self._vector.accumulate(vector, weight)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 
 from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.residual import Residuals
 from minga.training.lineage import Lineage
 from minga.training.replica.gradient_sum import GradientSum
 from minga.training.state.manifest import Manifest
@@ -84,10 +85,9 @@ class ReplicaInterface(Protocol):
         the id of the round whose contribution of this peer is in the mean, None if none is.
         """
 
-    def forget_left_out(self) -> None:
-        """Drop what `project` left out: a round may have counted some of it, and nobody can say how much; or another
-        strategy goes on.
-        """
+    @property
+    def left_out(self) -> Residuals:
+        """What `project` left out so far."""
 
     def define_fragments(self, fragments: Sequence[VectorLayout], tensors: Sequence[Sequence[int]]) -> None:
         """From now on rounds average vectors of these layouts, the round of step r that of place r modulo their number,

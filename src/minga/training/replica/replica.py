@@ -13,7 +13,7 @@ from blake3 import blake3
 from torch.optim.lr_scheduler import LRScheduler
 
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.residual import KeptResidual
+from minga.averaging.codecs.residual import Residuals
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.sketches.interface import make_sketch
 from minga.averaging.sketches.projection import RoundProjections
@@ -169,17 +169,10 @@ class Replica:
         """The mean gradient that the mean of the round of `step` stands for, which counts; see `RoundProjections`."""
         return self._projections.absorb(mean, step, counted_in=counted_in)
 
-    def left_out(self) -> dict[str, KeptResidual]:
-        """Copies of what the sketch left out so far, by the fingerprints of the vectors of which it was left out."""
-        return self._projections.kept()
-
-    def restore_left_out(self, kept: Mapping[str, KeptResidual]) -> None:
-        """Go on from what `left_out` returned before; what does not fit to its vector is dropped."""
-        self._projections.restore(kept)
-
-    def forget_left_out(self) -> None:
-        """Drop what the sketch left out so far."""
-        self._projections.forget()
+    @property
+    def left_out(self) -> Residuals:
+        """What the sketch left out so far."""
+        return self._projections.left_out
 
     def collect(self, samples: int, loss: float | torch.Tensor | None = None) -> int:
         """A micro-batch of `samples` samples is ready: how many does it have in all processes of this peer?

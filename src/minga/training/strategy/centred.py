@@ -18,11 +18,12 @@ from typing import Final, cast
 import torch
 
 from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT, is_finite
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyFacts
 from minga.core.errors import NonFiniteError
 from minga.core.spec.fields import Real, Section, real
 from minga.training.replica.interface import ReplicaInterface
-from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
+from minga.training.strategy.interface import Recovery, Strategy
 
 # ---- Parameters of a peer's own, beside those that all share.
 #

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyFacts
-from minga.training.strategy.interface import ContributionFate
 from minga.training.strategy.synchronous import Synchronous
 
 

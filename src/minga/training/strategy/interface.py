@@ -23,6 +23,7 @@ from typing import ClassVar
 
 import torch
 
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.messages import PeerScore
 from minga.averaging.strategy_choice import NoSettings, StrategyFacts
 from minga.core.spec.fields import Section
@@ -31,19 +32,6 @@ from minga.training.replica.interface import ReplicaInterface
 
 Settings = Section
 """What the settings of a strategy derive from; fields are declared by `whole`, `real`, `choice` and `described`."""
-
-
-class ContributionFate(enum.Enum):
-    """Whether this peer's contribution is in the mean of a round that counted."""
-
-    COUNTED = "counted"
-    """It is; also where nobody says whether each slice of it is."""
-    UNCOUNTED = "uncounted"
-    """The mean was made without it, as one is that adopts an earlier result in which this peer had no part. A strategy
-    whose facts say `keeps_uncounted` keeps it for a later round. Another one forgets it: what keeps it then is the
-    residual of the run's codec or sketch, if there is one, and never both."""
-    ABSENT = "absent"
-    """There was none: this peer only received."""
 
 
 class Recovery(enum.Enum):

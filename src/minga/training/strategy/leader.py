@@ -10,12 +10,12 @@ from typing import Final, cast
 
 import torch
 
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.messages import MAX_SCORE, PeerScore
 from minga.averaging.strategy_choice import StrategyFacts
 from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Real, Section, real, whole
 from minga.training.strategy.centred import Centred
-from minga.training.strategy.interface import ContributionFate
 
 _LOSSES: Final = "own/losses"
 _PACE: Final = "own/micro_batches"

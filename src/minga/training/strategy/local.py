@@ -27,6 +27,7 @@ from pydantic import model_validator
 
 from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, is_finite
 from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyFacts
 from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.core.spec.fields import Real, Section, choice, described, real, whole
@@ -35,7 +36,7 @@ from minga.optim.arithmetic import rounded
 from minga.training.replica.accelerator import verdict_of
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.strategy.centred import own_moments, shared_model
-from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
+from minga.training.strategy.interface import Recovery, Strategy
 
 # ---- Settings, and the facts that follow from them.
 

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 
 import torch
 
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyFacts
 from minga.core.errors import NonFiniteError
 from minga.core.spec.fields import Section
 from minga.training.replica.accelerator import LateVerdict
 from minga.training.replica.gradient_sum import GradientSum
 from minga.training.replica.interface import ReplicaInterface
-from minga.training.strategy.interface import ContributionFate, Strategy
+from minga.training.strategy.interface import Strategy
 
 # ---- Sums of gradients, which both strategies send: the replica takes an optimizer step by their mean each round.
 

@@ -100,15 +100,26 @@ def test_a_tokenizer_travels_as_files(tmp_path: Path) -> None:
     assert read.codes == 16
 
 
+def test_codes_of_a_local_tokenizer_do_not_depend_on_what_is_around(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    files = write(tmp_path, image_tokenizer_files(FsqTokenizer((8, 6, 5), is_local=True)))
+    some = pictures(4, 3)
+    moved = np.roll(some, 4, axis=2)
+    for tokenizer, is_local in ((read_image_tokenizer(files), True), (FsqTokenizer((8, 6, 5)), False)):
+        codes, theirs = (tokenizer.encode(each).reshape(4, 8, 8) for each in (some, moved))
+        assert np.array_equal(np.roll(codes, 1, axis=2), theirs) == is_local
+
+
 @pytest.mark.parametrize(
     "description",
     [
-        {"kind": "fsq", "levels": [4, 4], "halvings": 9},
-        {"kind": "fsq", "levels": [4, 4, 4], "halvings": 2},
-        {"kind": "fsq", "levels": [10**9], "halvings": 2},
-        {"kind": "fsq", "levels": [2, 2], "halvings": 2},
-        {"kind": "fsq", "levels": "no", "halvings": 2},
-        {"kind": "other", "levels": [4, 4], "halvings": 2},
+        {"kind": "fsq", "levels": [4, 4], "halvings": 9, "is_local": False},
+        {"kind": "fsq", "levels": [4, 4, 4], "halvings": 2, "is_local": False},
+        {"kind": "fsq", "levels": [10**9], "halvings": 2, "is_local": False},
+        {"kind": "fsq", "levels": [2, 2], "halvings": 2, "is_local": False},
+        {"kind": "fsq", "levels": "no", "halvings": 2, "is_local": False},
+        {"kind": "fsq", "levels": [4, 4], "halvings": 2, "is_local": "no"},
+        {"kind": "other", "levels": [4, 4], "halvings": 2, "is_local": False},
         {"kind": "janus", "config": {"base_channels": 10**12}},
         {"kind": "janus", "config": {"no_such_thing": {}}},
         {"kind": "janus", "config": {"_attn_implementation": "owner/kernel"}},

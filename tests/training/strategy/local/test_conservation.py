@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from minga.averaging.allreduce.round import Round
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import STRATEGIES
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
-from minga.training.strategy.interface import ContributionFate
 from minga.training.strategy.local import Local
 from tests.worlds.local_peers import LocalPeer, mean_of
 from tests.worlds.seeds import soaked

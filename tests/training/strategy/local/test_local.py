@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ConfigurationError, NonFiniteError
 from minga.testing import STRATEGY_CHECKS
 from minga.training.replica.schedule import Schedule
-from minga.training.strategy.interface import ContributionFate, Recovery
+from minga.training.strategy.interface import Recovery
 from minga.training.strategy.local import Local
 from tests.worlds.local_peers import LocalPeer, loss_of, mean_of, small_model, synchronous_peer, take_round
 

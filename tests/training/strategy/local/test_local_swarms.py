@@ -93,9 +93,9 @@ def test_work_on_a_state_of_another_founding_is_dropped(monkeypatch: pytest.Monk
             while again.session.member is None:
                 await asyncio.sleep(0.01)
             vectors = again.session.member.vectors  # type: ignore[union-attr]
-            vectors.restore({"what a codec left out": KeptResidual(1, torch.ones(3))})
+            vectors.left_out.restore({"what a codec left out": KeptResidual(1, torch.ones(3))})
             await swarm.run_until_step(8, limit_s=100)
-            assert (asked, vectors.kept(-1)) == ([], {})
+            assert (asked, vectors.left_out.kept(-1)) == ([], {})
             await assert_equal_states(swarm)
         finally:
             await swarm.close()

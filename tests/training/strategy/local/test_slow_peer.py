@@ -9,6 +9,7 @@ import pytest
 
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce
+from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.messages import Plan
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
@@ -35,7 +36,7 @@ def test_what_a_peer_of_a_sixteenth_of_the_speed_moves_counts_in_later_rounds(
         self: AllReduce, plan: Plan, layout: Any, local: Any, weight: int, *rest: Any, **named: Any
     ) -> RoundOutcome:
         outcome = await reduce(self, plan, layout, local, weight, *rest, **named)
-        counted[self._node.peer_id] += weight if outcome.is_counted else 0
+        counted[self._node.peer_id] += weight if outcome.fate is ContributionFate.COUNTED else 0
         return outcome
 
     def recovered(self: Local, rounds: int) -> Recovery:

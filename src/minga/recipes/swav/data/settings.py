@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from minga.core.spec.fields import Printable, Real, Section, choice, described, real, whole
+from minga.recipes.hub_data import of_hub
 
 _DATASET_NAME = r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$"
 _TEXT = "a text of at most 100 printable characters"
@@ -87,7 +88,7 @@ class ImageData(Section):
 
     def in_words(self) -> str:
         """What pictures they are, and whose."""
-        return _IN_WORDS.get(self.source, f"the data set {self.name} of the Hugging Face hub")
+        return _IN_WORDS.get(self.source) or of_hub(self.name)
 
     @model_validator(mode="after")
     def _check_source(self) -> ImageData:

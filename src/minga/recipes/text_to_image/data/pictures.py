@@ -47,21 +47,27 @@ def picture_sets(data: ImageTextData, side: int, seed: int) -> tuple[CaptionedPi
     if data.source == "openmoji":
         return _composed(drawings(), data, side, seed)
     if data.source == "shapes":
-        captions, pictures = _shapes(data, side, seed)
-    elif data.source == "folder":
+        return _shapes(data, side, seed)
+    if data.source == "folder":
         captions, pictures = _in_folder(data, side)
     else:
         captions, pictures = _streamed(data, side)
     if not pictures:
         raise ConfigurationError("data: there is no picture that passes the filters")
-    chosen = held_out([each.tobytes() for each in pictures], data.heldout_fraction)
-    parts = []
-    for wanted in (False, True):
-        numbers = [number for number, is_held_out in enumerate(chosen) if is_held_out == wanted]
-        numbers = numbers[:MAX_HELDOUT] if wanted else numbers
-        own = [pictures[number] for number in numbers]
-        parts.append(CaptionedPictures([captions[number] for number in numbers], own.__getitem__))
-    return parts[0], parts[1]
+    return _parted(captions, pictures.__getitem__, [each.tobytes() for each in pictures], data.heldout_fraction)
+
+
+def _parted(
+    captions: Sequence[str], picture: Callable[[int], Pixels], contents: Sequence[bytes], fraction: float
+) -> tuple[CaptionedPictures, CaptionedPictures]:
+    """The pictures to train on, and those that are held out because of their contents."""
+    chosen = np.array(held_out(contents, fraction))
+    training, heldout = (np.flatnonzero(chosen == wanted).tolist() for wanted in (False, True))
+    return _chosen(captions, picture, training), _chosen(captions, picture, heldout[:MAX_HELDOUT])
+
+
+def _chosen(captions: Sequence[str], picture: Callable[[int], Pixels], numbers: Sequence[int]) -> CaptionedPictures:
+    return CaptionedPictures([captions[number] for number in numbers], lambda place: picture(numbers[place]))
 
 
 def _composed(
@@ -80,13 +86,14 @@ def _composed(
     return parts[0], parts[1]
 
 
-def _shapes(data: ImageTextData, side: int, seed: int) -> tuple[list[str], list[Pixels]]:
-    """Held out are combinations of shape, colours, size and place."""
+def _shapes(data: ImageTextData, side: int, seed: int) -> tuple[CaptionedPictures, CaptionedPictures]:
+    """Held out are combinations of shape, colours, size and place: all that a caption says."""
     found, variety = shape_drawings(data.colours), Variety(data.colours, data.sizes, data.places)
     made = draw_compositions(data.compositions, found, variety, np.random.default_rng(seed))
     composer = Composer(found, side)
     captions = [caption_of(found[one.drawing].name, one.colour, one.size, one.place) for one in made]
-    return captions, [composer.paint(one) for one in made]
+    contents = [caption.encode() for caption in captions]
+    return _parted(captions, _painter(composer, made), contents, data.heldout_fraction)
 
 
 def _painter(composer: Composer, made: list[Composition]) -> Callable[[int], Pixels]:

@@ -44,28 +44,35 @@ class ResidualBlock(nn.Module):
 
 
 class FsqTokenizer(nn.Module):
-    """Pictures to codes and back; one code stands for 2^`halvings` pixels along each side."""
+    """Pictures to codes and back; one code stands for 2^`halvings` pixels along each side.
+
+    The code of a square also depends on what is around it, which tells photographs better. Where `is_local`, it depends
+    on the square alone: equal squares have equal codes wherever they are, so that drawings are easier to predict.
+    """
 
     kind = "fsq"
 
-    def __init__(self, levels: Sequence[int], halvings: int = 2) -> None:
+    def __init__(self, levels: Sequence[int], halvings: int = 2, *, is_local: bool = False) -> None:
         super().__init__()
         self.quantiser = ScalarQuantiser(levels)
-        self.halvings = halvings
+        self.halvings, self.is_local = halvings, is_local
         channels = len(self.quantiser.levels)
         down: list[nn.Module] = []
         up: list[nn.Module] = []
         for _ in range(halvings - 2):
             down += [nn.ReLU(), nn.Conv2d(_WIDE, _WIDE, 4, stride=2, padding=1)]
             up += [nn.ConvTranspose2d(_WIDE, _WIDE, 4, stride=2, padding=1), nn.ReLU()]
-        self.encoder = nn.Sequential(
+        seen: list[nn.Module] = [
             nn.Conv2d(3, _NARROW, 4, stride=2, padding=1),
             nn.ReLU(),
             nn.Conv2d(_NARROW, _WIDE, 4, stride=2, padding=1),
             *down,
             ResidualBlock(_WIDE),
-            nn.Conv2d(_WIDE, channels, 1),
-        )
+        ]
+        if is_local:
+            square = 2**halvings
+            seen = [nn.Conv2d(3, _WIDE, square, stride=square), nn.ReLU(), nn.Conv2d(_WIDE, _WIDE, 1), nn.ReLU()]
+        self.encoder = nn.Sequential(*seen, nn.Conv2d(_WIDE, channels, 1))
         self.decoder = nn.Sequential(
             nn.Conv2d(channels, _WIDE, 3, padding=1),
             ResidualBlock(_WIDE),
@@ -110,7 +117,7 @@ class FsqTokenizer(nn.Module):
 
     def description(self) -> dict[str, Any]:
         """What `stored.read_image_tokenizer` needs besides the parameters."""
-        return {"levels": list(self.quantiser.levels), "halvings": self.halvings}
+        return {"levels": list(self.quantiser.levels), "halvings": self.halvings, "is_local": self.is_local}
 
     def _drawn(self, quantised: Tensor) -> Tensor:
         drawn: Tensor = self.decoder(self.quantiser.scaled(quantised).movedim(-1, 1))

@@ -84,6 +84,9 @@ def _built(description: Any) -> FsqTokenizer | JanusTokenizer:
         return JanusTokenizer(description["config"])
     levels, halvings = description["levels"], description["halvings"]
     whole = isinstance(levels, list) and all(type(level) is int and 3 <= level <= 64 for level in levels)
+    is_local = description["is_local"]
     if description["kind"] != FsqTokenizer.kind or not whole or not 1 <= len(levels) <= 8 or halvings not in HALVINGS:
         raise ValueError("there is no such tokenizer")
-    return FsqTokenizer(levels, halvings)
+    if not isinstance(is_local, bool):
+        raise ValueError("is_local is neither true nor false")
+    return FsqTokenizer(levels, halvings, is_local=is_local)

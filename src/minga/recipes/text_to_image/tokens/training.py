@@ -36,10 +36,12 @@ class TokenizerQuality:
     perplexity: float
 
 
-def train_fsq(pictures: Pictures, levels: Sequence[int], halvings: int, steps: int, seed: int) -> FsqTokenizer:
+def train_fsq(
+    pictures: Pictures, levels: Sequence[int], halvings: int, steps: int, seed: int, *, is_local: bool = False
+) -> FsqTokenizer:
     """A tokenizer after `steps` steps of 64 pictures: AdamW, cosine schedule, mean squared error. Logs ten times."""
     with EqualDraws(seed):
-        tokenizer = FsqTokenizer(levels, halvings)
+        tokenizer = FsqTokenizer(levels, halvings, is_local=is_local)
     random = np.random.default_rng(seed)
     optimizer = torch.optim.AdamW(tokenizer.parameters(), lr=LEARNING_RATE)
     for step in range(steps):

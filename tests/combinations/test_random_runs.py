@@ -7,8 +7,8 @@ import random
 import pytest
 
 from documentation.combinations import choices, run_with
+from minga.combinations import check_combinations, nearest_allowed, with_changes
 from minga.core.errors import ConfigurationError
-from minga.training.combinations import check_combinations, nearest_allowed, with_changes
 
 MORE = {
     "averaging.codec": ("adaptive(large=topk, small=sign)", "adaptive(large=gtopk)", "topk(k=41, values=2bit)"),

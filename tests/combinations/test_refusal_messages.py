@@ -12,10 +12,7 @@ from minga.averaging.codecs.registry import CODECS
 from minga.averaging.quantizers.int8 import BlockwiseInt8Codec
 from minga.averaging.sketches.interface import SKETCHES
 from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts
-from minga.core.errors import ConfigurationError
-from minga.core.spec.fields import Section, whole
-from minga.core.spec.run_spec import RunSpec
-from minga.training.combinations import (
+from minga.combinations import (
     CAUTIONS,
     REFUSALS,
     cautions,
@@ -24,6 +21,9 @@ from minga.training.combinations import (
     refusals,
     with_changes,
 )
+from minga.core.errors import ConfigurationError
+from minga.core.spec.fields import Section, whole
+from minga.core.spec.run_spec import RunSpec
 from minga.training.plugins_of_run import check_plugins
 from minga.training.strategy.synchronous import Synchronous
 from tests.worlds import loudest_codec, sketches

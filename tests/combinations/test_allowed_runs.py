@@ -7,7 +7,7 @@ import math
 import pytest
 
 from documentation.combinations import Settings, run_with, with_company
-from minga.training.combinations import check_combinations, nearest_allowed, refusals, with_changes
+from minga.combinations import check_combinations, nearest_allowed, refusals, with_changes
 from tests.worlds.combined_peers import CombinedPeer, take_step
 from tests.worlds.run_choices import pairs, words
 
