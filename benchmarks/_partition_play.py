@@ -197,9 +197,9 @@ def stall_s(applied: Sequence[tuple[float, str]], healed_s: float, end_s: float)
     went_on = {name for time, name in applied if healed_s - WENT_ON_S <= time < healed_s}
     times = sorted(time for time, name in applied if name in went_on)
     before = [b - a for a, b in itertools.pairwise(t for t in times if healed_s - 2 * WENT_ON_S <= t < healed_s)]
-    if not before:
-        return None
     steps = [gap for gap in before if gap > max(before) / 2]  # the other gaps are between members of one step
+    if not steps:
+        return None
     last = max(time for time in times if time < healed_s)
     after = [last, *(time for time in times if time >= healed_s), end_s]
     return max(b - a for a, b in itertools.pairwise(after)) - statistics.median(steps)

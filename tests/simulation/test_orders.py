@@ -49,18 +49,18 @@ lasts = "5s"
 at = "10s"
 order = "pause"
 [[orders]]
-at = "13s"
+at = "16s"
 order = "resume"
 [[orders]]
-at = "13s"
+at = "16s"
 order = "amend"
 changes = { "training.target_batch_size" = 32 }
 [[orders]]
-at = "17s"
+at = "19s"
 order = "restore"
 peer = "organiser-1"
 [[orders]]
-at = "24s"
+at = "26s"
 order = "stop"
 """
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks._partition_play import Partition, Verdict, play
+from benchmarks._partition_play import Partition, Verdict, play, stall_s
 from minga.core.events.bus import Event
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
@@ -25,6 +25,10 @@ STOOD_STILL = (150, *map(soaked, (175, 116)))
 def test_a_seed_decides_the_partition() -> None:
     assert Partition.drawn(184) == Partition.drawn(184)
     assert Partition.drawn(184) != Partition.drawn(185)
+
+
+def test_of_one_step_alone_no_stall_can_be_told() -> None:
+    assert stall_s([(1.0, "one"), (8.0, "two"), (8.0, "three")], 10.0, 25.0) is None
 
 
 @pytest.mark.parametrize("seed", [*FORKED_BEFORE, *STOOD_STILL])

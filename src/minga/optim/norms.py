@@ -91,7 +91,7 @@ def sums_of_squares(tensors: Sequence[Tensor]) -> list[float]:
         devices.setdefault(work_device(tensor.device), []).append(index)
     for device, indices in devices.items():
         order, lanes = list[int](), list[Tensor]()
-        for size, alike in _alike(tensors, indices, _ROWS * _block(device)):
+        for size, alike in _alike(tensors, indices, _most(device)):
             flats = [whole(tensors[index]).detach().reshape(-1).to(device) for index in alike]
             order += alike
             lanes.append(_fold_together(flats, size))
@@ -115,7 +115,7 @@ def _alike(tensors: Sequence[Tensor], indices: Sequence[int], most: int) -> Iter
 def _fold_together(flats: Sequence[Tensor], size: int) -> Tensor:
     """Fold the squares of tensors that are padded to `size` until lanes are left: a column for each."""
     device = flats[0].device
-    if size > _ROWS * _block(device):
+    if size > _most(device):
         return _fold(_fold_rows(flats[0], size // _ROWS), FEWEST_LANES)[:, None]
     squares = torch.zeros(len(flats), size, dtype=torch.float64, device=device)
     used = [row[: flat.numel()] for row, flat in zip(squares, flats, strict=True)]
@@ -139,6 +139,11 @@ def _fold_rows(flat: Tensor, count: int) -> Tensor:
         used.mul_(used)
         lanes[start : start + width].copy_(_fold(squares, 1)[0])
     return lanes
+
+
+def _most(device: torch.device) -> int:
+    """Of a tensor of more elements a block is folded at once."""
+    return _ROWS * max(FEWEST_LANES, _block(device))
 
 
 def _block(device: torch.device) -> int:
