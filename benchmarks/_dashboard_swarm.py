@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -55,7 +55,11 @@ class Loop:
         async def call() -> Any:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(10.0)
+        return self.call(call())
+
+    def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine there."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(10.0)
 
     def close(self) -> None:
         """End it."""
@@ -244,6 +248,7 @@ class MadeUpRun:
                 ledger=None,
             ),
             on_loop=self._loop.ask,
+            call=self._loop.call,
             subscribe=self._subscribe,
             receipts=dict,
         )

@@ -10,13 +10,12 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
-from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import pytest
@@ -526,8 +525,12 @@ def test_a_port_that_is_taken_is_said(dashboard: Dashboard, run: MadeUpRun) -> N
 
 def test_a_dashboard_whose_peer_was_closed_does_not_start_and_gives_its_address_back() -> None:
     ended = MadeUpRun(2)
-    asked = cast(Any, ended.peer)
-    asked.on_loop = Mock(side_effect=ClosedError("this peer was closed"))
+
+    def refuse(coroutine: Coroutine[Any, Any, Any]) -> None:
+        coroutine.close()
+        raise ClosedError("this peer was closed")
+
+    cast(Any, ended.peer).call = refuse
     unstarted = Dashboard(ended.peer, ended.watcher, DashboardSettings(port=0), directory=None)
     address = urlsplit(unstarted.url)
     with pytest.raises(ClosedError):
