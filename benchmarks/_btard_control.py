@@ -81,8 +81,8 @@ class CountingNode(Node):
         super().__init__(*arguments, **options)
         self.received: Counter[Any] = Counter()
 
-    def _wrap(self, *arguments: Any, **options: Any) -> MessageStream:
-        return CountingStream.of(super()._wrap(*arguments, **options), self.received)
+    def wrap(self, *arguments: Any, **options: Any) -> MessageStream:
+        return CountingStream.of(super().wrap(*arguments, **options), self.received)
 
 
 class Control(NamedTuple):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import gc
 import signal
 from collections.abc import Iterator
@@ -35,6 +36,14 @@ def _nothing_of_a_loop_is_used_on_another_thread() -> Iterator[None]:
     REFUSED.clear()
     yield
     assert REFUSED == []
+
+
+@pytest.fixture
+def loopback_lan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One test at a time, of all processes, announces runs on the loopback interface: all hear what one says."""
+    with (tmp_path_factory.getbasetemp().parent / "lan.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

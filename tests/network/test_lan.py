@@ -14,6 +14,8 @@ from minga.identity.links.links import EntryPoint, Link
 from minga.network import lan
 from minga.network.lan import MOST_NAME_BYTES, SERVICE, LanAnnouncement, NearbyRun, find_runs
 
+pytestmark = pytest.mark.usefixtures("loopback_lan")
+
 HOST = "127.0.0.1"
 KEY, OTHER = "cd" * 32, "ef" * 32
 LINK = Link("ab" * 32, KEY, (EntryPoint(KEY, ("192.168.1.7:4433", "[fd00::7]:4433")),))

@@ -22,6 +22,7 @@ KEYS = ("cd" * 32, "ef" * 32)
 RUNS = [NearbyRun(f"run {key[0]}", Link(key, key, (EntryPoint(key, ("10.0.0.1:1",)),))) for key in KEYS]
 
 
+@pytest.mark.usefixtures("loopback_lan")
 def test_a_host_announces_its_run_and_a_newcomer_takes_part_without_a_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
