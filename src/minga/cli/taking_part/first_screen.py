@@ -22,8 +22,7 @@ from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_duration, format_size
 from minga.keeping.availability import ADVANCE, TrafficLimit
-from minga.network.probing.prober import MAX_DAY_BYTES
-from minga.network.probing.streams import most_probe_bytes
+from minga.network.probing import MAX_DAY_BYTES, most_probe_bytes
 from minga.simulation.forecast.explanation import DAY_S, PeerTask, explain
 from minga.simulation.forecast.forecast import encoded_bytes
 from minga.simulation.forecast.model_facts import STATE_BYTES, ModelFacts, facts_of_recipe

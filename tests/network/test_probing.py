@@ -19,21 +19,25 @@ from minga.averaging.solver.planner import divide
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.rate_cap import RateCap
 from minga.core.refusal_code import RefusalCode
+from minga.network import probing
 from minga.network.bandwidth.delivery_reports import BulkUse
 from minga.network.interface import PeerId
-from minga.network.probing import prober as prober_module
-from minga.network.probing import streams
-from minga.network.probing.prober import (
+from minga.network.probing import (
+    MAX_PHASE_BYTES,
     MAX_SERVED,
     PEER_PERIOD_S,
+    PHASE_S,
     RESERVE,
     RESERVE_S,
     SERVE_S,
     SERVED_PERIOD_S,
     SINK,
     SOURCE,
+    Batch,
+    ProbeRequest,
+    Ready,
+    Reserve,
 )
-from minga.network.probing.streams import MAX_PHASE_BYTES, PHASE_S, Batch, ProbeRequest, Ready, Reserve
 from minga.network.rpc.stream import MessageStream
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
@@ -106,8 +110,8 @@ async def test_a_probe_is_short_and_bounded() -> None:
 
 
 def test_what_probes_take_in_a_day_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prober_module, "MAX_DAY_BYTES", 20 * MB)
-    monkeypatch.setattr(prober_module, "DAY_S", 600.0)
+    monkeypatch.setattr(probing, "MAX_DAY_BYTES", 20 * MB)
+    monkeypatch.setattr(probing, "DAY_S", 600.0)
 
     @virtually
     async def main() -> None:
@@ -119,7 +123,7 @@ def test_what_probes_take_in_a_day_is_bounded(monkeypatch: pytest.MonkeyPatch) -
             results.append(await probe(world, 0))
         taken = moved(world)
         assert results == [True, True, True, False, False, False], "each takes 8 MB of each partner"
-        await asyncio.sleep(prober_module.DAY_S)
+        await asyncio.sleep(probing.DAY_S)
         assert await probe(world, 0)
         assert moved(world) > taken
         await world.close()
@@ -129,7 +133,7 @@ def test_what_probes_take_in_a_day_is_bounded(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_prober_whose_clock_runs_late_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its timer may be late, or its partner's round trip shorter than it was."""
-    monkeypatch.setattr(prober_module, "PHASE_S", PHASE_S + 0.4)
+    monkeypatch.setattr(MessageStream, "round_trip_s", 0.4)
 
     @virtually
     async def main() -> None:
@@ -223,7 +227,7 @@ async def test_of_many_others_some_are_enough() -> None:
     peer.network.process.context.run(peer.node.spawn, peer.prober.run())
     await until(lambda: bool(probed(peer)))
     assert peer.rates().upload == pytest.approx(5 * MB, rel=0.1)
-    assert len(links_of(peer.node).rows) == prober_module.MAX_PARTNERS
+    assert len(links_of(peer.node).rows) == probing.MAX_PARTNERS
     await world.close()
 
 
@@ -244,12 +248,12 @@ async def test_other_transfers_go_first() -> None:
     world = LinkWorld([(5.0, 5.0)] * 4)
     await world.start()
     one, other = world.peers[1:3]
-    probing = asyncio.create_task(probe(world, 0))
+    attempt = asyncio.create_task(probe(world, 0))
     await asyncio.sleep(0.5)  # the probe has begun
     begun = now()
     await one.send(other, 1_000_000)
     assert now() - begun < 0.2 + 0.35  # 0.2 s alone, and what was under way
-    assert not await probing
+    assert not await attempt
     assert not await probe(world, 0)  # those two are still busy
     await world.close()
 
@@ -453,7 +457,7 @@ async def test_a_changed_line_is_found_by_a_probe_after_doubts() -> None:
     await until(lambda: all(probed(peer) for peer in world.peers), 60.0)
     await asyncio.sleep(60.0)
     world.internet.set_rate(world.peers[0].network, 2 * MB, 8 * MB)
-    for _ in range(prober_module.DOUBTS):
+    for _ in range(probing.DOUBTS):
         world.peers[0].node.access_link.doubt()
     await asyncio.sleep(20.0)
     assert world.peers[0].rates().upload == pytest.approx(2 * MB, rel=0.1)
@@ -537,10 +541,10 @@ async def test_what_a_probe_showed_before_it_was_broken_off_counts() -> None:
     peer = world.peers[0]
     meter = peer.node.access_link.meter
     for ends_after_s, fills in ((0.5, False), (1.3, True)):
-        probing = asyncio.get_running_loop().create_task(probe(world, 0))
+        attempt = asyncio.get_running_loop().create_task(probe(world, 0))
         await asyncio.sleep(ends_after_s)
         meter.note_work()
-        assert not await probing
+        assert not await attempt
         assert (meter.up.total.value is not None, meter.down.total.value) == (fills, None)
         await asyncio.sleep(PEER_PERIOD_S + 1.0)
     sent_bytes = peer.node.traffic()[0]
@@ -565,21 +569,21 @@ def test_frames_of_a_probe_grow_with_what_was_sent_and_are_announced_together(ma
 
         async def send_bulk(self, body: memoryview) -> None:
             assert sum(frames) + body.nbytes <= max_bytes
-            assert body.nbytes == streams.FRAME_SIZES[0] or streams.GROWTH * body.nbytes <= sum(frames)
+            assert body.nbytes == probing.FRAME_SIZES[0] or probing.GROWTH * body.nbytes <= sum(frames)
             frames.append(body.nbytes)
 
         async def receive_end(self) -> None:
             await asyncio.Event().wait()
 
-    run_virtual(streams.fill(Wide(), max_bytes, lambda: None))  # type: ignore[arg-type]
-    assert sum(frames) > max_bytes - max(streams.FRAME_SIZES[0], max_bytes // streams.GROWTH)
+    run_virtual(probing.fill(Wide(), max_bytes, lambda: None))  # type: ignore[arg-type]
+    assert sum(frames) > max_bytes - max(probing.FRAME_SIZES[0], max_bytes // probing.GROWTH)
     assert [size for count, size in batches for _ in range(count)] == frames
-    assert len(batches) <= len(streams.FRAME_SIZES)
+    assert len(batches) <= len(probing.FRAME_SIZES)
     assert len(frames) <= 32 + 16 * len(batches)
 
 
 def test_constants_fit_together() -> None:
-    assert streams.FRAME_SIZES[-1] <= MAX_PHASE_BYTES // prober_module.MAX_PARTNERS
+    assert probing.FRAME_SIZES[-1] <= MAX_PHASE_BYTES // probing.MAX_PARTNERS
     assert issubclass(ProtocolError, RemoteError)
 
 
