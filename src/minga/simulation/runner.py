@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from minga.averaging.solver.baselines import divide_equally
+from minga.averaging.solver.flat import divide_equally
 from minga.averaging.solver.planner import divide
 from minga.identity.keys.keys import Identity
 from minga.simulation.event_log import LogWriter

@@ -20,9 +20,8 @@ from minga.cli.taking_part.status_view import plan_line
 from minga.core.errors import ConfigurationError
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
-from minga.simulation.forecast.explanation import alternatives, explain
-from minga.simulation.forecast.plan_words import plan_json, plan_text
-from minga.simulation.forecast.swarm_file import read_swarm_file
+from minga.planner.explanation import alternatives, explain, plan_json, plan_text
+from minga.planner.swarm_file import read_swarm_file
 from minga.training.record_kinds import Progress
 from minga.training.status.run_status import LiveRates, PlanWatch, live_rates
 from tests.training.status.test_run_status import Swarm

@@ -21,7 +21,7 @@ from minga.core.units import format_duration, format_rate, format_size
 from minga.identity.links.links import Link
 from minga.network.interface import PeerId
 from minga.network.probing import Prober
-from minga.simulation.forecast.explanation import explain
+from minga.planner.explanation import explain
 
 if TYPE_CHECKING:
     from minga.training.peer import Peer

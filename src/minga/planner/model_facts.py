@@ -29,6 +29,7 @@ from minga.core.errors import ConfigurationError
 if TYPE_CHECKING:
     from minga.core.spec.run_spec import RunSpec
 
+
 MAX_PARAMETERS: Final = 10**12
 MAX_TENSORS: Final = 1_000_000
 USUAL_TOKENS: Final = 512

@@ -13,18 +13,18 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import OptimizerSection
 from minga.optim import LAMB, MomentStorage
-from minga.recipes.initial import new_model
-from minga.recipes.peak_memory import LiveBytes, peak_bytes
-from minga.recipes.registry import RECIPES, load_recipe
-from minga.simulation.forecast.device_memory import (
+from minga.planner.device_memory import (
     DeviceMemory,
     PassMemory,
     counted_passes,
     device_memory,
     moment_bytes,
 )
-from minga.simulation.forecast.devices import look_up
-from minga.simulation.forecast.model_facts import facts_of_recipe, model_facts, recipe_spec
+from minga.planner.devices import look_up
+from minga.planner.model_facts import facts_of_recipe, model_facts, recipe_spec
+from minga.recipes.initial import new_model
+from minga.recipes.peak_memory import LiveBytes, peak_bytes
+from minga.recipes.registry import RECIPES, load_recipe
 from tests.worlds.cli_run import last_json, run
 
 TINY = "causal-lm-tiny"

@@ -9,11 +9,11 @@ import pytest
 
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.network.virtual.internet import HostSettings
+from minga.planner.forecast import forecast
+from minga.planner.model_facts import ModelFacts
+from minga.planner.peer_text import PeerClass, Role
+from minga.planner.planned_run import PlannedRun, Volunteers
 from minga.simulation import run_virtual
-from minga.simulation.forecast.forecast import forecast
-from minga.simulation.forecast.model_facts import ModelFacts
-from minga.simulation.forecast.peer_text import PeerClass, Role
-from minga.simulation.forecast.planned_run import PlannedRun, Volunteers
 from minga.simulation.swarm.swarm import Swarm, TrainerSettings
 from tests.worlds.swarm_tools import make_spec, pull, vector_replica
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError
-from minga.simulation.forecast.peer_text import MAX_CHARACTERS, PeerClass, parse_peers
+from minga.planner.peer_text import MAX_CHARACTERS, PeerClass, parse_peers
 
 
 def test_what_is_understood() -> None:

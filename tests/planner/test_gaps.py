@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from minga.simulation.advice.gaps import Gap, gap_of
-from minga.simulation.advice.ways import OWN, compared_ways
+from minga.planner.ways import OWN, Gap, compared_ways, gap_of
 
 
 def test_ways_of_minga_s_own_have_gaps_and_others_none() -> None:

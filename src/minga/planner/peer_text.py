@@ -5,7 +5,7 @@
 Classes of equal peers are separated by semicolons: how many, an x, and in parentheses, separated by commas, what each
 of them is. The count may be left out for a single peer. Each of these may come once:
 
-    a device           see `minga.simulation.forecast.devices`; not needed with samples_per_s, not possible with aux
+    a device           see `minga.planner.devices`; not needed with samples_per_s, not possible with aux
     RATE               of the line in both directions, or up=RATE and down=RATE (down is as up if left out)
     latency=20ms       one way, to the middle of the internet: a round trip between two peers is twice the sum of theirs
     client or nat      it cannot be dialled, so it reduces nothing for others
@@ -25,7 +25,7 @@ from typing import Any, Final, Literal
 
 from minga.core.errors import ConfigurationError
 from minga.core.units import parse_duration, parse_rate, parse_size
-from minga.simulation.forecast.devices import DEVICES
+from minga.planner.devices import DEVICES
 
 MAX_PEERS: Final = 1000
 MAX_CLASSES: Final = 100

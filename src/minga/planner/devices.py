@@ -4,7 +4,7 @@ An estimate of samples per second is
 
     peak arithmetic of the data sheet * share of it that training reaches / operations of a sample
 
-with the operations of `minga.simulation.forecast.model_facts` (forward and backward). The shares are assumptions:
+with the operations of `minga.planner.model_facts` (forward and backward). The shares are assumptions:
 half of the peak in float32 and a sixth of the tensor cores' in half precision, whose small products they wait for.
 They make a T4 compute some 10 samples per second of ALBERT-large (512 tokens) in half precision, the speed that the
 spread of T4s in published collaborations was planned with; single devices may be off by a factor of two either way.

@@ -19,19 +19,15 @@ import minga.cli
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.planner.advice import warnings
+from minga.planner.comparison import advised_batch, best_of, compare, frugal_of
+from minga.planner.devices import DEVICES, Measurement, keep_measurements, look_up, read_measurements
+from minga.planner.forecast import Forecast, encoded_bytes, footprint, forecast, gossip_bytes_per_s
+from minga.planner.model_facts import ModelFacts, model_facts
+from minga.planner.peer_text import parse_peers
+from minga.planner.planned_run import PlannedRun, resolve
+from minga.planner.ways import DENSE, TrainingWay, gap_of, local_way
 from minga.simulation import run_virtual
-from minga.simulation.advice.advice import warnings
-from minga.simulation.advice.advised_batch import advised_batch
-from minga.simulation.advice.comparison import best_of, compare, frugal_of
-from minga.simulation.advice.gaps import gap_of
-from minga.simulation.advice.ways import DENSE, TrainingWay, local_way
-from minga.simulation.forecast.devices import DEVICES, Measurement, keep_measurements, look_up, read_measurements
-from minga.simulation.forecast.forecast import Forecast, encoded_bytes, forecast, gossip_bytes_per_s
-from minga.simulation.forecast.memory import footprint
-from minga.simulation.forecast.model_facts import ModelFacts, model_facts
-from minga.simulation.forecast.peer_text import parse_peers
-from minga.simulation.forecast.planned_run import PlannedRun
-from minga.simulation.forecast.volunteers import resolve
 from tests.worlds.board_swarm import Swarm
 
 SMALL = model_facts("18M")
@@ -42,7 +38,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("minga.cli.gc.freeze", lambda: None)
     monkeypatch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self, **_: None)
     monkeypatch.setattr("minga.cli.terminal.context.gc.disable", lambda: None)
-    monkeypatch.setattr("minga.simulation.forecast.devices.table_path", lambda: tmp_path / "devices.json")
+    monkeypatch.setattr("minga.planner.devices.table_path", lambda: tmp_path / "devices.json")
 
 
 BOTH = (StrategyChoice("synchronous"), StrategyChoice("delayed"))
@@ -108,7 +104,7 @@ def test_models_that_are_refused(text: str, said: str) -> None:
 
 
 def test_gossip_takes_what_the_page_about_it_says() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text("utf-8").split("## Gossip")[1]
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text("utf-8").split("## Gossip")[1]
     rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| ", page, re.MULTILINE)
     assert {int(peers) for peers, _ in rows} >= {2, 10, 50, 100, 200}
     for peers, size in rows:

@@ -2,7 +2,7 @@
 
 A step is made of
 
-    filling      until the target batch is there, in whole micro-batches (`minga.simulation.forecast.step_fill`)
+    filling      until the target batch is there, in whole micro-batches (`fill`)
     forming      `FORMING_TRIPS` round trips: the last report, the plan, and the latency of the round itself
     round        `divide` and `predict` for the members that compute; the others are those that a leader would let rest.
                  Where a round takes one contribution, it is that of the member with the slowest line
@@ -23,6 +23,7 @@ from typing import Final
 
 import numpy as np
 
+from minga.averaging.clocking import sample_quota
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.planning.contributor_choice import StepWork, resting, with_one_sender, with_resting
 from minga.averaging.solver.division import Binding, Division, SwarmRates, usable
@@ -31,9 +32,59 @@ from minga.averaging.solver.planner import divide
 from minga.core.errors import ConfigurationError
 from minga.network.gossip.gossip import usual_beat_s
 from minga.network.gossip.rumours import TELLS_ALL
-from minga.simulation.forecast.model_facts import ModelFacts
-from minga.simulation.forecast.planned_run import PlannedRun, swarm_rates
-from minga.simulation.forecast.step_fill import PeerPace, StepFill, fill
+from minga.planner.device_memory import scratch_bytes
+from minga.planner.model_facts import ModelFacts
+from minga.planner.planned_run import PlannedRun, Volunteers, swarm_rates
+from minga.training.state.snapshot import FILED_BYTES
+
+# ---- When a step is full, and what each class of peers has by then: the leader's own choice of limits, for known
+# speeds.
+#
+# All begin the step at the same time, and a peer's k-th micro-batch ends k times as long after that. From these paces
+# `share_out` of `minga.averaging.clocking.sample_quota` chooses the samples at which each peer stops, as it does for
+# leaders in a run; what they stop at together is the batch of the step. The way of a report to the leader is no part
+# of it.
+
+
+@dataclass(frozen=True)
+class PeerPace:
+    """`count` equal peers that compute `micro_batch` samples in `micro_batch_s` seconds."""
+
+    count: int
+    micro_batch: int
+    micro_batch_s: float
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of all of them together."""
+        return self.count * self.micro_batch / self.micro_batch_s
+
+
+@dataclass(frozen=True)
+class StepFill:
+    """Seconds from the beginning of a step until all have stopped, and the samples that each pace has by then."""
+
+    seconds: float
+    samples: tuple[int, ...]
+
+
+def fill(paces: Sequence[PeerPace], batch: int) -> StepFill:
+    """How a step of at least `batch` samples fills up; forever if nobody computes."""
+    singles = [
+        sample_quota.MemberPace(0, pace.micro_batch, pace.micro_batch_s, pace.micro_batch_s)
+        for pace in paces
+        for _ in range(pace.count)
+    ]
+    limits = sample_quota.share_out(batch, singles)
+    samples, start = [], 0
+    for pace in paces:
+        samples.append(sum(limits.samples[start : start + pace.count]))
+        start += pace.count
+    return StepFill(limits.seconds, tuple(samples))
+
+
+# ---- What comes of a run.
+
 
 FORMING_TRIPS: Final = 2.5
 DAY_S: Final = 86_400.0
@@ -270,3 +321,60 @@ def _free_for_newcomers(setting: PlannedRun, foreseen: Prediction, step_s: float
             free += max(0.0, each.peers.upload - used) if each.peers.role != "client" else 0.0
             index += 1
     return free
+
+
+# ---- How much memory a peer needs, by what the code keeps: on the device, and in main memory beside it.
+#
+#     device   parameters, gradients and optimizer state in float32, the optimizer's scratch, activations of a
+#              micro-batch
+#     main     the sum of gradients (two of them with the delayed strategy), the result of the round, in which parts are
+#              summed up, too, the part that the peer reduces as it is sent, and a copy of the state for a newcomer, if
+#              that is small: a large one is a file
+#
+# Where the device is the processor both are one. Programs and libraries (some 0.5 to 1 GB) come on top, and the data.
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of memory of one peer. `activations` is None where nothing is known of the model's layers."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    scratch: int
+    activations: int | None
+    accumulators: int
+    result: int
+    wire: int
+    state_copy: int
+
+    @property
+    def device(self) -> int:
+        """What has to fit on the device (without unknown activations)."""
+        return self.parameters + self.gradients + self.optimizer + self.scratch + (self.activations or 0)
+
+    @property
+    def main(self) -> int:
+        """What is in main memory; a large copy of the state is on disk."""
+        return self.accumulators + self.result + self.wire + (self.state_copy if self.state_copy < FILED_BYTES else 0)
+
+
+def footprint(forecast: Forecast, place: int) -> Footprint:
+    """The memory of a peer of class number `place`."""
+    setting = forecast.setting
+    each: Volunteers = setting.volunteers[place]
+    model, size = setting.model, 4 * setting.model.parameters
+    known = model.activation_bytes is not None and each.computes
+    activations = round((model.activation_bytes or 0.0) * each.micro_batch) if known else None
+    return Footprint(
+        parameters=size,
+        gradients=size,
+        optimizer=setting.moment_bytes,
+        scratch=scratch_bytes(model, setting.optimizer),
+        activations=activations if each.computes else 0,
+        accumulators=size * setting.strategy.facts.vectors,
+        result=size,
+        # And of each sender a few chunks on their way, below 1 % of the vector.
+        wire=round(forecast.classes[place].reduces * forecast.vector_bytes),
+        state_copy=setting.state_bytes,
+    )

@@ -7,13 +7,60 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from minga.averaging.clocking.batch_size import smallest_batch
+from minga.averaging.solver.planner import divide
 from minga.combinations import check_combinations, refusals
 from minga.core.spec.sections import MAX_BATCH
-from minga.simulation.advice.advised_batch import BatchLimits, with_advised_batch
-from minga.simulation.advice.gaps import Gap
-from minga.simulation.advice.ways import TrainingWay
-from minga.simulation.forecast.forecast import Forecast, forecast
-from minga.simulation.forecast.planned_run import PlannedRun, spec_of
+from minga.planner.forecast import Forecast, forecast
+from minga.planner.planned_run import PlannedRun, spec_of, swarm_rates
+from minga.planner.ways import Gap, TrainingWay
+
+# ---- The target batch size that a planned swarm should have, or (auto) that its leaders will choose.
+
+
+IDLE_SHARE: Final = 0.2
+"""Communication should not take a larger share of the time."""
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """Between which batches to choose, and the share (0 to 1) of the time that communication may take.
+
+    They are a run spec's `target_batch_size_min`, `target_batch_size_max` and `most_communication`, or else all that a
+    run spec permits.
+    """
+
+    least: int = 1
+    most: int = 1 << 24
+    idle_share: float = IDLE_SHARE
+
+
+def advised_batch(found: Forecast, limits: BatchLimits = BatchLimits()) -> int:
+    """The smallest target batch within `limits` with which communication takes at most their share of the time, if
+    nobody rests.
+    """
+    setting, rates = found.setting, swarm_rates(found.setting.volunteers)
+    round_s = divide(rates, found.vector_bytes).predicted_s or 0.0
+    speed = sum(peer.samples_per_second for peer in rates.peers)
+    communication_s = found.communication_s - found.round_s + round_s
+    overlapped = setting.strategy.facts.max_in_flight > 0
+    fragments = setting.strategy.facts.fragments
+    allowed = limits.least // fragments, limits.most // fragments
+    return fragments * smallest_batch(speed, communication_s, limits.idle_share, allowed, overlapped=overlapped)
+
+
+def with_advised_batch(setting: PlannedRun, limits: BatchLimits) -> PlannedRun:
+    """The setting with the target batch size that the leaders of a run will settle at.
+
+    They choose it as `minga.averaging.clocking.batch_size` does.
+
+    Raises `ConfigurationError` as `forecast` does.
+    """
+    return replace(setting, target_batch_size=advised_batch(forecast(setting), limits))
+
+
+# ---- Ways and what comes of them.
+
 
 GOOD_ENOUGH: Final = 0.05
 """By which fraction a way has to come sooner to a loss than those before it to be called better."""

@@ -10,12 +10,11 @@ import pytest
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.simulation.advice.auto_choice import AutoChoice, choose, with_chosen_strategy
-from minga.simulation.advice.ways import FEW_INNER_STEPS, SYNCHRONOUS
-from minga.simulation.forecast.model_facts import ModelFacts
-from minga.simulation.forecast.peer_text import parse_peers
-from minga.simulation.forecast.planned_run import PlannedRun
-from minga.simulation.forecast.volunteers import resolve
+from minga.planner.auto_choice import AutoChoice, choose, with_chosen_strategy
+from minga.planner.model_facts import ModelFacts
+from minga.planner.peer_text import parse_peers
+from minga.planner.planned_run import PlannedRun, resolve
+from minga.planner.ways import FEW_INNER_STEPS, SYNCHRONOUS
 from minga.training.plugins_of_run import with_origins
 
 MODEL = ModelFacts("18M", (18_000_000,), 1e12, 512, None, "as given")
@@ -24,7 +23,7 @@ SPEED = "samples_per_s=10, micro_batch=4"
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("minga.simulation.forecast.devices.table_path", lambda: tmp_path / "devices.json")
+    monkeypatch.setattr("minga.planner.devices.table_path", lambda: tmp_path / "devices.json")
 
 
 def chosen(lines: str, batch: int = 640, **settings: Any) -> AutoChoice:

@@ -11,13 +11,11 @@ from minga.averaging.matchmaking.leader import longest_hold_s
 from minga.combinations import cautions
 from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration, format_size
-from minga.simulation.advice.advised_batch import IDLE_SHARE, advised_batch
-from minga.simulation.forecast.explanation import AUXILIARY_RATE
-from minga.simulation.forecast.forecast import Forecast, forecast
-from minga.simulation.forecast.memory import footprint
-from minga.simulation.forecast.peer_text import PeerClass
-from minga.simulation.forecast.planned_run import Volunteers, spec_of
-from minga.simulation.forecast.volunteers import ROOM
+from minga.planner.comparison import IDLE_SHARE, advised_batch
+from minga.planner.explanation import AUXILIARY_RATE
+from minga.planner.forecast import Forecast, footprint, forecast
+from minga.planner.peer_text import PeerClass
+from minga.planner.planned_run import ROOM, Volunteers, spec_of
 
 OVERSHOOT: Final = 1.1
 """How many times longer than without whole micro-batches filling may take before the organiser is told."""

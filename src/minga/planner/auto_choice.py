@@ -26,15 +26,13 @@ from minga.averaging.solver.planner import divide
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import AUTO_STRATEGY
+from minga.planner.comparison import GOOD_ENOUGH, BatchLimits, Compared, best_of, compare
+from minga.planner.devices import THIS, read_measurements
+from minga.planner.model_facts import facts_of_recipe
+from minga.planner.peer_text import parse_peers
+from minga.planner.planned_run import PlannedRun, resolve, swarm_rates
+from minga.planner.ways import DELAYED, FEW_INNER_STEPS, SYNCHRONOUS, TrainingWay, local_way
 from minga.recipes.registry import CUSTOM
-from minga.simulation.advice.advised_batch import BatchLimits
-from minga.simulation.advice.comparison import GOOD_ENOUGH, Compared, best_of, compare
-from minga.simulation.advice.ways import DELAYED, FEW_INNER_STEPS, SYNCHRONOUS, TrainingWay, local_way
-from minga.simulation.forecast.devices import THIS, read_measurements
-from minga.simulation.forecast.model_facts import facts_of_recipe
-from minga.simulation.forecast.peer_text import parse_peers
-from minga.simulation.forecast.planned_run import PlannedRun, swarm_rates
-from minga.simulation.forecast.volunteers import resolve
 
 WAITED_SHARE, HIDDEN_SHARE = 0.1, 0.8
 """How much of a round's computing its transfer may take: where peers wait for it, and where they go on."""

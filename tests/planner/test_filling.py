@@ -2,7 +2,7 @@
 
 import math
 
-from minga.simulation.forecast.step_fill import PeerPace, fill
+from minga.planner.forecast import PeerPace, fill
 
 
 def test_whole_micro_batches_are_waited_for() -> None:

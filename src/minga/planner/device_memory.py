@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Final
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import OptimizerSection
-from minga.simulation.forecast.model_facts import STATE_BYTES, WITH_SCRATCH, ModelFacts
+from minga.planner.model_facts import STATE_BYTES, WITH_SCRATCH, ModelFacts, OptimizerName
 
 if TYPE_CHECKING:
     import torch
+
 
 KEPT_TO_PEAK: Final = 1.45
 """How much larger a pass is at its worst moment than what it keeps from forward to backward."""
@@ -185,3 +186,14 @@ def estimated_passes(model: ModelFacts, *, half: bool) -> PassMemory:
     gradients, kept = 4.0 * model.parameters, model.activation_bytes
     per_sample = KEPT_TO_PEAK * (kept or 0.0) * (0.5 if half else 1.0)
     return PassMemory(((0, gradients), (1, gradients + per_sample)), is_known=kept is not None)
+
+
+def device_bytes(model: ModelFacts, optimizer: OptimizerName, micro_batch: int) -> int:
+    """What has to fit on the device for micro-batches of this size (without unknown activations)."""
+    activations = round((model.activation_bytes or 0.0) * micro_batch)
+    return model.parameters * (8 + STATE_BYTES[optimizer]) + scratch_bytes(model, optimizer) + activations
+
+
+def scratch_bytes(model: ModelFacts, optimizer: OptimizerName) -> int:
+    """What an update of all tensors at once takes besides."""
+    return 4 * model.parameters if optimizer in WITH_SCRATCH else 0

@@ -11,8 +11,8 @@ i computes gradients. (The published programme maximises steps per second in ter
 
 Peers that cannot be reached own nothing. With c given, a_ij = c_i m_j, and about n^2 variables are left.
 
-The division that is executed lets each owner's fraction be the same towards all (see `flat.py`); this bound is
-what it is judged by. scipy's solvers take half a second to import: import this module only where it is needed.
+The division that is executed lets each owner's fraction be the same towards all (see `averaging/solver/flat.py`); this
+bound is what it is judged by. scipy's solvers take half a second to import: import this module only where it is needed.
 """
 
 from __future__ import annotations
