@@ -25,9 +25,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, PlainValidator, ValidationError
 
 from minga.averaging.codecs.registry import canonical_codec, codec_choices
 from minga.averaging.planning.contributor_choice import StepWork
@@ -38,28 +38,26 @@ from minga.core.files import read_toml
 from minga.core.spec.fields import Printable, Real, Section, choice, described, real, whole
 from minga.core.spec.problems import explain
 from minga.core.units import parse_rate
+from minga.planner.peer_text import MAX_PEERS
 
 MAX_FILE_BYTES: Final = 1 << 20
-MAX_PEERS: Final = 1000
 MAX_CLASSES: Final = 1000
 NO_PATH: Final = "none"
 
 _RATE_WORDS = 'a rate such as "20Mbit" or "1.5 Gbit/s"'
 
 
-def _check_rate(text: str) -> str:
-    if text != NO_PATH:
-        try:
-            parse_rate(text)
-        except ConfigurationError as error:
-            raise ValueError(str(error)) from error
-    return text
+def _read_rate(value: object) -> float:
+    if not isinstance(value, str):
+        raise ValueError(f"must be {_RATE_WORDS}")
+    try:
+        return parse_rate(value)
+    except ConfigurationError as error:
+        raise ValueError(str(error)) from error
 
 
-def _check_no_word(text: str) -> str:
-    if text == NO_PATH:
-        raise ValueError(f"it must be {_RATE_WORDS}")
-    return _check_rate(text)
+def _read_limit(value: object) -> float:
+    return 0.0 if value == NO_PATH else _read_rate(value)
 
 
 def _check_codec(name: str) -> str:
@@ -75,7 +73,7 @@ def _check_strategy(name: str) -> str:
     return name
 
 
-Rate = Annotated[str, AfterValidator(_check_no_word)]
+Rate = Annotated[float, PlainValidator(_read_rate)]
 Name = Annotated[Printable, Field(min_length=1, max_length=64)]
 
 
@@ -100,13 +98,13 @@ class _Path(Section):
     between: Annotated[tuple[Name, ...], Field(strict=False, min_length=1, max_length=2)] = described(
         ..., "the classes or sites of both ends", "a list of one or two names or sites of [[peers]]"
     )
-    rate: Annotated[str, AfterValidator(_check_rate)] = described(
+    rate: Annotated[float, PlainValidator(_read_limit)] = described(
         ..., "limit in each direction", f'{_RATE_WORDS}, or "{NO_PATH}"'
     )
 
 
-class _Head(Section):
-    """What is above the tables."""
+class _SwarmTables(Section):
+    """A whole file."""
 
     target_batch_size: int = whole(..., 1, 10**9, "samples of a step, all peers together")
     strategy: Annotated[str, AfterValidator(_check_strategy)] = choice(
@@ -115,6 +113,12 @@ class _Head(Section):
     parameters: int | None = whole(None, 1, 10**13, "numbers in the vector")
     vector_bytes: int | None = whole(None, 1, 10**14, "size of the vector as it travels, instead of parameters")
     codec: Annotated[str, AfterValidator(_check_codec)] = choice("adaptive", "how parameters travel", *codec_choices())
+    peers: Annotated[tuple[_PeerClass, ...], Field(strict=False, min_length=1, max_length=MAX_CLASSES)] = described(
+        ..., "classes of equal peers", f"1 to {MAX_CLASSES} tables, each under its own [[peers]]"
+    )
+    paths: Annotated[tuple[_Path, ...], Field(strict=False, max_length=MAX_CLASSES)] = described(
+        (), "limits of paths", f"at most {MAX_CLASSES} tables, each under its own [[paths]]"
+    )
 
 
 @dataclass(frozen=True)
@@ -128,27 +132,23 @@ class SwarmFile:
 
 def read_swarm_file(path: Path) -> SwarmFile:
     """The peers in a TOML file. Raises `ConfigurationError` naming file, key and what is allowed."""
-    return parse_swarm(read_toml(path, MAX_FILE_BYTES), str(path))
-
-
-def parse_swarm(values: Mapping[str, Any], source: str) -> SwarmFile:
-    """The same from the file's values; `source` names the file in errors."""
-    head = _checked(_Head, {key: value for key, value in values.items() if key not in ("peers", "paths")}, source)
-    classes = _tables(_PeerClass, values, "peers", source)
-    if not classes:
-        raise ConfigurationError(f"{source}: peers: missing; there must be at least one [[peers]] table")
-    total = sum(each.count for each in classes)
+    values, source = read_toml(path, MAX_FILE_BYTES), str(path)
+    try:
+        tables = _SwarmTables.model_validate(values)
+    except ValidationError as error:
+        raise ConfigurationError(explain(error, _SwarmTables, source)) from error
+    total = sum(each.count for each in tables.peers)
     if total > MAX_PEERS:
         raise ConfigurationError(f"{source}: peers: {total} peers in all; there may be at most {MAX_PEERS}")
-    peers, members = _members(classes, source)
-    pairs = _pairs(_tables(_Path, values, "paths", source), members, source)
+    peers, members = _members(tables.peers, source)
+    pairs = _pairs(tables.paths, members, source)
     names = [
         each.name if each.count == 1 else f"{each.name} {number}"
-        for each in classes
+        for each in tables.peers
         for number in range(1, each.count + 1)
     ]
-    overlapped = StrategyChoice(head.strategy).facts.max_in_flight > 0
-    work = StepWork(_vector_bytes(head, source), head.target_batch_size, overlapped=overlapped)
+    overlapped = StrategyChoice(tables.strategy).facts.max_in_flight > 0
+    work = StepWork(_vector_bytes(tables, source), tables.target_batch_size, overlapped=overlapped)
     return SwarmFile(tuple(names), SwarmRates(tuple(peers), pairs), work)
 
 
@@ -170,22 +170,21 @@ def _members(classes: Sequence[_PeerClass], source: str) -> tuple[list[PeerRates
     return peers, by_class | by_site
 
 
-def _vector_bytes(head: _Head, source: str) -> float:
-    if (head.parameters is None) == (head.vector_bytes is None):
+def _vector_bytes(tables: _SwarmTables, source: str) -> float:
+    if (tables.parameters is None) == (tables.vector_bytes is None):
         raise ConfigurationError(f"{source}: give either parameters or vector_bytes")
-    if head.parameters is None:
-        return float(head.vector_bytes or 0)
+    if tables.parameters is None:
+        return float(tables.vector_bytes or 0)
     from minga.averaging.codecs.layout import VectorLayout  # brings torch, which is slow to import
 
-    layout = VectorLayout((head.parameters,), head.codec)
-    return float(layout.encoded_bytes(0, head.parameters))
+    layout = VectorLayout((tables.parameters,), tables.codec)
+    return float(layout.encoded_bytes(0, tables.parameters))
 
 
 def _rates(each: _PeerClass) -> PeerRates:
-    upload = parse_rate(each.upload)
     return PeerRates(
-        upload=upload,
-        download=upload if each.download is None else parse_rate(each.download),
+        upload=each.upload,
+        download=each.upload if each.download is None else each.download,
         samples_per_second=0.0 if each.role == "auxiliary" else each.samples_per_second,
         sends=each.role != "auxiliary",
         receives=each.receives,
@@ -202,27 +201,7 @@ def _pairs(paths: Sequence[_Path], members: Mapping[str, Sequence[int]], source:
                 f"{source}: [[paths]] number {number}: between: {unknown[0]!r} is no name or site of [[peers]]; "
                 f"there are: {', '.join(list(members)[:20])}"
             )
-        rate = 0.0 if path.rate == NO_PATH else parse_rate(path.rate)
         for one, other in itertools.product(members[path.between[0]], members[path.between[-1]]):
             if one != other:
-                pairs[one, other] = pairs[other, one] = rate
+                pairs[one, other] = pairs[other, one] = path.rate
     return pairs
-
-
-Checked = TypeVar("Checked", bound=Section)
-
-
-def _tables(kind: type[Checked], values: Mapping[str, Any], key: str, source: str) -> list[Checked]:
-    tables = values.get(key, [])
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ConfigurationError(f"{source}: {key}: must be tables, each under its own [[{key}]]")
-    if len(tables) > MAX_CLASSES:
-        raise ConfigurationError(f"{source}: {key}: {len(tables)} tables; there may be at most {MAX_CLASSES}")
-    return [_checked(kind, table, f"{source}: [[{key}]] number {number}") for number, table in enumerate(tables, 1)]
-
-
-def _checked(kind: type[Checked], values: Mapping[str, Any], source: str) -> Checked:
-    try:
-        return kind.model_validate(dict(values))
-    except ValidationError as error:
-        raise ConfigurationError(explain(error, kind, source)) from error
