@@ -1,10 +1,9 @@
-"""Writes the documentation page of the catalogue of events: `python -m minga.core.events.page > docs/events.md`."""
+"""The page of events: every kind of the catalogue, and what its fields mean."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import sys
 import textwrap
 from typing import Any, Final
 
@@ -59,7 +58,3 @@ def _section(data: type[EventData]) -> str:
 def _field(field: dataclasses.Field[Any]) -> str:
     meaning = FIELDS.get(field.name)
     return f"`{field.name}`: {TYPES[str(field.type)]}" + (f", {meaning}" if meaning else "")
-
-
-if __name__ == "__main__":
-    sys.stdout.write(event_page())
