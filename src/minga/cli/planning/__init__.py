@@ -7,5 +7,5 @@ Read: planning_app (options), plan (`minga plan` of a live run or a file), plan_
 plan --model`), forecast_view (how forecasts look), memory (`minga plan --memory`: which micro-batch fits), bench_device
 (`minga bench-device`), recipes (`minga recipes` and `minga new`: what can be trained), notebook (`minga notebook`).
 
-Called by app; the arithmetic is in averaging/solver and simulation/forecast.
+Called by app; the arithmetic is in averaging/solver and planner.
 """

@@ -12,7 +12,7 @@ from minga.cli.terminal.context import Context, collect_again
 from minga.core.units import format_duration, format_number, format_size
 
 if TYPE_CHECKING:
-    from minga.simulation.forecast.devices import Measurement
+    from minga.planner.devices import Measurement
 
 
 def run_bench_device(
@@ -22,8 +22,8 @@ def run_bench_device(
 
     Raises `ConfigurationError` for models without a recipe and devices that are not there.
     """
-    from minga.simulation.forecast.devices import Measurement, keep_measurements
-    from minga.simulation.forecast.model_facts import recipe_spec
+    from minga.planner.devices import Measurement, keep_measurements
+    from minga.planner.model_facts import recipe_spec
 
     spec = recipe_spec(model, tokens)
     import torch

@@ -13,11 +13,11 @@ from minga.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from minga.core.spec.run_spec import RunSpec
-    from minga.simulation.advice.advised_batch import BatchLimits
-    from minga.simulation.advice.ways import TrainingWay
-    from minga.simulation.forecast.devices import Precision
-    from minga.simulation.forecast.model_facts import OptimizerName
-    from minga.simulation.forecast.planned_run import PlannedRun
+    from minga.planner.comparison import BatchLimits
+    from minga.planner.devices import Precision
+    from minga.planner.model_facts import OptimizerName
+    from minga.planner.planned_run import PlannedRun
+    from minga.planner.ways import TrainingWay
 
 USUAL_TARGET_BATCH_SIZE = 4096
 PRECISIONS = ("auto", "single", "half")
@@ -40,8 +40,8 @@ class ForecastOptions:
 def run_forecast(options: ForecastOptions, context: Context) -> None:
     """Say what the swarm would reach, and what to look out for. Raises `ConfigurationError` for what makes no sense."""
     from minga.cli.planning.forecast_view import forecast_json, forecast_table, forecast_text
-    from minga.simulation.advice.advice import warnings
-    from minga.simulation.advice.comparison import best_of, compare
+    from minga.planner.advice import warnings
+    from minga.planner.comparison import best_of, compare
 
     setting, ways, auto = _asked(options)
     context.output.say("Planning …")
@@ -61,13 +61,12 @@ def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[TrainingWay],
     """
     from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
     from minga.core.spec.sections import AUTO_STRATEGY
-    from minga.simulation.advice.ways import TrainingWay, compared_ways
-    from minga.simulation.forecast.device_memory import moment_bytes
-    from minga.simulation.forecast.devices import THIS, read_measurements
-    from minga.simulation.forecast.model_facts import STATE_BYTES, model_facts, recipe_spec
-    from minga.simulation.forecast.peer_text import parse_peers
-    from minga.simulation.forecast.planned_run import PlannedRun
-    from minga.simulation.forecast.volunteers import resolve
+    from minga.planner.device_memory import moment_bytes
+    from minga.planner.devices import THIS, read_measurements
+    from minga.planner.model_facts import STATE_BYTES, model_facts, recipe_spec
+    from minga.planner.peer_text import parse_peers
+    from minga.planner.planned_run import PlannedRun, resolve
+    from minga.planner.ways import TrainingWay, compared_ways
 
     spec = recipe_spec(options.model, options.tokens) if options.model.lower().endswith(".toml") else None
     precision = cast("Precision", _one_of("--precision", options.precision, PRECISIONS))
@@ -95,7 +94,7 @@ def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[TrainingWay],
 
 def _limits_of(spec: RunSpec) -> BatchLimits | None:
     """Between which target batch sizes the leaders choose; None if there is only one."""
-    from minga.simulation.advice.advised_batch import BatchLimits
+    from minga.planner.comparison import BatchLimits
 
     training = spec.training
     least, most = training.batch_range

@@ -15,9 +15,8 @@ from minga.cli.terminal.context import Context
 from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError, UnreachableError
 from minga.identity.links.links import PREFIX
-from minga.simulation.forecast.explanation import alternatives, explain
-from minga.simulation.forecast.plan_words import plan_json, plan_text
-from minga.simulation.forecast.swarm_file import SwarmFile, read_swarm_file
+from minga.planner.explanation import alternatives, explain, plan_json, plan_text
+from minga.planner.swarm_file import SwarmFile, read_swarm_file
 from minga.training.join import PeerOptions, join
 
 LOOK_S = 5.0

@@ -134,8 +134,8 @@ def _simulate(simulation: Simulation, context: Context, tell: Callable[[Outcome]
             context.output.event("step", **step_json(step))
 
     def tick() -> str:
-        tell_steps(simulation.ledger.finished()[:-1])  # some members may still be at the newest one
-        return progress_line(simulation.ledger, simulation.scenario.stop, simulation.virtual_s)
+        tell_steps(simulation.timeline.finished()[:-1])  # some members may still be at the newest one
+        return progress_line(simulation.timeline, simulation.scenario.stop, simulation.virtual_s)
 
     def plain(line: str) -> list[str]:
         nonlocal said
