@@ -56,11 +56,11 @@ class Place:
     more: tuple[str, ...] = ()
 
     def start(self, *words: str) -> Running:
-        return Running(*words, "--host", self.address, *self.more, namespace=self.namespace)
+        return Running(*words, "--bind", self.address, *self.more, namespace=self.namespace)
 
     def look(self, *words: str) -> dict[str, Any]:
         where = ("--namespace", self.namespace) if self.namespace else ()
-        return last_json(forked.run(GUARDED_MINGA, *where, *words, "--host", self.address, "--json").stdout)
+        return last_json(forked.run(GUARDED_MINGA, *where, *words, "--bind", self.address, "--json").stdout)
 
 
 def placed(lab: Lab, host: str) -> Place:

@@ -1,31 +1,16 @@
-"""What `host` and `join` have in common: options of a peer, and how it is tied to the command."""
+"""Options of a peer, for the commands of split learning."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from minga.cli.terminal.context import Context
+from minga.cli.terminal.context import Context, apply_threads
 from minga.core.errors import ConfigurationError
-from minga.core.events.bus import Event
 from minga.core.rate_cap import RateCap
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
 
-
-@dataclass(frozen=True)
-class WorkOptions:
-    """How a command uses the machine; `data` is own text in place of the run's."""
-
-    device: str = "auto"
-    micro_batch: int | None = None
-    threads: int | None = None
-    data: tuple[str, ...] = ()
-    precision: str = "auto"
-    devices: str = "all"
-    checkpoint_activations: bool = False
-    compiled: bool = False
-    offload: bool = False
+__all__ = ["apply_threads", "peer_options", "wire"]
 
 
 def peer_options(
@@ -60,20 +45,6 @@ def peer_options(
     )
 
 
-def apply_threads(threads: int | None) -> None:
-    """Let torch use at most `threads` cores."""
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-
-
 def wire(context: Context, peer: Peer) -> None:
-    """Close the peer on Ctrl-C whatever the main thread does, and pass its events on as JSON."""
-    context.interruption.on_interrupt(peer.close)
-
-    def forward(event: Event) -> None:
-        context.output.event(event.kind, **event.fields)
-
-    if context.output.json_output:
-        peer.subscribe(forward)
+    """See `Context`."""
+    context.wire(peer)
