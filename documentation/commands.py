@@ -69,7 +69,6 @@ With `--json` each line is one object with `t` (Unix time in seconds) and `event
 | `run.caution` | `host`, `join`, `plan`, `sim` | `code`, `why`: settings that have a price |
 | `dashboard` | `dashboard`, `host` | `url`, `urls` (all of them), `join_url` (null in a run for members), `organiser_url` |
 | `split.joined` | `split join` | `peer`, `samples` that are here, `variant` |
-| `split.stands_by` | `split stand-by` | `peer` |
 | `authority` | `authority` | `url`, `link`, `roster` |
 | `member` | `members` | one admitted peer, by the names of the columns |
 | `case` | `runs verify` | `step`, `peer`, `reason`, `witness`, `wrong` |

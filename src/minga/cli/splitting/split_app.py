@@ -32,7 +32,7 @@ def add_commands(app: typer.Typer) -> None:
         help="A model that is cut: the data stays with clients, a server has the end of the model.",
         no_args_is_help=True,
     )
-    for command in (serve, join, stand_by, leakage):
+    for command in (serve, join):
         group.command()(command)
     app.add_typer(group)
 
@@ -121,62 +121,3 @@ def join(
         port=port,
     )
     run_split_join(link, peer, SplitJoinOptions(part, tuple(data or ()), batch, batches, threads), ready)
-
-
-def stand_by(
-    link: LinkArgument,
-    max_upload: Upload = None,
-    max_download: Download = None,
-    bind: Bind = None,
-    port: Port = 0,
-    announce: Announce = None,
-    threads: Threads = None,
-    directory: Directory = None,
-    identity: IdentityFile = None,
-    parent_watch: ParentWatchFlag = False,
-    json_output: Json = False,
-) -> None:
-    """Follow the server of a run with checkpoints, and serve in its place when it is gone. This machine's key, which
-    `minga doctor` shows, has to stand in split.servers of the run spec.
-    """
-    ready = make_context(json_output=json_output, parent_watch=parent_watch, slow_imports=True)
-    from minga.cli.splitting.stand_by import run_stand_by
-    from minga.cli.terminal.peer_options import peer_options
-
-    peer = peer_options(
-        "trainer",
-        identity=identity,
-        ephemeral=False,
-        directory=directory,
-        max_upload=max_upload,
-        max_download=max_download,
-        host=bind,
-        port=port,
-        announce=tuple(announce or ()),
-    )
-    run_stand_by(link, peer, ready, threads=threads)
-
-
-def leakage(
-    example: Annotated[str, typer.Option(help="digits, breast-cancer or wine.")] = "digits",
-    weight: Annotated[
-        list[float] | None, typer.Option(help="Weight of NoPeek to try; may be repeated (default: 0.5, 1 and 1.5).")
-    ] = None,
-    epochs: Annotated[
-        int | None,
-        typer.Option(min=1, max=10_000, help="Epochs of the model and of each decoder (default: 80 and 60)."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Everything that is random comes from it.")] = 0,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where figures, text and picture go.")] = Path("leakage"),
-    threads: Threads = None,
-    json_output: Json = False,
-) -> None:
-    """Measure what activations tell about the data, without and with NoPeek: figures, and originals beside what a
-    decoder makes of the activations.
-    """
-    ready = make_context(json_output=json_output, slow_imports=True)
-    from minga.cli.splitting.leakage import run_leakage
-    from minga.cli.terminal.peer_options import apply_threads
-
-    apply_threads(threads)
-    run_leakage(example, tuple(weight or ()), epochs, seed, out, ready)
