@@ -32,7 +32,7 @@ SHARED: Final = {
 }
 """What is told once."""
 
-UNSHOWN: Final = ("help_all", "leash", "parent_watch")
+UNSHOWN: Final = ("help_all", "leash")
 
 LINES: Final = """
 ## Lines for programs

@@ -313,7 +313,7 @@ def test_a_host_that_leaves_says_how_to_go_on_with_its_run(tmp_path: Path) -> No
     said = farewell_of_host(folder, PeerOptions(identity="key.json"), done, is_temporary=False)
     assert said == (
         f"This host has left at step 26; the newest checkpoint is of step 20. The run lies in {folder}. To go on with "
-        f"it:\nminga host --resume '{folder}' --identity key.json"
+        f"it:\nminga host '{folder}' --identity key.json"
     )
     assert farewell_of_host(folder, PeerOptions(ephemeral=True), {}, is_temporary=False) == (
         f"This host has left. The run lies in {folder}."

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from minga.cli.commands import TAKE_PART
-from minga.cli.splitting import split_app
+from minga.cli.commands import PARENTS
 from minga.cli.terminal.context import make_context
 from minga.cli.terminal.declaring import COMMANDS, Declaration
 
@@ -85,15 +84,14 @@ def _root(
 
 def _add_all() -> None:
     """Add all commands to `app`, those of several words below the first one."""
-    split_app.add_commands(app)
-    app.registered_groups[0].rich_help_panel = TAKE_PART
-    app.registered_groups[0].short_help = "Train a model that is cut, so that data stay with clients."
     parents: dict[str, typer.Typer] = {}
-    for name in COMMANDS:
+    for name, each in COMMANDS.items():
         parent, is_below, _ = name.partition(" ")
         if is_below and parent not in parents:
-            parents[parent] = typer.Typer(name=parent, context_settings=SETTINGS)
-            app.add_typer(parents[parent], rich_help_panel=COMMANDS[parent].group)
+            parents[parent] = typer.Typer(
+                name=parent, help=PARENTS.get(parent), no_args_is_help=parent in PARENTS, context_settings=SETTINGS
+            )
+            app.add_typer(parents[parent], rich_help_panel=each.group)
     for name, each in COMMANDS.items():
         _add(each, parents.get(name.partition(" ")[0], app), is_parent=name in parents)
 

@@ -5,30 +5,28 @@ See `declaring`. Nothing heavy is imported here: a command's own module is, once
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from minga.cli.terminal.declaring import argument, command, option
 from minga.cli.terminal.options import (
     KEPT_RUN_HELP,
     LINK_HELP,
     RUN_HELP,
+    HostingOptions,
     LookingOptions,
     NetworkOptions,
     OrderOptions,
     OrganiserOptions,
     OutputOptions,
     ParticipantOptions,
+    ThreadsOptions,
     WorkOptions,
     checked_link,
     checked_run,
 )
 from minga.core.errors import ConfigurationError
 from minga.recipes.registry import USUAL_MODEL, USUAL_RECIPE
-
-if TYPE_CHECKING:
-    from minga.training.join import PeerOptions
 
 TAKE_PART, ORGANISE, PLAN = "Take part", "Organise", "Plan and simulate"
 
@@ -171,7 +169,7 @@ class SampleCommand(LookingOptions):
 
 
 @command(TAKE_PART, "minga.cli.keeping.evaluate:run_evaluate", "minga evaluate my-model --task ncc", slow_imports=True)
-class EvaluateCommand(OutputOptions):
+class EvaluateCommand(OutputOptions, ThreadsOptions):
     """Try a trained model on a task, beside an untrained one."""
 
     model: str = argument("MODEL", "A folder of `minga export`, or OWNER/NAME on the hub.")
@@ -189,9 +187,51 @@ class EvaluateCommand(OutputOptions):
     examples: int | None = option(
         "Train on so many examples only (default: on all of the training part).", default=None, least=1
     )
-    threads: int | None = option(
-        "CPU threads to compute with (default: all cores).", default=None, least=1, most=1024, rare=True
+
+
+PARENTS = {"split": "Train a model that is cut, so that data stay with clients."}
+"""What the help says of commands that are only there for those below them."""
+
+
+@command(TAKE_PART, "minga.cli.splitting.serve:run_serve", "minga split serve run.toml", slow_imports=True)
+class SplitServeCommand(HostingOptions, ThreadsOptions):
+    """Serve the end of a model that is cut; prints ONE link for the clients.
+
+    It begins a run or goes on with one, whose link stays valid.
+    """
+
+    run: Path = argument(
+        "RUN",
+        'A run spec in TOML with recipe = "split" and a [split], which begins a run; or the folder or id of a run on '
+        "this machine, to go on with it.",
     )
+    batches: int | None = option("End after so many batches of all clients.", default=None, least=1)
+    role: str = "trainer"
+
+
+@command(
+    TAKE_PART, "minga.cli.splitting.join:run_split_join", "minga split join LINK --data mine.csv", slow_imports=True
+)
+class SplitJoinCommand(ParticipantOptions, ThreadsOptions):
+    """Train a model that is cut with data of this machine, which stay here.
+
+    Ctrl-C leaves at any time.
+    """
+
+    link: str = argument("LINK", LINK_HELP, check=checked_link)
+    part: int | None = option(
+        "Which part of the run's example this client has (default: by its key).", default=None, least=1
+    )
+    data: tuple[str, ...] = option(
+        "Own .csv files: one sample a line, its class at the end; may be repeated.", default=()
+    )
+    role: str = option("trainer, or client (never dialled).", default="trainer", rare=True)
+    batch: int = option("Samples of a batch.", default=64, least=1)
+    batches: int | None = option("Leave after so many batches.", default=None, least=1)
+
+    def __post_init__(self) -> None:
+        if self.role not in ("trainer", "client"):
+            raise ConfigurationError(f"--role {self.role}: choose trainer or client")
 
 
 # ---- organise
@@ -229,7 +269,7 @@ class NewCommand(OutputOptions):
     "minga host run.toml --port 4433 --announce 203.0.113.7:4433",
     slow_imports=True,
 )
-class HostCommand(ParticipantOptions, WorkOptions):
+class HostCommand(HostingOptions, WorkOptions):
     """Begin a run, or go on with one; prints ONE link for all others.
 
     It stays as monitor, seed and auxiliary. Without RUN, in the folder of a run, it goes on with that run.
@@ -242,9 +282,6 @@ class HostCommand(ParticipantOptions, WorkOptions):
         default=None,
     )
     role: str = option("auxiliary (no gradients; in byzantine runs trainer), trainer, or monitor.", default="auxiliary")
-    announce: tuple[str, ...] = option(
-        "Address at which others reach this machine behind NAT; may be repeated.", default=(), metavar="IP[:PORT]"
-    )
     dashboard: bool = option("Serve web pages about the run, too.", "--dashboard", default=False)
     announce_lan: bool = option(
         "Announce the run in this local network: `minga join` there lists it.", "--announce-lan", default=False
@@ -277,10 +314,6 @@ class HostCommand(ParticipantOptions, WorkOptions):
     dashboard_public: bool = option(
         "Beyond this machine, every viewer may look at the dashboard.", "--dashboard-public", default=False, rare=True
     )
-
-    def peer_options(self) -> PeerOptions:
-        """See `ParticipantOptions`."""
-        return replace(super().peer_options(), announce=self.announce)
 
 
 @command(ORGANISE, "minga.cli.access.amend:run_amend", "minga amend LINK optimizer.learning_rate=0.001")
@@ -459,7 +492,7 @@ class RunsVerifyCommand(OutputOptions):
     "minga.cli.planning.plan:run_plan",
     'minga plan --model albert-large --peers "20x(t4, up=50Mbit, down=200Mbit)"',
 )
-class PlanCommand(LookingOptions):
+class PlanCommand(LookingOptions, ThreadsOptions):
     """Forecast a run with given machines, or explain the plan of one.
 
     With --model and --peers it forecasts; with --model and --memory it says what fits into a device; with --model and
@@ -498,9 +531,6 @@ class PlanCommand(LookingOptions):
     )
     seconds: float = option(
         "(--measure) How long to measure each micro-batch.", default=5.0, least=0.1, most=600.0, rare=True
-    )
-    threads: int | None = option(
-        "(--measure) CPU threads to compute with (default: all cores).", default=None, least=1, most=1024, rare=True
     )
 
     def __post_init__(self) -> None:

@@ -130,7 +130,7 @@ def test_a_run_that_is_hosted_is_not_deleted_and_it_is_said_what_to_end(folders:
         ("runs", "backup", "ID", "--out", "OUT"),
         ("export", "ID", "--out", "OUT"),
         ("host", "ID", "--role", "trainer"),
-        ("split", "serve", "--resume", "ID"),
+        ("split", "serve", "ID"),
         ("runs", "receipts", "ID"),
         ("runs", "receipts", "ID", "--out", "OUT"),
         ("status", "ID"),

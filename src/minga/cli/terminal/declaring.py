@@ -36,13 +36,16 @@ class Declaration:
     slow_imports: bool
 
     def fields(self) -> list[Field[Any]]:
-        """Arguments in their order, then options: those of the command itself before those that it shares."""
+        """Arguments in their order, then options: those of the command itself before those that it shares.
+
+        A field that is neither has a value that nobody gives.
+        """
         own = inspect.get_annotations(self.options)
 
         def place(one: Field[Any]) -> int:
             return 0 if one.metadata["make"] is typer.Argument else 1 if one.name in own else 2
 
-        return sorted(fields(self.options), key=place)
+        return sorted((each for each in fields(self.options) if each.metadata), key=place)
 
 
 COMMANDS: Final[dict[str, Declaration]] = {}

@@ -6,11 +6,9 @@ import contextlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
-
-import typer
+from typing import TYPE_CHECKING, Final
 
 from minga.cli.terminal.declaring import argument, option
 from minga.core.errors import ConfigurationError
@@ -150,12 +148,6 @@ class ParticipantOptions(NetworkOptions):
         "UDP port; keep it, and the link stays valid. 0: any.", default=0, least=0, most=65535, rare=True
     )
     ephemeral: bool = option("Use a new key that is forgotten at the end.", "--ephemeral", default=False, rare=True)
-    log_to: tuple[str, ...] = option(
-        "Send figures to tensorboard, wandb or trackio, too; may be repeated.",
-        default=(),
-        metavar="LOGGER[:PROJECT]",
-        rare=True,
-    )
     leash: bool = option("End with the process that started this one.", "--leash", default=False, hidden=True)
 
     def peer_options(self) -> PeerOptions:
@@ -180,8 +172,30 @@ class ParticipantOptions(NetworkOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkOptions:
-    """How a command computes on this machine."""
+class HostingOptions(ParticipantOptions):
+    """How a machine hosts a run."""
+
+    announce: tuple[str, ...] = option(
+        "Address at which others reach this machine behind NAT; may be repeated.", default=(), metavar="IP[:PORT]"
+    )
+
+    def peer_options(self) -> PeerOptions:
+        """See `ParticipantOptions`."""
+        return replace(super().peer_options(), announce=self.announce)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadsOptions:
+    """How much of the processor a command uses."""
+
+    threads: int | None = option(
+        "CPU threads to compute with (default: all cores).", default=None, least=1, most=1024, rare=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkOptions(ThreadsOptions):
+    """How a command trains on this machine, and where its figures go."""
 
     device: str = option("auto, cpu, cuda, cuda:1, mps, …", default="auto")
     micro_batch: int | None = option(
@@ -205,51 +219,9 @@ class WorkOptions:
     compiled: bool = option(
         "Let PyTorch compile the model, which takes minutes.", "--compile", default=False, rare=True
     )
-    threads: int | None = option(
-        "CPU threads to compute with (default: all cores).", default=None, least=1, most=1024, rare=True
+    log_to: tuple[str, ...] = option(
+        "Send figures to tensorboard, wandb or trackio, too; may be repeated.",
+        default=(),
+        metavar="LOGGER[:PROJECT]",
+        rare=True,
     )
-
-
-# ---- for the commands of split learning, which are functions
-
-LinkArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="LINK",
-        help=LINK_HELP,
-        show_default=False,
-        callback=checked_link,
-    ),
-]
-OptionalLink = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[LINK]",
-        help=LINK_HELP,
-        show_default=False,
-        callback=checked_link,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object per line instead of text; the last is a summary.")]
-Directory = Annotated[
-    Path | None, typer.Option(help="Where runs keep files and checkpoints (default: the user's data folder).")
-]
-Bind = Annotated[str | None, typer.Option("--bind", help="IP address to bind (default: all interfaces).")]
-IdentityFile = Annotated[Path | None, typer.Option("--identity", help="Key file (default: in the user's data folder).")]
-Voucher = Annotated[
-    Path | None,
-    typer.Option("--identity", help="In a run for members: the key file of a member (default: in the data folder)."),
-]
-Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads to compute with (default: all cores).")]
-Ephemeral = Annotated[bool, typer.Option("--ephemeral", help="Use a new key that is forgotten at the end.")]
-Upload = Annotated[
-    str | None,
-    typer.Option("--max-upload", help='Send no faster than this, such as 10Mbit or "10Mbit, 50Mbit 23:00-07:00".'),
-]
-Download = Annotated[str | None, typer.Option("--max-download", help="Receive no faster than this; as above.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="UDP port; keep it, and the link stays valid. 0: any.")]
-Announce = Annotated[
-    list[str] | None,
-    typer.Option(metavar="IP[:PORT]", help="Address at which others reach this machine behind NAT; may be repeated."),
-]
-ParentWatchFlag = Annotated[bool, typer.Option("--leash", hidden=True)]
