@@ -51,7 +51,7 @@ def test_a_newcomer_comes_in_on_the_base_of_the_run_alone(verification: str) -> 
             await asyncio.wait_for(other.ended.wait(), 60)
             assert isinstance(other.error, UnfitError)
             assert str(other.error).startswith(
-                "`0.bias` is frozen and has other values in the run than in this program"
+                "`0.weight` is frozen and has other values in the run than in this program"
             )
             await asyncio.sleep(1)
             told = {(each.peer, str(each.event.fields["why"])) for each in swarm.log.of("member.unfit")}

@@ -67,7 +67,7 @@ def test_processes_of_one_peer_need_one_base(base: str, tmp_path: Path) -> None:
     assert not any(process.returncode for process in processes), ended
     assert said[0] == said[1]
     if base == "other":
-        assert "`0.bias` is frozen and has other values in some processes of this peer (and 1 other)" in said[0]
+        assert "`0.weight` is frozen and has other values in some processes of this peer (and 1 other)" in said[0]
     else:
         assert len(said[0]) == 64
 
@@ -105,5 +105,5 @@ def test_a_frozen_tensor_in_shards_is_the_base_of_a_plain_peer(ranks: ProcessGro
     sharded.restore(plain.capture())
     assert sharded.digest() == plain.digest()
     assert not any("0.weight" in entry.name for entry in sharded.capture().tensors)
-    with pytest.raises(UnfitError, match=r"`0.bias` is frozen and has other values in the run .* \(and 1 other\)"):
+    with pytest.raises(UnfitError, match=r"`0.weight` is frozen and has other values in the run .* \(and 1 other\)"):
         other.restore(plain.capture())

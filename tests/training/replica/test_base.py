@@ -81,7 +81,7 @@ def test_a_state_has_what_is_trained_and_the_buffers_and_names_the_base(tmp_path
     assert checkpoint is not None
     before = other.digest()
     with pytest.raises(
-        UnfitError, match=r"`body.0.bias` is frozen and has other values in the run .* \(and 4 others\)"
+        UnfitError, match=r"`body.0.weight` is frozen and has other values in the run .* \(and 4 others\)"
     ):
         other.restore(checkpoint.snapshot)
     assert other.digest() == before
@@ -97,7 +97,7 @@ def test_a_model_that_only_reads_a_state_needs_its_base(tmp_path: Path) -> None:
         reader = Body(seed).requires_grad_(True)
         one = Replica(make_spec(4), torch.optim.SGD(reader.parameters(), lr=1.0), model=reader, reads=True)
         if seed:
-            with pytest.raises(UnfitError, match=r"`body.0.bias` is frozen and has other values"):
+            with pytest.raises(UnfitError, match=r"`body.0.weight` is frozen and has other values"):
                 one.restore(checkpoint.snapshot)
             continue
         one.restore(checkpoint.snapshot)
@@ -122,17 +122,46 @@ def test_packed_weights_are_no_part_of_the_state_nor_of_what_is_averaged() -> No
 def test_a_tensor_that_holds_others_is_hashed_by_these() -> None:
     """As the libraries have it that quantise whole models: such a tensor has no bytes of its own."""
 
-    def quantised(second: float) -> Replica:
+    def holding(second: float) -> Replica:
         model = Body()
         kept = TwoTensor(torch.ones(4, 4), torch.full((4, 4), second))
         model.body[2].weight = nn.Parameter(kept, requires_grad=False)
         return replica(model)
 
-    run, same, other = quantised(1.0), quantised(1.0), quantised(2.0)
+    run, same, other = holding(1.0), holding(1.0), holding(2.0)
     same.restore(stepped(run).capture())
     assert same.digest() == run.digest()
     with pytest.raises(UnfitError, match=r"`body\.2\.weight` is frozen and has other values"):
         other.check(run.capture())
+
+
+def quantised(kind: str, seed: int) -> nn.Module:
+    """A layer that a library quantises, below one that is trained."""
+    torch.manual_seed(seed)
+    base = nn.Linear(WIDE, WIDE)
+    if kind == "torchao":
+        quantization = pytest.importorskip("torchao.quantization", reason="torchao quantises the base")
+        quantization.quantize_(base, quantization.Int8WeightOnlyConfig())
+    else:
+        layers = pytest.importorskip("bitsandbytes", reason="bitsandbytes quantises the base").nn
+        whole, is_8_bits = base, kind.endswith("8 bits")
+        base = layers.Linear8bitLt(WIDE, WIDE, has_fp16_weights=False) if is_8_bits else layers.Linear4bit(WIDE, WIDE)
+        base.load_state_dict(whole.state_dict())
+        base = base.to("cpu")  # where it is quantised
+    torch.manual_seed(1)
+    return nn.Sequential(base.requires_grad_(False), nn.Linear(WIDE, 2))
+
+
+@pytest.mark.filterwarnings("ignore")  # of these libraries
+@pytest.mark.parametrize("kind", ["bitsandbytes, 4 bits", "bitsandbytes, 8 bits", "torchao"])
+def test_a_base_that_a_library_quantised(kind: str) -> None:
+    run, same, other = (replica(quantised(kind, seed)) for seed in (0, 0, 2))
+    state = stepped(run).capture()
+    assert names(state) == ["model/1.bias", "model/1.weight"]
+    same.restore(state)
+    assert same.digest() == run.digest()
+    with pytest.raises(UnfitError, match=r"`0\.weight` is frozen and has other values"):
+        other.check(state)
 
 
 def test_a_base_that_changes_before_a_state_comes_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -172,13 +201,13 @@ def test_what_may_follow_the_trained_parameters_stays_in_the_state() -> None:
 
 
 def test_a_shared_base_is_a_part_of_the_state_but_for_what_has_no_bytes_of_its_own() -> None:
-    def quantised(seed: int, code: float = 1.0) -> tuple[Body, Replica]:
+    def holding(seed: int, code: float = 1.0) -> tuple[Body, Replica]:
         model = Body(seed)
         kept = TwoTensor(torch.ones(4, 4), torch.full((4, 4), code))
         model.body[2].weight = nn.Parameter(kept, requires_grad=False)
         return model, replica(model, shares=True)
 
-    (model, one), (other, newcomer), (_, odd) = quantised(0), quantised(2), quantised(0, 2.0)
+    (model, one), (other, newcomer), (_, odd) = holding(0), holding(2), holding(0, 2.0)
     state = stepped(one).capture()
     newcomer.restore(state)
     assert newcomer.digest() == one.digest()

@@ -36,7 +36,7 @@ from minga.core.units import and_others
 from minga.training.ranks.process_group import ProcessGroup, RankCommand
 from minga.training.replica.replica import Replica
 from minga.training.replica.trained_record import TrainedRecord
-from minga.training.state.base import BaseTensor
+from minga.training.state.base import BaseTensor, largest
 from minga.training.state.scalars import Json
 from minga.training.state.snapshot import StateSnapshot, TensorEntry
 
@@ -86,9 +86,10 @@ class RankReplica(Replica):
             differ = self._ranks.total(*(int(theirs[name] != each) for name, each in sorted(record.base.items())), 0)
             found = [name for name, ranks in zip(sorted(record.base), differ, strict=False) if ranks]
             if found:
+                first = largest(found, record.base)
                 raise UnfitError(
-                    f"`{found[0]}` is frozen and has other values in some processes of this peer{and_others(found)}: "
-                    "load the same weights in all of them, or seed the model alike where they are random"
+                    f"`{first}` is frozen and has other values in some processes of this peer{and_others(found)}: load "
+                    "the same weights in all of them, or seed the model alike where they are random"
                 )
         return record
 

@@ -16,7 +16,8 @@ ones as an average of these does, and a run spec that says `state.share_base`, s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -98,13 +99,23 @@ def holds_others(tensor: torch.Tensor) -> bool:
 
 
 def check_base(run: Base, own: Base) -> None:
-    """Raise `UnfitError` that names the tensors whose values are others in the run than here."""
-    if differing := [name for name in own if name in run and run[name].hash != own[name].hash]:
-        raise UnfitError(
-            f"`{differing[0]}` is frozen and has other values in the run than in this program{and_others(differing)}: "
-            "begin from the same weights on all peers, with the same quantisation, or seed the model alike where they "
-            "are random"
-        )
+    """Raise `UnfitError` that names what both have otherwise: the largest, which is the weight of a layer."""
+    if not (differing := [name for name in own if name in run and run[name] != own[name]]):
+        return
+    first = largest(differing, own)
+    theirs, ours = (f"{base[first].dtype} {list(base[first].shape)}" for base in (run, own))
+    found = "has other values in the run than in this program"
+    if theirs != ours:
+        found = f"is {theirs} in the run, {ours} in this program"
+    raise UnfitError(
+        f"`{first}` is frozen and {found}{and_others(differing)}: begin from the same weights on all peers, with the "
+        "same quantisation, or seed the model alike where they are random"
+    )
+
+
+def largest(names: Iterable[str], base: Base) -> str:
+    """That of the tensor with the most elements."""
+    return max(names, key=lambda name: math.prod(base[name].shape))
 
 
 def packed_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

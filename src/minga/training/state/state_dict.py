@@ -180,7 +180,8 @@ class TrainingState:
         there = {entry.name: entry for entry in state.tensors if entry.name.startswith((MODEL, SKETCH))}
         there |= _entries(base)
         _check_prefixes(here.keys() - there, there.keys() - here)
-        if differing := [name for name in here | there if here.get(name) != there.get(name)]:
+        in_both = {MODEL + name for name in base.keys() & self.base.keys()}
+        if differing := [name for name in here | there if here.get(name) != there.get(name) and name not in in_both]:
             raise UnfitError(_difference(differing, here, there))
         check_base(base, self.base)
 
