@@ -83,6 +83,9 @@ MAX_REASON_CHARACTERS, MAX_PROOF_BYTES = 500, 256
 
 PIECE_BYTES = 1 << 14
 
+REPORTS_PAUSE_S = 0.5
+"""Where pulses are further apart than this, because of many streams, delivery reports are rarer by the same factor."""
+
 MESSAGE, BULK, REFUSAL, PULSE, RECEIPT = range(5)
 _HEADER = struct.Struct(">BI")
 
@@ -126,7 +129,9 @@ class MessageStream:
         self.peer = peer
         self._anywhere, self._pulses = last_heard or LastHeard(), pulses
         self._carrier = stream.carrier if isinstance(stream, Substream) else None
-        self.counter = StreamCounter(peer, access_link, lambda: clockwork.pause_ticks / LEAST_TICKS)
+        self.counter = StreamCounter(
+            peer, access_link, lambda: max(1.0, clockwork.pause_ticks * PULSE_S / REPORTS_PAUSE_S)
+        )
         self._backlog = backlog or Backlog()
         self._access_link, self._paced = access_link, ShapedStream(stream, access_link)
         self._stream, self._clockwork, self._round_trip_s = stream, clockwork, round_trip_s
