@@ -21,9 +21,9 @@ DOCS: Final = Path(__file__).parent.parent / "docs"
 NOTEBOOKS: Final = DOCS.parent / "notebooks"
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "combinations.md": combinations_page,
+    "commands.md": commands_page,
     "events.md": event_page,
     "reference/changelog.md": changelog_page,
-    "reference/commands.md": commands_page,
     "reference/exit-codes.md": exit_codes_page,
     "reference/metrics.md": metrics_page,
     "reference/python.md": python_page,

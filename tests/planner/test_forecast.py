@@ -167,10 +167,10 @@ def test_this_machine_s_measurements(tmp_path: Path) -> None:
         match=r"not measured with 18M of 18,000,000 parameters with 512 tokens.*models of recipes alone",
     ):
         resolve(parse_peers("(this, 1Gbit)"), SMALL, "lamb", 4096)
-    with pytest.raises(ConfigurationError, match=r"run `minga bench-device --model albert-tiny`"):
+    with pytest.raises(ConfigurationError, match=r"run `minga plan --measure --model albert-tiny`"):
         resolve(parse_peers("(this, 1Gbit)"), model_facts("albert-tiny"), "lamb", 4096, measured=measured)
     namesake = [msgspec.structs.replace(one, model="albert-tiny", tokens=512)]
-    with pytest.raises(ConfigurationError, match=r"run `minga bench-device --model albert-tiny --tokens 512`"):
+    with pytest.raises(ConfigurationError, match=r"run `minga plan --measure --model albert-tiny --tokens 512`"):
         resolve(parse_peers("(this, 1Gbit)"), model_facts("albert-tiny", 512), "lamb", 4096, measured=namesake)
     path.write_text("[]", "utf-8")
     with pytest.raises(ConfigurationError, match=r"devices\.json: no table of devices"):
@@ -480,7 +480,7 @@ def test_this_machine_is_measured_and_used(tmp_path: Path, capfd: pytest.Capture
         },
     }
     spec.write_text(RunSpec.from_mapping(mapping).to_toml(), "utf-8")
-    code, text = call(capfd, "bench-device", "--model", str(spec), "--device", "cpu", "--seconds", "0.1", "--json")
+    code, text = call(capfd, "plan", "--measure", "--model", str(spec), "--device", "cpu", "--seconds", "0.1", "--json")
     last = json.loads(text.splitlines()[-1])
     assert code == 0
     assert last["path"] == str(tmp_path / "devices.json")
@@ -493,7 +493,7 @@ def test_this_machine_is_measured_and_used(tmp_path: Path, capfd: pytest.Capture
 
 
 def test_only_recipes_can_be_measured(capfd: pytest.CaptureFixture[str]) -> None:
-    code, text = call(capfd, "bench-device", "--model", "gpt2")
+    code, text = call(capfd, "plan", "--measure", "--model", "gpt2")
     assert code == 2
     assert "the recipe has no such model; there are: albert-tiny" in " ".join(text.split())
 

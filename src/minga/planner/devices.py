@@ -1,4 +1,4 @@
-"""How fast devices compute: a table of estimates, and what `minga bench-device` measured on this machine.
+"""How fast devices compute: a table of estimates, and what `minga plan --measure` measured on this machine.
 
 An estimate of samples per second is
 
@@ -8,7 +8,7 @@ with the operations of `minga.planner.model_facts` (forward and backward). The s
 half of the peak in float32 and a sixth of the tensor cores' in half precision, whose small products they wait for.
 They make a T4 compute some 10 samples per second of ALBERT-large (512 tokens) in half precision, the speed that the
 spread of T4s in published collaborations was planned with; single devices may be off by a factor of two either way.
-To know, measure (`minga bench-device`), or give samples_per_s.
+To know, measure (`minga plan --measure`), or give samples_per_s.
 
 The update after a round is taken to touch `UPDATE_BYTES` of memory for each parameter (LAMB reads and writes
 gradients, moments and parameters several times), and the processor of each peer, which encodes, decodes and hashes
@@ -155,7 +155,7 @@ def read_measurements(path: Path | None = None) -> list[Measurement]:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
     except (msgspec.MsgspecError, ValueError) as error:
         raise ConfigurationError(
-            f"{path}: no table of devices ({error}); `minga bench-device` makes a new one"
+            f"{path}: no table of devices ({error}); `minga plan --measure` makes a new one"
         ) from error
 
 
@@ -182,6 +182,6 @@ def look_up(name: str) -> Device:
     if device is None:
         raise ConfigurationError(
             f"no device called {name!r}; there are: {', '.join(DEVICES)}, {', '.join(ALIASES)}, and {THIS!r} for this "
-            "machine once `minga bench-device` has measured it; or give samples_per_s="
+            "machine once `minga plan --measure` has measured it; or give samples_per_s="
         )
     return device

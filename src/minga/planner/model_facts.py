@@ -48,7 +48,7 @@ class ModelFacts:
     """A model as plans see it. `tensors` are the numbers of elements of what is averaged.
 
     `operations` are those of one sample; `activation_bytes` those that one sample takes in float32, None if unknown.
-    `origin` says where all this is from. `measured_by` are the options with which `minga bench-device` measures it,
+    `origin` says where all this is from. `measured_by` are the options with which `minga plan --measure` measures it,
     None if that cannot.
     """
 

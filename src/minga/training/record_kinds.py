@@ -92,14 +92,13 @@ class SplitServing(Payload, frozen=True):
     """Name "split": the owner has the server's part of a model that is cut between clients and a server.
 
     `step` counts the steps of that part, and `samples` those of all clients so far. `clients` have begun, and `waiting`
-    batches are not computed yet. One that stands by has a checkpoint of that step, and takes no batches.
+    batches are not computed yet.
     """
 
     step: Count
     samples: Count = 0
     clients: Count = 0
     waiting: Count = 0
-    stands_by: bool = False
 
 
 UNFIT = Kind("unfit", 10, Unfit, 4 * MAX_WHY_CHARACTERS + 16, is_urgent=True)

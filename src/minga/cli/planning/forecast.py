@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from rich.markup import escape
 
+from minga.cli.commands import PlanCommand
 from minga.cli.terminal.context import Context
 from minga.core.errors import ConfigurationError
 
@@ -23,21 +23,7 @@ USUAL_TARGET_BATCH_SIZE = 4096
 PRECISIONS = ("auto", "single", "half")
 
 
-@dataclass(frozen=True)
-class ForecastOptions:
-    """What was asked for; None where the model's run spec, or else the planner, decides."""
-
-    model: str
-    peers: str
-    target_batch_size: int | None = None
-    codec: str | None = None
-    strategy: str | None = None
-    optimizer: str | None = None
-    tokens: int | None = None
-    precision: str = "auto"
-
-
-def run_forecast(options: ForecastOptions, context: Context) -> None:
+def run_forecast(options: PlanCommand, context: Context) -> None:
     """Say what the swarm would reach, and what to look out for. Raises `ConfigurationError` for what makes no sense."""
     from minga.cli.planning.forecast_view import forecast_json, forecast_table, forecast_text
     from minga.planner.advice import warnings
@@ -55,7 +41,7 @@ def run_forecast(options: ForecastOptions, context: Context) -> None:
     context.output.summary(ok=True, **forecast_json(best, compared, found))
 
 
-def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[TrainingWay], BatchLimits | None]:
+def _asked(options: PlanCommand) -> tuple[PlannedRun, Sequence[TrainingWay], BatchLimits | None]:
     """The setting with the first way, all ways that are to be compared, and how the target batch size is chosen if the
     leaders do that.
     """
@@ -68,18 +54,19 @@ def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[TrainingWay],
     from minga.planner.planned_run import PlannedRun, resolve
     from minga.planner.ways import TrainingWay, compared_ways
 
-    spec = recipe_spec(options.model, options.tokens) if options.model.lower().endswith(".toml") else None
+    name = str(options.model)
+    spec = recipe_spec(name, options.tokens) if name.lower().endswith(".toml") else None
     precision = cast("Precision", _one_of("--precision", options.precision, PRECISIONS))
     named = options.strategy or _of(spec, "training", "strategy")
-    said_by = "--strategy" if options.strategy else f"{options.model}: training.strategy ="
+    said_by = "--strategy" if options.strategy else f"{name}: training.strategy ="
     strategy = _one_of(said_by, None if named == AUTO_STRATEGY else named, STRATEGIES.names())
     codec = _codec_choice(options.codec or (None if named == AUTO_STRATEGY else _of(spec, "averaging", "codec")))
     wanted = options.optimizer or _of(spec, "optimizer", "name") or "lamb"
     optimizer = cast("OptimizerName", _one_of("--optimizer", wanted, tuple(STATE_BYTES)))
-    auto = _limits_of(spec) if spec and options.target_batch_size is None else None
-    batch = options.target_batch_size or (spec.training.batch_range[0] if spec else USUAL_TARGET_BATCH_SIZE)
-    classes = parse_peers(options.peers)  # before the model, which takes seconds to import
-    model = model_facts(options.model, options.tokens)
+    auto = _limits_of(spec) if spec and options.target_batch is None else None
+    batch = options.target_batch or (spec.training.batch_range[0] if spec else USUAL_TARGET_BATCH_SIZE)
+    classes = parse_peers(str(options.peers))  # before the model, which takes seconds to import
+    model = model_facts(name, options.tokens)
     measured = read_measurements() if any(each.device == THIS for each in classes) else ()
     peers = resolve(classes, model, optimizer, batch, precision=precision, measured=measured)
     ways = compared_ways(strategy, codec)

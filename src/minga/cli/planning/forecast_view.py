@@ -107,7 +107,7 @@ def forecast_text(
         yield (
             f"Estimates, which may be off by a factor of two: the speed of {', '.join(estimated)} "
             f"({precision} precision; "
-            "`minga bench-device` measures, samples_per_s= says)."
+            "`minga plan --measure` measures, samples_per_s= says)."
         )
     yield f"The model: {setting.model.parameters:,} parameters, {setting.model.origin}."
     for warning in warnings:

@@ -1,4 +1,4 @@
-"""`minga replay`: the log of a simulation, step by step."""
+"""`minga sim --replay`: the log of a simulation, step by step."""
 
 from __future__ import annotations
 

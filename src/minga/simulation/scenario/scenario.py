@@ -461,8 +461,8 @@ def _wrong_split(scenario: Scenario) -> Iterator[str]:
         return
     if scenario.split.variant not in SIMULATED_VARIANTS:
         yield f"split.variant: {scenario.split.variant!r} is not simulated; {' and '.join(SIMULATED_VARIANTS)} are"
-    if scenario.split.servers:
-        yield 'split.servers: a scenario has peers of role = "server" for that; leave it out'
+    if scenario.split.server:
+        yield 'split.server: a scenario has peers of role = "server" for that; leave it out'
     if scenario.model.kind == "ghost":
         yield 'model.kind: a ghost has no parts; use model.kind = "classifier" for a model that is cut'
     if sum(each.count for each in servers) != 1 or not servers[0].dialable:

@@ -1,49 +1,46 @@
-"""`minga bench-device`: how fast this machine trains, measured and kept for `minga plan`."""
+"""`minga plan --measure`: how fast this machine trains, measured and kept for `minga plan`."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from minga.cli.terminal.context import Context, collect_again
+from minga.cli.commands import PlanCommand
+from minga.cli.terminal.context import Context, apply_threads, collect_again
 from minga.core.units import format_duration, format_number, format_size
+from minga.recipes.registry import USUAL_MODEL
 
 if TYPE_CHECKING:
     from minga.planner.devices import Measurement
 
 
-def run_bench_device(
-    model: str, wanted: Sequence[str] | None, tokens: int | None, seconds: float, threads: int | None, context: Context
-) -> None:
-    """Measure `model` on the wanted devices (all of them by default) and keep the result.
+def run_measure(options: PlanCommand, context: Context) -> None:
+    """Measure a model on the wanted devices (all of them by default) and keep the result.
 
     Raises `ConfigurationError` for models without a recipe and devices that are not there.
     """
     from minga.planner.devices import Measurement, keep_measurements
     from minga.planner.model_facts import recipe_spec
 
+    model, tokens = options.model or USUAL_MODEL, options.tokens
     spec = recipe_spec(model, tokens)
-    import torch
-
     from minga.recipes import load_recipe
     from minga.recipes.running.device_speed import devices, hardware, measure_speed
     from minga.recipes.running.precision import choose_precision
     from minga.recipes.running.run import choose_device
 
     collect_again()
-    if threads is not None:
-        torch.set_num_threads(threads)
-    chosen = [choose_device(name) for name in wanted or devices()]
+    apply_threads(options.threads)
+    chosen = [choose_device(name) for name in options.device or devices()]
     recipe = load_recipe(spec, model)
     facts = recipe.facts()
     found: list[Measurement] = []
     for device in chosen:
         context.output.say(f"Measuring {facts.name} with {facts.tokens} tokens on {device} …")
         precision = choose_precision("auto", device, spec)
-        speed = measure_speed(recipe, spec.optimizer, device, seconds, precision)
+        speed = measure_speed(recipe, spec.optimizer, device, options.seconds, precision)
         one = Measurement(
             device=str(device),
             model=facts.name,

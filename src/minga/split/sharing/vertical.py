@@ -12,19 +12,20 @@ in time. Sets that were given up lately are remembered, for those that come to t
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
+from torch import nn
 
-from minga.core.errors import RejectedError
+from minga.core.errors import ConfigurationError, RejectedError, SilentError
 from minga.core.refusal_code import RefusalCode
-from minga.split.computing.applying import Applying, BatchOutcome, BatchWork, refused
-from minga.split.computing.loss import LossFunction
-from minga.split.computing.one_top import OneTop
-from minga.split.computing.parts import ModelPart
-from minga.split.wire.messages import Kind
-from minga.training.state.manifest import Manifest
-from minga.training.state.snapshot import StateSnapshot
+from minga.core.spec.sections import SplitSection
+from minga.split.computing.applying import Applying, BatchOutcome, BatchWork, OneTop, refused
+from minga.split.computing.halves import BatchFate, ClientHalf, Conversation, Question
+from minga.split.computing.parts import LossFunction, ModelPart, as_value, run_module
+from minga.split.no_peek import Penalty
+from minga.split.wire.messages import BatchPlace, Kind
+from minga.split.wire.tensors import EncodedTensors
 
 REMEMBERED: Final = 1024
 """Sets that were given up."""
@@ -65,19 +66,6 @@ class Blocks(Applying):
         if len(works) == self._blocks:
             return [*outcomes, *self._compute(self._waiting.pop(key)), *self._give_up_impossible()]
         return [*outcomes, *self._give_up_impossible()]
-
-    def capture(self) -> StateSnapshot:
-        """The top as it is."""
-        return self._top.capture()
-
-    def check(self, state: Manifest | StateSnapshot) -> None:
-        """Whether it is of this top."""
-        self._top.check(state)
-
-    def restore(self, snapshot: StateSnapshot) -> None:
-        """Go on from there."""
-        self._waiting.clear()
-        self._top.restore(snapshot)
 
     def half_done(self) -> Collection[str]:
         """The clients that wait for others."""
@@ -161,3 +149,57 @@ class Blocks(Applying):
 def _given_up(work: BatchWork, why: str) -> BatchOutcome:
     text = f"sample set {work.place.sample_set} was given up: {why}"
     return BatchOutcome(work, refusal=RejectedError(text, code=RefusalCode.GIVEN_UP))
+
+
+# ---- Vertical cut, a client's side: one block of features of each sample set, and the labels at one of the clients.
+
+
+class BlockHalf(ClientHalf):
+    """The client that has block number `block`, of which there are `split.blocks`, counted from 0.
+
+    Raises `ConfigurationError` for a block that there is not.
+    """
+
+    def __init__(
+        self,
+        bottom: nn.Module,
+        part: ModelPart,
+        loss: LossFunction,
+        section: SplitSection,
+        name: str,
+        block: int | None,
+        penalty: Penalty | None = None,
+    ) -> None:
+        super().__init__(bottom, None, part, loss, section, name, penalty)
+        if block is None or not 0 <= block < section.blocks:
+            raise ConfigurationError(f"block={block}: this run has blocks 0 to {section.blocks - 1}; say which is here")
+        self._block, self._train_set, self._predict_set = block, 0, 0
+
+    def train(self, inputs: Any, labels: Any = None, sample_set: int | None = None) -> Conversation[float | None]:
+        """Train on this block of a sample set, with the `labels` if they are here. None if the set was given up."""
+        number = self._train_set + 1 if sample_set is None else sample_set
+        if number <= self._train_set:
+            raise ConfigurationError(f"sample_set={number} comes after {self._train_set}: sets come in ascending order")
+        self._train_set = number
+        try:
+            own = self._forward(inputs)
+            given = EncodedTensors() if labels is None else self._encoded_labels(labels)
+            place = BatchPlace(0, number, self._block)
+            question = Question("block", self._encoded(own.cut), given, own.wants_gradients, place)
+            return (yield from self._vanilla(own, question))
+        finally:
+            self.part.zero_grad()
+
+    def predict(self, inputs: Any, sample_set: int | None = None) -> Conversation[Any]:
+        """What the whole model makes of a sample set of which all clients ask for a prediction.
+
+        Raises `SilentError` if one of them did not come in time.
+        """
+        number = self._predict_set = self._predict_set + 1 if sample_set is None else sample_set
+        with self.part.predicting():
+            cut = run_module(self._bottom, inputs)
+        self._check(cut)
+        answer = yield Question("predict_block", self._encoded(cut), place=BatchPlace(0, number, self._block))
+        if isinstance(answer, BatchFate):
+            raise SilentError(f"not all clients asked for a prediction of sample set {number} in time")
+        return as_value(self._decoded(answer))

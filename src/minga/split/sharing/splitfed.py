@@ -18,15 +18,16 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
+from torch import nn
 
-from minga.core.errors import RejectedError
+from minga.core.errors import ConfigurationError, RejectedError
 from minga.core.refusal_code import RefusalCode
-from minga.split.computing.applying import Applying, BatchOutcome, BatchWork
-from minga.split.computing.loss import LossFunction
-from minga.split.computing.one_top import OneTop
-from minga.split.computing.parts import ModelPart
+from minga.core.spec.sections import OptimizerSection
+from minga.split.computing.applying import Applying, BatchOutcome, BatchWork, OneTop
+from minga.split.computing.parts import LossFunction, ModelPart, OptimizerChoice
 from minga.split.wire.messages import Kind
-from minga.training.state.manifest import Manifest
+from minga.training.optimizer import Optimizer
+from minga.training.peer import Peer
 from minga.training.state.snapshot import StateSnapshot
 
 MAX_COPIES: Final = 64
@@ -73,29 +74,15 @@ class TopCopies(Applying):
             mine.samples += work.samples
         return [outcome]
 
-    def capture(self) -> StateSnapshot:
-        """The average, as if the round ended now."""
-        counted = {client: each for client, each in self._copies.items() if each.samples}
-        if not counted:
-            return self.part.capture()
-        first = max(counted, key=lambda client: (counted[client].batches, client))
-        states = {client: each.top.capture() for client, each in counted.items()}
-        weights = {client: each.samples for client, each in counted.items()}
-        return average(states, weights, first, self.steps)
-
-    def check(self, state: Manifest | StateSnapshot) -> None:
-        """Whether it is of this top."""
-        self.part.check(state)
-
-    def restore(self, snapshot: StateSnapshot) -> None:
-        """Go on with that for the average of the last round."""
-        self._copies.clear()
-        self.part.restore(snapshot)
-
     def settle(self) -> None:
         """The present round ends."""
-        if self._copies:
-            self.restore(self.capture())
+        counted = {client: each for client, each in self._copies.items() if each.samples}
+        if counted:
+            first = max(counted, key=lambda client: (counted[client].batches, client))
+            states = {client: each.top.part.capture() for client, each in counted.items()}
+            weights = {client: each.samples for client, each in counted.items()}
+            self.part.restore(average(states, weights, first, self.steps))
+        self._copies.clear()
 
     def half_done(self) -> Collection[str]:
         """Nobody: the batches of a client count whether it comes back or not."""
@@ -134,3 +121,48 @@ def average(states: dict[str, StateSnapshot], weights: dict[str, int], first: st
             mean += found[client][entry.name].double() * (weights[client] / total)
         target.copy_(mean)
     return made
+
+
+# ---- SplitFed's clients: their part of the model is averaged between them, by the ordinary averaging of the run.
+#
+# Each batch is a micro-batch of `minga.Optimizer`, so groups, plans, weights by samples, and what happens when a
+# client dies are those of any run. By the strategy "local" clients take steps of their own between two averagings of
+# the parameters; by "synchronous" they average gradients, which for plain SGD and one batch a round is the same.
+
+
+class AveragedPart(ModelPart):
+    """A client's part, averaged with those of the other clients of the run of `peer`; all begin with equal parameters.
+
+    Made and used on the thread that trains. Raises `ConfigurationError` for a part that has nothing to train.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        optimizer: OptimizerChoice | None,
+        section: OptimizerSection,
+        max_grad_norm: float | None,
+        peer: Peer,
+    ) -> None:
+        super().__init__(modules, optimizer, section)
+        if self.optimizer is None:
+            raise ConfigurationError("a client's part that has nothing to train cannot be averaged")
+        model = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
+        self._averaging = Optimizer(
+            self.optimizer, peer, model=model, scheduler=self.scheduler, max_grad_norm=max_grad_norm
+        )
+
+    @property
+    def round(self) -> int:
+        """The run's global step: rounds of averaging that this part has seen."""
+        return self._averaging.global_step
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has reached its last step."""
+        return self._averaging.finished
+
+    def step(self, samples: int = 1, loss: float | None = None) -> None:
+        """Let the gradients of so many samples count in the round; waits where the round has to be averaged first."""
+        self._averaging.step(samples=samples, loss=loss)
+        self.steps += 1

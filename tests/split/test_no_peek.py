@@ -15,10 +15,9 @@ from torch.nn import functional
 from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import OptimizerSection, SplitSection
 from minga.split import NoPeek, distance_correlation
+from minga.split.computing.applying import OneTop
 from minga.split.computing.halves import Answer, ClientHalf, Question, converse
-from minga.split.computing.loss import cross_entropy
-from minga.split.computing.one_top import OneTop
-from minga.split.computing.parts import ModelPart
+from minga.split.computing.parts import ModelPart, cross_entropy
 from minga.split.server.batch_server import BatchServer
 from minga.split.wire.messages import BatchRequest, BeginRequest
 from minga.split.wire.tensors import EncodedReply

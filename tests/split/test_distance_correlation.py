@@ -1,4 +1,4 @@
-"""Distance correlation: what it promises, the package `dcor`, its gradients, and what it finds by chance."""
+"""Distance correlation: what it promises, the package `dcor`, and its gradients."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from minga.split import distance_correlation
-from minga.split.leakage.distance_correlation import MOST_SAMPLES
-from minga.split.leakage.permutation import permuted_correlation
+from minga.split.no_peek import MOST_SAMPLES
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -98,24 +97,3 @@ def test_batches_of_no_or_other_samples_are_refused(counts: tuple[int, int]) -> 
         distance_correlation(torch.zeros(counts[0], 2), torch.zeros(counts[1], 2))
     with pytest.raises(ValueError, match="samples"):
         distance_correlation(torch.tensor(1.0), torch.tensor(1.0))
-
-
-def test_independent_samples_have_what_permutations_have_which_is_far_from_zero() -> None:
-    found = permuted_correlation(normal(128, 10), normal(128, 10, seed=1), 50, seed=3)
-    assert found.found == pytest.approx(0.47, abs=0.03)
-    assert found.mean == pytest.approx(found.found, abs=0.03)
-    assert found.found < found.high + 0.02
-    assert abs(found.excess) < 0.05
-
-
-def test_a_relation_stands_out_of_permutations_which_follow_from_the_seed() -> None:
-    inputs, activations = related()
-    found = permuted_correlation(inputs, activations, 50, seed=3)
-    assert found.found == pytest.approx(float(distance_correlation(inputs, activations)), abs=1e-12)
-    assert found.mean < found.high < found.found
-    assert found == permuted_correlation(inputs, activations, 50, seed=3)
-    assert found.mean != permuted_correlation(inputs, activations, 50, seed=4).mean
-    with pytest.raises(ValueError, match="permutation"):
-        permuted_correlation(inputs, activations, 0, seed=3)
-    with pytest.raises(ValueError, match="same samples"):
-        permuted_correlation(inputs, activations[1:], 5, seed=3)

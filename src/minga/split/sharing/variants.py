@@ -1,4 +1,4 @@
-"""What `split.variant` of a run spec stands for, on either side."""
+"""What `[split]` of a run spec stands for, on either side."""
 
 from __future__ import annotations
 
@@ -7,20 +7,34 @@ from collections.abc import Sequence
 from torch import nn
 
 from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import SplitSection
-from minga.split.computing.applying import Applying
+from minga.network.interface import PeerId
+from minga.split.computing.applying import Applying, OneTop
 from minga.split.computing.halves import ClientHalf
-from minga.split.computing.loss import LossFunction
-from minga.split.computing.one_top import OneTop
-from minga.split.computing.parts import ModelPart, OptimizerChoice
-from minga.split.leakage.no_peek import Penalty
-from minga.split.sharing.averaged_part import AveragedPart
-from minga.split.sharing.block_half import BlockHalf
-from minga.split.sharing.blocks import Blocks
-from minga.split.sharing.top_copies import TopCopies
-from minga.split.sharing.turn_half import TurnHalf
-from minga.split.sharing.turns import Turns
+from minga.split.computing.parts import LossFunction, ModelPart, OptimizerChoice
+from minga.split.no_peek import Penalty
+from minga.split.sharing.round_robin import TurnHalf, Turns
+from minga.split.sharing.splitfed import AveragedPart, TopCopies
+from minga.split.sharing.vertical import BlockHalf, Blocks
+from minga.split.wire.tensors import TensorWire
 from minga.training.peer import Peer
+
+
+def check_split(spec: RunSpec) -> None:
+    """Raise `ConfigurationError` if a run spec says nothing of split learning, or names codecs that cannot be had."""
+    if not spec.split.is_on:
+        raise ConfigurationError(
+            f'the run {spec.name!r} has split.variant = "none"; write variant = "vanilla" or another one into [split]'
+        )
+    for choice in (spec.split.upload_codec, spec.split.download_codec):
+        TensorWire(choice, spec.split.max_elements)
+
+
+def server_of(spec: RunSpec) -> PeerId | None:
+    """The one peer to which clients of this run send anything; None while nobody has begun it."""
+    key = spec.split.server or spec.begun_by
+    return PeerId(key) if key else None
 
 
 def applying_for(section: SplitSection, part: ModelPart, loss: LossFunction) -> Applying:

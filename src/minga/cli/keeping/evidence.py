@@ -1,4 +1,4 @@
-"""`minga evidence`: check why members of a run left, without the run."""
+"""`minga runs verify RUN`: check why members of a run left, without the run."""
 
 from __future__ import annotations
 
