@@ -15,6 +15,10 @@ SMALL: dict[str, Any] = {
     "crops": [[2, 16, 0.3, 1.0], [1, 8, 0.1, 0.4]],
     "prototypes": 12,
     "head": [32, 16],
+    "epsilon": 0.05,
+    "flip": 0.5,
+    "jitter": 0.8,
+    "blur": 0.5,
     "micro_batch_size": 8,
     "data": {"source": "digits"},
 }

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from pydantic import ValidationError
 
 from minga.core.decoding import DECODING_ERRORS, decode_json
 from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Section, without_private
-from minga.core.spec.problems import explain
 from minga.training.lineage import Lineage
 
 PROVENANCE_FILE: Final = "minga.json"
@@ -46,13 +44,6 @@ class Provenance(msgspec.Struct, frozen=True):
     def write(self, folder: Path) -> None:
         """Write `minga.json` into `folder`."""
         (folder / PROVENANCE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
-
-    def checked(self, kind: type[Section]) -> Section:
-        """The settings as those of a recipe. Raises `ConfigurationError` if they are none of it."""
-        try:
-            return kind.model_validate(self.settings)
-        except ValidationError as error:
-            raise ConfigurationError(explain(error, kind, PROVENANCE_FILE, within=f"recipe.{self.recipe}")) from error
 
 
 def read_provenance(folder: Path) -> Provenance | None:

@@ -104,25 +104,19 @@ def sample(
     out: Annotated[
         Path | None, typer.Option(metavar="GRID.PNG", help="(images) Where they go (default: samples.png).")
     ] = None,
-    clip: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FOLDER|ID", help="(images) Draw 128 a prompt, and keep those that this CLIP model likes."
-        ),
-    ] = None,
     identity: Voucher = None,
     bind: Bind = None,
     json_output: Json = False,
 ) -> None:
     """Let the model of a run go on from prompts."""
     ready = make_context(json_output=json_output)
-    from minga.cli.keeping.sample import Pictures, run_sample
+    from minga.cli.keeping.sample import run_sample
     from minga.cli.terminal.peer_options import peer_options
     from minga.recipes.interface import SampleOptions
 
     peer = peer_options("monitor", identity=None, ephemeral=True, voucher=identity, directory=None, host=bind)
     options = SampleOptions(n, temperature, top_k, top_p, guidance, length, seed)
-    run_sample(source, prompts, options, Pictures(out, clip), peer, ready)
+    run_sample(source, prompts, options, out, peer, ready)
 
 
 def evaluate(
@@ -135,16 +129,15 @@ def evaluate(
     task: Annotated[
         str | None,
         typer.Option(
-            help="Language models: ner (named entities), ncc (classes of texts); swav: linear-probe, knn. Default: the "
-            "first of the model's recipe.",
+            help="Of language models: ner (named entities), ncc (classes of texts). Default: the first of the recipe.",
             show_default=False,
         ),
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
-            help="A file, folder or hub:OWNER/NAME[:CONFIG]; or tweets, bbc, fashion-mnist, mnist-5k, digits of "
-            "packages (default: by task and model)."
+            help="The examples of the task: a file, a folder or hub:OWNER/NAME[:CONFIG].",
+            show_default=False,
         ),
     ] = None,
     runs: Annotated[int, typer.Option(min=1, max=100, help="Repeat so often, each time with another seed.")] = 3,

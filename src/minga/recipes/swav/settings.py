@@ -27,11 +27,11 @@ class SwavSettings(Section):
 
     size: Size = choice("tiny", "preset of the model and of the settings below", "tiny", "small", "paper")
     crops: Annotated[tuple[CropKind, ...], Field(strict=False, min_length=1, max_length=4)] = described(
-        ((2, 28, 0.3, 1.0), (2, 16, 0.1, 0.4)),
+        ((2, 16, 0.4, 1.0),),
         "kinds of crops; the first two crops of the first kind are assigned to prototypes",
         "a list of 1 to 4 lists [number, side in pixels, least share of the area, largest share]",
     )
-    prototypes: int = whole(128, 2, 100_000, "prototypes, to which crops are assigned in equal shares")
+    prototypes: int = whole(64, 2, 100_000, "prototypes, to which crops are assigned in equal shares")
     head: Annotated[
         tuple[Annotated[StrictInt, Field(ge=4, le=16_384)], Annotated[StrictInt, Field(ge=4, le=4096)]],
         Field(strict=False),

@@ -26,11 +26,17 @@ TRUNKS: Final[dict[str, Trunk]] = {
 }
 
 PRESETS: Final[dict[str, dict[str, Any]]] = {
+    # For digits, whose 8 by 8 pixels hold little: small crops, strong changes of brightness and soft assignments would
+    # leave nothing to predict, and the model would give all the same answer. A mirrored digit is none.
     "tiny": {
-        "crops": [[2, 28, 0.3, 1.0], [2, 16, 0.1, 0.4]],
-        "prototypes": 128,
+        "crops": [[2, 16, 0.4, 1.0]],
+        "prototypes": 64,
         "head": [128, 64],
-        "data": {"source": "fashion-mnist", "packed_size": 28},
+        "epsilon": 0.03,
+        "flip": 0.0,
+        "jitter": 0.3,
+        "blur": 0.0,
+        "data": {"source": "digits", "packed_size": 28},
     },
     "small": {
         "crops": [[2, 32, 0.3, 1.0], [4, 20, 0.1, 0.4]],

@@ -20,13 +20,12 @@ from minga.recipes.task_report import Say, TaskOptions, TaskReport, in_words, su
 from minga.recipes.tasks.encoding import IGNORED, encode_tagged, encode_texts
 from minga.recipes.tasks.examples import TaskData, shuffled
 from minga.recipes.tasks.fine_tune import FineTuning, chunks, fine_tune, predictions
-from minga.recipes.tasks.packages import BBC, TWEETS, classes, entities
+from minga.recipes.tasks.readers import read_classes, read_entities
 from minga.recipes.tasks.spans import score_spans
 
 TASKS: Final = ("ner", "ncc")
 """Entities in sentences, and classes of texts."""
 
-USUAL_DATA: Final = {"ner": TWEETS, "ncc": BBC}
 SMALL_PARAMETERS: Final = 5_000_000
 SMALL_MODEL: Final = FineTuning(learning_rates=(5e-4, 1e-3), batch_size=16)
 """How to fine-tune models with fewer parameters than that."""
@@ -41,8 +40,11 @@ def evaluate_model(
 
     Raises `ConfigurationError` if model or data cannot be read or are too little.
     """
-    source = options.data or USUAL_DATA[options.task]
-    work = _Work.load(str(model), options, source, how)
+    if options.data is None:
+        raise ConfigurationError(
+            "--data: name the examples of the task: a file or folder, or hub:OWNER/NAME[:CONFIG] for a data set"
+        )
+    work = _Work.load(str(model), options, options.data, how)
     trained, scratch = [], []
     for seed in range(options.runs):
         trained.append(work.score(seed, from_scratch=False))
@@ -50,7 +52,7 @@ def evaluate_model(
         scratch.append(work.score(seed, from_scratch=True))
         say(f"  from scratch: {in_words(scratch[-1])}")
     count = len(work.data.training)
-    return TaskReport(options.task, source, count, options.runs, summary(trained), summary(scratch))
+    return TaskReport(options.task, options.data, count, options.runs, summary(trained), summary(scratch))
 
 
 class _Work:
@@ -67,7 +69,7 @@ class _Work:
 
         if name.startswith((".", "/", "~")) and not Path(name).is_dir():
             raise ConfigurationError(f"{name}: no such folder; `minga export` writes one")
-        data: TaskData[Any] = entities(source) if options.task == "ner" else classes(source)
+        data: TaskData[Any] = read_entities(source) if options.task == "ner" else read_classes(source)
         if options.training_examples is not None:
             data = data.first(options.training_examples)
         try:

@@ -24,7 +24,6 @@ _OVERRIDES: Final = {
 Override = Literal["width", "layers", "heads", "text_length", "vocabulary", "codes", "grid", "side"]
 _NAME = r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$"
 _TOKENIZER = r"^(train:(wordpiece|unigram)|from:.+)$"
-_IMAGE_TOKENIZER = r"^(fsq|shapes|codes|hub:.+|from:.+)$"
 
 _IN_WORDS: Final = {
     "shapes": "plain shapes in colours, painted by minga itself",
@@ -149,13 +148,13 @@ class TextToImageSettings(Section):
         pattern=_TOKENIZER,
         private=True,
     )
-    image_tokenizer: Annotated[Printable, Field(max_length=1024)] = described(
+    image_tokenizer: Literal["fsq", "shapes", "codes"] = choice(
         "fsq",
         "how pictures become codes: by a tokenizer trained on them, by the one for plain shapes that comes with minga, "
-        "by a JanusVQVAE, or not at all, as the data has codes; it travels with the run",
-        '"fsq", "shapes", "hub:OWNER/NAME", "from:FOLDER" or "codes"',
-        pattern=_IMAGE_TOKENIZER,
-        private=True,
+        "or not at all, as the data has codes; it travels with the run",
+        "fsq",
+        "shapes",
+        "codes",
     )
     tokenizer_steps: int = whole(
         800, 1, 1_000_000, "steps of 64 pictures that the image tokenizer is trained; 800 take a minute on one core"

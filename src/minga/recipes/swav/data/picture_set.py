@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -40,6 +41,19 @@ class PictureSet:
     def pack(self) -> bytes:
         """The content of a safetensors file."""
         return save({_PICTURES: self.pictures.contiguous(), _LABELS: self.labels.contiguous()})
+
+
+def digit_pictures() -> PictureSet:
+    """1,797 handwritten digits, 8 pixels a side. Raises `ConfigurationError` if scikit-learn is not installed."""
+    try:
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ConfigurationError(
+            'data.source = "digits": install scikit-learn, which holds the pictures: pip install scikit-learn'
+        ) from error
+    pictures, labels = load_digits(return_X_y=True)
+    grey = np.rint(pictures * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
+    return PictureSet(torch.from_numpy(grey), torch.from_numpy(labels.astype(np.int64)))
 
 
 def read_pictures(path: Path, channels: int) -> PictureSet:

