@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from minga.recipes.swav.data.picture_set import PictureSet
+from minga.recipes.swav.pictures import PictureSet
 from minga.testing import RecipeCase
 
 SMALL: dict[str, Any] = {

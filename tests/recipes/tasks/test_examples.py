@@ -10,9 +10,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from minga.core.errors import ConfigurationError
-from minga.recipes.tasks.encoding import IGNORED, encode_tagged, encode_texts
-from minga.recipes.tasks.examples import LabelledText, TaggedSentence, shuffled, split_examples
-from minga.recipes.tasks.readers import read_classes, read_entities
+from minga.recipes.tasks.evaluate import IGNORED, encode_tagged, encode_texts
+from minga.recipes.tasks.examples import (
+    LabelledText,
+    TaggedSentence,
+    read_classes,
+    read_entities,
+    shuffled,
+    split_examples,
+)
 
 
 def texts(count: int) -> list[LabelledText]:

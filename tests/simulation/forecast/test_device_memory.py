@@ -13,8 +13,8 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import OptimizerSection
 from minga.optim import LAMB, MomentStorage
+from minga.recipes.counting import LiveBytes, peak_bytes
 from minga.recipes.initial import new_model
-from minga.recipes.peak_memory import LiveBytes, peak_bytes
 from minga.recipes.registry import RECIPES, load_recipe
 from minga.simulation.forecast.device_memory import (
     DeviceMemory,
@@ -76,7 +76,7 @@ def test_computing_twice_and_half_precision_take_less() -> None:
 
 
 def test_without_the_inner_module_of_pytorch_a_pass_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "minga.recipes.peak_memory", None)
+    monkeypatch.setitem(sys.modules, "minga.recipes.counting", None)
     spec = recipe_spec(TINY, 64)
     model = facts_of_recipe(spec, TINY)
     found = counted_passes(spec, model)

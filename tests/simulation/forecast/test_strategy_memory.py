@@ -12,7 +12,7 @@ from minga.averaging.codecs.residual import ContributionFate
 from minga.averaging.strategy_choice import StrategyChoice
 from minga.core.spec.run_spec import RunSpec
 from minga.optim import SGD, AdamW
-from minga.recipes.peak_memory import LiveBytes
+from minga.recipes.counting import LiveBytes
 from minga.simulation.forecast.device_memory import PassMemory, device_memory
 from minga.simulation.forecast.model_facts import ModelFacts
 from minga.training.replica.replica import Replica

@@ -2,7 +2,7 @@
 
     files, bytes ─▶ loading ─▶ arrays of whole numbers ─▶ grid ─▶ PNG
 
-Read: loading (bounded and square), content_rank (which are held out), grid (many on one sheet).
+Read: loading (bounded and square), grid (many on one sheet).
 
 Called by recipes and by the commands that show samples. Importing it imports Pillow, and no torch.
 """

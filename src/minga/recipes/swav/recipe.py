@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.counting import count
+from minga.recipes.data.files import file_of
+from minga.recipes.data.order import shuffled
+from minga.recipes.data.prefetch import prefetched
 from minga.recipes.exported import Provenance
 from minga.recipes.interface import (
     Batch,
@@ -30,20 +33,23 @@ from minga.recipes.interface import (
     Showing,
     StreamPosition,
 )
-from minga.recipes.order import shuffled
 from minga.recipes.swav.batching import array_batch, file_batches, synthetic_batch
-from minga.recipes.swav.data.own_pictures import own_bodies, write_bodies, write_squares
-from minga.recipes.swav.data.picture_set import PictureSet, read_pictures
-from minga.recipes.swav.data.prefetch import prefetched
-from minga.recipes.swav.data.preparation import HELDOUT_FILE, MAX_PROBE, PROBE_FILE, TRAINING_FILE, prepared_files
-from minga.recipes.swav.data.settings import ImageData
-from minga.recipes.swav.evaluation import class_figures, heldout_figures, is_collapsed, precise_copy
+from minga.recipes.swav.evaluation import class_figures, heldout_figures, is_collapsed, nearest_pictures, precise_copy
 from minga.recipes.swav.export import export_model
 from minga.recipes.swav.model import PROTOTYPES, SwavModel, normalize_prototypes
-from minga.recipes.swav.neighbours import nearest_pictures
 from minga.recipes.swav.objective import swav_loss
-from minga.recipes.swav.settings import SwavSettings
-from minga.recipes.swav.sizes import PRESETS
+from minga.recipes.swav.pictures import PictureSet, read_pictures
+from minga.recipes.swav.preparation import (
+    HELDOUT_FILE,
+    MAX_PROBE,
+    PROBE_FILE,
+    TRAINING_FILE,
+    own_bodies,
+    prepared_files,
+    write_bodies,
+    write_squares,
+)
+from minga.recipes.swav.settings import PRESETS, ImageData, SwavSettings
 from minga.security.randomness.public_batch import PublicBatch
 
 COLLAPSED_TWICE: Final = 2
@@ -223,9 +229,7 @@ class SwavRecipe(Recipe[SwavSettings]):
         return self._pictures(files, PROBE_FILE if PROBE_FILE in files else TRAINING_FILE)
 
     def _pictures(self, files: Files, name: str) -> PictureSet:
-        if name not in files:
-            raise ConfigurationError(f"the run came without the file {name}, which its recipe needs")
-        path = files[name]
+        path = file_of(files, name)
         if path not in self._read:
             self._read[path] = read_pictures(path, self.settings.data.channels)
         return self._read[path]

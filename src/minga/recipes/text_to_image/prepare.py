@@ -10,11 +10,12 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Tokenizer
 
 from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
 from minga.core.spec.sections import MAX_FILE_BYTES
-from minga.recipes.images.content_rank import content_rank, held_out
+from minga.recipes.data.hold_out import content_rank, held_out
 from minga.recipes.text_to_image.captions import (
     caption_tokenizer,
     encode_captions,
@@ -22,12 +23,10 @@ from minga.recipes.text_to_image.captions import (
     warn_of_cut_captions,
 )
 from minga.recipes.text_to_image.data.pictures import MAX_HELDOUT, CaptionedPictures, picture_sets
-from minga.recipes.text_to_image.data.rows import codes_of_row, taken
-from minga.recipes.text_to_image.data.sources import rows
-from minga.recipes.text_to_image.data.stream import CodedRow
+from minga.recipes.text_to_image.data.rows import codes_of_row, rows, taken
 from minga.recipes.text_to_image.decoder.shape import DecoderShape
 from minga.recipes.text_to_image.evaluation import pack_captions
-from minga.recipes.text_to_image.pairs import Pairs, pack_pairs
+from minga.recipes.text_to_image.pairs import CodedRow, Pairs, pack_pairs
 from minga.recipes.text_to_image.settings import ImageTextData, TextToImageSettings
 from minga.recipes.text_to_image.sizes import SIZES
 from minga.recipes.text_to_image.tokens.fsq import HALVINGS, FsqTokenizer
@@ -67,9 +66,9 @@ def prepare_files(settings: TextToImageSettings, seed: int) -> dict[str, bytes]:
         tokenizer, training, heldout = _encoded(settings, shape, seed)
         files = image_tokenizer_files(tokenizer)
     captions = [caption for caption, _ in training]
-    words = caption_tokenizer(settings.tokenizer, captions, shape.vocabulary)
-    warn_of_cut_captions(read_caption_tokenizer(words, shape.vocabulary), captions, shape.text_length)
-    files[CAPTION_TOKENIZER_FILE] = words
+    files[CAPTION_TOKENIZER_FILE] = caption_tokenizer(settings.tokenizer, captions, shape.vocabulary)
+    words = read_caption_tokenizer(files[CAPTION_TOKENIZER_FILE], shape.vocabulary)
+    warn_of_cut_captions(words, captions, shape.text_length)
     for name, pairs in ((TRAINING_FILE, training), (HELDOUT_FILE, heldout)):
         if pairs and not (name == TRAINING_FILE and data.is_streamed):
             files[name] = pack_pairs(as_pairs(pairs, words, shape), shape)
@@ -83,9 +82,8 @@ def prepare_files(settings: TextToImageSettings, seed: int) -> dict[str, bytes]:
     return files
 
 
-def as_pairs(pairs: Sequence[CodedRow], tokenizer: bytes, shape: DecoderShape) -> Pairs:
+def as_pairs(pairs: Sequence[CodedRow], words: Tokenizer, shape: DecoderShape) -> Pairs:
     """Pairs with token ids instead of captions."""
-    words = read_caption_tokenizer(tokenizer, shape.vocabulary)
     captions = encode_captions(words, [caption for caption, _ in pairs], shape.text_length)
     return Pairs(captions, np.stack([codes for _, codes in pairs]))
 

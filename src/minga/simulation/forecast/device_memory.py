@@ -166,7 +166,7 @@ def counted_passes(
     from minga.recipes.registry import load_recipe
 
     try:
-        from minga.recipes.peak_memory import peak_bytes
+        from minga.recipes.counting import peak_bytes
     except ImportError:  # it uses an inner module of PyTorch
         return estimated_passes(model, half=dtype is not None)
     recipe = load_recipe(spec)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from minga.core.errors import ConfigurationError, StorageError
-from minga.recipes.swav.data.picture_set import PictureSet, digit_pictures, read_pictures
-from minga.recipes.swav.data.preparation import split_pictures
+from minga.recipes.swav.pictures import PictureSet, digit_pictures, read_pictures
+from minga.recipes.swav.preparation import split_pictures
 from tests.worlds.swav_world import made_up
 
 

@@ -14,8 +14,7 @@ import torch
 from minga.core.errors import ConfigurationError
 from minga.recipes.text_to_image.data.compositions import Composer, Variety, draw_compositions
 from minga.recipes.text_to_image.data.openmoji import drawings
-from minga.recipes.text_to_image.tokens.fsq import FsqTokenizer, Pictures
-from minga.recipes.text_to_image.tokens.quantiser import ScalarQuantiser
+from minga.recipes.text_to_image.tokens.fsq import FsqTokenizer, Pictures, ScalarQuantiser
 from minga.recipes.text_to_image.tokens.stored import (
     DESCRIPTION_FILE,
     PARAMETERS_FILE,

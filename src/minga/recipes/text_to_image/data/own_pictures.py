@@ -10,8 +10,7 @@ import numpy as np
 
 from minga.core.errors import ConfigurationError
 from minga.recipes.text_to_image.data.folders import folder_pictures
-from minga.recipes.text_to_image.data.stream import CodedRow
-from minga.recipes.text_to_image.pairs import Pairs
+from minga.recipes.text_to_image.pairs import CodedRow, Pairs
 from minga.recipes.text_to_image.settings import ImageTextData, ImageTextFilters
 from minga.recipes.text_to_image.tokens.fsq import FsqTokenizer
 
