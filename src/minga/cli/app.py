@@ -194,8 +194,9 @@ def host(
         raise typer.BadParameter("name a run spec, such as run.toml; `minga new albert > run.toml` makes one")
     ready = make_context(json_output=json_output, parent_watch=parent_watch, slow_imports=True)
     from minga.cli.taking_part.host import LinkOptions, run_host
-    from minga.cli.terminal.peer_options import WorkOptions, peer_options
+    from minga.cli.terminal.peer_options import peer_options
     from minga.integrations.loggers import LoggerChoice
+    from minga.recipes.running.run import Work
 
     peer = peer_options(
         role,
@@ -209,10 +210,10 @@ def host(
         announce=tuple(announce or ()),
     )
     links = LinkOptions(qr, landing_page, announce_lan)
-    work = WorkOptions(
-        device,
-        micro_batch,
-        threads,
+    work = Work(
+        device=device,
+        micro_batch=micro_batch,
+        threads=threads,
         precision=precision,
         checkpoint_activations=checkpoint_activations,
         compiled=compiled,
@@ -317,9 +318,10 @@ def join(
     from minga.cli.taking_part.join import JoinOptions, run_join
     from minga.cli.taking_part.login import LoginOptions
     from minga.cli.taking_part.pause import availability_rules
-    from minga.cli.terminal.peer_options import WorkOptions, peer_options
+    from minga.cli.terminal.peer_options import peer_options
     from minga.core.units import parse_size
     from minga.integrations.loggers import LoggerChoice
+    from minga.recipes.running.run import Work
 
     peer = peer_options(
         role,
@@ -335,9 +337,8 @@ def join(
     most = parse_size(max_files, "--max-files")
     loggers = tuple(map(LoggerChoice.parse, log_to or ()))
     options = JoinOptions(LoginOptions(login, secret), evaluate, yes, rules, leave_after_steps, most, loggers)
-    own_data = tuple(data or ())
-    work = WorkOptions(
-        device, micro_batch, threads, own_data, precision, devices, checkpoint_activations, compiled, offload
+    work = Work(
+        device, devices, micro_batch, precision, tuple(data or ()), threads, checkpoint_activations, compiled, offload
     )
     run_join(link, peer, work, options, ready)
 

@@ -18,17 +18,17 @@ from minga.cli.diagnosing.hops import packages
 from minga.cli.taking_part import first_screen
 from minga.cli.taking_part.first_screen import Costs, costs_of, lines, require_recipe, show_and_ask
 from minga.cli.terminal.output import Output
-from minga.cli.terminal.peer_options import WorkOptions
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.keeping.availability import TrafficLimit
 from minga.network.probing.streams import MAX_PHASE_BYTES
+from minga.recipes.running.run import Work
 from minga.training.organiser import desk_in
 from minga.training.prospect import Prospect
 from minga.training.status.run_status import LiveRates
 from tests.worlds.cli_run import ALONE, SPEC, Running, last_json, run
 
-WORK = WorkOptions("cpu", None, 1)
+WORK = Work("cpu", threads=1)
 MBIT = 1e6 / 8
 NOBODY = LiveRates((), SwarmRates(()), 0)
 TWO = LiveRates(("a" * 64, "b" * 64), SwarmRates((PeerRates(50 * MBIT, 50 * MBIT, 10.0),) * 2), 4_000_000)
@@ -141,13 +141,16 @@ def test_a_budget_with_which_no_step_can_follow_the_start_is_refused_with_the_sm
 @pytest.mark.parametrize(
     ("work", "said"),
     [
-        (WorkOptions("banana", None, 1), "--device banana: PyTorch has no device of this name; choose auto, cpu,"),
-        (WorkOptions("cuda", None, 1), "--device cuda: "),
-        (WorkOptions("cpu", None, 1, precision="float8"), "--precision float8: choose"),
-        (WorkOptions("cpu", 65, 1), "--micro-batch 65: it must be from 1 to the run's target batch size, 64"),
+        (Work("banana", threads=1), "--device banana: PyTorch has no device of this name; choose auto, cpu,"),
+        (Work("cuda", threads=1), "--device cuda: "),
+        (Work("cpu", threads=1, precision="float8"), "--precision float8: choose"),
+        (
+            Work("cpu", micro_batch=65, threads=1),
+            "--micro-batch 65: it must be from 1 to the run's target batch size, 64",
+        ),
     ],
 )
-def test_what_this_machine_cannot_do_is_said_before_it_agrees(work: WorkOptions, said: str) -> None:
+def test_what_this_machine_cannot_do_is_said_before_it_agrees(work: Work, said: str) -> None:
     if work.device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is one")
     with pytest.raises(ConfigurationError) as refused:
@@ -159,7 +162,7 @@ def test_what_this_machine_cannot_do_is_said_before_it_agrees(work: WorkOptions,
 
 def test_a_micro_batch_without_room_in_memory_is_said_before_it_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask() -> None:
-        work = WorkOptions("cpu", 64, 1)
+        work = Work("cpu", micro_batch=64, threads=1)
         show_and_ask(prospect(), minga.PeerOptions(), work, Output(json_output=False), yes=True, max_files=2**31)
 
     ask()

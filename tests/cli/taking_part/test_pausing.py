@@ -16,10 +16,10 @@ import minga.authority
 from minga.cli.taking_part import join as joining
 from minga.cli.taking_part.join import JoinOptions, _Joining
 from minga.cli.taking_part.login import LoginOptions
-from minga.cli.terminal.peer_options import WorkOptions
 from minga.identity.links.links import EntryPoint, Link
 from minga.integrations.loggers import RunLog
 from minga.keeping.availability import Availability, AvailabilityRules, Pause, TrafficLimit
+from minga.recipes.running.run import Work
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
 
 LINK = Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",)),))
@@ -122,5 +122,5 @@ def test_the_owner_is_asked_while_it_is_there_not_when_the_pause_ends(
     context = cast(Any, SimpleNamespace(output=SimpleNamespace(interactive=True, say=lambda _: None)))
     options = JoinOptions(LoginOptions(), yes=yes)
     peer = minga.PeerOptions(directory=tmp_path)
-    joining.run_join(str(LINK), peer, WorkOptions(), options, context)
+    joining.run_join(str(LINK), peer, Work(), options, context)
     assert said == (["waited", "asked", "joined"] if yes else ["asked", "waited", "joined"])

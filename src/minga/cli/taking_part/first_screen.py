@@ -16,7 +16,6 @@ from minga.averaging.solver.division import PeerRates
 from minga.averaging.strategy_choice import facts_of, largest_strategy
 from minga.cli.diagnosing.machine import data_folder, needed_bytes, total_memory
 from minga.cli.terminal.output import Output
-from minga.cli.terminal.peer_options import WorkOptions
 from minga.core.errors import ConfigurationError
 from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
@@ -24,6 +23,7 @@ from minga.core.units import counted, format_duration, format_size
 from minga.keeping.availability import ADVANCE, TrafficLimit
 from minga.network.probing.prober import MAX_DAY_BYTES
 from minga.network.probing.streams import most_probe_bytes
+from minga.recipes.running.run import Work
 from minga.simulation.forecast.explanation import DAY_S, PeerTask, explain
 from minga.simulation.forecast.forecast import encoded_bytes
 from minga.simulation.forecast.model_facts import STATE_BYTES, ModelFacts, facts_of_recipe
@@ -93,7 +93,7 @@ def affords_probes(peer: PeerOptions, limit: TrafficLimit | None) -> bool:
     return limit is None or sum(most_probe_bytes(_rate(cap)) for cap in peer.caps()) <= ADVANCE * limit.limit_bytes
 
 
-def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: TrafficLimit | None = None) -> Costs:
+def costs_of(prospect: Prospect, peer: PeerOptions, work: Work, limit: TrafficLimit | None = None) -> Costs:
     """Work it out, by the recipe's facts and by the plan that the run's next leader would make with this peer in it."""
     from minga.recipes.running.devices import choose_devices, machine_name
     from minga.recipes.running.precision import choose_precision
@@ -180,7 +180,7 @@ def require_recipe(spec: RunSpec) -> None:
 def show_and_ask(
     prospect: Prospect,
     peer: PeerOptions,
-    work: WorkOptions,
+    work: Work,
     output: Output,
     *,
     yes: bool,
@@ -282,7 +282,7 @@ def _of_limit(costs: Costs) -> list[str]:
 
 
 def _check_micro_batch(
-    size: int, work: WorkOptions, spec: RunSpec, model: ModelFacts, precision: Precision, here: int | None
+    size: int, work: Work, spec: RunSpec, model: ModelFacts, precision: Precision, here: int | None
 ) -> None:
     """Raise `ConfigurationError` for a micro-batch that the run does not take, or that the device has no memory for,
     of which it has `here` bytes.

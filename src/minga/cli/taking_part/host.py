@@ -29,7 +29,7 @@ from minga.cli.terminal.cautions import tell_cautions
 from minga.cli.terminal.context import Context, collect_again
 from minga.cli.terminal.exit_codes import done_so_far, farewells
 from minga.cli.terminal.last_checkpoint import LastCheckpoint
-from minga.cli.terminal.peer_options import WorkOptions, apply_threads, wire
+from minga.cli.terminal.peer_options import apply_threads, wire
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically
 from minga.core.spec.run_spec import RunSpec
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from minga.cli.terminal.output import Output
     from minga.dashboard.settings import DashboardSettings
     from minga.network.lan import LanAnnouncement
+    from minga.recipes.running.run import Work
 
 
 FOLLOW_S = 0.1
@@ -76,7 +77,7 @@ class LinkOptions:
 def run_host(
     path: Path,
     peer: PeerOptions,
-    work: WorkOptions,
+    work: Work,
     context: Context,
     links: LinkOptions,
     *,
@@ -261,7 +262,7 @@ class _Hosting:
     def __init__(
         self,
         peer: Peer,
-        work: WorkOptions,
+        work: Work,
         context: Context,
         watcher: Watcher,
         keep: Callable[[], None],
@@ -301,15 +302,7 @@ class _Hosting:
         from minga.cli.terminal.output import Ticker
         from minga.recipes.running.run import RecipeRun
 
-        run = RecipeRun(
-            self.peer,
-            device=self.work.device,
-            micro_batch_size=self.work.micro_batch,
-            precision=self.work.precision,
-            checkpoint_activations=self.work.checkpoint_activations,
-            compiled=self.work.compiled,
-            offload=self.work.offload,
-        )
+        run = RecipeRun(self.peer, self.work)
         self._keep()
         done_so_far.append(lambda: {"step": run.step, **self._last_words.on_disk()})
         held_out = self.held_out = HeldOut(run, self.output, self.watcher.history)

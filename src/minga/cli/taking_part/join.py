@@ -32,7 +32,7 @@ from minga.cli.taking_part.status_view import (
 from minga.cli.terminal.cautions import tell_cautions
 from minga.cli.terminal.context import Context, collect_again
 from minga.cli.terminal.exit_codes import done_so_far, farewells
-from minga.cli.terminal.peer_options import WorkOptions, apply_threads, wire
+from minga.cli.terminal.peer_options import apply_threads, wire
 from minga.core.errors import ConfigurationError, MingaError
 from minga.core.events.bus import Event
 from minga.core.events.security import SecureAdmitted, SecureCandidate, SecureDropped, SecureFounded, SecureWaiting
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from minga.cli.taking_part.held_out import HeldOut
     from minga.cli.terminal.output import Output, Ticker
-    from minga.recipes.running.run import RecipeRun
+    from minga.recipes.running.run import RecipeRun, Work
 
 NO_RULES = AvailabilityRules()
 POLL_S = 1.0
@@ -78,7 +78,7 @@ class JoinOptions:
     log_to: tuple[LoggerChoice, ...] = ()
 
 
-def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptions, context: Context) -> None:
+def run_join(link: str, peer: PeerOptions, work: Work, options: JoinOptions, context: Context) -> None:
     """Join, fetch the state, and train until the run ends or Ctrl-C comes."""
     from minga.authority import join
     from minga.identity.links.links import Link
@@ -221,7 +221,7 @@ class _Joining:
     def __init__(
         self,
         peer: Peer,
-        work: WorkOptions,
+        work: Work,
         context: Context,
         options: JoinOptions,
         availability: Availability,
@@ -264,7 +264,7 @@ class _Joining:
     def _share_in(self) -> bool:
         from minga.cli.terminal.output import Ticker
         from minga.recipes.running.devices import choose_devices
-        from minga.recipes.running.local_ranks import Work, open_run
+        from minga.recipes.running.local_ranks import open_run
 
         self.output.event("joined", run=self.peer.spec.name, run_id=self.peer.run_id, peer=self.peer.peer_id)
         self.output.say(f"Joined [bold]{self.peer.spec.name}[/] as {self.peer.peer_id[:10]}, {self.peer.role}.")
@@ -287,19 +287,10 @@ class _Joining:
                     ticker.check()
                     time.sleep(0.5)
                 return self._is_pausing
-            work = Work(
-                self.work.micro_batch,
-                self.work.precision,
-                self.work.data,
-                self.work.threads,
-                self.work.checkpoint_activations,
-                self.work.compiled,
-                self.work.offload,
-            )
             self._devices = choose_devices(self.work.device, self.work.devices, self.peer.spec, self.peer.role)
             if len(self._devices) > 1:
                 self.output.say(f"Starting {len(self._devices)} processes, one for each device …")
-            run = stack.enter_context(open_run(self.peer, self._devices, work))
+            run = stack.enter_context(open_run(self.peer, self._devices, self.work))
             collect_again()
             self._step, self._phase, self._run = run.step, "training", run
             self.output.say(f"This machine takes part with {machine(run, self._devices)}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from minga.cli.terminal.context import Context
@@ -11,21 +10,6 @@ from minga.core.events.bus import Event
 from minga.core.rate_cap import RateCap
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
-
-
-@dataclass(frozen=True)
-class WorkOptions:
-    """How a command uses the machine; `data` is own text in place of the run's."""
-
-    device: str = "auto"
-    micro_batch: int | None = None
-    threads: int | None = None
-    data: tuple[str, ...] = ()
-    precision: str = "auto"
-    devices: str = "all"
-    checkpoint_activations: bool = False
-    compiled: bool = False
-    offload: bool = False
 
 
 def peer_options(
