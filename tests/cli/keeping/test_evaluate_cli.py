@@ -49,7 +49,7 @@ def test_a_task_that_a_model_does_not_have_is_refused(recipe: str, task: str, wo
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ("albert", "the folder of a run, and no model yet; type minga export --directory"),
+        ("albert", "the folder of a run, and no model yet; type minga export"),
         ("text-to-image", "it is judged by its heldout_image_loss: minga join LINK --evaluate shows it"),
         ("custom", "the program that trains it has to evaluate it"),
     ],

@@ -54,11 +54,11 @@ class Place:
     more: tuple[str, ...] = ()
 
     def start(self, *words: str) -> Running:
-        return Running(*words, "--host", self.address, *self.more, namespace=self.namespace)
+        return Running(*words, "--bind", self.address, *self.more, namespace=self.namespace)
 
     def look(self, *words: str) -> dict[str, Any]:
         where = ("--namespace", self.namespace) if self.namespace else ()
-        return last_json(forked.run(GUARDED_MINGA, *where, *words, "--host", self.address, "--json").stdout)
+        return last_json(forked.run(GUARDED_MINGA, *where, *words, "--bind", self.address, "--json").stdout)
 
 
 def placed(lab: Lab, host: str) -> Place:
@@ -127,14 +127,12 @@ def test_a_server_that_was_killed_goes_on_by_the_same_link(tmp_path: Path) -> No
                 server.wait_for("split.applied")
             server.process.kill()
             server.process.wait()
-            with Running("split", "serve", "--resume", began["directory"], *key) as again:
+            with Running("split", "serve", began["directory"], *key) as again:
                 assert again.wait_for("link")["run_id"] == began["run_id"]
                 again.wait_for("split.applied")
                 told = client.summary()
                 again.finish(0)
     assert told["batches"] == 60
-    both = run("split", "serve", spec_file(tmp_path), "--resume", began["directory"], *key)
-    assert "either a run spec or --resume" in both.stderr
 
 
 @pytest.mark.parametrize(

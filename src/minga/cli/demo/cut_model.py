@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from minga.cli.demo.report import DemoOutcome, draw_columns
 from minga.cli.demo.stage import Child, Stage
-from minga.cli.terminal.peer_options import apply_threads
+from minga.cli.terminal.context import apply_threads
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_size
 
