@@ -7,12 +7,11 @@ import re
 import time
 from pathlib import Path
 
-from rich.markup import escape
-
 from minga.cli.commands import PlanCommand
 from minga.cli.planning.plan_view import plan_table
 from minga.cli.terminal.cautions import tell_cautions
 from minga.cli.terminal.context import Context
+from minga.cli.terminal.output import View
 from minga.core.errors import ConfigurationError, UnreachableError
 from minga.identity.links.links import PREFIX
 from minga.simulation.forecast.explanation import alternatives, explain
@@ -48,10 +47,9 @@ def run_plan(options: PlanCommand, context: Context) -> None:
             f"{source}: all peers are clients, so nobody can reduce; at least one must be reachable"
         )
     explanation, others = explain(swarm.rates, swarm.work), alternatives(swarm.rates, swarm.work)
-    context.output.say(plan_table(explanation, swarm.names))
-    for line in plan_text(explanation, others, swarm.names, swarm.work):
-        context.output.say(escape(line))
-    context.output.summary(ok=True, **plan_json(explanation, others, swarm.names, swarm.work))
+    words = plan_text(explanation, others, swarm.names, swarm.work)
+    values = plan_json(explanation, others, swarm.names, swarm.work)
+    context.output.show(View([plan_table(explanation, swarm.names), *words], values))
 
 
 def _is_link(source: str) -> bool:

@@ -8,7 +8,7 @@ import typer
 
 from minga.cli.commands import NewCommand
 from minga.cli.terminal.context import Context
-from minga.cli.terminal.output import plain_table
+from minga.cli.terminal.output import View, plain_table
 from minga.core.errors import ConfigurationError
 from minga.recipes.registry import RECIPES, new_toml
 
@@ -43,9 +43,8 @@ def _list(context: Context) -> None:
             each.get("headline", each.get("problem")),
             ", ".join(each["tasks"]),
         )
-    context.output.say(table)
-    context.output.say("A run spec to begin with: minga new RECIPE --size SIZE > run.toml")
-    context.output.summary(ok=True, recipes=found)
+    begin = "A run spec to begin with: minga new RECIPE --size SIZE > run.toml"
+    context.output.show(View([table, begin], {"recipes": found}))
 
 
 def _facts(name: str) -> dict[str, Any]:

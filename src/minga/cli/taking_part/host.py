@@ -19,13 +19,7 @@ from minga.cli.taking_part.first_screen import require_whole_model
 from minga.cli.taking_part.graceful_leave import GracefulLeave, farewell_of_host
 from minga.cli.taking_part.link_view import LinkWatch, reach_lines, relay_line, who_can_join
 from minga.cli.taking_part.prepared_files import prepared_files
-from minga.cli.taking_part.status_view import (
-    CompletionNotice,
-    PlainTrouble,
-    organiser_lines,
-    organiser_view,
-    run_figures,
-)
+from minga.cli.taking_part.status_view import CompletionNotice, run_view
 from minga.cli.terminal.cautions import tell_cautions
 from minga.cli.terminal.context import Context, apply_threads, collect_again
 from minga.cli.terminal.exit_codes import done_so_far, farewells
@@ -52,7 +46,7 @@ from minga.training.plugins_of_run import with_origins
 
 if TYPE_CHECKING:
     from minga.cli.taking_part.held_out import HeldOut
-    from minga.cli.terminal.output import Output
+    from minga.cli.terminal.output import Output, View
     from minga.dashboard.settings import DashboardSettings
     from minga.network.lan import LanAnnouncement
 
@@ -268,7 +262,6 @@ class _Hosting:
         self._leaving = GracefulLeave(peer, context)
         self.watcher = watcher
         self.held_out: HeldOut | None = None
-        self._trouble = PlainTrouble()
         self._last_words = LastCheckpoint(peer, context)
 
     def run(self) -> None:
@@ -279,7 +272,7 @@ class _Hosting:
             collect_again()
             self._keep()
             self._announce()
-            with Ticker(self.output, self.watcher.look, self._view, self._lines, run_figures) as ticker:
+            with Ticker(self.output, self._look) as ticker:
                 self._watch(ticker.check)
             return
         self._run_replica()
@@ -312,7 +305,7 @@ class _Hosting:
         held_out.now()
         collect_again()
         self._announce()
-        with Ticker(self.output, self.watcher.look, self._view, self._lines, run_figures) as ticker:
+        with Ticker(self.output, self._look) as ticker:
 
             def between() -> None:
                 ticker.check()
@@ -353,14 +346,8 @@ class _Hosting:
             directory=str(self.peer.directory),
         )
 
-    def _view(self, status: Any) -> Any:
-        return organiser_view(status, self._figures())
-
-    def _lines(self, status: Any) -> Any:
-        return [*organiser_lines(status, self._figures()), *self._trouble.lines(status)]
-
-    def _figures(self) -> dict[str, float]:
-        return self.held_out.latest if self.held_out else {}
+    def _look(self) -> View:
+        return run_view(self.watcher.look(), self.held_out.latest if self.held_out else None)
 
 
 def announce(peer: Peer, output: Output, *, show_qr: bool, landing_page: Path | None, bound_to: str | None) -> None:

@@ -22,15 +22,7 @@ from minga.cli.taking_part.graceful_leave import GracefulLeave, farewell_of_volu
 from minga.cli.taking_part.link_view import HostWatch
 from minga.cli.taking_part.login import PersonAtTerminal
 from minga.cli.taking_part.pause import availability_rules, run_pause
-from minga.cli.taking_part.status_view import (
-    OwnPart,
-    PlainTrouble,
-    shown_phase,
-    volunteer_figures,
-    volunteer_lines,
-    volunteer_news,
-    volunteer_view,
-)
+from minga.cli.taking_part.status_view import OwnPart, shown_phase, volunteer_view
 from minga.cli.terminal.cautions import tell_cautions
 from minga.cli.terminal.context import Context, apply_threads, collect_again
 from minga.cli.terminal.exit_codes import done_so_far, farewells
@@ -225,7 +217,6 @@ class _Joining:
         self._devices: list[torch.device] = []
         self.watcher = Watcher(peer, History(None, most_remembered=0))
         self.watcher.history.listeners.append(log)
-        self._trouble = PlainTrouble()
         self._lock = threading.Lock()
         self._begun = time.monotonic()
         self._step, self._phase = 0, "joining"
@@ -263,8 +254,7 @@ class _Joining:
                 self.output.console.print(f"minga join {link}", markup=False, soft_wrap=True)
         host = HostWatch(self.peer, self.output, said=is_alone)
         self.watcher.listeners.append(lambda look: host.look(look.status))
-        ticker_of = Ticker(self.output, self._look, volunteer_view, self._lines, volunteer_figures, volunteer_news)
-        with ticker_of as ticker, contextlib.ExitStack() as stack:
+        with Ticker(self.output, lambda: volunteer_view(self._look())) as ticker, contextlib.ExitStack() as stack:
             if self.peer.role == "monitor":
                 collect_again()
                 while not self._is_over(self.watcher.look().step):
@@ -416,6 +406,3 @@ class _Joining:
                 machine="" if self._run is None else machine(self._run, self._devices),
                 traffic=self._availability.traffic,
             )
-
-    def _lines(self, part: OwnPart) -> list[str]:
-        return [*volunteer_lines(part), *self._trouble.lines(part.run)]
