@@ -237,7 +237,7 @@ class SplitJoinCommand(ParticipantOptions, ThreadsOptions):
 # ---- organise
 
 
-@command(ORGANISE, "minga.cli.planning.recipes:run_new", "minga new causal-lm --size small > run.toml")
+@command(ORGANISE, "minga.cli.planning.new:run_new", "minga new causal-lm --size small > run.toml")
 class NewCommand(OutputOptions):
     """Print a run spec to begin with; without RECIPE, list the recipes.
 

@@ -12,10 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from minga.cli.commands import DoctorCommand
-from minga.cli.diagnosing.hops import check_authority, check_entries
+from minga.cli.diagnosing.hops import check_authority, check_entries, udp_loopback
 from minga.cli.diagnosing.machine import Accelerators, Finding, accelerator, data_folder, from_outside
 from minga.cli.diagnosing.own_access import OwnAccess
-from minga.cli.diagnosing.udp import udp_loopback
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.exit_codes import CHECK_FAILED, OK
 from minga.core.errors import IdentityError, LinkError, MingaError

@@ -5,22 +5,25 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from rich.table import Table
+
 from minga.cli.commands import PlanCommand
-from minga.cli.planning.plan_view import plan_table
-from minga.cli.terminal.cautions import tell_cautions
-from minga.cli.terminal.context import Context
-from minga.cli.terminal.output import View
+from minga.cli.terminal.context import Context, tell_cautions
+from minga.cli.terminal.output import View, plain_table
 from minga.core.errors import ConfigurationError, UnreachableError
+from minga.core.units import format_duration, format_size
 from minga.identity.links.links import PREFIX
-from minga.simulation.forecast.explanation import alternatives, explain
+from minga.simulation.forecast.explanation import Explanation, PeerTask, alternatives, explain
 from minga.simulation.forecast.plan_words import plan_json, plan_text
 from minga.simulation.forecast.swarm_file import SwarmFile, read_swarm_file
 from minga.training.join import PeerOptions, join
 
 LOOK_S = 5.0
 POLL_S = 0.2
+MAX_ROWS = 40
 
 
 def run_plan(options: PlanCommand, context: Context) -> None:
@@ -81,3 +84,30 @@ def _live(link: str, options: PeerOptions, context: Context) -> SwarmFile:
     if not live.vector_bytes:
         raise UnreachableError("nobody takes part in this run at present")
     return SwarmFile(tuple(one[:10] for one in live.peers), live.rates, work)
+
+
+def plan_table(explanation: Explanation, names: Sequence[str]) -> Table:
+    """One row for each peer (or several that do the same), those that do most first."""
+    columns = ("peer", "reduces", "relays", "sends", "receives", "busy", "a day", "why")
+    table = plain_table(*columns, left=("why",), wraps="why")
+    tasks = sorted(explanation.tasks, key=lambda task: (-task.reduces - task.relays, task.peer))
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for task in tasks:
+        rows.setdefault(_cells(task), []).append(names[task.peer].replace("[", "\\["))
+    for cells, alike in list(rows.items())[:MAX_ROWS]:
+        table.add_row(alike[0] if len(alike) == 1 else f"{alike[0]} and {len(alike) - 1} more", *cells)
+    if len(rows) > MAX_ROWS:
+        table.add_row("…", *("" for _ in range(6)), f"and {len(rows) - MAX_ROWS} more")
+    return table
+
+
+def _cells(task: PeerTask) -> tuple[str, ...]:
+    return (
+        f"{task.reduces:.1%}" if task.reduces else "-",
+        f"{task.relays:.1%}" if task.relays else "-",
+        format_size(task.upload_bytes),
+        format_size(task.download_bytes),
+        format_duration(task.busy_s),
+        f"{format_size(task.upload_bytes_per_day)} up, {format_size(task.download_bytes_per_day)} down",
+        task.reason,
+    )

@@ -22,8 +22,7 @@ from minga.cli.simulating.sim_view import (
     sweep_table,
 )
 from minga.cli.terminal import exit_codes
-from minga.cli.terminal.cautions import tell_cautions
-from minga.cli.terminal.context import Context, collect_again
+from minga.cli.terminal.context import Context, collect_again, tell_cautions
 from minga.cli.terminal.interrupt import ENDS, Interruption
 from minga.cli.terminal.output import Ticker, View
 from minga.core.errors import ConfigurationError, StorageError

@@ -16,14 +16,12 @@ from rich.markup import escape
 
 from minga.cli.commands import HostCommand
 from minga.cli.taking_part.first_screen import require_whole_model
-from minga.cli.taking_part.graceful_leave import GracefulLeave, farewell_of_host
+from minga.cli.taking_part.leaving import GracefulLeave, LastCheckpoint, farewell_of_host
 from minga.cli.taking_part.link_view import LinkWatch, reach_lines, relay_line, who_can_join
 from minga.cli.taking_part.prepared_files import prepared_files
 from minga.cli.taking_part.status_view import CompletionNotice, run_view
-from minga.cli.terminal.cautions import tell_cautions
-from minga.cli.terminal.context import Context, apply_threads, collect_again
+from minga.cli.terminal.context import Context, apply_threads, collect_again, tell_cautions
 from minga.cli.terminal.exit_codes import done_so_far, farewells
-from minga.cli.terminal.last_checkpoint import LastCheckpoint
 from minga.cli.terminal.options import own_run
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically

@@ -18,13 +18,11 @@ from rich.markup import escape
 
 from minga.cli.commands import JoinCommand
 from minga.cli.taking_part.first_screen import affords_probes, require_recipe, show_and_ask
-from minga.cli.taking_part.graceful_leave import GracefulLeave, farewell_of_volunteer, thanks
+from minga.cli.taking_part.leaving import GracefulLeave, farewell_of_volunteer, thanks
 from minga.cli.taking_part.link_view import HostWatch
 from minga.cli.taking_part.login import PersonAtTerminal
-from minga.cli.taking_part.pause import availability_rules, run_pause
 from minga.cli.taking_part.status_view import OwnPart, shown_phase, volunteer_view
-from minga.cli.terminal.cautions import tell_cautions
-from minga.cli.terminal.context import Context, apply_threads, collect_again
+from minga.cli.terminal.context import Context, apply_threads, collect_again, tell_cautions
 from minga.cli.terminal.exit_codes import done_so_far, farewells
 from minga.core.errors import ConfigurationError, MingaError
 from minga.core.events.bus import Event
@@ -33,8 +31,18 @@ from minga.core.events.training import AccessNotRenewed, StateAwaited, StepAppli
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_duration, parse_size
 from minga.core.wheel import installed_from
+from minga.identity.links.links import Link
 from minga.integrations.loggers import LoggerChoice, RunLog
-from minga.keeping.availability import Availability, listeners, listening
+from minga.keeping.availability import (
+    Availability,
+    AvailabilityRules,
+    DailyHours,
+    TrafficLimit,
+    listeners,
+    listening,
+    set_paused,
+)
+from minga.keeping.known_runs import FOLDER_DIGITS, runs_folder
 from minga.recipes.registry import CUSTOM
 from minga.training.peer import Peer
 from minga.training.prospect import Prospect
@@ -56,17 +64,16 @@ SHARE_STEPS = 20
 def run_join(options: JoinCommand, context: Context) -> None:
     """Join, fetch the state, and train until the run ends or Ctrl-C comes; or let the machine pause."""
     from minga.authority import join
-    from minga.identity.links.links import Link
 
     if options.pause or options.unpause:
-        run_pause(options, context)
+        _pause(options, context)
         return
     link = options.link
     if link is None:
         from minga.cli.taking_part.nearby import choose_run
 
         link = choose_run(options.bind, context.output)
-    peer, rules = options.peer_options(), availability_rules(options)
+    peer, rules = options.peer_options(), _rules(options)
     max_files = parse_size(options.max_files, "--max-files")
     if options.evaluate and peer.role == "monitor":
         raise ConfigurationError("--evaluate needs a model, which --role monitor does not have; try --role auxiliary")
@@ -115,6 +122,36 @@ def run_join(options: JoinCommand, context: Context) -> None:
                 context.wire(joined)
                 log.begin(joined.spec, folder)
                 is_paused = _Joining(joined, options, context, availability, done, log).run()
+
+
+def _rules(options: JoinCommand) -> AvailabilityRules:
+    """The rules that the owner of this machine gave. Raises `ConfigurationError`."""
+    return AvailabilityRules(
+        None if options.only is None else DailyHours.parse(options.only),
+        None if options.max_traffic is None else TrafficLimit.parse(options.max_traffic),
+        options.pause_on_battery,
+    )
+
+
+def _pause(options: JoinCommand, context: Context) -> None:
+    """Let the peers of this machine that take part in the run pause, or go on."""
+    parsed, paused = Link.parse(str(options.link)), options.pause
+    folder = runs_folder(options.directory) / parsed.run_id[:FOLDER_DIGITS]
+    if not folder.is_dir():
+        raise ConfigurationError(f"this machine takes no part in that run: there is no folder {folder}")
+    changed, here = set_paused(folder, paused=paused), listeners(folder)
+    if paused and here:
+        context.output.say("The peers of this machine leave the run within a step. To go on: minga join LINK --unpause")
+    elif paused:
+        context.output.say(
+            "No `minga join` of this machine takes part in the run now. One that is started waits, until: "
+            "minga join LINK --unpause"
+        )
+    elif changed:
+        context.output.say("The peers of this machine go on." if here else "This machine may take part again.")
+    else:
+        context.output.say("This run was not paused.")
+    context.output.summary(ok=True, run_id=parsed.run_id, paused=paused, changed=changed, peers=here)
 
 
 @contextlib.contextmanager
