@@ -14,8 +14,7 @@ from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically
 from minga.core.wheel import own_wheel
 from minga.identity.links.links import Link
-from minga.notebook.cells import organiser_cells, volunteer_cells
-from minga.notebook.notebook_file import to_ipynb
+from minga.notebook.notebook_file import hosting_notebook, joining_notebook
 from minga.recipes.registry import RECIPES, new_toml
 
 
@@ -42,7 +41,7 @@ def _write_notebook(path: Path, link: str | None, install: str | None, context: 
     parsed, source = None if link is None else Link.parse(link), install or own_wheel()
     if source is None:
         raise ConfigurationError("this minga was not installed by pip, so no copy of it can be made: name --install")
-    text = to_ipynb(organiser_cells(source) if parsed is None else volunteer_cells(str(parsed), source))
+    text = hosting_notebook(source) if parsed is None else joining_notebook(str(parsed), source)
     try:
         write_atomically(path, text.encode())
     except OSError as error:

@@ -34,8 +34,7 @@ from minga.integrations.loggers import LoggerChoice, RunLog
 from minga.keeping.known_runs import ChosenStrategy, known_run, known_runs
 from minga.monitor.history import FILE_NAME, RECORD_FILE, History, HistoryServer
 from minga.monitor.watcher import Watcher
-from minga.notebook.cells import volunteer_cells
-from minga.notebook.notebook_file import to_ipynb
+from minga.notebook.notebook_file import joining_notebook
 from minga.training.host import host
 from minga.training.join import PeerOptions
 from minga.training.organiser import desk_in
@@ -406,7 +405,7 @@ def write_landing_page(path: Path, spec: RunSpec, link: Link) -> str:
     notebook = None
     if get is not None and facts.notebook_link is not None:
         notebook = f"{path.stem}.ipynb"
-        files[notebook] = to_ipynb(volunteer_cells(facts.notebook_link, get)).encode()
+        files[notebook] = joining_notebook(facts.notebook_link, get).encode()
     is_as_signed = wheel is not None and wheel.reference == spec.wheel
     page = JoinPage(facts, source, address=place, notebook=notebook, is_as_signed=is_as_signed, is_file=True)
     try:

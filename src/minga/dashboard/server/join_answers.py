@@ -21,8 +21,7 @@ from minga.dashboard.server.answers import json_answer
 from minga.dashboard.server.guard import JOIN, refusal
 from minga.dashboard.server.seldom import Seldom
 from minga.dashboard.settings import DEFAULT_PORT, DashboardSettings
-from minga.notebook.cells import volunteer_cells
-from minga.notebook.notebook_file import to_ipynb
+from minga.notebook.notebook_file import joining_notebook
 from minga.training.peer import Peer
 from minga.training.status.run_status import present_spec
 
@@ -92,7 +91,7 @@ class JoinAnswers:
     def _notebook_for(self, link: str | None) -> bytes | None:
         if link is None or self._source is None:
             return None
-        return to_ipynb(volunteer_cells(link, self._source)).encode()
+        return joining_notebook(link, self._source).encode()
 
     async def wheel(self, _: Request) -> Response:
         """The wheel."""
