@@ -34,7 +34,7 @@ from minga.core.events.bus import Event
 from minga.identity.keys.keys import Identity
 from minga.network.gossip import gossip
 from minga.network.interface import PeerId
-from minga.network.probing.prober import Prober
+from minga.network.probing import Prober
 from minga.network.rpc import keepalive, stream
 from minga.network.tcp import bulk_lane
 from minga.training.life.board_view import BoardView

@@ -9,11 +9,11 @@ from typing import Final
 from documentation.changelog import changelog_page
 from documentation.combinations import combinations_page
 from documentation.commands import commands_page
+from documentation.events import event_page
 from documentation.exit_codes import exit_codes_page
 from documentation.metrics import metrics_page
 from documentation.python_api import python_page
 from documentation.run_spec import run_spec_page
-from minga.core.events.page import event_page
 from minga.notebook.notebook_file import ANY_LINK, CHECKOUT, hosting_notebook, joining_notebook
 
 DOCS: Final = Path(__file__).parent.parent / "docs"

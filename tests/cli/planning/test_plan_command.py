@@ -19,9 +19,8 @@ from minga.cli.taking_part.status_view import plan_line
 from minga.core.errors import ConfigurationError
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
-from minga.simulation.forecast.explanation import alternatives, explain
-from minga.simulation.forecast.plan_words import plan_json, plan_text
-from minga.simulation.forecast.swarm_file import read_swarm_file
+from minga.planner.explanation import alternatives, explain, plan_json, plan_text
+from minga.planner.swarm_file import read_swarm_file
 from minga.training.record_kinds import Progress
 from minga.training.status.run_status import LiveRates, PlanWatch, live_rates
 from tests.training.status.test_run_status import Swarm
@@ -76,10 +75,10 @@ def test_paths_between_classes_and_sites(tmp_path: Path) -> None:
     ("text", "said"),
     [
         (HOME, "target_batch_size: missing; it must be a whole number from 1 to 1,000,000,000"),
-        (HEAD, "peers: missing; there must be at least one [[peers]] table"),
+        (HEAD, "peers: missing; it must be 1 to 1000 tables, each under its own [[peers]]"),
         ("target_batch_size = 1\n" + HOME, "give either parameters or vector_bytes"),
         ("vector_bytes = 5\n" + HEAD + HOME, "give either parameters or vector_bytes"),
-        ("batch = 1\n" + HEAD + HOME, "batch: unknown key; there are: target_batch_size"),
+        ("batch_size = 1\n" + HEAD + HOME, "batch_size: unknown key; did you mean target_batch_size?"),
         (HEAD + HOME.replace('"20Mbit"', "20"), "[[peers]] number 1: upload = 20: must be a rate such as"),
         (HEAD + HOME.replace('"20Mbit"', '"0Mbit"'), "[[peers]] number 1: upload = '0Mbit'"),
         (HEAD + HOME.replace('"20Mbit"', '"-5Mbit"'), "[[peers]] number 1: upload = '-5Mbit'"),
@@ -96,7 +95,7 @@ def test_paths_between_classes_and_sites(tmp_path: Path) -> None:
         (HEAD + HOME + "[[paths]]\nbetween = []\nrate = 'none'\n", "[[paths]] number 1: between"),
         (HEAD + HOME + "[[paths]]\nbetween = ['x']\nrate = 'none'\n", "'x' is no name or site of [[peers]]"),
         (HEAD + HOME + "[[paths]]\nbetween = ['home']\nrate = 'never'\n", "[[paths]] number 1: rate = 'never'"),
-        (HEAD + "[peers]\nname = 'x'\n", "peers: must be tables, each under its own [[peers]]"),
+        (HEAD + "[peers]\nname = 'x'\n", ": must be 1 to 1000 tables, each under its own [[peers]]"),
         (HEAD + HOME + "site = 'cloud'\n" + CLOUD, "'cloud' is the name of a site and of other peers"),
         ("target_batch_size = ", "not valid TOML"),
     ],

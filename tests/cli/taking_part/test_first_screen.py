@@ -22,7 +22,7 @@ from minga.cli.terminal.output import Output
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.keeping.availability import TrafficLimit
-from minga.network.probing.streams import MAX_PHASE_BYTES
+from minga.network.probing import MAX_PHASE_BYTES
 from minga.training.organiser import desk_in
 from minga.training.prospect import Prospect
 from minga.training.status.run_status import LiveRates

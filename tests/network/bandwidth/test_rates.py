@@ -13,8 +13,7 @@ from minga.averaging.links import LinkRow, Links, has_moved, is_news, link_key, 
 from minga.core.errors import ProtocolError
 from minga.network.bandwidth import delivery_reports
 from minga.network.bandwidth.delivery_reports import BulkUse, DeliveryReports, Span
-from minga.network.bandwidth.meter import SETTLE_S, DirectionMeter
-from minga.network.bandwidth.time_buckets import BUCKET_S
+from minga.network.bandwidth.meter import BUCKET_S, SETTLE_S, DirectionMeter
 from minga.network.interface import PeerId
 from minga.training.record_kinds import RUN_KINDS
 from tests.worlds.link_world import MB, LinkWorld

@@ -14,10 +14,9 @@ from minga.core.events.bus import Event, EventBus
 from minga.identity.keys.keys import Identity
 from minga.network.gossip import board, record_store
 from minga.network.gossip import records as records_module
-from minga.network.gossip.board import Board
-from minga.network.gossip.changes import Change, Presence
-from minga.network.gossip.peer_records import RECORDS_PER_SECOND
+from minga.network.gossip.board import Board, Change, Presence
 from minga.network.gossip.record_kinds import AddressInfo, Beat, Left, Payload
+from minga.network.gossip.record_store import RECORDS_PER_SECOND
 from minga.network.gossip.records import CLOCK_SKEW_S, MAX_TTL_S, TTL_S, Record, Verdict
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.run_clock import RunClock

@@ -16,8 +16,8 @@ from minga.identity.keys.keys import Identity
 from minga.network.gossip import anti_entropy, gossip, records, rumours
 from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Summary, WantedRecords
 from minga.network.gossip.gossip import EXCHANGE_METHOD
-from minga.network.gossip.peer_records import PeerRecords, StoredRecord
 from minga.network.gossip.record_kinds import ADDRESS, BEAT, Beat, Payload
+from minga.network.gossip.record_store import PeerRecords, StoredRecord
 from minga.network.gossip.records import Record, Verdict
 from minga.network.gossip.rumours import METHOD as PUSH_METHOD
 from minga.network.gossip.rumours import RumourSpreader

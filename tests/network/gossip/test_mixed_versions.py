@@ -11,12 +11,11 @@ import pytest
 
 from minga.core.events.bus import EventBus
 from minga.identity.keys.keys import Identity
-from minga.network.gossip import anti_entropy, opaque_records, records
+from minga.network.gossip import anti_entropy, record_store, records
 from minga.network.gossip.anti_entropy import Detail, Held
 from minga.network.gossip.board import Board
-from minga.network.gossip.opaque_records import MAX_OWNER_BYTES, MAX_UNKNOWN_KINDS, RECORD_BYTES
-from minga.network.gossip.peer_records import MAX_DROPPED, PeerRecords
 from minga.network.gossip.record_kinds import AddressInfo, Kind, Payload, RecordKinds
+from minga.network.gossip.record_store import MAX_DROPPED, MAX_OWNER_BYTES, MAX_UNKNOWN_KINDS, RECORD_BYTES, PeerRecords
 from minga.network.gossip.records import Record, Verdict
 from minga.network.interface import PeerId
 from minga.network.rpc.run_clock import RunClock
@@ -224,7 +223,7 @@ def test_what_was_dropped_is_not_fetched_again() -> None:
 
 
 def test_many_owners_crowd_out_the_largest_of_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opaque_records, "MAX_TOTAL_BYTES", 100_000)
+    monkeypatch.setattr(record_store, "MAX_TOTAL_BYTES", 100_000)
     w = World()
     assert w.tell(12, 100, BOB) is Verdict.NEW
     verdicts = set()
@@ -272,7 +271,7 @@ def test_a_peer_with_more_room_does_not_send_in_each_exchange_what_another_one_d
 
 def test_an_owner_of_whom_all_was_dropped_is_not_taken_up_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Boards that forget that they dropped a record would send one another a flood for as long as it is valid."""
-    monkeypatch.setattr(opaque_records, "MAX_TOTAL_BYTES", 20_000)
+    monkeypatch.setattr(record_store, "MAX_TOTAL_BYTES", 20_000)
     other, holder = World(), World()
     flood = []
     for number in range(20):
@@ -280,7 +279,7 @@ def test_an_owner_of_whom_all_was_dropped_is_not_taken_up_again_and_again(monkey
         holder.now_s = other.now_s = other.now_s + 1.0
         flood.append(other.record(20, bytes(3500), flooder))
         other.board.receive(flood[-1], PeerId(ANN.peer_id))
-    monkeypatch.setattr(opaque_records, "MAX_TOTAL_BYTES", 1 << 20)
+    monkeypatch.setattr(record_store, "MAX_TOTAL_BYTES", 1 << 20)
     for record in flood:
         assert holder.board.receive(record, PeerId(ANN.peer_id)) is Verdict.NEW
     other.board.sweep()

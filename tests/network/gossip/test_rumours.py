@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from minga.network.gossip import rumours
-from minga.network.gossip.peer_records import StoredRecord
+from minga.network.gossip.record_store import StoredRecord
 from minga.network.gossip.records import Record, Verdict, genuine
 from minga.network.gossip.rumours import RumourSpreader
 from minga.network.interface import PeerId

@@ -8,5 +8,5 @@
 Read: plan (`minga plan`), forecast and forecast_view, memory, measure, new (`minga new`: what can be trained, a run
 spec, a notebook).
 
-Called by app; the arithmetic is in averaging/solver and simulation/forecast.
+Called by app; the arithmetic is in averaging/solver and planner.
 """

@@ -12,11 +12,11 @@ from minga.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from minga.core.spec.run_spec import RunSpec
-    from minga.simulation.advice.advised_batch import BatchLimits
-    from minga.simulation.advice.ways import TrainingWay
-    from minga.simulation.forecast.devices import Precision
-    from minga.simulation.forecast.model_facts import OptimizerName
-    from minga.simulation.forecast.planned_run import PlannedRun
+    from minga.planner.comparison import BatchLimits
+    from minga.planner.devices import Precision
+    from minga.planner.model_facts import OptimizerName
+    from minga.planner.planned_run import PlannedRun
+    from minga.planner.ways import TrainingWay
 
 USUAL_TARGET_BATCH_SIZE = 4096
 PRECISIONS = ("auto", "single", "half")
@@ -25,8 +25,8 @@ PRECISIONS = ("auto", "single", "half")
 def run_forecast(options: PlanCommand, context: Context) -> None:
     """Say what the swarm would reach, and what to look out for. Raises `ConfigurationError` for what makes no sense."""
     from minga.cli.planning.forecast_view import forecast_json, forecast_table, forecast_text
-    from minga.simulation.advice.advice import warnings
-    from minga.simulation.advice.comparison import best_of, compare
+    from minga.planner.advice import warnings
+    from minga.planner.comparison import best_of, compare
 
     setting, ways, auto = _asked(options)
     context.output.say("Planning …")
@@ -43,13 +43,12 @@ def _asked(options: PlanCommand) -> tuple[PlannedRun, Sequence[TrainingWay], Bat
     """
     from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice
     from minga.core.spec.sections import AUTO_STRATEGY
-    from minga.simulation.advice.ways import TrainingWay, compared_ways
-    from minga.simulation.forecast.device_memory import moment_bytes
-    from minga.simulation.forecast.devices import THIS, read_measurements
-    from minga.simulation.forecast.model_facts import STATE_BYTES, model_facts, recipe_spec
-    from minga.simulation.forecast.peer_text import parse_peers
-    from minga.simulation.forecast.planned_run import PlannedRun
-    from minga.simulation.forecast.volunteers import resolve
+    from minga.planner.device_memory import moment_bytes
+    from minga.planner.devices import THIS, read_measurements
+    from minga.planner.model_facts import STATE_BYTES, model_facts, recipe_spec
+    from minga.planner.peer_text import parse_peers
+    from minga.planner.planned_run import PlannedRun, resolve
+    from minga.planner.ways import TrainingWay, compared_ways
 
     name = str(options.model)
     spec = recipe_spec(name, options.tokens) if name.lower().endswith(".toml") else None
@@ -78,7 +77,7 @@ def _asked(options: PlanCommand) -> tuple[PlannedRun, Sequence[TrainingWay], Bat
 
 def _limits_of(spec: RunSpec) -> BatchLimits | None:
     """Between which target batch sizes the leaders choose; None if there is only one."""
-    from minga.simulation.advice.advised_batch import BatchLimits
+    from minga.planner.comparison import BatchLimits
 
     training = spec.training
     least, most = training.batch_range

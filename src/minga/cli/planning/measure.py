@@ -13,7 +13,7 @@ from minga.core.units import format_duration, format_number, format_size
 from minga.recipes.registry import USUAL_MODEL
 
 if TYPE_CHECKING:
-    from minga.simulation.forecast.devices import Measurement
+    from minga.planner.devices import Measurement
 
 
 def run_measure(options: PlanCommand, context: Context) -> None:
@@ -21,8 +21,8 @@ def run_measure(options: PlanCommand, context: Context) -> None:
 
     Raises `ConfigurationError` for models without a recipe and devices that are not there.
     """
-    from minga.simulation.forecast.devices import Measurement, keep_measurements
-    from minga.simulation.forecast.model_facts import recipe_spec
+    from minga.planner.devices import Measurement, keep_measurements
+    from minga.planner.model_facts import recipe_spec
 
     model, tokens = options.model or USUAL_MODEL, options.tokens
     spec = recipe_spec(model, tokens)

@@ -13,8 +13,8 @@ from minga.core.spec.run_spec import RunSpec
 from minga.core.units import format_duration, format_size, parse_size
 
 if TYPE_CHECKING:
-    from minga.simulation.forecast.device_memory import DeviceMemory
-    from minga.simulation.forecast.model_facts import ModelFacts
+    from minga.planner.device_memory import DeviceMemory
+    from minga.planner.model_facts import ModelFacts
 
 
 def run_memory(options: PlanCommand, context: Context) -> None:
@@ -41,9 +41,9 @@ def _count(options: PlanCommand) -> tuple[ModelFacts, DeviceMemory, int | None]:
     import torch
 
     from minga.averaging.strategy_choice import STRATEGIES, StrategyChoice, largest_strategy
+    from minga.planner.device_memory import counted_passes, device_memory, estimated_passes
+    from minga.planner.model_facts import facts_of_recipe, model_facts, named_spec
     from minga.recipes.registry import load_recipe
-    from minga.simulation.forecast.device_memory import counted_passes, device_memory, estimated_passes
-    from minga.simulation.forecast.model_facts import facts_of_recipe, model_facts, named_spec
 
     if options.precision not in ("auto", "single", "half"):
         raise ConfigurationError(f"--precision {options.precision!r}: it must be one of auto, single, half")
@@ -90,7 +90,7 @@ def _sides(size: int, *, away: bool) -> tuple[str, str]:
 
 
 def _sentences(model: ModelFacts, found: DeviceMemory, memory_bytes: float, largest: int | None) -> Iterator[str]:
-    from minga.simulation.forecast.device_memory import FILLED, HOST_BYTES_PER_S
+    from minga.planner.device_memory import FILLED, HOST_BYTES_PER_S
 
     yield f"{model.name}: {model.parameters:,} parameters; {model.origin}."
     if largest is None:
@@ -109,7 +109,7 @@ def _sentences(model: ModelFacts, found: DeviceMemory, memory_bytes: float, larg
 
 
 def _json(model: ModelFacts, found: DeviceMemory, memory_bytes: float, largest: int | None) -> dict[str, Any]:
-    from minga.simulation.forecast.device_memory import HOST_BYTES_PER_S
+    from minga.planner.device_memory import HOST_BYTES_PER_S
 
     return {
         "model": model.name,

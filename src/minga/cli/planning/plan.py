@@ -16,9 +16,8 @@ from minga.cli.terminal.output import View, plain_table
 from minga.core.errors import ConfigurationError, UnreachableError
 from minga.core.units import format_duration, format_size
 from minga.identity.links.links import PREFIX
-from minga.simulation.forecast.explanation import Explanation, PeerTask, alternatives, explain
-from minga.simulation.forecast.plan_words import plan_json, plan_text
-from minga.simulation.forecast.swarm_file import SwarmFile, read_swarm_file
+from minga.planner.explanation import Explanation, PeerTask, alternatives, explain, plan_json, plan_text
+from minga.planner.swarm_file import SwarmFile, read_swarm_file
 from minga.training.join import PeerOptions, join
 
 LOOK_S = 5.0

@@ -129,8 +129,8 @@ def _simulate(simulation: Simulation, context: Context, tell: Callable[[Outcome]
             context.output.event("step", **step_json(step))
 
     def look() -> View:
-        tell_steps(simulation.ledger.finished()[:-1])  # some members may still be at the newest one
-        line = progress_line(simulation.ledger, simulation.scenario.stop, simulation.virtual_s)
+        tell_steps(simulation.timeline.finished()[:-1])  # some members may still be at the newest one
+        line = progress_line(simulation.timeline, simulation.scenario.stop, simulation.virtual_s)
         return View([line], lines=[line])
 
     with contextlib.ExitStack() as display:

@@ -22,11 +22,10 @@ from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import counted, format_duration, format_size
 from minga.keeping.availability import ADVANCE, TrafficLimit
-from minga.network.probing.prober import MAX_DAY_BYTES
-from minga.network.probing.streams import most_probe_bytes
-from minga.simulation.forecast.explanation import DAY_S, PeerTask, explain
-from minga.simulation.forecast.forecast import encoded_bytes
-from minga.simulation.forecast.model_facts import STATE_BYTES, ModelFacts, facts_of_recipe
+from minga.network.probing import MAX_DAY_BYTES, most_probe_bytes
+from minga.planner.explanation import DAY_S, PeerTask, explain
+from minga.planner.forecast import encoded_bytes
+from minga.planner.model_facts import STATE_BYTES, ModelFacts, facts_of_recipe
 from minga.training.join import PeerOptions
 from minga.training.prospect import Prospect
 
@@ -286,10 +285,10 @@ def _check_micro_batch(
     """Raise `ConfigurationError` for a micro-batch that the run does not take, or that the device has no memory for,
     of which it has `here` bytes.
     """
+    from minga.planner.device_memory import counted_passes, device_memory
     from minga.recipes.registry import load_recipe
     from minga.recipes.running.micro_batch import check_wished
     from minga.recipes.running.precision import FORMATS
-    from minga.simulation.forecast.device_memory import counted_passes, device_memory
 
     check_wished(size, spec, load_recipe(spec))
     dtype = None if precision.name == "float32" else FORMATS[precision.name]

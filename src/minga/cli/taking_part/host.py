@@ -174,8 +174,8 @@ def _named(options: HostCommand) -> Path:
 
 def _read_spec(path: Path, expected_peers: str | None) -> tuple[RunSpec, ChosenStrategy | None]:
     """The spec of a run that begins, complete: to prepare the files can take minutes. With what "auto" became."""
+    from minga.planner.auto_choice import with_chosen_strategy
     from minga.recipes.registry import CUSTOM, load_recipe
-    from minga.simulation.advice.auto_choice import with_chosen_strategy
 
     written = RunSpec.from_file(path)
     if written.model.recipe != CUSTOM:
