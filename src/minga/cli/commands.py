@@ -124,7 +124,6 @@ class DashboardCommand(LookingOptions):
         "Beyond this machine, every viewer may look; without it each needs a token.", "--public", default=False
     )
     url: str | None = option("Where viewers reach it, behind a proxy: https://… (default: --listen).", default=None)
-    organise: bool = option("Open it with the organiser's key: pause, resume, ban, amend.", "--organise", default=False)
     leash: bool = option("End with the process that started this one.", "--leash", default=False, hidden=True)
 
 

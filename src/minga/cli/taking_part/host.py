@@ -37,7 +37,6 @@ from minga.monitor.watcher import Watcher
 from minga.notebook.notebook_file import joining_notebook
 from minga.training.host import host
 from minga.training.join import PeerOptions
-from minga.training.organiser import desk_in
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import with_origins
 
@@ -208,7 +207,7 @@ def _dashboard(
     from minga.cli.watching.watch import announce_dashboard
     from minga.dashboard.dashboard import Dashboard
 
-    dashboard = Dashboard(peer, watcher, shown, directory=peer.directory, desk=lambda: desk_in(peer, None))
+    dashboard = Dashboard(peer, watcher, shown, directory=peer.directory, is_organisers=True)
     try:
         dashboard.start()
         announce_dashboard(dashboard, output, show_qr=show_qr)
