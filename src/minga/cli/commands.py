@@ -111,7 +111,7 @@ class StatusCommand(LookingOptions):
     plot: Path | None = option("Draw loss against time and samples into this PNG.", default=None)
 
 
-@command(TAKE_PART, "minga.cli.watching.watch:run_watch", "minga dashboard LINK")
+@command(TAKE_PART, "minga.cli.taking_part.dashboard:run_watch", "minga dashboard LINK")
 class DashboardCommand(LookingOptions):
     """Serve web pages about a run: loss, speed, peers, how to join.
 

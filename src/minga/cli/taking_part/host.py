@@ -63,7 +63,7 @@ def run_host(options: HostCommand, context: Context) -> None:
     peer, loggers = options.peer_options(), tuple(map(LoggerChoice.parse, options.log_to))
     shown: DashboardSettings | None = None
     if options.dashboard:
-        from minga.cli.watching.watch import checked_settings
+        from minga.cli.taking_part.dashboard import checked_settings
 
         shown = checked_settings(options.dashboard_listen, public=options.dashboard_public, url=options.dashboard_url)
     known = known_run(path) if path.is_dir() else None
@@ -204,7 +204,7 @@ def _dashboard(
     if shown is None:
         yield watcher
         return
-    from minga.cli.watching.watch import announce_dashboard
+    from minga.cli.taking_part.dashboard import announce_dashboard
     from minga.dashboard.dashboard import Dashboard
 
     dashboard = Dashboard(peer, watcher, shown, directory=peer.directory, is_organisers=True)
