@@ -539,7 +539,7 @@ class PlanCommand(LookingOptions, ThreadsOptions):
             raise ConfigurationError("give a FILE or LINK, or --model with --peers, --memory or --measure, not both")
         if self.source is None and (len(chosen) != 1 or (self.model is None and not self.measure)):
             raise ConfigurationError("give a FILE or LINK, or --model with one of --peers, --memory and --measure")
-        way = chosen[0] if chosen else "the FILE or LINK, which says what its run does"
+        way = chosen[0] if chosen else "a FILE or LINK, which says what its run does"
         idle = [name for name, (value, ways_of_it) in self._given().items() if value and way not in ways_of_it]
         if idle:
             raise ConfigurationError(f"{', '.join(idle)}: not with {way}")
