@@ -79,7 +79,7 @@ With `--json` each line is one object with `t` (Unix time in seconds) and `event
 | `run` | `sim` | `settings` of one point of a sweep, and its summary |
 | `step` | `sim` | one step of the swarm |
 | `drawn` | `sim` | `path` of a picture |
-"""  # noqa: E501  rows of a table
+"""
 """What commands print with `--json`; a test compares it with the code."""
 
 
