@@ -97,6 +97,10 @@ class JoinCommand(ParticipantOptions, WorkOptions):
         if (self.pause or self.unpause) and self.link is None:
             raise ConfigurationError("name the LINK of the run, of which the peers of this machine are to pause")
 
+    def way(self, usual: str) -> str:
+        """See `OutputOptions`."""
+        return "minga.cli.taking_part.pause:run_pause" if self.pause or self.unpause else usual
+
 
 @command(TAKE_PART, "minga.cli.taking_part.status:run_status", "minga status LINK --watch")
 class StatusCommand(LookingOptions):
@@ -256,6 +260,8 @@ class NewCommand(OutputOptions):
     )
 
     def __post_init__(self) -> None:
+        if self.recipe is None and self.size is not None:
+            raise ConfigurationError("--size: of which RECIPE?")
         if self.notebook is None and (self.link or self.install):
             raise ConfigurationError("--link and --install: only with --notebook")
         if self.notebook is not None and (self.recipe or self.size):
@@ -467,6 +473,8 @@ class RunsReceiptsCommand(LookingOptions):
     def __post_init__(self) -> None:
         if self.everybody and self.peer is not None:
             raise ConfigurationError("--peer and --all exclude each other")
+        if self.out is None and (self.everybody or self.peer is not None):
+            raise ConfigurationError("--peer and --all: only with --out")
 
 
 @command(ORGANISE, "minga.cli.keeping.receipts:run_verify", "minga runs verify receipts.bin --of LINK")
@@ -544,6 +552,14 @@ class PlanCommand(LookingOptions, ThreadsOptions):
         if idle:
             raise ConfigurationError(f"{', '.join(idle)}: not with {way}")
 
+    def way(self, usual: str) -> str:
+        """See `OutputOptions`."""
+        if self.measure:
+            return "minga.cli.planning.measure:run_measure"
+        if self.memory is not None:
+            return "minga.cli.planning.memory:run_memory"
+        return usual if self.source is not None else "minga.cli.planning.forecast:run_forecast"
+
     def _given(self) -> dict[str, tuple[object, tuple[str, ...]]]:
         """The options that not each way takes, with those that do."""
         planned, memory, measured = "--peers", "--memory", "--measure"
@@ -586,3 +602,7 @@ class SimCommand(OutputOptions):
             raise ConfigurationError("--replay shows a log that is there: only --step goes with it")
         if self.step is not None and self.replay is None:
             raise ConfigurationError("--step: only with --replay")
+
+    def way(self, usual: str) -> str:
+        """See `OutputOptions`."""
+        return usual if self.replay is None else "minga.cli.simulating.replay:run_replay"

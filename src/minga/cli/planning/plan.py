@@ -26,23 +26,8 @@ MAX_ROWS = 40
 
 
 def run_plan(options: PlanCommand, context: Context) -> None:
-    """Explain the plan of a run that a link names, or of peers that a TOML file describes; or forecast a run."""
-    source = options.source
-    if options.measure:
-        from minga.cli.planning.measure import run_measure
-
-        run_measure(options, context)
-        return
-    if options.memory is not None:
-        from minga.cli.planning.memory import run_memory
-
-        run_memory(options, context)
-        return
-    if source is None:
-        from minga.cli.planning.forecast import run_forecast
-
-        run_forecast(options, context)
-        return
+    """Explain the plan of a run that a link names, or of peers that a TOML file describes."""
+    source = str(options.source)
     swarm = _live(source, options.peer_options(), context) if _is_link(source) else read_swarm_file(Path(source))
     if not any(one.aggregates for one in swarm.rates.peers) and len(swarm.rates.peers) > 1:
         raise ConfigurationError(

@@ -34,15 +34,10 @@ from minga.simulation.timeline import StepRecord
 
 def run_sim(options: SimCommand, context: Context) -> int:
     """Run a scenario, or one for each combination of a sweep; the exit code. Without one, name those that come with
-    minga; or show a log.
+    minga.
     """
     collect_again()
     source = options.source
-    if options.replay is not None:
-        from minga.cli.simulating.replay import run_replay
-
-        run_replay(options.replay, options.step, context)
-        return exit_codes.OK
     if source is None:
         context.output.show(View([scenario_table(shipped())], {"scenarios": shipped()}))
         return exit_codes.OK

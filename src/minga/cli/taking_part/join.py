@@ -40,9 +40,7 @@ from minga.keeping.availability import (
     TrafficLimit,
     listeners,
     listening,
-    set_paused,
 )
-from minga.keeping.known_runs import FOLDER_DIGITS, runs_folder
 from minga.recipes.registry import CUSTOM
 from minga.training.peer import Peer
 from minga.training.prospect import Prospect
@@ -62,12 +60,9 @@ SHARE_STEPS = 20
 
 
 def run_join(options: JoinCommand, context: Context) -> None:
-    """Join, fetch the state, and train until the run ends or Ctrl-C comes; or let the machine pause."""
+    """Join, fetch the state, and train until the run ends or Ctrl-C comes."""
     from minga.authority import join
 
-    if options.pause or options.unpause:
-        _pause(options, context)
-        return
     link = options.link
     if link is None:
         from minga.cli.taking_part.nearby import choose_run
@@ -131,27 +126,6 @@ def _rules(options: JoinCommand) -> AvailabilityRules:
         None if options.max_traffic is None else TrafficLimit.parse(options.max_traffic),
         options.pause_on_battery,
     )
-
-
-def _pause(options: JoinCommand, context: Context) -> None:
-    """Let the peers of this machine that take part in the run pause, or go on."""
-    parsed, paused = Link.parse(str(options.link)), options.pause
-    folder = runs_folder(options.directory) / parsed.run_id[:FOLDER_DIGITS]
-    if not folder.is_dir():
-        raise ConfigurationError(f"this machine takes no part in that run: there is no folder {folder}")
-    changed, here = set_paused(folder, paused=paused), listeners(folder)
-    if paused and here:
-        context.output.say("The peers of this machine leave the run within a step. To go on: minga join LINK --unpause")
-    elif paused:
-        context.output.say(
-            "No `minga join` of this machine takes part in the run now. One that is started waits, until: "
-            "minga join LINK --unpause"
-        )
-    elif changed:
-        context.output.say("The peers of this machine go on." if here else "This machine may take part again.")
-    else:
-        context.output.say("This run was not paused.")
-    context.output.summary(ok=True, run_id=parsed.run_id, paused=paused, changed=changed, peers=here)
 
 
 @contextlib.contextmanager

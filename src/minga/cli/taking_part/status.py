@@ -14,6 +14,7 @@ from minga.cli.taking_part.status_view import besides, run_view
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.options import folder_or_link
 from minga.cli.terminal.output import Output, Ticker, View
+from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration
 from minga.keeping.known_runs import FOLDER_DIGITS, ChosenStrategy
 from minga.monitor.history import FILE_NAME, Entry, History, number_in, read_history, told_since
@@ -31,6 +32,8 @@ def run_status(options: StatusCommand, context: Context) -> None:
     """Show a run that a link names, or one that a history file tells of."""
     kept = folder_or_link(options.run, options.directory, file=True)
     if kept is not None:
+        if options.watch or options.seconds is not None:
+            raise ConfigurationError(f"--watch and --seconds: only with a LINK; {options.run} is what was written here")
         _show_history(kept, options.plot, context.output)
         return
     context.output.say("Looking for the run …")
