@@ -19,12 +19,15 @@ pytestmark = pytest.mark.skipif(
 
 RANK = """
 import contextlib, json, logging, math, os, pathlib, sys, threading
+from collections import Counter
+
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 from benchmarks._pretend_device import PretendTensor, pretend, pretended_device
+from benchmarks import _transfers
 from benchmarks._transfers import TransferCount
 from minga.averaging.codecs.residual import ContributionFate
 from minga.core.errors import ClosedError
@@ -63,19 +66,30 @@ class Net(nn.Module):
         return found + self.rare(hidden.to(torch.bfloat16)).float() if rarely else found
 
 
+class Distributed(nn.parallel.DistributedDataParallel):
+    '''Gradients are combined by `Trainer`: PyTorch's own reducer knows no pretended devices.'''
+
+    def __init__(self, module):
+        nn.Module.__init__(self)
+        self.module = module
+
+
 class Trainer:
     '''One rank's model, in RAM or on its device, with the replica of it.'''
 
-    def __init__(self, is_away, of_torch=False):
+    def __init__(self, is_away, is_distributed=False):
         torch.manual_seed(0)
-        self.net, self.is_away = Net(), is_away
+        self.net, self.is_away, self.is_distributed = Net(), is_away, is_distributed
         model = pretend(self.net) if is_away else self.net
         inner = LAMB(model.parameters(), lr=0.1)
         self.ranks = ProcessGroup()
+        if is_distributed:  # as far as the replica sees it
+            model = Distributed(model)
         self.replica = make_replica(self.ranks, SPEC, inner, is_sharded=False, model=model, max_grad_norm=0.5)
         assert (self.replica._shares is not None) is is_away
 
     def backward(self, number, breaks=False):
+        assert all(parameter.grad is None for parameter in self.net.parameters()), "the program is to add to them"
         made = torch.Generator().manual_seed(1000 * rank + number)
         tokens, labels = torch.randint(50, (8,), generator=made), torch.arange(8) % 5
         weight = torch.tensor(math.inf if breaks else 1.0)
@@ -83,6 +97,11 @@ class Trainer:
             tokens, labels, weight = PretendTensor(tokens), PretendTensor(labels), PretendTensor(weight)
         loss = nn.functional.cross_entropy(self.net(tokens, rarely=number % 3 == 0), labels) * weight
         loss.backward()
+        for parameter in self.net.parameters() if self.is_distributed else ():
+            if parameter.grad is not None:
+                mean = parameter.grad.cpu() / size
+                dist.all_reduce(mean)
+                parameter.grad.copy_(mean)
 
     def take(self, strategy, number, breaks=False):
         '''One micro-batch of 4 samples in each rank.'''
@@ -102,7 +121,12 @@ class Trainer:
             self.replica.obey()
 
 
-count = TransferCount()
+count, carried = TransferCount(), TransferCount()
+
+
+def before_last(trainer):
+    '''Before the last micro-batch of a round.'''
+
 
 
 def life(trainer, kind, settings, aborts):
@@ -115,7 +139,12 @@ def life(trainer, kind, settings, aborts):
     trainer.part()
     late = kind is not Synchronous
     for step in range(1, 6):
+        if step == 2:  # before that the optimizer looks how the device rounds
+            count.found.clear()
+            carried.found.clear()
         for i in range(3):
+            if (step, i) == (3, 2) and trainer.is_away:
+                before_last(trainer)
             trainer.take(strategy, 10 * step + i, breaks=step in (2, 3) and i == 1)
         sent = None
         if rank == 0:
@@ -146,7 +175,6 @@ def life(trainer, kind, settings, aborts):
             count.phase = "update"
         trainer.part()
         count.phase = ""
-        trainer.replica.zero_grad()
     return trainer.replica.digest()
 """
 
@@ -155,18 +183,66 @@ EQUAL = (
     + """
 words = kind.split("/")
 Kind, settings = KINDS[words[0]]
-aborts, lacks, messages = "aborts" in words, "lacks" in words, "messages" in words
+aborts, messages = "aborts" in words, "messages" in words
+said = []
+logging.getLogger("minga.training").addFilter(lambda record: said.append(record.getMessage()) or True)
+
+
+def lack(*_):
+    raise torch.OutOfMemoryError
+
+
+def before_last(trainer):
+    if rank == size - 1 and "no-room-to-combine" in words:
+        trainer.replica._shares._joined = lack
+    if rank == size - 1 and "no-room-for-share" in words:
+        trainer.replica._shares.accumulate_there = lack
+
+
 if messages:
     process_group.SHARED_MEMORY = "/nowhere"  # as on several machines
 with pretended_device() as device:
-    away = Trainer(is_away=True)
+    away = Trainer(is_away=True, is_distributed="ddp" in words)
     digests = [life(away, Kind, settings, aborts)]
     away.replica._shares.end()
-    twin = Trainer(is_away=False)
+    twin = Trainer(is_away=False, is_distributed="ddp" in words)
     digests.append(life(twin, Kind, settings, aborts))
     values = [torch.cat([p.detach().float().cpu().reshape(-1) for p in one.net.parameters()]) for one in (away, twin)]
 torch.testing.assert_close(*values, rtol=1e-3, atol=2e-3)
-print(json.dumps({"digests": digests, "values": [each.double().square().sum().item() for each in values]}))
+print(json.dumps({"digests": digests, "said": len([each for each in said if "in RAM instead" in each]), "values": [each.double().square().sum().item() for each in values]}))
+dist.destroy_process_group()
+"""
+)
+
+COUNT = (
+    RANK
+    + """
+class Count(TransferCount):
+    # what travels from device to device, too
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d" and any(not each.is_cpu for each in tree_leaves(args) if isinstance(each, torch.Tensor)):
+            self.found.setdefault(self.phase, Counter())["collectives"] += 1
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+_transfers.LARGE, count = 1000, Count()
+carried.phase = "seal"
+carry = RankShares._carry
+
+def counted(self):
+    with carried:
+        carry(self)
+
+RankShares._carry = counted
+with pretended_device() as device, count:
+    trainer = Trainer(is_away=True, is_distributed=kind == "ddp")
+    numel = trainer.replica.vector.parameters_numel
+    trainer.replica.look_at_loop = lambda: None  # of the first steps it looks at the gradients
+    life(trainer, *KINDS[kind if kind in KINDS else "synchronous"], aborts=False)
+    seal = {**count.found.get("seal", {}), **carried.found.get("seal", {})}
+    trainer.replica._shares.end()
+print(json.dumps({"numel": numel, "seal": seal, **{each: count.found[each] for each in ("micro-batch", "update")}}))
 dist.destroy_process_group()
 """
 )
@@ -181,9 +257,37 @@ def run(script: str, folder: Path, kind: str, size: int = 2) -> list[dict[str, A
     return forked.results_of(processes, 60.0)
 
 
-@pytest.mark.parametrize("kind", ["synchronous", "delayed/messages", "local", "local-batch", "delayed/aborts"])
+KINDS = ["synchronous", "synchronous/ddp", "delayed/messages", "local", "local-batch", "local/ddp", "delayed/aborts"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_shares_on_devices_end_where_sums_at_rank_0_do(kind: str, tmp_path: Path) -> None:
     found = run(EQUAL, tmp_path, kind)
     assert found[0]["values"] == found[1]["values"]
     for each in found if "aborts" not in kind else ():  # a sum that goes on after it was brought has another order
         assert each["digests"][0] == each["digests"][1]
+
+
+@pytest.mark.parametrize("lacks", ["no-room-to-combine", "no-room-for-share"])
+def test_a_device_without_room_changes_nothing_but_the_place(lacks: str, tmp_path: Path) -> None:
+    found = run(EQUAL, tmp_path, f"delayed/{lacks}")
+    assert [each["said"] for each in found] == ([1, 1] if lacks == "no-room-to-combine" else [0, 1])
+    for each in found:
+        assert each["digests"][0] == each["digests"][1]
+
+
+def test_a_share_crosses_once_a_round_and_nothing_for_a_micro_batch(tmp_path: Path) -> None:
+    rounds, micro_batches, numel, rest = 4, 12, 8110, 609
+    for rank, found in enumerate(run(COUNT, tmp_path, "synchronous", size=3)):
+        share = min(-(-numel // 3), numel - rank * -(-numel // 3))
+        assert found["numel"] == numel
+        assert found["micro-batch"] == {"collectives": 2 * micro_batches, "reads": micro_batches}
+        assert found["seal"] == {"to_host": rounds * (share + (rest if rank == 0 else 0))}
+        assert found["update"].get("to_host", 0) == 0
+        assert (found["update"]["to_device"], found["update"]["collectives"]) == (rounds * share, rounds)
+
+
+def test_steps_of_this_peer_alone_cross_nothing(tmp_path: Path) -> None:
+    for found in run(COUNT, tmp_path, "local"):
+        assert found["micro-batch"]["collectives"] == 46  # two each, and one for each step that is taken
+        assert not found["micro-batch"].keys() & {"to_host", "to_device"}

@@ -324,7 +324,8 @@ class Replica:
             self.drop_frozen()
             is_taken = self._step_alone()
             self.vector.wait_for_load()
-            return is_taken
+        self.zero_grad()  # the next backward pass is not to add to them
+        return is_taken
 
     def _step_alone(self) -> bool:
         self._clip()
