@@ -247,14 +247,65 @@ dist.destroy_process_group()
 """
 )
 
+PEER = """
+import json, os, pathlib, sys, time, warnings
+import torch
+import torch.distributed as dist
+import minga
+from benchmarks._pretend_device import PretendTensor, pretend, pretended_device
+from minga.optim import LAMB
+from minga.training.ranks.rank_sums import RankShares
+from minga.training.replica.gradient_sum import DeviceSum
+
+torch.set_num_threads(1)
+folder, kind = pathlib.Path(sys.argv[1]), sys.argv[2]
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo", init_method="file://" + str(folder / "store"), rank=rank, world_size=size)
+strategy = "synchronous" if kind == "breaks" else "delayed"
+spec = minga.RunSpec.from_mapping({
+    "name": "ranks", "model": {"recipe": "custom"}, "checkpoints": {"every_steps": 0},
+    "training": {"target_batch_size": 32, "stop_after_steps": 6, "strategy": strategy},
+})
+options = minga.PeerOptions(ephemeral=True, directory=folder / "peer", host="127.0.0.1")
+with pretended_device():
+    peer = minga.host(spec, options) if rank == 0 else None
+    torch.manual_seed(rank)
+    model = pretend(torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3)))
+    optimizer = minga.Optimizer(LAMB(model.parameters(), lr=0.05), peer, model=model, max_grad_norm=1.0)
+    if rank == 1 and kind == "fails":
+        def fail(self):
+            raise RuntimeError("the bus is broken")
+        DeviceSum.vector = fail
+    generator, number = torch.Generator().manual_seed(rank), 0
+    while not optimizer.finished and not (kind == "leaves" and number == 5):
+        batch = torch.randn(4, 6, generator=generator)
+        if kind == "breaks" and rank == 1 and number == 1:
+            batch *= torch.nan
+        model(PretendTensor(batch)).square().mean().backward()
+        optimizer.step(samples=4)
+        number += 1
+        if kind == "dies" and rank == 1 and number == 2:
+            time.sleep(0.5)  # rank 0 waits for the next micro-batch, or for the share
+            os._exit(3)
+    values = sum(each.detach().double().cpu().sum().item() for each in model.parameters())
+    print(json.dumps({"number": number, "values": values, "dropped": optimizer.dropped_micro_batches}), flush=True)
+    if peer is not None:
+        peer.close()
+    dist.destroy_process_group()
+"""
+
 
 def run(script: str, folder: Path, kind: str, size: int = 2) -> list[dict[str, Any]]:
+    return forked.results_of(started(script, folder, kind, size), 60.0)
+
+
+def started(script: str, folder: Path, kind: str, size: int = 2) -> list[subprocess.Popen[str]]:
     processes = []
     for rank in range(size):
         environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), "GLOO_SOCKET_IFNAME": "lo"}
         pipe = subprocess.PIPE
         processes.append(forked.start("-c", script, str(folder), kind, env=environment, stdout=pipe, stderr=pipe))
-    return forked.results_of(processes, 60.0)
+    return processes
 
 
 KINDS = ["synchronous", "synchronous/ddp", "delayed/messages", "local", "local-batch", "local/ddp", "delayed/aborts"]
@@ -291,3 +342,18 @@ def test_steps_of_this_peer_alone_cross_nothing(tmp_path: Path) -> None:
     for found in run(COUNT, tmp_path, "local"):
         assert found["micro-batch"]["collectives"] == 46  # two each, and one for each step that is taken
         assert not found["micro-batch"].keys() & {"to_host", "to_device"}
+
+
+def test_a_micro_batch_that_is_broken_in_one_rank_counts_for_nothing_in_all(tmp_path: Path) -> None:
+    found = run(PEER, tmp_path, "breaks")
+    assert [each["number"] for each in found] == [6 * 4 + 1] * 2
+    assert found[0]["dropped"] == 1
+    assert found[0]["values"] == found[1]["values"]
+
+
+def test_a_share_that_cannot_be_brought_ends_all_ranks_with_words(tmp_path: Path) -> None:
+    for rank in started(PEER, tmp_path, "fails"):
+        with rank:
+            output, errors = rank.communicate(timeout=60)
+        print(rank.returncode, output, errors)
+    assert 0

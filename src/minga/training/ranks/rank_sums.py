@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-import torch.distributed as dist
 
 from minga.core.errors import ClosedError, MingaError
 from minga.training.ranks.process_group import ProcessGroup, RankCommand
@@ -75,10 +74,12 @@ class RankShares(ABC):
         self._added = threading.Condition()
         self._carriers, self._word, self._has_ended = ProcessGroup(), threading.Lock(), False
         self._stream = ShardStream(self._carriers, shards)
-        self._carrier = threading.Thread(target=self._carry, name="minga-rank-carrier", daemon=True)
+        self._carrier: threading.Thread | None = None
         if not ranks.leads:
+            self._carrier = threading.Thread(target=self._carry, name="minga-rank-carrier", daemon=True)
             self._carrier.start()
-        atexit.register(self.end)
+            # A thread that is told something by gloo while the interpreter goes away would abort the process.
+            atexit.register(self._carrier.join, END_S)
 
     @abstractmethod
     def combine(self, samples: int) -> int | None:
@@ -118,24 +119,24 @@ class RankShares(ABC):
         Raises `ClosedError` if one of them cannot.
         """
         with self._word:
+            if self._has_ended:
+                raise ClosedError("the processes of this peer have parted")
+            self._has_ended = True  # unless all goes well: there are no carriers then, or they wait for something else
             added = self._shares[key].added
             self._carriers.command(RankCommand("bring", (key, added)))
             self._bring(key, added, whole)
+            self._has_ended = False
 
     def end(self) -> None:
-        """Nothing is brought any more. Called at the end of the process, too: a thread that waits in gloo when the
-        interpreter goes away could abort it.
-        """
-        if self._has_ended:
-            return
-        self._has_ended = True
-        if self._ranks.leads and dist.is_initialized():
-            with self._word, contextlib.suppress(MingaError):
-                self._carriers.command(RankCommand("end"))
-        elif self._carrier.is_alive():
+        """Nothing is brought any more."""
+        if self._carrier is not None:
             self._carrier.join(END_S)
-        if not self._carrier.is_alive():
-            self._carriers.end()
+            return
+        with self._word:
+            if not self._has_ended:
+                self._has_ended = True
+                self._carriers.command(RankCommand("end"))
+        self._carriers.end()
 
     # ---- what sums ask for
 
@@ -197,6 +198,7 @@ class RankShares(ABC):
             while (command := self._carriers.command()).method == "bring":
                 key, added = map(int, command.numbers)
                 self._bring(key, added, None)
+            self._carriers.end()
 
     @torch.no_grad()
     def _bring(self, key: int, added: int, whole: torch.Tensor | None) -> None:
@@ -318,9 +320,11 @@ class RankSum(GradientSum):
         whole = shares.open(key)
         self._vector = replica.vector.new() if whole is None else whole
         self._is_brought = True  # the shares have nothing that is not here
+        self._is_empty = True  # nothing was added, here and there
 
     def add(self, weight: float) -> bool | LateVerdict:
         """See `GradientSum`."""
+        self._is_empty = False
         if self._replica.combiner is not self._shares:  # a device had no room: see `WholeCombiner`
             return self._replica.accumulate(self.vector(), weight)
         is_first, self._is_brought = self._is_brought, False
@@ -334,7 +338,23 @@ class RankSum(GradientSum):
             self._is_brought = True
         return self._vector
 
+    def merge(self, other: GradientSum) -> None:
+        """See `GradientSum`. Nothing is brought if this sum is empty: the two change places."""
+        if self._is_empty and isinstance(other, RankSum):
+            self._key, other._key = other._key, self._key
+            self._vector, other._vector = other._vector, self._vector
+            self._is_brought, other._is_brought = other._is_brought, self._is_brought
+            self._is_empty, other._is_empty = other._is_empty, self._is_empty
+        else:
+            super().merge(other)
+
+    def fill(self, values: torch.Tensor) -> None:
+        """See `GradientSum`."""
+        self.clear()
+        super().fill(values)
+        self._is_empty = False
+
     def clear(self) -> None:
         """See `GradientSum`."""
         super().clear()
-        self._is_brought = True
+        self._is_brought = self._is_empty = True
