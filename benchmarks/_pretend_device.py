@@ -171,7 +171,10 @@ class PretendTensor(torch.Tensor):
         stream = module.current_stream()
         if func is _ATEN.copy_.default:
             return _copy(stream, *args, **kwargs)
-        if func._schema.name.endswith("_") and func.namespace != "c10d" and not kwargs.keys() & {"device"}:  # it changes numbers, and no shapes
+        if func.namespace == "c10d":  # from device to device, behind what was asked of this one
+            stream.run()
+            return func(*tree_map(_real, args), **tree_map(_real, kwargs))
+        if func._schema.name.endswith("_") and not kwargs.keys() & {"device"}:  # it changes numbers, and no shapes
 
             def change() -> None:
                 if func is _ATEN._foreach_sqrt_.default:
@@ -184,8 +187,6 @@ class PretendTensor(torch.Tensor):
             return args[0] if isinstance(args[0], torch.Tensor) else None
         if not func.is_view:
             stream.run()
-        if func.namespace == "c10d":  # between devices: behind what was asked of this one
-            return func(*tree_map(_real, args), **tree_map(_real, kwargs))
         if func is _ATEN.sqrt.out:
             _root(args[0], kwargs["out"])
             return kwargs["out"]

@@ -209,7 +209,9 @@ with pretended_device() as device:
     digests.append(life(twin, Kind, settings, aborts))
     values = [torch.cat([p.detach().float().cpu().reshape(-1) for p in one.net.parameters()]) for one in (away, twin)]
 torch.testing.assert_close(*values, rtol=1e-3, atol=2e-3)
-print(json.dumps({"digests": digests, "said": len([each for each in said if "in RAM instead" in each]), "values": [each.double().square().sum().item() for each in values]}))
+said = len([each for each in said if "in RAM instead" in each])
+values = [each.double().square().sum().item() for each in values]
+print(json.dumps({"digests": digests, "said": said, "values": values}))
 dist.destroy_process_group()
 """
 )
@@ -221,7 +223,8 @@ class Count(TransferCount):
     # what travels from device to device, too
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "c10d" and any(not each.is_cpu for each in tree_leaves(args) if isinstance(each, torch.Tensor)):
+        tensors = [each for each in tree_leaves(args) if isinstance(each, torch.Tensor)]
+        if func.namespace == "c10d" and any(not each.is_cpu for each in tensors):
             self.found.setdefault(self.phase, Counter())["collectives"] += 1
         return super().__torch_dispatch__(func, types, args, kwargs)
 
@@ -244,6 +247,22 @@ with pretended_device() as device, count:
     trainer.replica._shares.end()
 print(json.dumps({"numel": numel, "seal": seal, **{each: count.found[each] for each in ("micro-batch", "update")}}))
 dist.destroy_process_group()
+"""
+)
+
+DEAD = (
+    RANK
+    + """
+with pretended_device():
+    trainer = Trainer(is_away=True)
+    strategy = Synchronous(threading.Condition(), unit=12)
+    if rank == 0:
+        strategy.begin(trainer.replica)
+    trainer.part()
+    trainer.take(strategy, 1)
+    if rank == 1:
+        os._exit(3)
+    strategy.contribution()
 """
 )
 
@@ -299,6 +318,17 @@ def run(script: str, folder: Path, kind: str, size: int = 2) -> list[dict[str, A
     return forked.results_of(started(script, folder, kind, size), 60.0)
 
 
+def ended(ranks: list[subprocess.Popen[str]]) -> list[str]:
+    """What ranks say that end with an error."""
+    try:
+        return [rank.communicate(timeout=60)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            with rank:
+                rank.kill()
+            assert rank.returncode
+
+
 def started(script: str, folder: Path, kind: str, size: int = 2) -> list[subprocess.Popen[str]]:
     processes = []
     for rank in range(size):
@@ -352,8 +382,17 @@ def test_a_micro_batch_that_is_broken_in_one_rank_counts_for_nothing_in_all(tmp_
 
 
 def test_a_share_that_cannot_be_brought_ends_all_ranks_with_words(tmp_path: Path) -> None:
-    for rank in started(PEER, tmp_path, "fails"):
-        with rank:
-            output, errors = rank.communicate(timeout=60)
-        print(rank.returncode, output, errors)
-    assert 0
+    leader, follower = ended(started(PEER, tmp_path, "fails"))
+    assert "ClosedError: a process of this peer could not bring its share of the gradients" in leader
+    assert "RuntimeError: the bus is broken" in follower
+    assert "rank 0 of this peer ended: a process of this peer could not bring" in follower
+
+
+def test_the_death_of_a_rank_whose_share_is_wanted_ends_the_others(tmp_path: Path) -> None:
+    leader, _ = ended(started(DEAD, tmp_path, "synchronous"))
+    assert "ClosedError: another process of this peer has ended" in leader
+
+
+def test_a_program_may_leave_a_run_that_goes_on(tmp_path: Path) -> None:
+    found = run(PEER, tmp_path, "leaves")
+    assert [each["number"] for each in found] == [5, 5]

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -61,19 +62,20 @@ class RankReplica(Replica):
         self._ranks.open_board(self.vector.numel)
         self._is_distributed = isinstance(settings.get("model"), DistributedDataParallel)
         self._shares = self._new_shares()
-        self.combiner: RankShares | WholeCombiner = self._shares or self._new_combiner()
-        """Makes one micro-batch of those of all ranks."""
 
     def collect(self, samples: int, loss: float | torch.Tensor | None = None) -> int:
         """Combine the micro-batches of all ranks; returns the samples of all that are finite, as far as it is known."""
         super().collect(samples, loss)
         self.drop_frozen()
-        total = self.combiner.combine(samples)
+        total = None if self._shares is None else self._shares.combine(samples)
         if total is None:
             self.sum_in_ram()
-            self.combiner = self._new_combiner()
-            total = self.combiner.combine(samples)
+            total = self._combiner.combine(samples)
         return total
+
+    @cached_property
+    def _combiner(self) -> WholeCombiner:
+        return WholeCombiner(self._ranks, self, are_combined=self._is_distributed)
 
     def _new_vector(
         self, optimizer: torch.optim.Optimizer, spec: RunSpec, model: torch.nn.Module | None
@@ -90,11 +92,8 @@ class RankReplica(Replica):
             return None
         return CopyShares(self._ranks, self, are_combined=self._is_distributed)
 
-    def _new_combiner(self) -> WholeCombiner:
-        return WholeCombiner(self._ranks, self, are_combined=self._is_distributed)
-
     def _step_there(self, shares: CopyShares) -> bool:
-        """Take it without a crossing of the bus; all ranks know whether the gradients are finite."""
+        """Take an optimizer step of this peer alone without a crossing; all ranks have the gradients, or none."""
         gradients = shares.mean()
         return gradients is not None and super().step_by(gradients)
 
@@ -122,7 +121,7 @@ class LeaderReplica(RankReplica):
         if self._shares is None:
             return GradientSum(self)
         self._sums += 1
-        return RankSum(self._ranks, self._shares, self, self._sums)
+        return RankSum(self, self._ranks, self._shares, self._sums)
 
     def hand_over(self, strategy: str, *, keeps_uncounted: bool) -> None:
         """Have another strategy go on, which has sums of its own."""
@@ -131,9 +130,9 @@ class LeaderReplica(RankReplica):
 
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
         """Add what `collect` combined in RAM."""
-        if isinstance(self.combiner, WholeCombiner):
-            return self.combiner.accumulate(vector, weight)
-        alone = self._alone = self._alone or RankSum(self._ranks, self.combiner, self, 0)
+        if self._shares is None or self._shares.lacks_room:
+            return self._combiner.accumulate(vector, weight)
+        alone = self._alone = self._alone or RankSum(self, self._ranks, self._shares, 0)
         is_taken = verdict_of(alone.add(weight))
         if is_taken:
             vector.add_(alone.vector())
@@ -152,9 +151,9 @@ class LeaderReplica(RankReplica):
 
     def inner_step(self) -> bool:
         """Take an optimizer step of this peer alone in all ranks, by the gradients that `collect` combined."""
-        if isinstance(self.combiner, CopyShares):
+        if isinstance(self._shares, CopyShares) and not self._shares.lacks_room:
             self._ranks.command(RankCommand("inner_step"))
-            return self._step_there(self.combiner)
+            return self._step_there(self._shares)
         gradients = self.vector.new()
         if not self.accumulate(gradients, 1.0):
             return False
@@ -254,8 +253,8 @@ class FollowerReplica(RankReplica):
             self._shares.add(int(key), weight, is_first=bool(is_first))
         elif self._shares is not None and command.method == "open_sum":
             self._shares.open(int(command.numbers[0]))
-        elif isinstance(self.combiner, CopyShares) and command.method == "inner_step":
-            self._step_there(self.combiner)
+        elif isinstance(self._shares, CopyShares) and command.method == "inner_step":
+            self._step_there(self._shares)
         else:
             raise ClosedError(
                 f"rank 0 of this peer says {command.method}, which means nothing here: is it of another version?"

@@ -67,6 +67,8 @@ class RankShares(ABC):
         """Where the shares of this rank are; None is in RAM."""
         self._places, self._own = places, places.of(ranks.rank)
         self._tail_numel = self._whole.numel - self._whole.parameters_numel if ranks.leads else 0
+        self.lacks_room = False
+        """Whether a device could not combine a micro-batch: from then on sums are made in the RAM of rank 0 alone."""
         self._rows: list[tuple[int, torch.Tensor]] = []  # of the present micro-batch, each with its place in a share
         self._is_finite: bool | torch.Tensor = False
         self._divisor = 1.0
@@ -245,6 +247,8 @@ class CopyShares(RankShares):
 
     def combine(self, samples: int) -> int | None:
         """See `RankShares`."""
+        if self.lacks_room:
+            return None
         flats, whole = list[torch.Tensor | None](), None
         try:
             flats = self._whole.present_there(self._device)
@@ -256,6 +260,7 @@ class CopyShares(RankShares):
             is_ready = False
         total, lacking = self._ranks.total(samples, int(not is_ready))
         if lacking:
+            self.lacks_room = True
             return None
         if whole is None:
             self._agree_there(flats, float(self._ranks.leads))  # each begins with the buffers of rank 0
@@ -314,18 +319,16 @@ class CopyShares(RankShares):
 class RankSum(GradientSum):
     """At rank 0: a sum of which all ranks have shares, and what they have brought, in RAM."""
 
-    def __init__(self, ranks: ProcessGroup, shares: RankShares, replica: Replica, key: int) -> None:
-        self._ranks, self._shares, self._replica, self._key = ranks, shares, replica, key
+    def __init__(self, replica: Replica, ranks: ProcessGroup, shares: RankShares, key: int) -> None:
+        self._replica, self._ranks, self._shares, self._key = replica, ranks, shares, key
         ranks.command(RankCommand("open_sum", (key,)))
         whole = shares.open(key)
         self._vector = replica.vector.new() if whole is None else whole
         self._is_brought = True  # the shares have nothing that is not here
-        self._is_empty = True  # nothing was added, here and there
 
     def add(self, weight: float) -> bool | LateVerdict:
         """See `GradientSum`."""
-        self._is_empty = False
-        if self._replica.combiner is not self._shares:  # a device had no room: see `WholeCombiner`
+        if self._shares.lacks_room:
             return self._replica.accumulate(self.vector(), weight)
         is_first, self._is_brought = self._is_brought, False
         self._ranks.command(RankCommand("add", (self._key, weight, int(is_first))))
@@ -338,23 +341,7 @@ class RankSum(GradientSum):
             self._is_brought = True
         return self._vector
 
-    def merge(self, other: GradientSum) -> None:
-        """See `GradientSum`. Nothing is brought if this sum is empty: the two change places."""
-        if self._is_empty and isinstance(other, RankSum):
-            self._key, other._key = other._key, self._key
-            self._vector, other._vector = other._vector, self._vector
-            self._is_brought, other._is_brought = other._is_brought, self._is_brought
-            self._is_empty, other._is_empty = other._is_empty, self._is_empty
-        else:
-            super().merge(other)
-
-    def fill(self, values: torch.Tensor) -> None:
-        """See `GradientSum`."""
-        self.clear()
-        super().fill(values)
-        self._is_empty = False
-
     def clear(self) -> None:
         """See `GradientSum`."""
         super().clear()
-        self._is_brought = self._is_empty = True
+        self._is_brought = True
