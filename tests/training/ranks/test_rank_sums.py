@@ -241,11 +241,89 @@ RankShares._carry = counted
 with pretended_device() as device, count:
     trainer = Trainer(is_away=True, is_distributed=kind == "ddp")
     numel = trainer.replica.vector.parameters_numel
-    trainer.replica.look_at_loop = lambda: None  # of the first steps it looks at the gradients
+    trainer.replica.look_at_loop = lambda: None  # in the first steps it looks at the gradients
     life(trainer, *KINDS[kind if kind in KINDS else "synchronous"], aborts=False)
     seal = {**count.found.get("seal", {}), **carried.found.get("seal", {})}
     trainer.replica._shares.end()
 print(json.dumps({"numel": numel, "seal": seal, **{each: count.found[each] for each in ("micro-batch", "update")}}))
+dist.destroy_process_group()
+"""
+)
+
+SHARDS = (
+    RANK
+    + """
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from minga.training.ranks import sharded_replicas
+from minga.training.ranks.shard_map import rows_of
+
+SHAPES = [(500, 4), (3, 100), (1, 7)]  # the last rank has nothing of one
+sharded_replicas._resharding = lambda model: []  # FSDP knows no pretended devices, but its tensors do
+
+
+def shard(whole):
+    first, last = rows_of(rank, size, len(whole))
+    local = PretendTensor(whole[first:last].clone())
+    return DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+
+
+def gradients(number):
+    made = torch.Generator().manual_seed(number)
+    return [torch.randn(shape, generator=made) for shape in SHAPES]
+
+
+_transfers.LARGE, count = 100, TransferCount()
+carried.phase = "bring"
+carry = RankShares._carry
+
+def counted(self):
+    with carried:
+        carry(self)
+
+RankShares._carry = counted
+with pretended_device(), count:
+    mesh = DeviceMesh("lazy", list(range(size)), _init_backend=False)
+    model = nn.ParameterList([nn.Parameter(shard(torch.zeros(shape))) for shape in SHAPES])
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    replica = make_replica(ProcessGroup(), SPEC, inner, is_sharded=True, model=model)
+    replica.look_at_loop = lambda: None  # in the first steps it looks at the gradients
+    total = replica.new_sum() if rank == 0 else replica.obey()
+    if rank == 0:
+        replica.release(finished=False)
+    count.found.clear()
+    expected = [torch.zeros(shape) for shape in SHAPES]
+    for number in range(4):
+        breaks = number == 2
+        for parameter, gradient, mean in zip(model, gradients(number), expected):
+            parameter.grad = shard(gradient)
+            if breaks and rank == size - 1:
+                local = parameter.grad.to_local()
+                local.fill_(math.nan)
+            if not breaks:
+                mean.add_(gradient, alpha=0.5)
+        with count.during("micro-batch"):
+            assert replica.collect(4) == 4 * size
+            if rank == 0:
+                assert verdict_of(total.add(0.5)) is not breaks
+                replica.release(finished=False)
+            else:
+                replica.obey()
+    if rank == 0:
+        with count.during("bring"):
+            vector = total.vector()
+        placed = torch.cat([each.reshape(-1) for each in expected])
+        assert torch.equal(vector[: placed.numel()], placed)
+        assert vector[placed.numel() :].all()
+    dist.barrier()
+    count.phase = "update"
+    replica.vector.load_gradients(vector if rank == 0 else replica.vector.new())
+    for parameter, mean in zip(model, expected):
+        assert torch.equal(parameter.grad.to_local().cpu(), mean[slice(*rows_of(rank, size, len(mean)))])
+    count.phase = ""
+    replica._shares.end()
+brought = (count if rank == 0 else carried).found["bring"]
+print(json.dumps({"bring": brought, "micro-batch": count.found["micro-batch"], "update": count.found["update"]}))
 dist.destroy_process_group()
 """
 )
@@ -267,13 +345,12 @@ with pretended_device():
 )
 
 PEER = """
-import json, os, pathlib, sys, time, warnings
+import json, os, pathlib, sys
 import torch
 import torch.distributed as dist
 import minga
 from benchmarks._pretend_device import PretendTensor, pretend, pretended_device
 from minga.optim import LAMB
-from minga.training.ranks.rank_sums import RankShares
 from minga.training.replica.gradient_sum import DeviceSum
 
 torch.set_num_threads(1)
@@ -303,9 +380,6 @@ with pretended_device():
         model(PretendTensor(batch)).square().mean().backward()
         optimizer.step(samples=4)
         number += 1
-        if kind == "dies" and rank == 1 and number == 2:
-            time.sleep(0.5)  # rank 0 waits for the next micro-batch, or for the share
-            os._exit(3)
     values = sum(each.detach().double().cpu().sum().item() for each in model.parameters())
     print(json.dumps({"number": number, "values": values, "dropped": optimizer.dropped_micro_batches}), flush=True)
     if peer is not None:
@@ -396,3 +470,12 @@ def test_the_death_of_a_rank_whose_share_is_wanted_ends_the_others(tmp_path: Pat
 def test_a_program_may_leave_a_run_that_goes_on(tmp_path: Path) -> None:
     found = run(PEER, tmp_path, "leaves")
     assert [each["number"] for each in found] == [5, 5]
+
+
+def test_shards_on_devices_stay_there_until_a_round_wants_them(tmp_path: Path) -> None:
+    found = run(SHARDS, tmp_path, "shards", size=3)
+    shares = [668 + 100 + 7, 668 + 100, 664 + 100]
+    for rank, each in enumerate(found):
+        assert each["micro-batch"] == {"reads": 4}
+        assert each["bring"] == {"to_host": shares[rank] + (3 if rank == 0 else 0)}
+        assert each["update"]["to_device"] == shares[rank] - (7 if rank == 0 else 0)  # which is a small copy

@@ -151,10 +151,11 @@ class ShardedVector(ParameterVector):
         return self._map
 
     def present(self) -> list[torch.Tensor | None]:
-        """The shards of this rank of the present gradients, and the rest as in `ParameterVector`."""
+        """The shards of this rank of the present gradients, None for empty ones, and the rest as in `ParameterVector`."""
         gradients = [None if p.grad is None else local(p.grad).reshape(-1) for p in self._parameters]
         present = self._presence([gradient is not None for gradient in gradients])
-        return [*gradients, *(movement.reshape(-1) for movement in self._buffers.movements()), present]
+        shards = [None if gradient is None or not gradient.numel() else gradient for gradient in gradients]
+        return [*shards, *(movement.reshape(-1) for movement in self._buffers.movements()), present]
 
     @torch.no_grad()
     def load(self, vector: torch.Tensor) -> None:
