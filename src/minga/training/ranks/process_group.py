@@ -165,7 +165,8 @@ class ProcessGroup:
             dist.all_gather(names, torch.tensor([0 if device is None else _number_of(device)]), group=self._group)
         numbers = {int(name) for name in names}
         backend = "" if device is None else dist.Backend.default_device_backend_map.get(device.type, "")
-        if not self.agree(bool(backend) and len(numbers) == self.size and 0 not in numbers):
+        is_there = bool(backend) and dist.is_backend_available(backend)
+        if not self.agree(is_there and len(numbers) == self.size and 0 not in numbers):
             return False
         with _together():
             self._devices = dist.new_group(backend=backend)

@@ -1,11 +1,15 @@
 """The replicas of a peer whose processes each hold the whole model.
 
 Theory of operation. The swarm sees one peer, which lives in rank 0. All ranks call `minga.Optimizer` and its methods
-alike and equally often. At each micro-batch the ranks' gradients are combined in rank 0; whatever rank 0 then does to
-its replica because the swarm says so, it has the others do as well, before all of them go on:
+alike and equally often. At each micro-batch the ranks' gradients are combined: on their devices, of which each has a
+share of the sum then (`rank_sums.py`), or else in the RAM of rank 0 (`WholeCombiner`). Whatever rank 0 then does to its
+replica because the swarm says so, it has the others do as well, before all of them go on:
 
     rank 0                            other ranks
       ◀────── gradients, samples ──────    collect
+      ── open_sum number ─────────────▶    make a share of it
+      ── add number, weight ──────────▶    add the micro-batch to that share
+      ── inner_step ──────────────────▶    take a step by the micro-batch
       ── apply step, vector ──────────▶    apply
       ── step_by vector ──────────────▶    step_by
       ── adopt step, vector ──────────▶    adopt
@@ -15,8 +19,8 @@ its replica because the swarm says so, it has the others do as well, before all 
       ── release finished ────────────▶    back to the program
       ── fail reason ─────────────────▶    raise ClosedError
 
-Each message is a `RankCommand`, then the tensor that it announces. Ranks that start from the same bytes and apply the
-same bytes stay equal to the last bit.
+Each message is a `RankCommand`, then the tensor that it announces, unless that is in memory that all ranks map. Ranks
+that start from the same bytes and apply the same bytes stay equal to the last bit.
 """
 
 from __future__ import annotations
@@ -318,6 +322,7 @@ class CopiedVector(ParameterVector):
     def __init__(self, ranks: ProcessGroup, *settings: Any, **named: Any) -> None:
         self._ranks = ranks
         super().__init__(*settings, **named)
+        self._part: torch.Tensor | None = None  # in RAM, as the device copies it best
 
     @torch.no_grad()
     def write_values(self, vector: torch.Tensor) -> None:
@@ -326,7 +331,11 @@ class CopiedVector(ParameterVector):
 
     def _bring(self, vector: torch.Tensor, accelerator: Accelerator) -> torch.Tensor:
         first, last = rows_of(self._ranks.rank, self._ranks.size, self.parameters_numel)
-        own = torch.zeros(-(-self.parameters_numel // self._ranks.size), device=accelerator.device)
-        accelerator.copy(vector[first:last], own[: last - first])
+        if self._part is None:
+            self._part = accelerator.host_memory(-(-self.parameters_numel // self._ranks.size))
+        self.wait_for_load()
+        self._part[: last - first].copy_(vector[first:last])
+        own = torch.empty_like(self._part, device=accelerator.device)
+        accelerator.copy(self._part, own)
         self._loaded = accelerator.mark()
         return self._ranks.join_parts(own)[: self.parameters_numel]

@@ -107,13 +107,14 @@ class RankShares(ABC):
     def add(self, key: int, weight: float, *, is_first: bool) -> bool | LateVerdict:
         """Add the present micro-batch, `weight` times, to a sum, which is 0 before if it `is_first`."""
         share = self._shares[key]
-        if is_first:
-            share.sum.clear()
-        taken = share.sum.add(weight)
-        with self._added:
-            share.added += 1
-            self._added.notify_all()
-        return taken
+        try:
+            if is_first:
+                share.sum.clear()
+            return share.sum.add(weight)
+        finally:
+            with self._added:
+                share.added += 1
+                self._added.notify_all()
 
     def bring(self, key: int, whole: torch.Tensor) -> None:
         """At rank 0, on any thread: add what all ranks have of a sum to a vector, `open`'s if that gave one.
@@ -277,7 +278,8 @@ class CopyShares(RankShares):
         """The mean gradient of the present micro-batch, whole on the device of each rank; None if it is not finite."""
         if not self._is_finite:  # waits for the device
             return None
-        own = torch.zeros(-(-self._whole.parameters_numel // self._ranks.size), device=self._device)
+        size = -(-self._whole.parameters_numel // self._ranks.size)
+        own = torch.zeros(size, dtype=torch.float32, device=self._device)
         for first, flat in self._rows[self._ranks.leads :]:
             own[first : first + flat.numel()].add_(flat, alpha=1.0 / self._divisor)
         whole = self._ranks.join_parts(own)[: self._whole.parameters_numel]

@@ -1,11 +1,10 @@
 """The replicas of a peer whose model is sharded over its ranks by `fully_shard`.
 
-As in `rank_replicas.py` rank 0 says what is done. But no vector and no state travels whole: where rank 0 loads or reads
-one, every rank streams its own shard (`shard_map.py`). Beside the messages there:
+As in `rank_replicas.py` rank 0 says what is done. But no vector and no state travels whole: gradients are added up
+where their shards are (`rank_sums.py`), and where rank 0 loads or reads a vector or a state, every rank streams its own
+shard (`shard_map.py`). Beside the messages there:
 
     rank 0                            other ranks
-      ◀────── samples ─────────────────    collect: the gradients stay where they are
-      ── accumulate ──────────────────▶    send the shard of the gradients; not if the micro-batch is dropped
       ── read_values ─────────────────▶    send the shard of the parameters
       ── capture ─────────────────────▶    send the shard of the state
       ── digest ──────────────────────▶    the same, and hear the digest
@@ -151,7 +150,7 @@ class ShardedVector(ParameterVector):
         return self._map
 
     def present(self) -> list[torch.Tensor | None]:
-        """The shards of this rank of the present gradients, None for empty ones, and the rest as in `ParameterVector`."""
+        """This rank's shards of the present gradients, None for empty ones; the rest as in `ParameterVector`."""
         gradients = [None if p.grad is None else local(p.grad).reshape(-1) for p in self._parameters]
         present = self._presence([gradient is not None for gradient in gradients])
         shards = [None if gradient is None or not gradient.numel() else gradient for gradient in gradients]

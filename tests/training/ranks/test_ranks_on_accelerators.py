@@ -434,12 +434,13 @@ def test_a_device_without_room_changes_nothing_but_the_place(lacks: str, tmp_pat
 def test_a_share_crosses_once_a_round_and_nothing_for_a_micro_batch(tmp_path: Path) -> None:
     rounds, micro_batches, numel, rest = 4, 12, 8110, 609
     for rank, found in enumerate(run(COUNT, tmp_path, "synchronous", size=3)):
-        share = min(-(-numel // 3), numel - rank * -(-numel // 3))
+        part = -(-numel // 3)
+        share = min(part, numel - rank * part)
         assert found["numel"] == numel
         assert found["micro-batch"] == {"collectives": 2 * micro_batches, "reads": micro_batches}
         assert found["seal"] == {"to_host": rounds * (share + (rest if rank == 0 else 0))}
         assert found["update"].get("to_host", 0) == 0
-        assert (found["update"]["to_device"], found["update"]["collectives"]) == (rounds * share, rounds)
+        assert (found["update"]["to_device"], found["update"]["collectives"]) == (rounds * part, rounds)
 
 
 def test_steps_of_this_peer_alone_cross_nothing(tmp_path: Path) -> None:
