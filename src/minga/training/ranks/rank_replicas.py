@@ -101,8 +101,8 @@ class RankReplica(Replica):
         gradients = shares.mean()
         return gradients is not None and super().step_by(gradients)
 
-    def _let_go(self, *, finished: bool) -> None:
-        """The program goes on, and if the run is `finished` the ranks have nothing to tell each other any more."""
+    def _let_go(self, *, finished: bool = False) -> None:
+        """The present micro-batch is not needed any more; if the run is `finished`, the other ranks neither."""
         if self._shares is not None:
             self._shares.let_go()
             if finished:
@@ -206,6 +206,7 @@ class LeaderReplica(RankReplica):
 
     def _tell(self, method: str, vector: torch.Tensor, *numbers: int) -> None:
         """Have the other ranks call a method with a vector and some numbers."""
+        self._let_go()
         self._ranks.command(RankCommand(method, numbers))
         self._share_vector(vector)
 
@@ -235,6 +236,7 @@ class FollowerReplica(RankReplica):
         vector: torch.Tensor | None = None
         while (command := self._ranks.command()).method != "release":
             if command.method in ("apply", "step_by", "adopt", "write_values"):
+                self._let_go()
                 vector = self._receive_vector(vector)
                 getattr(self, command.method)(vector, *command.numbers)
             elif command.method == "amend":

@@ -94,7 +94,7 @@ class RankShares(ABC):
         """Elements of the tensors in this rank's share, without the end of the vector."""
 
     def let_go(self) -> None:
-        """Forget the present micro-batch."""
+        """Forget the present micro-batch: its gradients take memory that an update needs."""
         self._rows = []
 
     def open(self, key: int) -> torch.Tensor | None:
@@ -105,13 +105,14 @@ class RankShares(ABC):
         return self._shares[key].whole
 
     def add(self, key: int, weight: float, *, is_first: bool) -> bool | LateVerdict:
-        """Add the present micro-batch, `weight` times, to a sum, which is 0 before if it `is_first`."""
+        """Add the present micro-batch, `weight` times, to a sum, which is 0 before if it `is_first`. Once for each."""
         share = self._shares[key]
         try:
             if is_first:
                 share.sum.clear()
             return share.sum.add(weight)
         finally:
+            self.let_go()
             with self._added:
                 share.added += 1
                 self._added.notify_all()
@@ -282,6 +283,7 @@ class CopyShares(RankShares):
         own = torch.zeros(size, dtype=torch.float32, device=self._device)
         for first, flat in self._rows[self._ranks.leads :]:
             own[first : first + flat.numel()].add_(flat, alpha=1.0 / self._divisor)
+        self.let_go()
         whole = self._ranks.join_parts(own)[: self._whole.parameters_numel]
         return torch.cat([whole, self._rest.div(self._divisor)])
 
