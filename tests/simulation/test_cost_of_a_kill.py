@@ -18,8 +18,8 @@ from tests.worlds.swarm_tools import assert_equal_states, assert_one_group_per_s
 EARLIEST_STEP = 3
 BATCH, MICRO_BATCH, MICRO_BATCH_S = 96, 8, 0.25
 USUAL_S = BATCH / MICRO_BATCH / 3 * MICRO_BATCH_S
-GIVEN_UP_S = 2.0
-"""Until a peer counts as gone: 1.5 s of silence, and two ticks of the clocks that count it."""
+GIVEN_UP_S = 1.75
+"""Until a peer counts as gone: 1.25 s of silence, and two ticks of the clocks that count it."""
 PROCESS_S = 1.0
 """What the end of a process may cost whose machine lives: it closes its TCP connections."""
 MOMENTS = (0.2, soaked(0.6), 0.9, 1.0, 1.08)

@@ -18,7 +18,7 @@ from tests.worlds.swarm_tools import assert_equal_states, assert_one_group_per_s
 FORKED_BEFORE = (23, *map(soaked, (272, 14, 18, 30, 33, 43)))
 """Seeds in which two histories went on before rounds were committed by the members of the round before."""
 
-STOOD_STILL = (150, *map(soaked, (175, 116)))
+STOOD_STILL = (150, 175, soaked(116))
 """Seeds that left peers in doubt: a member was past a step for which too few were left, or had given its round up."""
 
 

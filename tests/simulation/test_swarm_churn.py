@@ -27,8 +27,8 @@ from tests.worlds.swarm_tools import (
     virtually,
 )
 
-SILENCE_S = 2.0
-"""Seconds until a silent peer is noticed on a stream: 1.5 s, four round trips, two ticks."""
+SILENCE_S = 1.75
+"""Seconds until a silent peer is noticed on a stream: 1.25 s, four round trips, two ticks."""
 
 STALL_BOUND_S = 3 * SILENCE_S + 3.0
 """A leader that dies, its successor, and an aggregator in the round that follows; three seconds are the step."""

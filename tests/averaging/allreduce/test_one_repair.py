@@ -11,7 +11,7 @@ from tests.worlds.reduce_world import World
 from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import later, virtually
 
-SILENCE_S, QUICK_S = 2.0, 0.5
+SILENCE_S, QUICK_S = 1.75, 0.5
 """Until a peer counts as gone: by its silence, and by the end of its process."""
 REPAIR_S = 1.3
 """A repair over these links and sites, with the half second in which the accused may answer the coordinator."""

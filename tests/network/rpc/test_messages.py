@@ -330,10 +330,10 @@ async def test_streams_share_what_they_know_of_the_silence_of_their_peer() -> No
 
 
 def test_silence_limits_grow_with_the_link_but_not_without_end() -> None:
-    assert silence_limit(None) * PULSE_S == 1.5
+    assert silence_limit(None) * PULSE_S == 1.25
     assert silence_limit(0.001) == silence_limit(None), "a link of no length costs no further tick"
-    assert silence_limit(0.5) * PULSE_S == 3.5
-    assert silence_limit(1e9) * PULSE_S == 9.5
+    assert silence_limit(0.5) * PULSE_S == 3.25
+    assert silence_limit(1e9) * PULSE_S == 9.25
     assert silence_limit(None, MOST_TICKS) * PULSE_S == 6.0
 
 

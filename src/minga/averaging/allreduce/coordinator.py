@@ -46,18 +46,24 @@ class Coordinator:
     async def hear(self, sender: int, request: Lost) -> None:
         """A member reports. If it should have told another one, which it may not reach, that one is told."""
         round = self._round
-        coordinator = round.alive()[0]
-        if coordinator in request.lost and coordinator != round.me and await self._gone({coordinator}):
-            round.mark_dead(coordinator, "it does not answer here either")
-            coordinator = round.alive()[0]
-        if coordinator == round.me:
-            await self.coordinate(sender, request)
-        elif request.by is None:
+        while (coordinator := round.alive()[0]) != round.me:
+            if coordinator in request.lost and await self._gone({coordinator}):
+                round.mark_dead(coordinator, "it does not answer here either")
+                continue
+            if request.by is not None:
+                return
             try:
                 await round.node.call(round.members[coordinator], LOST, replace(request, by=sender), Done)
-            except RemoteError as error:  # if it is gone, this member's own work finds out
-                if isinstance(error, RejectedError) and error.code == RefusalCode.GIVEN_UP:
+                return
+            except RejectedError as error:
+                if error.code == RefusalCode.GIVEN_UP:
                     raise  # the sender is to know
+                if error.code not in (RefusalCode.ABORTED, RefusalCode.ROUND):
+                    return
+                round.mark_dead(coordinator, error.message)  # it mends nothing any more: the next in order does
+            except RemoteError:  # if it is gone, this member's own work finds out
+                return
+        await self.coordinate(sender, request)
 
     async def coordinate(self, sender: int, request: Lost) -> None:
         """Find out what is left of the work of lost and slow members and spread it among the others.

@@ -208,9 +208,9 @@ class AllReduce:
     async def _serve_lost(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(Lost)
         round, repairer, sender = await self._expect(peer, request.round_id)
-        _require_going_on(round)
+        _require_not_aborted(round)
         await repairer.coordinator.hear(sender, request)
-        _require_going_on(round)
+        _require_not_aborted(round)
         await stream.send(Done())
 
     async def _serve_alive(self, peer: PeerId, stream: MessageStream) -> None:
@@ -231,8 +231,7 @@ class AllReduce:
     async def _serve_repair(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(Repair)
         round, repairer, sender = await self._expect(peer, request.round_id)
-        if round.aborted:  # given up, or its result left: what it would send is being changed already
-            raise RejectedError(round.aborted, code=RefusalCode.ABORTED)
+        _require_not_aborted(round)  # given up, or its result left: what it would send is being changed already
         repairer.apply(sender, request)
         await stream.send(Done())
 
@@ -248,7 +247,13 @@ class AllReduce:
         return await repairer.commit.serve(sender, stream, request)
 
 
+def _require_not_aborted(round: Round) -> None:
+    """Who gave a round up mends nothing in it any more, even if it knows that the result counts."""
+    if round.aborted:
+        raise RejectedError(round.aborted, code=RefusalCode.ABORTED)
+
+
 def _require_going_on(round: Round) -> None:
     """Who gave a round up takes no part in it any more: it may have promised another attempt by now."""
-    if round.aborted and round.committed_term is None:
-        raise RejectedError(round.aborted, code=RefusalCode.ABORTED)
+    if round.committed_term is None:
+        _require_not_aborted(round)

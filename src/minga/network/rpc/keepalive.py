@@ -1,11 +1,11 @@
 """Keepalives on open streams.
 
 Theory of operation. A peer that is killed, stopped or cut off sends nothing, and neither does a healthy peer while it
-computes. So every open message stream carries a *pulse* frame whenever nothing else was written for some ticks. A
-reader that waits for a frame gives up once nothing at all arrived for `silence_limit` ticks. Each pulse says after how
-many ticks the next one comes at the latest. That is `LEAST_TICKS`, or more where a peer has very many open streams, as
-the leader of a large group has: it would do little else. The side with fewer streams follows the one with more. No
-pause gets shorter on a stream again: the other side may not know of it yet when it misses a pulse.
+computes. So every open message stream carries a *pulse* frame with each tick, or, where a peer has many open streams,
+whenever nothing else was written for some ticks: the leader of a large group would do little else. A reader that waits
+for a frame gives up once nothing at all arrived for `silence_limit` ticks. Each pulse says after how many ticks the
+next one comes at the latest. The side with fewer streams follows the one with more. No pause gets shorter on a stream
+again: the other side may not know of it yet when it misses a pulse.
 
 Silence is a peer's, not a stream's. When one stream gives a peer up from which no other stream heard anything since,
 all streams on which a pulse of that peer is overdue give it up as well (`LastHeard`). Otherwise a peer that dies just
@@ -30,16 +30,16 @@ from typing import Final, Protocol
 PULSE_S: Final = 0.25
 """Seconds of a tick."""
 
-LEAST_TICKS: Final = 2
+LEAST_TICKS: Final = 1
 MOST_TICKS: Final = 20
 """Ticks from one pulse to the next."""
 
 STREAMS_PER_TICK: Final = 8
 """A peer with more streams for each tick makes longer pauses."""
 
-SILENCE_S: Final = 1.5
+SILENCE_S: Final = 1.25
 """Seconds of complete silence on an idle link of no length after which a peer counts as gone, or a tick less: a frame
-comes at some moment of its tick."""
+comes at some moment of its tick. Five pulses fit into it, and a peer may stand still for a second."""
 
 
 def silence_limit(round_trip_s: float | None, pause_ticks: int = LEAST_TICKS) -> int:

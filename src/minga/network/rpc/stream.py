@@ -26,10 +26,8 @@ from minga.core.decoding import DECODING_ERRORS, decode_msgpack
 from minga.core.errors import ProtocolError, RejectedError, RemoteError, SilentError, UnreachableError
 from minga.core.refusal_code import RefusalCode
 from minga.network.backlog import Backlog
-from minga.network.bandwidth.access_link import AccessLink
+from minga.network.bandwidth.access_link import AccessLink, ShapedStream, StreamCounter
 from minga.network.bandwidth.delivery_reports import RECEIPT_BYTES
-from minga.network.bandwidth.shaped_stream import ShapedStream
-from minga.network.bandwidth.stream_counter import StreamCounter
 from minga.network.interface import Buffer, PeerId, Stream
 from minga.network.rpc.keepalive import (
     LEAST_TICKS,
@@ -85,6 +83,9 @@ MAX_REASON_CHARACTERS, MAX_PROOF_BYTES = 500, 256
 
 PIECE_BYTES = 1 << 14
 
+REPORTS_PAUSE_S = 0.5
+"""Where pulses are further apart than this, because of many streams, delivery reports are rarer by the same factor."""
+
 MESSAGE, BULK, REFUSAL, PULSE, RECEIPT = range(5)
 _HEADER = struct.Struct(">BI")
 
@@ -128,7 +129,9 @@ class MessageStream:
         self.peer = peer
         self._anywhere, self._pulses = last_heard or LastHeard(), pulses
         self._carrier = stream.carrier if isinstance(stream, Substream) else None
-        self.counter = StreamCounter(peer, access_link, lambda: clockwork.pause_ticks / LEAST_TICKS)
+        self.counter = StreamCounter(
+            peer, access_link, lambda: max(1.0, clockwork.pause_ticks * PULSE_S / REPORTS_PAUSE_S)
+        )
         self._backlog = backlog or Backlog()
         self._access_link, self._paced = access_link, ShapedStream(stream, access_link)
         self._stream, self._clockwork, self._round_trip_s = stream, clockwork, round_trip_s

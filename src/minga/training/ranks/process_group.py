@@ -30,7 +30,7 @@ from minga.core.spec.run_spec import RunSpec
 PATIENCE: Final = timedelta(days=7)
 """How long a rank waits for the others; only a rank that hangs without dying ever takes that long."""
 
-SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  (files of one name, which nobody else may open)
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  (files that only this user may open)
 """Where Linux has files that are memory. Elsewhere ranks have none in common."""
 
 
@@ -195,15 +195,16 @@ class ProcessGroup:
 
     def common_memory(self, numel: int) -> torch.Tensor | None:
         """A zeroed float32 vector in memory of all ranks; None if they are on several machines, or there is no room."""
-        name = self.share_bytes(_memory_file(4 * numel).encode() if self.leads else b"").decode()
-        vector = None
-        if name and Path(name).exists():
-            with contextlib.suppress(RuntimeError):
-                vector = torch.from_file(name, shared=True, size=numel, dtype=torch.float32)
-        is_common = self.agree(vector is not None)
-        if self.leads and name:
-            Path(name).unlink()
-        return vector if is_common else None
+        own = _memory_file(4 * numel) if self.leads else ""
+        try:
+            name, vector = self.share_bytes(own.encode()).decode(), None
+            if name and Path(name).exists():
+                with contextlib.suppress(OSError, RuntimeError):
+                    vector = torch.from_file(name, shared=True, size=numel, dtype=torch.float32)
+            return vector if self.agree(vector is not None) else None
+        finally:
+            if own:
+                Path(own).unlink()  # the memory goes with the last rank that maps it, however that ends
 
     def open_board(self, numel: int) -> None:
         """Have memory for `post`, if there is such."""

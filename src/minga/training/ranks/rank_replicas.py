@@ -35,8 +35,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from minga.core.decoding import decode_json
-from minga.core.errors import ClosedError, MingaError
+from minga.core.errors import ClosedError, MingaError, UnfitError
 from minga.core.spec.run_spec import RunSpec
+from minga.core.units import and_others
 from minga.training.ranks.process_group import ProcessGroup, RankCommand
 from minga.training.ranks.rank_sums import CopyShares, RankShares, RankSum
 from minga.training.ranks.shard_map import rows_of
@@ -44,6 +45,8 @@ from minga.training.replica.accelerator import Accelerator, verdict_of
 from minga.training.replica.flat_vector import ParameterVector
 from minga.training.replica.gradient_sum import GradientSum
 from minga.training.replica.replica import Replica
+from minga.training.replica.trained_record import TrainedRecord
+from minga.training.state.base import BaseTensor, largest
 from minga.training.state.scalars import Json
 from minga.training.state.snapshot import StateSnapshot, TensorEntry
 
@@ -109,6 +112,20 @@ class RankReplica(Replica):
                 self._shares.end()
         if finished:
             self._end()
+
+    def _agreed(self, record: TrainedRecord) -> TrainedRecord:
+        """Raises `UnfitError`, in all ranks, if these have different bases."""
+        theirs = decode_json(self._ranks.share_bytes(msgspec.json.encode(record.base)), dict[str, BaseTensor])
+        if self._ranks.agree(theirs.keys() == record.base.keys()):  # else they have different models
+            differ = self._ranks.total(*(int(theirs[name] != each) for name, each in sorted(record.base.items())), 0)
+            found = [name for name, ranks in zip(sorted(record.base), differ, strict=False) if ranks]
+            if found:
+                first = largest(found, record.base)
+                raise UnfitError(
+                    f"`{first}` is frozen and has other values in some processes of this peer{and_others(found)}: load "
+                    "the same weights in all of them, or seed the model alike where they are random"
+                )
+        return record
 
     def _end(self) -> None:
         self._ranks.end()
