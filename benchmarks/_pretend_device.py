@@ -8,19 +8,23 @@ in the memory of the host nothing arrives, and no event is over, before the host
 So whoever reads too early reads what was there before, and whoever overwrites too early spoils the copy: mistakes that
 a real device punishes now and then, this one always does.
 
-Streams and events are those of `PretendModule`, which stands where `torch.cuda` stands for `cuda`.
+Streams and events are those of `PretendModule`, which stands where `torch.cuda` stands for `cuda`. Processes that have
+such a device each send from one to the other by gloo.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_map
 
@@ -125,6 +129,11 @@ class PretendModule:
         finally:
             _HERE.stream = before
 
+    @staticmethod
+    def get_device_properties(device: Any = None) -> SimpleNamespace:  # noqa: ARG004
+        """Each process has a device of its own."""
+        return SimpleNamespace(uuid=os.getpid())
+
     def idle(self) -> None:
         """The device finishes what was asked of this thread's stream."""
         self.current_stream().finish(self.current_stream().asked)
@@ -162,6 +171,9 @@ class PretendTensor(torch.Tensor):
         stream = module.current_stream()
         if func is _ATEN.copy_.default:
             return _copy(stream, *args, **kwargs)
+        if func.namespace == "c10d":  # from device to device, behind what was asked of this one
+            stream.run()
+            return func(*tree_map(_real, args), **tree_map(_real, kwargs))
         if func._schema.name.endswith("_") and not kwargs.keys() & {"device"}:  # it changes numbers, and no shapes
 
             def change() -> None:
@@ -247,6 +259,8 @@ def pretended_device() -> Iterator[PretendModule]:
         _LIBRARY.impl("empty.memory_format", _empty, "Lazy")
         _LIBRARY.impl("empty_strided", _empty_strided, "Lazy")
     torch.lazy = module = PretendModule()  # type: ignore[attr-defined]
+    if dist.is_available():
+        dist.Backend.default_device_backend_map["lazy"] = "gloo"
     try:
         yield module
     finally:

@@ -52,8 +52,9 @@ def rank(channel: Channel, settings: dict[str, Any]) -> None:
             seconds[name] = time.monotonic() - began_s
             return result
 
-        vector = replica.vector.new()
-        timed("gather", replica.accumulate, vector, 1.0)
+        total = replica.new_sum()
+        timed("add", total.add, 1.0)
+        vector = timed("bring", total.vector)
         replica.apply(vector, 1)  # the optimizer makes its state
         timed("apply", replica.apply, vector, 2)
         snapshot = timed("capture", replica.capture)

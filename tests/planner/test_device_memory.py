@@ -145,7 +145,7 @@ def test_the_command_tells_the_largest_micro_batch() -> None:
 
 
 def test_where_the_run_fixes_the_micro_batch_that_one_has_to_fit() -> None:
-    found = summary_of("--model", "swav-tiny", "--memory", "20MB")
+    found = summary_of("--model", "swav-tiny", "--memory", "22MB")
     assert (found["fits"], found["micro_batch_of_run"]) == (False, 64)
     assert isinstance(found["largest_micro_batch"], int)
     assert 0 < found["largest_micro_batch"] < 64

@@ -384,7 +384,8 @@ class Optimizer(torch.optim.Optimizer):
         loss = loss.detach() if isinstance(loss, torch.Tensor) else loss  # it may still be computed
         samples = self.last_samples = self._replica.collect(samples, loss)
         if self._port is not None:
-            self._port.add(samples, loss)
+            with self._failing_together():
+                self._port.add(samples, loss)
 
     def _note(self, samples: int, loss: float | None, is_taken: bool) -> None:
         """It is known whether a micro-batch counts; on any thread."""

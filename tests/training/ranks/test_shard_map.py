@@ -58,7 +58,7 @@ def test_ranges_put_every_element_where_the_whole_has_it(
         start += tensor.numel() * 4
     put: list[int | None] = [None] * (start // 4)
     last = 0
-    for first, stop, segments in ShardMap(placed, ranks, start).ranges(4 * range_items):
+    for first, stop, segments in ShardMap.of_tensors(placed, ranks, start).ranges(4 * range_items):
         assert first == last
         assert stop - first <= 4 * range_items
         last = stop

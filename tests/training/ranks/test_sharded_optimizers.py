@@ -73,7 +73,7 @@ import weakref
 import minga
 from torch.distributed.device_mesh import init_device_mesh
 from minga.optim import LAMB
-from minga.training.ranks import shard_map
+from minga.training.ranks import process_group, shard_map
 from minga.training.ranks.process_group import ProcessGroup
 from minga.training.ranks.sharded_replicas import ShardedFollower, ShardedLeader
 from minga.training.replica.replica import Replica
@@ -81,6 +81,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 RANGE_BYTES = 4096
 shard_map.ShardStream.__init__.__defaults__ = (RANGE_BYTES,)
+process_group.SHARED_MEMORY = "/nowhere"  # as on several machines: all of it travels in messages
 
 class Allocations(TorchDispatchMode):
     '''The most bytes that tensors made inside had at a time, and those of the largest.'''
@@ -150,7 +151,7 @@ with Allocations() as allocated:
         digest = replica.known_digest
 values = [float(parameter.full_tensor().double().sum()) for parameter in model.parameters()]
 print(json.dumps({"whole": whole, "most": allocated.most, "largest": allocated.largest, "total": total,
-                  "digest": digest, "range": RANGE_BYTES, "values": values}))
+                  "digest": digest, "values": values}))
 dist.destroy_process_group()
 """
 )
@@ -183,9 +184,8 @@ def test_a_rank_other_than_0_holds_no_vector_and_no_state(tmp_path: Path, replic
     assert leader["largest"] >= 3 * leader["whole"]  # the state: the parameters and both moments
     for found in followers:
         assert (found["total"], found["digest"]) == (16, leader["digest"])
-        assert found["largest"] < 1.1 * found["range"] < found["whole"] / 10
+        shard = found["whole"] * replicas / 4
+        assert found["largest"] < 1.1 * shard
         assert found["values"] == leader["values"]
-        shard = (
-            found["whole"] * replicas / 4
-        )  # of gradients, of both moments, of what the optimizer computes, and some messages
-        assert found["most"] < 4.5 * shard
+        # Of gradients, of their sum, of both moments, of what the optimizer computes, and some messages.
+        assert found["most"] < 5.5 * shard

@@ -209,14 +209,16 @@ class RecipeRun:
         if self.device.type == "cpu" or self.peer.role not in ("trainer", "client"):
             return min(CPU_MICRO_BATCH, most)
         start = self._remembered.get(str(self.device)) or ACCELERATOR_MICRO_BATCH
-        size = self._largest_fit(start, most, sums_here=self._ranks == 1 and not work.offload)
+        size = self._largest_fit(start, most, sums_here=not work.offload)
         self._remembered.keep(str(self.device), size)
         return size
 
     def _largest_fit(self, start: int, most: int, *, sums_here: bool) -> int:
-        """The size that suits the device, beside the sum of the gradients if that is there and leaves room for one."""
+        """The size that suits the device, beside the sum of the gradients (of several processes this one's share) if
+        that is there and leaves room for one.
+        """
         total = sum(each.numel() for each in self.model.parameters() if each.requires_grad) if sums_here else 0
-        try_out = passes(self.recipe, self.model, self.device, self.precision, beside=total)
+        try_out = passes(self.recipe, self.model, self.device, self.precision, beside=-(-total // self._ranks))
         try:
             return largest_fit(try_out, start, most)
         except ConfigurationError:

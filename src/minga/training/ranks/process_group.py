@@ -1,19 +1,27 @@
 """The processes of a peer, and the few things that they tell each other.
 
-All of it travels by gloo, in CPU memory, through a group of their own, so that it cannot mix with what the program
-sends. If a rank dies, the others' calls fail: all end together.
+    words, counts, shards     gloo, in CPU memory, through a group of their own
+    a vector of rank 0        memory that all ranks map, if they are on one machine; else gloo
+    sums of gradients         from device to device (NCCL on cards of NVIDIA), if each rank has one of its own
+
+Nothing can mix with what the program sends. If a rank dies, the others' calls fail: all end together.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
+import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 import torch
 import torch.distributed as dist
+from blake3 import blake3
 
 from minga.core.decoding import decode_msgpack
 from minga.core.errors import ClosedError, ConfigurationError
@@ -22,6 +30,9 @@ from minga.core.spec.run_spec import RunSpec
 PATIENCE: Final = timedelta(days=7)
 """How long a rank waits for the others; only a rank that hangs without dying ever takes that long."""
 
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  (files that only this user may open)
+"""Where Linux has files that are memory. Elsewhere ranks have none in common."""
+
 
 class RankCommand(msgspec.Struct, frozen=True, array_like=True):
     """What rank 0 has all ranks do: a `method` of their replicas, its arguments but for vectors, which follow, and how
@@ -29,7 +40,7 @@ class RankCommand(msgspec.Struct, frozen=True, array_like=True):
     """
 
     method: str
-    numbers: tuple[int, ...] = ()
+    numbers: tuple[int | float, ...] = ()
     data: bytes = b""
     size: int = 0
 
@@ -41,6 +52,8 @@ class ProcessGroup:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         with _together():  # they connect here
             self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self._devices: dist.ProcessGroup | None = None
+        self._board: torch.Tensor | None = None
 
     @classmethod
     def of_this_process(cls, *, has_peer: bool, is_sharded: bool = False) -> ProcessGroup | None:
@@ -71,9 +84,10 @@ class ProcessGroup:
         A thread of gloo lets go of the tensors of an operation after the operation is over, for which it needs the
         interpreter. A process that ends just then would be aborted.
         """
-        group, self._group = self._group, None
-        if group is not None and dist.is_initialized():  # the program may have ended all groups by itself
-            dist.destroy_process_group(group)
+        groups, self._group, self._devices = (self._group, self._devices), None, None
+        for group in groups:
+            if group is not None and dist.is_initialized():  # the program may have ended all groups by itself
+                dist.destroy_process_group(group)
 
     @property
     def leads(self) -> bool:
@@ -142,10 +156,104 @@ class ProcessGroup:
         self.share(buffer)
         return buffer.numpy().tobytes()
 
+    # ---- from device to device: nothing here waits for a device
+
+    def open_devices(self, device: torch.device | None) -> bool:
+        """Whether the ranks can add up on their accelerators, of which each has another one; None is none."""
+        names = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        with _together():
+            dist.all_gather(names, torch.tensor([0 if device is None else _number_of(device)]), group=self._group)
+        numbers = {int(name) for name in names}
+        backend = "" if device is None else dist.Backend.default_device_backend_map.get(device.type, "")
+        is_there = bool(backend) and dist.is_backend_available(backend)
+        if not self.agree(is_there and len(numbers) == self.size and 0 not in numbers):
+            return False
+        with _together():
+            self._devices = dist.new_group(backend=backend)
+        return True
+
+    def sum_there(self, vector: torch.Tensor) -> None:
+        """Replace a vector on the devices by the sum over all ranks."""
+        with _together():
+            dist.all_reduce(vector, group=self._devices)
+
+    def scatter_sum(self, vector: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the sum of the ranks' vectors on their devices: one of as many equal ones as ranks."""
+        own = torch.empty(vector.numel() // self.size, dtype=vector.dtype, device=vector.device)
+        with _together():
+            _by_name("reduce_scatter_single", "reduce_scatter_tensor")(own, vector, group=self._devices)
+        return own
+
+    def join_parts(self, own: torch.Tensor) -> torch.Tensor:
+        """Such parts of all ranks, one behind the other."""
+        vector = torch.empty(own.numel() * self.size, dtype=own.dtype, device=own.device)
+        with _together():
+            _by_name("all_gather_single", "all_gather_into_tensor")(vector, own, group=self._devices)
+        return vector
+
+    # ---- memory that all ranks map
+
+    def common_memory(self, numel: int) -> torch.Tensor | None:
+        """A zeroed float32 vector in memory of all ranks; None if they are on several machines, or there is no room."""
+        own = _memory_file(4 * numel) if self.leads else ""
+        try:
+            name, vector = self.share_bytes(own.encode()).decode(), None
+            if name and Path(name).exists():
+                with contextlib.suppress(OSError, RuntimeError):
+                    vector = torch.from_file(name, shared=True, size=numel, dtype=torch.float32)
+            return vector if self.agree(vector is not None) else None
+        finally:
+            if own:
+                Path(own).unlink()  # the memory goes with the last rank that maps it, however that ends
+
+    def open_board(self, numel: int) -> None:
+        """Have memory for `post`, if there is such."""
+        self._board = self.common_memory(numel)
+
+    def post(self, vector: torch.Tensor | None = None) -> torch.Tensor | None:
+        """Every rank returns rank 0's vector, to be read before the next call; None if no memory is common."""
+        if self._board is None:
+            return None
+        self.agree(True)  # nobody reads the last one any more
+        if vector is not None:
+            self._board[: vector.numel()].copy_(vector)
+        self.agree(True)
+        return self._board
+
     def share_spec(self, spec: RunSpec | None) -> RunSpec:
         """Every rank returns rank 0's run spec."""
         data = self.share_bytes(b"" if spec is None else spec.canonical_bytes())
         return RunSpec.from_canonical(data, "run spec of rank 0") if spec is None else spec
+
+
+def _memory_file(size_bytes: int) -> str:
+    """A file of so many bytes that is memory; empty if there is none, or no room for it."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="minga-", dir=SHARED_MEMORY)
+    except OSError:
+        return ""
+    try:
+        os.posix_fallocate(descriptor, 0, size_bytes)  # what is only promised would end the process when it is used
+    except OSError:
+        Path(name).unlink()
+        return ""
+    finally:
+        os.close(descriptor)
+    return name
+
+
+def _number_of(device: torch.device) -> int:
+    """A number other than 0 that no other accelerator has."""
+    module: Any = getattr(torch, device.type, None)
+    name = f"{socket.gethostname()}/{device.index}"
+    if hasattr(module, "get_device_properties"):
+        name = str(getattr(module.get_device_properties(device), "uuid", name))
+    return int.from_bytes(blake3(f"{device.type}/{name}".encode()).digest(7), "little") or 1
+
+
+def _by_name(name: str, before: str) -> Any:
+    """A function of `torch.distributed` that has another name since PyTorch 2.13, which warns of the one `before`."""
+    return getattr(dist, name, None) or getattr(dist, before)
 
 
 def _bytes(size: int) -> torch.Tensor:

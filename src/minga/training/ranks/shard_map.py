@@ -12,6 +12,7 @@ All ranks make the same map by themselves, from the shapes of whole tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -53,16 +54,27 @@ class Placed(NamedTuple):
 
 
 class ShardMap:
-    """The segments of some tensors in a string of `size_bytes`, in order.
+    """The segments of a string of `size_bytes`, in order."""
 
-    Raises `ConfigurationError` for a tensor that is sharded in another way than this.
-    """
-
-    def __init__(self, placed: Sequence[Placed], shards: int, size_bytes: int) -> None:
+    def __init__(self, segments: Iterable[ShardSegment], size_bytes: int) -> None:
         self.size_bytes = size_bytes
-        self._segments = [
-            segment for index, each in enumerate(placed) for segment in _segments(index, each, shards) if segment.size
-        ]
+        self._segments = [segment for segment in segments if segment.size]
+
+    @classmethod
+    def of_tensors(cls, placed: Sequence[Placed], shards: int, size_bytes: int) -> ShardMap:
+        """That of some tensors. Raises `ConfigurationError` for one that is sharded in another way than this."""
+        return cls((each for index, one in enumerate(placed) for each in _segments(index, one, shards)), size_bytes)
+
+    @classmethod
+    def even(cls, numel: int, shards: int, itemsize: int) -> ShardMap:
+        """That of a vector of which each shard has an equal part, as its only tensor."""
+        ends = [itemsize * rows_of(shard, shards, numel)[1] for shard in range(shards)]
+        parts = enumerate(pairwise([0, *ends]))
+        return cls((ShardSegment(start, stop, shard, 0, 0) for shard, (start, stop) in parts), numel * itemsize)
+
+    def of(self, shard: int, *, everywhere: bool = False) -> list[ShardSegment]:
+        """What belongs to a shard; with `everywhere` also what every rank has."""
+        return _of_shard(self._segments, shard, everywhere=everywhere)
 
     def ranges(self, most_bytes: int) -> Iterator[tuple[int, int, list[ShardSegment]]]:
         """Cut the string into ranges of `most_bytes`: first byte, end, and the segments there."""
@@ -224,6 +236,13 @@ class ShardStream:
             self._ranks.send_each(leaving)
             for segment in own:
                 _fill(segment, parts, whole[segment.start - start : segment.stop - start], dtype)
+
+    def fill(
+        self, shards: ShardMap, parts: Sequence[torch.Tensor], whole: torch.Tensor, dtype: torch.dtype | None = None
+    ) -> None:
+        """Fill the `parts` of this rank from all of the bytes, in memory that all ranks map."""
+        for segment in shards.of(self._ranks.rank % self.shards, everywhere=True):
+            _fill(segment, parts, whole[segment.start : segment.stop], dtype)
 
     def _memory(self, shards: ShardMap) -> torch.Tensor:
         return torch.empty(min(self._range_bytes, shards.size_bytes), dtype=torch.uint8)

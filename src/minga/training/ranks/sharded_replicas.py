@@ -1,11 +1,10 @@
 """The replicas of a peer whose model is sharded over its ranks by `fully_shard`.
 
-As in `rank_replicas.py` rank 0 says what is done. But no vector and no state travels whole: where rank 0 loads or reads
-one, every rank streams its own shard (`shard_map.py`). Beside the messages there:
+As in `rank_replicas.py` rank 0 says what is done. But no vector and no state travels whole: gradients are added up
+where their shards are (`rank_sums.py`), and where rank 0 loads or reads a vector or a state, every rank streams its own
+shard (`shard_map.py`). Beside the messages there:
 
     rank 0                            other ranks
-      ◀────── samples ─────────────────    collect: the gradients stay where they are
-      ── accumulate ──────────────────▶    send the shard of the gradients; not if the micro-batch is dropped
       ── read_values ─────────────────▶    send the shard of the parameters
       ── capture ─────────────────────▶    send the shard of the state
       ── digest ──────────────────────▶    the same, and hear the digest
@@ -34,11 +33,12 @@ from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import AveragingSection
 from minga.optim.shards import is_sharded, local
 from minga.training.ranks.process_group import ProcessGroup, RankCommand
-from minga.training.ranks.rank_replicas import Combiner, FollowerReplica, LeaderReplica, RankReplica
+from minga.training.ranks.rank_replicas import FollowerReplica, LeaderReplica, RankReplica
+from minga.training.ranks.rank_sums import ITEM_BYTES, RankShares
 from minga.training.ranks.shard_map import Placed, ShardMap, ShardStream, count_shards
 from minga.training.replica.accelerator import Accelerator
 from minga.training.replica.buffers import SharedBuffers
-from minga.training.replica.flat_vector import ParameterVector, all_finite
+from minga.training.replica.flat_vector import ParameterVector
 from minga.training.replica.trained_record import TrainedRecord
 from minga.training.state.base import BaseTensor
 from minga.training.state.sketch import Sketch, sketch_of
@@ -72,7 +72,7 @@ class ShardedAccess(TensorAccess):
         for tensor in tensors:
             placed.append(Placed(start, tensor, tensor.itemsize))
             start += padded(tensor.numel() * tensor.itemsize)
-        shards = ShardMap(placed, self._stream.shards, start)
+        shards = ShardMap.of_tensors(placed, self._stream.shards, start)
         parts = [local(tensor).reshape(-1) for tensor in tensors]
         for _, piece in self._stream.gather(shards, parts):
             yield piece
@@ -82,7 +82,8 @@ class ShardedAccess(TensorAccess):
         """See `TensorAccess`."""
         targets = [(start, tensor) for start, tensor in placed if tensor is not None]
         total = max((start + tensor.numel() * tensor.itemsize for start, tensor in targets), default=0)
-        shards = ShardMap([Placed(start, each, each.itemsize) for start, each in targets], self._stream.shards, total)
+        described = [Placed(start, each, each.itemsize) for start, each in targets]
+        shards = ShardMap.of_tensors(described, self._stream.shards, total)
         own = [local(tensor) for _, tensor in targets]
         parts = [tensor.reshape(-1) for tensor in own]
 
@@ -118,10 +119,6 @@ def check_kept(optimizer: torch.optim.Optimizer) -> None:
 # rank 0 only, in CPU memory; other ranks hold their shards, and vectors of no elements stand for it there.
 
 
-ITEM_BYTES = 4
-"""Bytes of an element of the vector, float32."""
-
-
 class ShardedVector(ParameterVector):
     """All methods that read or change numbers are collective, but `new` and `is_finite`."""
 
@@ -140,49 +137,25 @@ class ShardedVector(ParameterVector):
         placed = [
             Placed(start, p, ITEM_BYTES) for (start, _), p in zip(pairwise(starts), self._parameters, strict=True)
         ]
-        self._map = ShardMap(placed, stream.shards, self.parameters_numel * ITEM_BYTES)
-        self._held: list[torch.Tensor] | None = None
-        self._tail = torch.zeros(self.numel - self.parameters_numel)
-        """What follows the parameters in the vector, of the micro-batch that is held: buffers and presence."""
+        self._map = ShardMap.of_tensors(placed, stream.shards, self.parameters_numel * ITEM_BYTES)
+        self.numels = [local(p).numel() for p in self._parameters] + self.numels[len(self._parameters) :]
+        self._runs = []
 
     def new(self, numel: int | None = None) -> torch.Tensor:
         """A zeroed float32 vector in CPU memory; of no elements in ranks other than 0."""
         return super().new(numel if self._ranks.leads else 0)
 
-    @torch.no_grad()
-    def is_finite(self) -> bool:
-        """Whether the present gradients of this rank and its buffers' movements are; broken buffers go back."""
-        gradients = [local(p.grad) for p in self._parameters if p.grad is not None]
-        if all_finite([*gradients, *self._buffers.movements()]):
-            return True
-        self._buffers.undo_broken()
-        return False
+    @property
+    def places(self) -> ShardMap:
+        """Which shard has which bytes of the parameters in the vector."""
+        return self._map
 
-    @torch.no_grad()
-    def hold(self, share: float) -> None:
-        """Keep the present gradients for `accumulate`, whatever the program does with them; and the mean of the
-        movements of buffers over the ranks, of which this one counts by its `share`, and which gradients there are.
-        """
-        self._held = [_gradient_here(parameter) for parameter in self._parameters]
-        present = self._presence([parameter.grad is not None for parameter in self._parameters])
-        torch.cat([*self._moved(), present], out=self._tail)
-        self._tail.mul_(share)
-        self._ranks.sum_at_leader(self._tail)
-
-    def let_go(self) -> None:
-        """Forget what `hold` kept."""
-        self._held = None
-
-    @torch.no_grad()
-    def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
-        """Add `weight` times what `hold` kept in all ranks to rank 0's `vector`."""
-        held, self._held = self._held or [], None
-        for start, piece in self._stream.gather(self._map, held, torch.float32):
-            values = piece.view(torch.float32)
-            vector[start // ITEM_BYTES :][: values.numel()].add_(values, alpha=weight)
-        if self._ranks.leads:
-            vector[self.parameters_numel :].add_(self._tail, alpha=weight)
-        return True
+    def present(self) -> list[torch.Tensor | None]:
+        """This rank's shards of the present gradients, None for empty ones; the rest as in `ParameterVector`."""
+        gradients = [None if p.grad is None else local(p.grad).reshape(-1) for p in self._parameters]
+        present = self._presence([gradient is not None for gradient in gradients])
+        shards = [None if gradient is None or not gradient.numel() else gradient for gradient in gradients]
+        return [*shards, *(movement.reshape(-1) for movement in self._buffers.movements()), present]
 
     @torch.no_grad()
     def load(self, vector: torch.Tensor) -> None:
@@ -233,6 +206,9 @@ class ShardedVector(ParameterVector):
 
     def _scatter(self, tensors: list[torch.Tensor], vector: torch.Tensor) -> None:
         parts = [local(tensor).view(-1) for tensor in tensors]
+        if (common := self._ranks.post(vector if self._ranks.leads else None)) is not None:
+            self._stream.fill(self._map, parts, common.view(torch.uint8), torch.float32)
+            return
         raw = vector[: self.parameters_numel].view(torch.uint8)
         self._stream.scatter(self._map, parts, lambda start, stop: raw[start:stop], torch.float32)
 
@@ -248,13 +224,6 @@ class ShardedVector(ParameterVector):
         means = vector[start:stop].clone() if self._ranks.leads else torch.empty(stop - start)
         self._ranks.share(means)
         self._buffers.advance(list(torch.split(means, sizes)))
-
-
-def _gradient_here(parameter: torch.Tensor) -> torch.Tensor:
-    """The flat shard of the gradient in this rank; zeros if there is none."""
-    if parameter.grad is None:
-        return torch.zeros((), dtype=parameter.dtype).expand(local(parameter).numel())
-    return local(parameter.grad).reshape(-1)
 
 
 # ---- The replicas: that of rank 0, and those of the other ranks.
@@ -306,8 +275,8 @@ class ShardedReplica(RankReplica):
         base = self._ranks.share_bytes(msgspec.json.encode(record.base))  # rank 0 alone read all
         return dataclasses.replace(record, base=decode_json(base, dict[str, BaseTensor]))
 
-    def _new_combiner(self, model: torch.nn.Module | None) -> Combiner:  # noqa: ARG002
-        return _ShardedCombiner(self._ranks, self)
+    def _new_shares(self) -> RankShares:
+        return ShardShares(self._ranks, self, self.vector.places, self._stream.shards)
 
     def _end(self) -> None:
         """The state can still be read after the run; the ranks part at the end of their processes."""
@@ -354,11 +323,6 @@ class ShardedLeader(ShardedReplica, LeaderReplica):
         self.check(snapshot)
         self._send(snapshot)
 
-    def release(self, *, finished: bool) -> None:
-        """Let all ranks go on."""
-        self.vector.let_go()
-        super().release(finished=finished)
-
     def _share_vector(self, vector: torch.Tensor) -> None:
         """It is loaded piece by piece."""
 
@@ -373,63 +337,70 @@ class ShardedFollower(ShardedReplica, FollowerReplica):
     known_digest = ""
     """The digest of the state that rank 0 told last."""
 
-    def obey(self) -> bool:
-        """See `FollowerReplica`."""
-        try:
-            return super().obey()
-        finally:
-            self.vector.let_go()
-
     def digest(self) -> str:
         """That of the state of all ranks, by the word of rank 0."""
         self.capture()
         self.known_digest = self._ranks.share_bytes().decode()
         return self.known_digest
 
-    def _take_part(self, method: str) -> None:
-        if method == "accumulate":
-            self.vector.accumulate(self.vector.new(), 0.0)
-        elif method in ("read_values", "capture", "digest"):
-            getattr(self, method)()
+    def _take_part(self, command: RankCommand) -> None:
+        if command.method in ("read_values", "capture", "digest"):
+            getattr(self, command.method)()
         else:
-            super()._take_part(method)
+            super()._take_part(command)
 
     def _receive_vector(self, memory: torch.Tensor | None) -> torch.Tensor:
-        self.vector.let_go()
         return self.vector.new() if memory is None else memory
 
     def _receive_bytes(self, size: int) -> torch.Tensor:  # noqa: ARG002
         return torch.empty(0, dtype=torch.uint8)
 
 
-class _ShardedCombiner:
-    """Of ranks that each have a shard of the mean gradient over all."""
-
-    def __init__(self, ranks: ProcessGroup, replica: ShardedReplica) -> None:
-        self._ranks, self._vector, self._is_finite = ranks, replica.vector, False
+class ShardShares(RankShares):
+    """Of ranks that each have a shard of the mean gradient over all, as FSDP has made it."""
 
     def combine(self, samples: int) -> int:
-        """See `Combiner`. If the gradients of one rank are not finite, those of none count.
+        """See `RankShares`. If the gradients of one rank are not finite, those of none count.
 
         Raises `ConfigurationError`, in all ranks, if there are no gradients at all.
         """
-        if all(parameter.grad is None for parameter in self._vector.parameters()):
+        parameters = self._whole.parameters()
+        if all(parameter.grad is None for parameter in parameters):
             raise ConfigurationError(
                 "no parameter of the sharded model has a gradient: call step() after a backward() that combines those "
                 "of the ranks, so with set_requires_gradient_sync(True)"
             )
-        broken, total = self._ranks.total(int(not self._vector.is_finite()), samples)
-        self._is_finite = not broken
-        if self._is_finite:
-            self._vector.hold(samples / total)
+        if self._replica.accelerator is not None:
+            flats = self._whole.present_there(self._replica.accelerator.device)
+            (total,) = self._ranks.total(samples)
+            self._agree_there(flats, samples / total)
+        else:
+            flats = self._whole.present()
+            broken, total = self._ranks.total(int(not self._whole.is_finite()), samples)
+            self._is_finite, self._rows = not broken, []
+            if self._is_finite:
+                self._add_up_rest(flats, samples / total)
+        place = 0
+        for numel, flat in zip(self._numels(), flats, strict=False):
+            if flat is not None:
+                self._rows.append((place, flat))
+            place += numel
         return total
 
-    def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
-        """See `Combiner`."""
-        if not self._is_finite:
-            return False
-        self._ranks.command(RankCommand("accumulate"))
-        return self._vector.accumulate(vector, weight)
+    def _numels(self) -> list[int]:
+        if self._ranks.rank >= self._stream.shards:  # another replica of the shards brings them
+            return []
+        return self._whole.numels[: len(self._whole.parameters())]
+
+    @torch.no_grad()
+    def _add_up_rest(self, flats: Sequence[torch.Tensor | None], share: float) -> None:
+        """Rank 0 has the end of the vector in its share: the mean of the movements of buffers over the ranks, of which
+        this one counts by its `share`, and which gradients there are.
+        """
+        rest = torch.cat([flat.cpu() for flat in flats[len(self._whole.parameters()) :] if flat is not None])
+        self._ranks.sum_at_leader(rest.mul_(share))
+        if self._ranks.leads:
+            self._rows.append((sum(self._numels()), rest))
 
 
 def _resharding(model: torch.nn.Module | None) -> list[Callable[[], object]]:

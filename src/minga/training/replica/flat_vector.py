@@ -82,6 +82,8 @@ class ParameterVector:
             download_codec,
         )
         self.numel = self.layout.total
+        self.numels = list(self.layout.numels)
+        """Elements of each of the tensors that `present` gives."""
         self.parameters_numel = sum(p.numel() for p in self._parameters)
         self._runs = _runs_of_small([p.numel() for p in self._parameters])
 
@@ -113,7 +115,7 @@ class ParameterVector:
 
     def _accumulate(self, vector: torch.Tensor, weight: float) -> bool:
         # This comes with each micro-batch: each tensor is touched in Python as rarely as can be.
-        flats, numels = self._joined(self._present())
+        flats, numels = self._joined(self.present())
         if not self._are_finite(flats):
             return False
         far: list[tuple[int, torch.Tensor]] = []
@@ -138,30 +140,22 @@ class ParameterVector:
 
         Raises what the device raises if it has too little memory, with nothing changed.
         """
-        flats = self._flat_there(vector.device)
-        is_finite = self._are_finite_there(flats)
+        flats = self.present_there(vector.device)
+        is_finite = self.are_finite_there(flats)
         verdict = LateVerdict(accelerator, is_finite, loss)
-        # Whether it counts is 1 or 0, by which the bits of all numbers are multiplied as whole numbers: of NaN and
-        # infinity 0 remains, and what counts stays as it is.
-        parts = vector.split_with_sizes(list(self.layout.numels))
-        rows = [(part, flat) for part, flat in zip(parts, flats, strict=True) if flat is not None]
-        counts = {whole: is_finite.to(whole) for whole in _WHOLE.values()}  # before anything is changed
-        for dtype in {flat.dtype for _, flat in rows}:
-            whole, alike = _WHOLE[dtype.itemsize], [row for row in rows if row[1].dtype == dtype]
-            torch._foreach_mul_([flat.view(whole) for _, flat in alike], counts[whole])
-            torch._foreach_add_([part for part, _ in alike], [flat for _, flat in alike], alpha=weight)
+        add_there(vector.split_with_sizes(self.numels), flats, weight, is_finite)
         return verdict
 
-    def _flat_there(self, device: torch.device) -> list[torch.Tensor | None]:
-        """What `_present` gives, on the accelerator and such that it may be changed."""
-        *flats, _ = self._present()
+    def present_there(self, device: torch.device) -> list[torch.Tensor | None]:
+        """What `present` gives, on the accelerator and such that it may be changed."""
+        *flats, _ = self.present()
         is_present = tuple(flat is not None for flat in flats[: len(self._parameters)])
         if is_present not in self._presence_there:
             self._presence_there = {is_present: self._presence(is_present).to(device)}
         flats.append(self._presence_there[is_present].clone())
         return [flat if flat is None else flat.to(device).contiguous() for flat in flats]
 
-    def _are_finite_there(self, flats: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    def are_finite_there(self, flats: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """Whether these flat tensors on the accelerator are finite, as a flag there. Broken buffers go back."""
         norms = [
             torch.stack(torch._foreach_norm(tensors, math.inf)).to(torch.float32)  # noqa: SLF001
@@ -205,11 +199,11 @@ class ParameterVector:
         go back. Waits for the device.
         """
         if self.accelerator is not None:
-            is_finite = self._are_finite_there(self._flat_there(self.accelerator.device))
+            is_finite = self.are_finite_there(self.present_there(self.accelerator.device))
             return LateVerdict(self.accelerator, is_finite, None).wait()
-        return self._are_finite(self._present())
+        return self._are_finite(self.present())
 
-    def _present(self) -> list[torch.Tensor | None]:
+    def present(self) -> list[torch.Tensor | None]:
         """The present gradients, the buffers' movements, and which gradients are present, as flat dense tensors; None
         for gradients that are missing.
         """
@@ -224,7 +218,7 @@ class ParameterVector:
 
     def _joined(self, flats: list[torch.Tensor | None]) -> tuple[list[torch.Tensor | None], list[int]]:
         """The same values with small neighbours in RAM as one tensor each, and the sizes of all."""
-        numels = list(self.layout.numels)
+        numels = list(self.numels)
         for first, behind in self._runs:
             run = [f for f in flats[first:behind] if f is not None and f.is_cpu and f.dtype == torch.float32]
             if len(run) == behind - first:
@@ -252,9 +246,7 @@ class ParameterVector:
         has_gradients = self.has_gradient(vector)
         is_there = self.accelerator is not None
         if self.accelerator is not None and vector.is_cpu:
-            there = torch.empty(self.parameters_numel, dtype=torch.float32, device=self.accelerator.device)
-            self.accelerator.copy(vector[: self.parameters_numel], there)
-            self._loaded, vector = self.accelerator.mark(), there
+            vector = self._bring(vector, self.accelerator)
         for parameter, part, has_gradient in zip(self._parameters, self._slices(vector), has_gradients, strict=False):
             if not has_gradient:
                 parameter.grad = None
@@ -264,6 +256,13 @@ class ParameterVector:
                 if parameter.grad is None or parameter.grad.is_sparse:
                     parameter.grad = torch.empty_like(parameter)
                 parameter.grad.copy_(part.view(parameter.shape))
+
+    def _bring(self, vector: torch.Tensor, accelerator: Accelerator) -> torch.Tensor:
+        """The part of a vector in RAM that is of parameters, on the accelerator, which may still copy it."""
+        there = torch.empty(self.parameters_numel, dtype=torch.float32, device=accelerator.device)
+        accelerator.copy(vector[: self.parameters_numel], there)
+        self._loaded = accelerator.mark()
+        return there
 
     def wait_for_load(self) -> None:
         """Wait until the vector that was loaded last is read, and may be changed. What comes after it is not waited
@@ -385,6 +384,22 @@ def all_finite(tensors: Sequence[torch.Tensor]) -> bool:
     devices = {bound.device for bound in on_device}
     bounds = [torch.stack([bound for bound in on_device if bound.device == device]).cpu() for device in devices]
     return all(is_finite(each, CONTRIBUTION_LIMIT) for each in bounds)
+
+
+def add_there(
+    parts: Sequence[torch.Tensor], flats: Sequence[torch.Tensor | None], weight: float, is_finite: torch.Tensor
+) -> None:
+    """Add `weight` times each of the `flats` that is there to its part, all on one accelerator; 0 if they are not
+    finite, as a flag there says. The flats are changed.
+    """
+    # Whether it counts is 1 or 0, by which the bits of all numbers are multiplied as whole numbers: of NaN and infinity
+    # 0 remains, and what counts stays as it is.
+    counts = {whole: is_finite.to(whole) for whole in _WHOLE.values()}  # before anything is changed
+    rows = [(part, flat) for part, flat in zip(parts, flats, strict=True) if flat is not None]
+    for dtype in {flat.dtype for _, flat in rows}:
+        whole, alike = _WHOLE[dtype.itemsize], [row for row in rows if row[1].dtype == dtype]
+        torch._foreach_mul_([flat.view(whole) for _, flat in alike], counts[whole])
+        torch._foreach_add_([part for part, _ in alike], [flat for _, flat in alike], alpha=weight)
 
 
 def _by_dtype(tensors: Sequence[torch.Tensor | None]) -> dict[torch.dtype, list[torch.Tensor]]:

@@ -77,7 +77,7 @@ class GradientSum:
 
     def divided(self, share: float) -> torch.Tensor:
         """All of it divided by `share`, in place, wherever it is."""
-        return self._vector.div_(share)
+        return self.vector().div_(share)
 
     def mean(self, share: float) -> torch.Tensor | None:
         """The same in RAM; None if it holds NaN, infinity or numbers too large to be sent."""
@@ -85,12 +85,12 @@ class GradientSum:
 
     def merge(self, other: GradientSum) -> None:
         """Add what is in `other`, a sum of the same source, which is empty then."""
-        self._vector.add_(other.vector())
+        self.vector().add_(other.vector())
         other.clear()
 
     def fill(self, values: torch.Tensor) -> None:
         """Become a vector in RAM."""
-        self._vector.copy_(values)
+        self.vector().copy_(values)
 
     def clear(self) -> None:
         """Become 0."""

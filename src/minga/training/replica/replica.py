@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
 from blake3 import blake3
@@ -60,9 +60,6 @@ class Replica:
     an optimizer, model or scheduler that cannot be driven by averaged gradients alone.
     """
 
-    adds_on_device: ClassVar[bool] = True
-    """Whether sums of gradients may be made on an accelerator."""
-
     def __init__(
         self,
         spec: RunSpec,
@@ -101,9 +98,8 @@ class Replica:
         averaged = spec.training.buffers == "average"
         self._buffers = SharedBuffers(model if averaged else None)
         self.vector = self._new_vector(optimizer, spec, model)
-        accelerator = None if offload else Accelerator.of(self.vector.parameters())
-        if self.adds_on_device:
-            self.vector.accelerator = accelerator
+        accelerator = None if offload else Accelerator.of([local(each) for each in self.vector.parameters()])
+        self.vector.accelerator = accelerator if self._adds_on(accelerator) else None
         if max_grad_value is not None and self._clips_own:
             raise ConfigurationError(
                 f'max_grad_value= clips the mean, and the codec "{spec.averaging.codec}" leaves out of it what comes '
@@ -204,8 +200,12 @@ class Replica:
     def accumulate_there(self, accelerator: Accelerator, vector: torch.Tensor, weight: float) -> LateVerdict:
         """Add them to a vector on the accelerator; see `ParameterVector`."""
         self.drop_frozen()
+        return self.vector.accumulate_there(accelerator, vector, weight, self.take_loss())
+
+    def take_loss(self) -> torch.Tensor | None:
+        """The loss of the present micro-batch if it is on an accelerator, for once."""
         loss, self._loss = self._loss, None
-        return self.vector.accumulate_there(accelerator, vector, weight, loss)
+        return loss
 
     def sum_in_ram(self) -> None:
         """The device has no memory for sums of gradients: from now on they are made in RAM."""
@@ -326,7 +326,8 @@ class Replica:
             self.drop_frozen()
             is_taken = self._step_alone()
             self.vector.wait_for_load()
-            return is_taken
+        self.zero_grad()  # the next backward pass is not to add to them
+        return is_taken
 
     def _step_alone(self) -> bool:
         self._clip()
@@ -492,6 +493,10 @@ class Replica:
     ) -> ParameterVector:
         codecs = spec.averaging.codec, spec.averaging.download_codec
         return ParameterVector(optimizer, self._buffers, *codecs, model=model)
+
+    def _adds_on(self, accelerator: Accelerator | None) -> bool:
+        """Whether micro-batches are added up there; None is no accelerator."""
+        return accelerator is not None
 
     def _new_access(self, accelerator: Accelerator | None) -> TensorAccess:
         return TensorAccess() if accelerator is None else DeviceAccess(accelerator)

@@ -1,0 +1,482 @@
+"""Sums of gradients whose shares lie on the devices of the ranks: pretended ones (`benchmarks/_pretend_device.py`)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from tests.worlds import forked
+
+pytestmark = pytest.mark.skipif(
+    not (dist.is_gloo_available() and sys.platform == "linux"), reason="needs gloo, on the interface of Linux"
+)
+
+RANK = """
+import contextlib, json, logging, math, os, pathlib, sys, threading
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from benchmarks._pretend_device import PretendTensor, pretend, pretended_device
+from benchmarks import _transfers
+from benchmarks._transfers import TransferCount
+from minga.averaging.codecs.residual import ContributionFate
+from minga.core.errors import ClosedError
+from minga.core.spec.run_spec import RunSpec
+from minga.optim import LAMB
+from minga.training.ranks import process_group, rank_sums
+from minga.training.ranks.process_group import ProcessGroup
+from minga.training.ranks.rank_sums import RankShares, RankSum
+from minga.training.ranks.replica_choice import make_replica
+from minga.training.replica.accelerator import verdict_of
+from minga.training.replica.replica import Replica
+from minga.training.strategy.local import Local
+from minga.training.strategy.synchronous import Delayed, Synchronous
+
+torch.set_num_threads(1)
+folder, kind = pathlib.Path(sys.argv[1]), sys.argv[2]
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo", init_method="file://" + str(folder / "store"), rank=rank, world_size=size)
+SPEC = RunSpec.from_mapping({"name": "ranks", "training": {"buffers": "average"}})
+KINDS = {"synchronous": (Synchronous, {}), "delayed": (Delayed, {}), "local": (Local, {}),
+         "local-batch": (Local, {"local_batch": 16})}
+
+
+class Net(nn.Module):
+    '''Tensors of several sizes and dtypes, one of which rarely has a gradient, and buffers.'''
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(50, 12)
+        self.first, self.norm, self.head = nn.Linear(12, 300), nn.BatchNorm1d(300), nn.Linear(300, 5)
+        self.rare = nn.Linear(300, 5).to(torch.bfloat16)
+
+    def forward(self, tokens, rarely):
+        hidden = self.norm(self.first(self.table(tokens)))
+        found = self.head(hidden)
+        return found + self.rare(hidden.to(torch.bfloat16)).float() if rarely else found
+
+
+class Distributed(nn.parallel.DistributedDataParallel):
+    '''Gradients are combined by `Trainer`: PyTorch's own reducer knows no pretended devices.'''
+
+    def __init__(self, module):
+        nn.Module.__init__(self)
+        self.module = module
+
+
+class Trainer:
+    '''One rank's model, in RAM or on its device, with the replica of it.'''
+
+    def __init__(self, is_away, is_distributed=False):
+        torch.manual_seed(0)
+        self.net, self.is_away, self.is_distributed = Net(), is_away, is_distributed
+        model = pretend(self.net) if is_away else self.net
+        inner = LAMB(model.parameters(), lr=0.1)
+        self.ranks = ProcessGroup()
+        if is_distributed:  # as far as the replica sees it
+            model = Distributed(model)
+        self.replica = make_replica(self.ranks, SPEC, inner, is_sharded=False, model=model, max_grad_norm=0.5)
+        assert (self.replica._shares is not None) is is_away
+
+    def backward(self, number, breaks=False):
+        assert all(parameter.grad is None for parameter in self.net.parameters()), "the program is to add to them"
+        made = torch.Generator().manual_seed(1000 * rank + number)
+        tokens, labels = torch.randint(50, (8,), generator=made), torch.arange(8) % 5
+        weight = torch.tensor(math.inf if breaks else 1.0)
+        if self.is_away:
+            tokens, labels, weight = PretendTensor(tokens), PretendTensor(labels), PretendTensor(weight)
+        loss = nn.functional.cross_entropy(self.net(tokens, rarely=number % 3 == 0), labels) * weight
+        loss.backward()
+        for parameter in self.net.parameters() if self.is_distributed else ():
+            if parameter.grad is not None:
+                mean = parameter.grad.cpu() / size
+                dist.all_reduce(mean)
+                parameter.grad.copy_(mean)
+
+    def take(self, strategy, number, breaks=False):
+        '''One micro-batch of 4 samples in each rank.'''
+        self.backward(number, breaks)
+        with count.during("micro-batch"):
+            assert self.replica.collect(4) == 4 * size
+            taken = strategy.micro_batch(4 * size) if rank == 0 else None
+            self.replica.zero_grad()
+            self.part()
+        if rank == 0 and verdict_of(taken):
+            strategy.count(4 * size)
+
+    def part(self):
+        if rank == 0:
+            self.replica.release(finished=False)
+        else:
+            self.replica.obey()
+
+
+count, carried = TransferCount(), TransferCount()
+
+
+def before_last(trainer):
+    '''Before the last micro-batch of a round.'''
+
+
+
+def life(trainer, kind, settings, aborts):
+    '''Five rounds with all that may come; the digest at the end. What is contributed is asked for while the other
+    ranks are elsewhere.
+    '''
+    strategy = kind(threading.Condition(), unit=12, settings=kind.Settings(**settings))
+    if rank == 0:
+        strategy.begin(trainer.replica)
+    trainer.part()
+    late = kind is not Synchronous
+    for step in range(1, 6):
+        if step == 2:  # before that the optimizer looks how the device rounds
+            count.found.clear()
+            carried.found.clear()
+        for i in range(3):
+            if (step, i) == (3, 2) and trainer.is_away:
+                before_last(trainer)
+            trainer.take(strategy, 10 * step + i, breaks=step in (2, 3) and i == 1)
+        sent = None
+        if rank == 0:
+            strategy.close()
+            with count.during("seal"):
+                sent, samples = strategy.contribution()
+            before = sent.clone()
+        dist.barrier()
+        if late:
+            trainer.take(strategy, 10 * step + 5)
+        if rank == 0:
+            again, _ = strategy.contribution()  # for a repair
+            assert torch.equal(again, before), "what is sent again is not what was sent"
+            if step == 3 and aborts:
+                strategy.take_back()
+                if strategy.has_leftover:
+                    strategy.merge()
+        if step == 3 and aborts:
+            trainer.take(strategy, 10 * step + 6)
+            if rank == 0:
+                strategy.close()
+                sent, more = strategy.contribution()
+                assert more == samples + 4 * size * (1 + late) or kind is Local
+        if rank == 0:
+            with count.during("update"):
+                strategy.absorb(step, sent.clone(), ContributionFate.COUNTED)
+        else:
+            count.phase = "update"
+        trainer.part()
+        count.phase = ""
+    return trainer.replica.digest()
+"""
+
+EQUAL = (
+    RANK
+    + """
+words = kind.split("/")
+Kind, settings = KINDS[words[0]]
+aborts, messages = "aborts" in words, "messages" in words
+said = []
+logging.getLogger("minga.training").addFilter(lambda record: said.append(record.getMessage()) or True)
+
+
+def lack(*_):
+    raise torch.OutOfMemoryError
+
+
+def before_last(trainer):
+    if rank == size - 1 and "no-room-to-combine" in words:
+        trainer.replica._shares._joined = lack
+    if rank == size - 1 and "no-room-for-share" in words:
+        trainer.replica._shares.accumulate_there = lack
+
+
+if messages:
+    process_group.SHARED_MEMORY = "/nowhere"  # as on several machines
+with pretended_device() as device:
+    away = Trainer(is_away=True, is_distributed="ddp" in words)
+    digests = [life(away, Kind, settings, aborts)]
+    away.replica._shares.end()
+    twin = Trainer(is_away=False, is_distributed="ddp" in words)
+    digests.append(life(twin, Kind, settings, aborts))
+    values = [torch.cat([p.detach().float().cpu().reshape(-1) for p in one.net.parameters()]) for one in (away, twin)]
+torch.testing.assert_close(*values, rtol=1e-3, atol=2e-3)
+said = len([each for each in said if "in RAM instead" in each])
+values = [each.double().square().sum().item() for each in values]
+print(json.dumps({"digests": digests, "said": said, "values": values}))
+dist.destroy_process_group()
+"""
+)
+
+COUNT = (
+    RANK
+    + """
+class Count(TransferCount):
+    # what travels from device to device, too
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        tensors = [each for each in tree_leaves(args) if isinstance(each, torch.Tensor)]
+        if func.namespace == "c10d" and any(not each.is_cpu for each in tensors):
+            self.found.setdefault(self.phase, Counter())["collectives"] += 1
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+_transfers.LARGE, count = 1000, Count()
+carried.phase = "seal"
+carry = RankShares._carry
+
+def counted(self):
+    with carried:
+        carry(self)
+
+RankShares._carry = counted
+with pretended_device() as device, count:
+    trainer = Trainer(is_away=True, is_distributed=kind == "ddp")
+    numel = trainer.replica.vector.parameters_numel
+    trainer.replica.look_at_loop = lambda: None  # in the first steps it looks at the gradients
+    life(trainer, *KINDS[kind if kind in KINDS else "synchronous"], aborts=False)
+    seal = {**count.found.get("seal", {}), **carried.found.get("seal", {})}
+    trainer.replica._shares.end()
+print(json.dumps({"numel": numel, "seal": seal, **{each: count.found[each] for each in ("micro-batch", "update")}}))
+dist.destroy_process_group()
+"""
+)
+
+SHARDS = (
+    RANK
+    + """
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from minga.training.ranks import sharded_replicas
+from minga.training.ranks.shard_map import rows_of
+
+SHAPES = [(500, 4), (3, 100), (1, 7)]  # the last rank has nothing of one
+sharded_replicas._resharding = lambda model: []  # FSDP knows no pretended devices, but its tensors do
+
+
+def shard(whole):
+    first, last = rows_of(rank, size, len(whole))
+    local = PretendTensor(whole[first:last].clone())
+    return DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+
+
+def gradients(number):
+    made = torch.Generator().manual_seed(number)
+    return [torch.randn(shape, generator=made) for shape in SHAPES]
+
+
+_transfers.LARGE, count = 100, TransferCount()
+carried.phase = "bring"
+carry = RankShares._carry
+
+def counted(self):
+    with carried:
+        carry(self)
+
+RankShares._carry = counted
+with pretended_device(), count:
+    mesh = DeviceMesh("lazy", list(range(size)), _init_backend=False)
+    model = nn.ParameterList([nn.Parameter(shard(torch.zeros(shape))) for shape in SHAPES])
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    replica = make_replica(ProcessGroup(), SPEC, inner, is_sharded=True, model=model)
+    replica.look_at_loop = lambda: None  # in the first steps it looks at the gradients
+    total = replica.new_sum() if rank == 0 else replica.obey()
+    if rank == 0:
+        replica.release(finished=False)
+    count.found.clear()
+    expected = [torch.zeros(shape) for shape in SHAPES]
+    for number in range(4):
+        breaks = number == 2
+        for parameter, gradient, mean in zip(model, gradients(number), expected):
+            parameter.grad = shard(gradient)
+            if breaks and rank == size - 1:
+                local = parameter.grad.to_local()
+                local.fill_(math.nan)
+            if not breaks:
+                mean.add_(gradient, alpha=0.5)
+        with count.during("micro-batch"):
+            assert replica.collect(4) == 4 * size
+            if rank == 0:
+                assert verdict_of(total.add(0.5)) is not breaks
+                replica.release(finished=False)
+            else:
+                replica.obey()
+    if rank == 0:
+        with count.during("bring"):
+            vector = total.vector()
+        placed = torch.cat([each.reshape(-1) for each in expected])
+        assert torch.equal(vector[: placed.numel()], placed)
+        assert vector[placed.numel() :].all()
+    dist.barrier()
+    count.phase = "update"
+    replica.vector.load_gradients(vector if rank == 0 else replica.vector.new())
+    for parameter, mean in zip(model, expected):
+        assert torch.equal(parameter.grad.to_local().cpu(), mean[slice(*rows_of(rank, size, len(mean)))])
+    count.phase = ""
+    replica._shares.end()
+brought = (count if rank == 0 else carried).found["bring"]
+print(json.dumps({"bring": brought, "micro-batch": count.found["micro-batch"], "update": count.found["update"]}))
+dist.destroy_process_group()
+"""
+)
+
+DEAD = (
+    RANK
+    + """
+with pretended_device():
+    trainer = Trainer(is_away=True)
+    strategy = Synchronous(threading.Condition(), unit=12)
+    if rank == 0:
+        strategy.begin(trainer.replica)
+    trainer.part()
+    trainer.take(strategy, 1)
+    if rank == 1:
+        os._exit(3)
+    strategy.contribution()
+"""
+)
+
+PEER = """
+import json, os, pathlib, sys
+import torch
+import torch.distributed as dist
+import minga
+from benchmarks._pretend_device import PretendTensor, pretend, pretended_device
+from minga.optim import LAMB
+from minga.training.replica.gradient_sum import DeviceSum
+
+torch.set_num_threads(1)
+folder, kind = pathlib.Path(sys.argv[1]), sys.argv[2]
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo", init_method="file://" + str(folder / "store"), rank=rank, world_size=size)
+strategy = "synchronous" if kind == "breaks" else "delayed"
+spec = minga.RunSpec.from_mapping({
+    "name": "ranks", "model": {"recipe": "custom"}, "checkpoints": {"every_steps": 0},
+    "training": {"target_batch_size": 32, "stop_after_steps": 6, "strategy": strategy},
+})
+options = minga.PeerOptions(ephemeral=True, directory=folder / "peer", host="127.0.0.1")
+with pretended_device():
+    peer = minga.host(spec, options) if rank == 0 else None
+    torch.manual_seed(rank)
+    model = pretend(torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3)))
+    optimizer = minga.Optimizer(LAMB(model.parameters(), lr=0.05), peer, model=model, max_grad_norm=1.0)
+    if rank == 1 and kind == "fails":
+        def fail(self):
+            raise RuntimeError("the bus is broken")
+        DeviceSum.vector = fail
+    generator, number = torch.Generator().manual_seed(rank), 0
+    while not optimizer.finished and not (kind == "leaves" and number == 5):
+        batch = torch.randn(4, 6, generator=generator)
+        if kind == "breaks" and rank == 1 and number == 1:
+            batch *= torch.nan
+        model(PretendTensor(batch)).square().mean().backward()
+        optimizer.step(samples=4)
+        number += 1
+    values = sum(each.detach().double().cpu().sum().item() for each in model.parameters())
+    print(json.dumps({"number": number, "values": values, "dropped": optimizer.dropped_micro_batches}), flush=True)
+    if peer is not None:
+        peer.close()
+    dist.destroy_process_group()
+"""
+
+
+def run(script: str, folder: Path, kind: str, size: int = 2) -> list[dict[str, Any]]:
+    return forked.results_of(started(script, folder, kind, size), 60.0)
+
+
+def ended(ranks: list[subprocess.Popen[str]]) -> list[str]:
+    """What ranks say that end with an error."""
+    try:
+        return [rank.communicate(timeout=60)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            with rank:
+                rank.kill()
+            assert rank.returncode
+
+
+def started(script: str, folder: Path, kind: str, size: int = 2) -> list[subprocess.Popen[str]]:
+    processes = []
+    for rank in range(size):
+        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), "GLOO_SOCKET_IFNAME": "lo"}
+        pipe = subprocess.PIPE
+        processes.append(forked.start("-c", script, str(folder), kind, env=environment, stdout=pipe, stderr=pipe))
+    return processes
+
+
+KINDS = ["synchronous", "synchronous/ddp", "delayed/messages", "local", "local-batch", "local/ddp", "delayed/aborts"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shares_on_devices_end_where_sums_at_rank_0_do(kind: str, tmp_path: Path) -> None:
+    found = run(EQUAL, tmp_path, kind)
+    assert found[0]["values"] == found[1]["values"]
+    for each in found if "aborts" not in kind else ():  # a sum that goes on after it was brought has another order
+        assert each["digests"][0] == each["digests"][1]
+
+
+@pytest.mark.parametrize("lacks", ["no-room-to-combine", "no-room-for-share"])
+def test_a_device_without_room_changes_nothing_but_the_place(lacks: str, tmp_path: Path) -> None:
+    found = run(EQUAL, tmp_path, f"delayed/{lacks}")
+    assert [each["said"] for each in found] == ([1, 1] if lacks == "no-room-to-combine" else [0, 1])
+    for each in found:
+        assert each["digests"][0] == each["digests"][1]
+
+
+def test_a_share_crosses_once_a_round_and_nothing_for_a_micro_batch(tmp_path: Path) -> None:
+    rounds, micro_batches, numel, rest = 4, 12, 8110, 609
+    for rank, found in enumerate(run(COUNT, tmp_path, "synchronous", size=3)):
+        part = -(-numel // 3)
+        share = min(part, numel - rank * part)
+        assert found["numel"] == numel
+        assert found["micro-batch"] == {"collectives": 2 * micro_batches, "reads": micro_batches}
+        assert found["seal"] == {"to_host": rounds * (share + (rest if rank == 0 else 0))}
+        assert found["update"].get("to_host", 0) == 0
+        assert (found["update"]["to_device"], found["update"]["collectives"]) == (rounds * part, rounds)
+
+
+def test_steps_of_this_peer_alone_cross_nothing(tmp_path: Path) -> None:
+    for found in run(COUNT, tmp_path, "local"):
+        assert found["micro-batch"]["collectives"] == 46  # two each, and one for each step that is taken
+        assert not found["micro-batch"].keys() & {"to_host", "to_device"}
+
+
+def test_a_micro_batch_that_is_broken_in_one_rank_counts_for_nothing_in_all(tmp_path: Path) -> None:
+    found = run(PEER, tmp_path, "breaks")
+    assert [each["number"] for each in found] == [6 * 4 + 1] * 2
+    assert found[0]["dropped"] == 1
+    assert found[0]["values"] == found[1]["values"]
+
+
+def test_a_share_that_cannot_be_brought_ends_all_ranks_with_words(tmp_path: Path) -> None:
+    leader, follower = ended(started(PEER, tmp_path, "fails"))
+    assert "ClosedError: a process of this peer could not bring its share of the gradients" in leader
+    assert "RuntimeError: the bus is broken" in follower
+    assert "rank 0 of this peer ended: a process of this peer could not bring" in follower
+
+
+def test_the_death_of_a_rank_whose_share_is_wanted_ends_the_others(tmp_path: Path) -> None:
+    leader, _ = ended(started(DEAD, tmp_path, "synchronous"))
+    assert "ClosedError: another process of this peer has ended" in leader
+
+
+def test_a_program_may_leave_a_run_that_goes_on(tmp_path: Path) -> None:
+    found = run(PEER, tmp_path, "leaves")
+    assert [each["number"] for each in found] == [5, 5]
+
+
+def test_shards_on_devices_stay_there_until_a_round_wants_them(tmp_path: Path) -> None:
+    found = run(SHARDS, tmp_path, "shards", size=3)
+    shares = [668 + 100 + 7, 668 + 100, 664 + 100]
+    for rank, each in enumerate(found):
+        assert each["micro-batch"] == {"reads": 4}
+        assert each["bring"] == {"to_host": shares[rank] + (3 if rank == 0 else 0)}
+        assert each["update"]["to_device"] == shares[rank] - (7 if rank == 0 else 0)  # which is a small copy
