@@ -9,11 +9,11 @@ from typing import Final
 from documentation.changelog import changelog_page
 from documentation.combinations import combinations_page
 from documentation.commands import commands_page
+from documentation.events import event_page
 from documentation.exit_codes import exit_codes_page
 from documentation.metrics import metrics_page
 from documentation.python_api import python_page
 from documentation.run_spec import run_spec_page
-from minga.core.events.page import event_page
 from minga.notebook.cells import ANY_LINK, CHECKOUT, organiser_cells, volunteer_cells
 from minga.notebook.notebook_file import to_ipynb
 
@@ -21,9 +21,9 @@ DOCS: Final = Path(__file__).parent.parent / "docs"
 NOTEBOOKS: Final = DOCS.parent / "notebooks"
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "combinations.md": combinations_page,
+    "commands.md": commands_page,
     "events.md": event_page,
     "reference/changelog.md": changelog_page,
-    "reference/commands.md": commands_page,
     "reference/exit-codes.md": exit_codes_page,
     "reference/metrics.md": metrics_page,
     "reference/python.md": python_page,

@@ -17,6 +17,7 @@ import pytest
 from nbclient import NotebookClient
 
 from minga.core.errors import LinkError, LocalError
+from minga.identity.links.links import EntryPoint, Link
 from minga.notebook import host, join
 from minga.notebook.cells import ANY_LINK, CHECKOUT, organiser_cells, volunteer_cells
 from minga.notebook.notebook_file import to_ipynb
@@ -61,7 +62,7 @@ def test_a_volunteer_joins_sees_how_it_goes_and_leaves_with_thanks(
 ) -> None:
     (tmp_path / "run.toml").write_text(SPEC)
     with Running(
-        "host", str(tmp_path / "run.toml"), "--host", "127.0.0.1", "--directory", str(tmp_path / "run")
+        "host", str(tmp_path / "run.toml"), "--bind", "127.0.0.1", "--directory", str(tmp_path / "run")
     ) as host:
         link = host.wait_for("link")["link"]
         text = to_ipynb(volunteer_cells(link, str(ROOT)))
@@ -117,7 +118,7 @@ def test_a_run_that_cannot_begin_says_why(tmp_path: Path, forked_command: None) 
 
 def test_a_notebook_whose_time_is_up_leaves(tmp_path: Path, forked_command: None) -> None:
     (tmp_path / "run.toml").write_text(SPEC)
-    options = ("--host", "127.0.0.1", "--directory", str(tmp_path / "run"))
+    options = ("--bind", "127.0.0.1", "--directory", str(tmp_path / "run"))
     hosted = host(tmp_path / "run.toml", hours=12.0 / 3600.0, options=options)
     assert hosted.link.startswith("minga1")
     assert hosted.wait(60.0)
@@ -145,15 +146,18 @@ def test_the_generic_notebooks_are_those_that_the_command_prints() -> None:
         assert (ROOT / "notebooks" / f"{name}.ipynb").read_text("utf-8") == to_ipynb(cells), "run `make docs`"
 
 
-def test_the_command_prints_a_notebook_with_the_link_and_refuses_what_is_none(tmp_path: Path) -> None:
-    done = run("notebook", "--json")
-    assert last_json(done.stdout)["notebook"]["nbformat"] == 4
-    assert ANY_LINK in done.stdout.encode().decode("unicode_escape", "ignore") or "minga1" in done.stdout
-    assert run("notebook", "minga1nonsense").returncode == 2
-    assert run("notebook", "minga1nonsense", "--organise").returncode == 2
-    held = last_json(run("notebook", "--organise", "--json").stdout)["notebook"]
-    hidden = next(cell for cell in held["cells"] if "WHEEL =" in "".join(cell["source"]))
+def test_the_command_writes_a_notebook_with_the_link_and_refuses_what_is_none(tmp_path: Path) -> None:
+    def written(*options: str) -> nbformat.NotebookNode:
+        done = run("new", "--notebook", str(tmp_path / "made.ipynb"), *options, "--json")
+        assert last_json(done.stdout)["notebook"] == str(tmp_path / "made.ipynb"), done.stderr
+        return nbformat.read(tmp_path / "made.ipynb", as_version=4)
+
+    link = str(Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",)),)))
+    assert any(f'LINK = "{link}"' in cell.source for cell in written("--link", link).cells)
+    assert run("new", "--notebook", str(tmp_path / "none.ipynb"), "--link", "minga1nonsense").returncode == 2
+    assert not (tmp_path / "none.ipynb").exists()
+    hidden = next(cell for cell in written().cells if "WHEEL =" in cell.source)
     assert hidden["metadata"] == {"cellView": "form", "jupyter": {"source_hidden": True}}
-    plain = run("notebook", "--organise", "--install", "/wheels/minga.whl").stdout
-    assert "/wheels/minga.whl" in plain
-    assert nbformat.reads(plain, as_version=4).cells[0].cell_type == "markdown"
+    named = written("--install", "/wheels/minga.whl")
+    assert any("/wheels/minga.whl" in cell.source for cell in named.cells)
+    assert run("new", "--notebook", str(tmp_path / "no" / "folder" / "a" * 300), "--json").returncode == 4

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from minga.dashboard.model.documents import VERSION
-from minga.simulation.forecast.explanation import alternatives, explain
-from minga.simulation.forecast.plan_words import plan_json, plan_text
+from minga.planner.explanation import alternatives, explain, plan_json, plan_text
 from minga.training.peer import Peer
 from minga.training.status.run_status import live_work
 

@@ -146,7 +146,7 @@ def organiser_cells(source: Wheel | str) -> list[Cell]:
             "good place to try; a run that lasts wants a machine that stays on."
         ),
         *_install(source),
-        Cell("## Describe it\n\n`minga recipes` lists what can be trained, `minga new RECIPE` prints every setting."),
+        Cell("## Describe it\n\n`minga new` lists what can be trained, `minga new RECIPE` prints every setting."),
         Cell(
             "%%writefile run.toml\n"
             'name = "a run from a notebook"\n\n'
@@ -178,6 +178,6 @@ def organiser_cells(source: Wheel | str) -> list[Cell]:
         ),
         Cell("## Watch it\n\nWho takes part, with the loss and the plan of the last round."),
         Cell('!"{sys.executable}" -m minga status {mine.link}', code=True),
-        Cell(f"{_STOP} The run's folder keeps its checkpoints; `minga host --resume FOLDER` goes on with it."),
+        Cell(f"{_STOP} The run's folder keeps its checkpoints; `minga host FOLDER` goes on with it."),
         Cell("mine.stop()\nmine.summary", code=True),
     ]

@@ -35,12 +35,12 @@ def test_a_model_of_pictures_is_probed_unless_told_otherwise(tmp_path: Path) -> 
     case, files = small_run(tmp_path / "files")
     recipe = case.recipe()
     recipe.export(new_model(recipe), files, tmp_path / "model", recipe.provenance(3))
-    done = run("evaluate", str(tmp_path / "model"), "--runs", "1", "--examples", "300", "--json")
+    done = run("evaluate", str(tmp_path / "model"), "--repeat", "1", "--examples", "300", "--json")
     assert done.returncode == 0, done.stderr
     found = last_json(done.stdout)
     assert (found["task"], found["data"], found["examples"], found["runs"]) == ("linear-probe", "digits", 300, 1)
     assert set(found["trained"]) == set(found["from_scratch"]) == set(found["raw"]) == {"accuracy"}
-    shown = run("evaluate", str(tmp_path / "model"), "--task", "knn", "--runs", "1").stdout
+    shown = run("evaluate", str(tmp_path / "model"), "--task", "knn", "--repeat", "1").stdout
     assert "from scratch" in shown
     assert "20 nearest" in shown
 
@@ -64,7 +64,7 @@ def test_a_task_that_a_model_does_not_have_is_refused(recipe: str, task: str, wo
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ("albert", "the folder of a run, and no model yet; type minga export --directory"),
+        ("albert", "the folder of a run, and no model yet; type minga export"),
         ("text-to-image", "it is judged by its heldout_image_loss: minga join LINK --evaluate shows it"),
         ("custom", "the program that trains it has to evaluate it"),
     ],

@@ -122,7 +122,7 @@ def test_last_words_and_errors_break_at_spaces_and_a_command_stays_one_line(monk
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", errors)
-    command = "minga host --resume /a/folder/with/a/long/name"
+    command = "minga host /a/folder/with/a/long/name"
     monkeypatch.setattr(exit_codes, "farewells", [lambda _: f"This host has left at step 7. To go on:\n{command}"])
     monkeypatch.setattr(exit_codes, "interrupts_told", [])
     exit_codes.report_interrupt(json_output=False)

@@ -11,12 +11,13 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from minga.cli.commands import DoctorCommand
 from minga.cli.diagnosing.hops import check_authority, check_entries
 from minga.cli.diagnosing.machine import Accelerators, Finding, accelerator, data_folder, from_outside
 from minga.cli.diagnosing.own_access import OwnAccess
 from minga.cli.diagnosing.udp import udp_loopback
+from minga.cli.terminal.context import Context
 from minga.cli.terminal.exit_codes import CHECK_FAILED, OK
-from minga.cli.terminal.output import Output
 from minga.core.errors import IdentityError, LinkError, MingaError
 from minga.core.units import counted, format_size
 from minga.core.urls import is_loopback
@@ -39,14 +40,12 @@ class Check:
     advice: str = ""
 
 
-def run_doctor(
-    link: str | None, identity: Path | None, directory: Path | None, host: str | None, output: Output
-) -> int:
+def run_doctor(options: DoctorCommand, context: Context) -> int:
     """Print every check; the exit code is 1 if one failed."""
-    checks: list[Check] = []
+    checks, output, link = list[Check](), context.output, options.link
 
     async def run() -> None:
-        async for check in _all_checks(link, identity, directory, host):
+        async for check in _all_checks(link, options.identity, options.directory, options.bind):
             checks.append(check)
             mark = "[red]FAILED[/]" if not check.ok else "[yellow]note[/]  " if check.advice else "[green]ok[/]    "
             output.event("check", **asdict(check))

@@ -84,8 +84,8 @@ def from_outside(direct: Sequence[str]) -> Finding:
 def needed_bytes(spec: RunSpec) -> tuple[int, int] | None:
     """Bytes of memory and of disk that PyTorch, the model, its optimizer and its checkpoints take; None if unknown."""
     from minga.averaging.strategy_choice import largest_strategy
+    from minga.planner.device_memory import moment_bytes
     from minga.recipes.registry import CUSTOM, load_recipe
-    from minga.simulation.forecast.device_memory import moment_bytes
 
     if spec.model.recipe == CUSTOM:
         return None

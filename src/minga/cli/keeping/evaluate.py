@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from minga.cli.terminal.context import Context
+from minga.cli.commands import EvaluateCommand
+from minga.cli.terminal.context import Context, apply_threads
 from minga.cli.terminal.output import plain_table
 from minga.core.errors import ConfigurationError
 from minga.core.units import counted
@@ -26,10 +27,10 @@ FROM_ELSEWHERE: Final = "masked-lm"
 """The recipe whose tasks are those of a model that minga did not export, such as one of the hub."""
 
 
-def run_evaluate(
-    model: str, task: str | None, data: str | None, runs: int, training_examples: int | None, context: Context
-) -> None:
+def run_evaluate(options: EvaluateCommand, context: Context) -> None:
     """Do the task; the table has a model from scratch beside this one. Raises `ConfigurationError`."""
+    apply_threads(options.threads)
+    model, task = options.model, options.task
     folder = Path(model).expanduser()
     provenance = read_provenance(folder)
     run = known_run(folder) if (folder / SPEC_FILE).is_file() else None
@@ -40,7 +41,7 @@ def run_evaluate(
             f"{model}: a model of the recipe {name}, for which there are no tasks; {_else(recipe)}"
         )
     if run is not None:
-        typed = f"minga export --directory {model} --out MODEL, and then minga evaluate MODEL"
+        typed = f"minga export {model} --out MODEL, and then minga evaluate MODEL"
         raise ConfigurationError(f"{model}: the folder of a run, and no model yet; type {typed}")
     chosen = task or recipe.tasks[0]
     if chosen not in recipe.tasks:
@@ -49,11 +50,13 @@ def run_evaluate(
 
     transformers.logging.set_verbosity_error()  # it reports each new head as a parameter that is missing
     transformers.logging.disable_progress_bar()
-    report = recipe.judge(model, TaskOptions(chosen, data, runs, training_examples), context.output.say)
+    report = recipe.judge(
+        model, TaskOptions(chosen, options.data, options.repeat, options.examples), context.output.say
+    )
     context.output.say(_table(report))
     context.output.say(
         f"{NAMES.get(chosen, chosen)}; {report.data}, {counted(report.examples, 'example')} to train on, mean and "
-        f"deviation of {counted(runs, 'run')}"
+        f"deviation of {counted(options.repeat, 'run')}"
     )
     context.output.summary(ok=True, **report.as_json())
 
@@ -64,7 +67,7 @@ def _else(recipe: type[Recipe[Any]] | None) -> str:
         return "the program that trains it has to evaluate it, see minga.Peer.newest_checkpoint"
     return (
         f"it is judged by its {recipe.headline.name}: minga join LINK --evaluate shows it while the run goes on, and "
-        "minga status --history FOLDER what the host of the run had last"
+        "minga status FOLDER what the host of the run had last"
     )
 
 

@@ -1,11 +1,13 @@
 """Commands that plan: what a run does, or would do.
 
-    plan (live run, file) ─▶ plan_view          forecast (--model, --peers) ─▶ forecast_view
-    memory (--model, --memory)          bench_device          recipes
+    plan ─┬─▶ plan_view (a live run, a file of peers)
+          ├─▶ forecast (--model, --peers) ─▶ forecast_view
+          ├─▶ memory (--memory: which micro-batch fits)
+          └─▶ measure (--measure: how fast this machine trains)
+    recipes ─▶ notebook
 
-Read: planning_app (options), plan (`minga plan` of a live run or a file), plan_view (how plans look), forecast (`minga
-plan --model`), forecast_view (how forecasts look), memory (`minga plan --memory`: which micro-batch fits), bench_device
-(`minga bench-device`), recipes (`minga recipes` and `minga new`: what can be trained), notebook (`minga notebook`).
+Read: plan (`minga plan`), plan_view (how plans look), forecast and forecast_view, memory, measure, recipes (`minga
+new`: what can be trained), notebook (`minga new --notebook`).
 
-Called by app; the arithmetic is in averaging/solver and simulation/forecast.
+Called by app; the arithmetic is in averaging/solver and planner.
 """

@@ -1,31 +1,30 @@
-"""`minga notebook`: print a notebook that joins a run, or begins one."""
+"""`minga new --notebook`: a notebook that hosts a run, or takes part in one."""
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 
 from minga.cli.terminal.context import Context
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, StorageError
+from minga.core.files import write_atomically
 from minga.core.wheel import own_wheel
 from minga.identity.links.links import Link
-from minga.notebook.cells import ANY_LINK, organiser_cells, volunteer_cells
+from minga.notebook.cells import organiser_cells, volunteer_cells
 from minga.notebook.notebook_file import to_ipynb
 
 
-def run_notebook(link: str | None, install: str | None, context: Context, *, organise: bool) -> None:
-    """Print it. Without a place to `install` minga from it holds a copy of this one.
+def write_notebook(path: Path, link: str | None, install: str | None, context: Context) -> None:
+    """Write it. Without a place to `install` minga from it holds a copy of this one.
 
-    Raises `LinkError` if the link cannot be read, and `ConfigurationError` where no copy can be made.
+    Raises `LinkError` if the link cannot be read, `ConfigurationError` where no copy can be made, and `StorageError`.
     """
-    word, source = ANY_LINK if link is None else str(Link.parse(link)), install or own_wheel()
+    parsed, source = None if link is None else Link.parse(link), install or own_wheel()
     if source is None:
         raise ConfigurationError("this minga was not installed by pip, so no copy of it can be made: name --install")
-    if context.output.interactive and install is None:
-        raise ConfigurationError(
-            "the notebook holds a copy of minga, 2 MB of text: write it to a file with > join.ipynb"
-        )
-    text = to_ipynb(organiser_cells(source) if organise else volunteer_cells(word, source))
-    if context.output.json_output:
-        context.output.summary(ok=True, notebook=json.loads(text))
-    else:
-        context.output.console.out(text, end="", highlight=False)
+    text = to_ipynb(organiser_cells(source) if parsed is None else volunteer_cells(str(parsed), source))
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+    context.output.say(f"{path}: open it in Colab, Kaggle or Jupyter, and run its cells from top to bottom.")
+    context.output.summary(ok=True, notebook=str(path))

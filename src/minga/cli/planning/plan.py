@@ -9,24 +9,39 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from minga.cli.commands import PlanCommand
 from minga.cli.planning.plan_view import plan_table
 from minga.cli.terminal.cautions import tell_cautions
 from minga.cli.terminal.context import Context
-from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError, UnreachableError
 from minga.identity.links.links import PREFIX
-from minga.simulation.forecast.explanation import alternatives, explain
-from minga.simulation.forecast.plan_words import plan_json, plan_text
-from minga.simulation.forecast.swarm_file import SwarmFile, read_swarm_file
+from minga.planner.explanation import alternatives, explain, plan_json, plan_text
+from minga.planner.swarm_file import SwarmFile, read_swarm_file
 from minga.training.join import PeerOptions, join
 
 LOOK_S = 5.0
 POLL_S = 0.2
 
 
-def run_plan(source: str, peer: PeerOptions, context: Context) -> None:
-    """Explain the plan of a run that a link names, or of peers that a TOML file describes."""
-    swarm = _live(source, peer, context) if _is_link(source) else read_swarm_file(Path(source))
+def run_plan(options: PlanCommand, context: Context) -> None:
+    """Explain the plan of a run that a link names, or of peers that a TOML file describes; or forecast a run."""
+    source = options.source
+    if options.measure:
+        from minga.cli.planning.measure import run_measure
+
+        run_measure(options, context)
+        return
+    if options.memory is not None:
+        from minga.cli.planning.memory import run_memory
+
+        run_memory(options, context)
+        return
+    if source is None:
+        from minga.cli.planning.forecast import run_forecast
+
+        run_forecast(options, context)
+        return
+    swarm = _live(source, options.peer_options(), context) if _is_link(source) else read_swarm_file(Path(source))
     if not any(one.aggregates for one in swarm.rates.peers) and len(swarm.rates.peers) > 1:
         raise ConfigurationError(
             f"{source}: all peers are clients, so nobody can reduce; at least one must be reachable"
@@ -49,7 +64,7 @@ def _live(link: str, options: PeerOptions, context: Context) -> SwarmFile:
 
     context.output.say("Looking for the run …")
     with join(link, options) as joined:
-        wire(context, joined)
+        context.wire(joined)
         session, spec = joined.session, joined.spec
         if spec.security.verification == "byzantine":
             raise ConfigurationError(

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from minga.cli.terminal.output import plain_table
 from minga.core.units import format_duration, format_size
-from minga.simulation.forecast.explanation import Explanation, PeerTask
+from minga.planner.explanation import Explanation, PeerTask
 
 MAX_ROWS = 40
 

@@ -1,4 +1,4 @@
-"""`minga recipes` and `minga new`: what can be trained here, and a run spec to begin with."""
+"""`minga new`: what can be trained here, and a run spec or a notebook to begin with."""
 
 from __future__ import annotations
 
@@ -6,13 +6,31 @@ from typing import Any
 
 import typer
 
+from minga.cli.commands import NewCommand
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.output import plain_table
 from minga.core.errors import ConfigurationError
 from minga.recipes.registry import RECIPES, new_toml
 
 
-def run_recipes(context: Context) -> None:
+def run_new(options: NewCommand, context: Context) -> None:
+    """Print a commented run spec, write a notebook, or list the recipes. Raises `ConfigurationError` for a recipe or
+    size that is not known.
+    """
+    if options.notebook is not None:
+        from minga.cli.planning.notebook import write_notebook
+
+        write_notebook(options.notebook, options.link, options.install, context)
+    elif options.recipe is None:
+        _list(context)
+    else:
+        text = new_toml(options.recipe, options.size)
+        if not context.output.json_output:
+            typer.echo(text, nl=False)
+        context.output.summary(ok=True, recipe=options.recipe, size=options.size, run_spec=text)
+
+
+def _list(context: Context) -> None:
     """List the recipes that runs on this machine can name, those of other packages included."""
     found = [_facts(name) for name in RECIPES.names()]
     columns = ["from", "sizes", "figure", "tasks"]
@@ -28,14 +46,6 @@ def run_recipes(context: Context) -> None:
     context.output.say(table)
     context.output.say("A run spec to begin with: minga new RECIPE --size SIZE > run.toml")
     context.output.summary(ok=True, recipes=found)
-
-
-def run_new(recipe: str, size: str | None, context: Context) -> None:
-    """Print a commented run spec. Raises `ConfigurationError` for a recipe or size that is not known."""
-    text = new_toml(recipe, size)
-    if not context.output.json_output:
-        typer.echo(text, nl=False)
-    context.output.summary(ok=True, recipe=recipe, size=size, run_spec=text)
 
 
 def _facts(name: str) -> dict[str, Any]:

@@ -7,13 +7,13 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rich.markup import escape
 
+from minga.cli.commands import SimCommand
 from minga.cli.simulating.sim_view import (
     progress_line,
     scenario_table,
@@ -23,7 +23,7 @@ from minga.cli.simulating.sim_view import (
 )
 from minga.cli.terminal import exit_codes
 from minga.cli.terminal.cautions import tell_cautions
-from minga.cli.terminal.context import Context
+from minga.cli.terminal.context import Context, collect_again
 from minga.cli.terminal.interrupt import ENDS, Interruption
 from minga.cli.terminal.output import Ticker
 from minga.core.errors import ConfigurationError, StorageError
@@ -33,24 +33,21 @@ from minga.simulation.scenario.scenario import Change, Scenario, changed, read_s
 from minga.simulation.timeline import StepRecord
 
 
-@dataclass(frozen=True)
-class SimOptions:
-    """What the command line says beside the scenario."""
+def run_sim(options: SimCommand, context: Context) -> int:
+    """Run a scenario, or one for each combination of a sweep; the exit code. Without one, name those that come with
+    minga; or show a log.
+    """
+    collect_again()
+    source = options.source
+    if options.replay is not None:
+        from minga.cli.simulating.replay import run_replay
 
-    changes: tuple[str, ...] = ()
-    sweep: tuple[str, ...] = ()
-    plot: Path | None = None
-    log: Path | None = None
-
-
-def list_scenarios(context: Context) -> None:
-    """Name the scenarios that come with minga."""
-    context.output.say(scenario_table(shipped()))
-    context.output.summary(ok=True, scenarios=shipped())
-
-
-def run_sim(source: str, options: SimOptions, context: Context) -> int:
-    """Run a scenario, or one for each combination of a sweep; the exit code."""
+        run_replay(options.replay, options.step, context)
+        return exit_codes.OK
+    if source is None:
+        context.output.say(scenario_table(shipped()))
+        context.output.summary(ok=True, scenarios=shipped())
+        return exit_codes.OK
     values = read_scenario(source)
     changes = [split_change(text, "--set") for text in options.changes]
     _check_places(source, options)
@@ -63,7 +60,7 @@ def run_sim(source: str, options: SimOptions, context: Context) -> int:
     return _run_all(list(zip(points, scenarios, strict=True)), options, context)
 
 
-def _check_places(source: str, options: SimOptions) -> None:
+def _check_places(source: str, options: SimCommand) -> None:
     """Refuse at once what could not be written in the end, or would overwrite the scenario.
 
     Raises `ConfigurationError` and `StorageError`.
@@ -82,7 +79,7 @@ def _check_places(source: str, options: SimOptions) -> None:
         raise StorageError(f"--plot {options.plot}: nothing can be written into this folder")
 
 
-def _run_one(scenario: Scenario, options: SimOptions, context: Context) -> int:
+def _run_one(scenario: Scenario, options: SimCommand, context: Context) -> int:
     def tell(outcome: Outcome) -> None:
         # Before the world is taken down, because after Ctrl-C there is little time left.
         for line in summary_text(outcome):
@@ -96,7 +93,7 @@ def _run_one(scenario: Scenario, options: SimOptions, context: Context) -> int:
     return _simulate(Simulation(scenario, options.log), context, tell)[1]
 
 
-def _run_all(runs: Sequence[tuple[list[Change], Scenario]], options: SimOptions, context: Context) -> int:
+def _run_all(runs: Sequence[tuple[list[Change], Scenario]], options: SimCommand, context: Context) -> int:
     """One run after the other; what Ctrl-C leaves undone is left out of the table."""
     done: list[tuple[list[Change], Outcome]] = []
 
@@ -134,8 +131,8 @@ def _simulate(simulation: Simulation, context: Context, tell: Callable[[Outcome]
             context.output.event("step", **step_json(step))
 
     def tick() -> str:
-        tell_steps(simulation.ledger.finished()[:-1])  # some members may still be at the newest one
-        return progress_line(simulation.ledger, simulation.scenario.stop, simulation.virtual_s)
+        tell_steps(simulation.timeline.finished()[:-1])  # some members may still be at the newest one
+        return progress_line(simulation.timeline, simulation.scenario.stop, simulation.virtual_s)
 
     def plain(line: str) -> list[str]:
         nonlocal said

@@ -45,7 +45,7 @@ def farewell_of_host(folder: Path, options: PeerOptions, done: Mapping[str, int]
     if options.ephemeral:
         return f"{said}."
     key = "" if options.identity is None else f" --identity {shlex.quote(str(options.identity))}"
-    return f"{said}. To go on with it:\nminga host --resume {shlex.quote(str(folder))}{key}"
+    return f"{said}. To go on with it:\nminga host {shlex.quote(str(folder))}{key}"
 
 
 class GracefulLeave:

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 
+from minga.cli.commands import StatusCommand
 from minga.cli.taking_part.status_view import PlainTrouble, besides, headline, organiser_view
 from minga.cli.terminal.context import Context
+from minga.cli.terminal.options import folder_or_link
 from minga.cli.terminal.output import Output, Ticker
-from minga.cli.terminal.peer_options import wire
-from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration
 from minga.keeping.known_runs import FOLDER_DIGITS, ChosenStrategy
 from minga.monitor.history import FILE_NAME, Entry, History, number_in, read_history, told_since
 from minga.monitor.plot import plot_history
 from minga.monitor.watcher import Watcher
-from minga.training.join import PeerOptions, join
+from minga.training.join import join
 from minga.training.status.run_status import RunStatus
 
 LOOK_S = 3.0
@@ -28,26 +27,16 @@ PLOT_LOOK_S = 60.0
 JSON_PERIOD_S = 1.0
 
 
-@dataclass(frozen=True)
-class StatusOptions:
-    """`seconds`: how long to look; None is until there is something to see, with `watch` until Ctrl-C."""
-
-    watch: bool = False
-    seconds: float | None = None
-    plot: Path | None = None
-    history: Path | None = None
-
-
-def run_status(link: str | None, peer: PeerOptions, options: StatusOptions, context: Context) -> None:
+def run_status(options: StatusCommand, context: Context) -> None:
     """Show a run that a link names, or one that a history file tells of."""
-    if (link is None) == (options.history is None):
-        raise ConfigurationError("name either a LINK or a --history file")
-    if link is None:
-        _show_history(options, context.output)
+    kept = folder_or_link(options.run, options.directory, file=True)
+    if kept is not None:
+        _show_history(kept, options.plot, context.output)
         return
     context.output.say("Looking for the run …")
-    with join(link, peer, with_files=False) as joined:
-        wire(context, joined)
+    peer = options.peer_options()
+    with join(options.run, peer, with_files=False) as joined:
+        context.wire(joined)
         watcher = Watcher(joined, History(None))
         chosen = ChosenStrategy.read(peer.runs_directory / joined.run_id[:FOLDER_DIGITS])
         if chosen is not None:  # this run is hosted from this machine
@@ -61,7 +50,7 @@ def run_status(link: str | None, peer: PeerOptions, options: StatusOptions, cont
     context.output.summary(ok=True, **status.to_json(), **_as_json(chosen))
 
 
-def _watch(watcher: Watcher, options: StatusOptions, output: Output, told: Sequence[Entry]) -> RunStatus:
+def _watch(watcher: Watcher, options: StatusCommand, output: Output, told: Sequence[Entry]) -> RunStatus:
     seconds = options.seconds or (PLOT_LOOK_S if options.plot is not None else LOOK_S)
     endless = options.watch and options.seconds is None
     begun = time.monotonic()
@@ -128,8 +117,7 @@ def _as_json(chosen: ChosenStrategy | None) -> dict[str, str]:
     return {} if chosen is None else {"strategy": chosen.strategy, "strategy_reason": chosen.reason}
 
 
-def _show_history(options: StatusOptions, output: Output) -> None:
-    path = options.history or Path()
+def _show_history(path: Path, plot: Path | None, output: Output) -> None:
     path = path / FILE_NAME if path.is_dir() else path
     entries = read_history(path)
     steps = [entry for entry in entries if entry["event"] == "step"]
@@ -145,9 +133,9 @@ def _show_history(options: StatusOptions, output: Output) -> None:
         "evaluation": held_out[-1] if held_out else None,
     }
     facts |= _as_json(ChosenStrategy.read(path.parent))
-    if options.plot is not None:
-        plot_history(entries, options.plot)
-        facts["plot"] = str(options.plot)
+    if plot is not None:
+        plot_history(entries, plot)
+        facts["plot"] = str(plot)
     for name, value in facts.items():
         output.say(f"{name.replace('_', ' ')}: {_in_words(name, value)}")
     output.summary(ok=True, **facts)
