@@ -105,11 +105,11 @@ def check_base(run: Base, own: Base) -> None:
         return
     first = largest(differing, own)
     theirs, ours = (f"{base[first].dtype} {list(base[first].shape)}" for base in (run, own))
-    found = "has other values in the run than in this program"
+    found = "is frozen and has other values in the run than in this program"
     if theirs != ours:
-        found = f"is {theirs} in the run, {ours} in this program"
+        found = f"is frozen, and it is {theirs} in the run and {ours} in this program"
     raise UnfitError(
-        f"`{first}` is frozen and {found}{and_others(differing)}: begin from the same weights on all peers, with the "
+        f"`{first}` {found}{and_others(differing)}: begin from the same weights on all peers, with the "
         "same quantisation, or seed the model alike where they are random"
     )
 
