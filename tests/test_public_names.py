@@ -90,7 +90,6 @@ def test_no_constructor_takes_a_timeout() -> None:
 
 
 RECIPE_NAMES = [
-    "RECIPES",
     "Batch",
     "Beside",
     "DemoGoal",
@@ -99,6 +98,7 @@ RECIPE_NAMES = [
     "Loss",
     "Metric",
     "Provenance",
+    "RECIPES",
     "Recipe",
     "RecipeContext",
     "RecipeFacts",
@@ -113,10 +113,15 @@ RECIPE_NAMES = [
     "TaskReport",
     "choice",
     "described",
+    "endless",
+    "epoch_seed",
+    "held_out",
     "load_recipe",
     "new_model",
+    "open_hub",
     "published",
     "real",
+    "rows_of",
     "shuffled",
     "whole",
 ]

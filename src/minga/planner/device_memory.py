@@ -158,18 +158,15 @@ def moment_bytes(tensors: Sequence[int], optimizer: OptimizerSection) -> int:
 
 
 def counted_passes(
-    spec: RunSpec, model: ModelFacts, *, dtype: torch.dtype | None = None, checkpoints_activations: bool = False
+    spec: RunSpec, *, dtype: torch.dtype | None = None, checkpoints_activations: bool = False
 ) -> PassMemory:
     """The passes of the recipe of `spec`, counted; computed in `dtype` under autocast, None is float32.
 
     Raises `ConfigurationError` for a recipe that cannot compute activations again and should.
     """
+    from minga.recipes.peak_memory import peak_bytes
     from minga.recipes.registry import load_recipe
 
-    try:
-        from minga.recipes.counting import peak_bytes
-    except ImportError:  # it uses an inner module of PyTorch
-        return estimated_passes(model, half=dtype is not None)
     recipe = load_recipe(spec)
     sizes: tuple[int, ...] = COUNTED_SIZES
     if (of_run := recipe.fixed_micro_batch_size) is not None:
